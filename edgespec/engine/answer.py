@@ -1,7 +1,7 @@
-"""One answer: a task on the worker's side runs the loop, turns tokens into text and queues events; a Generation hands
-them to the reader, sync or async.
+"""One answer: a task on the target's worker thread runs the loop, turns tokens into text and queues events; a
+Generation gives the events to the reader, sync or async.
 
-Stop strings are found across chunks and never shown, and nothing is shown that might become one.
+Stop strings are found across chunks and never shown. Text that might become a stop string is held back.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from edgespec.text.tokenizer import Tokenizer
 class StopStrings:
     """Watches text for stop strings.
 
-    The text ends before the stop string that is complete first, as if each character came alone: so a chunk's size
-    changes nothing, and generation ends as early as it can. Of several that are complete at the same character the
-    longest counts, so that no part of a stop string is ever shown.
+    The text ends before the stop string that is complete first. The size of the chunks does not change the result.
+    If several stop strings end at the same character, the longest one is used: no part of a stop string is shown.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises InvalidRequestError for an empty stop string, which would stop everything."""
+        """Raises InvalidRequestError for an empty stop string and for a text in place of a list."""
         if isinstance(stops, str):
-            raise InvalidRequestError("stop strings are given as a list of texts, not as one text")
+            raise InvalidRequestError("stop strings must be a list of texts, not one text")
         if any(not stop for stop in stops):
             raise InvalidRequestError("a stop string is empty; it would stop before the first character")
         self._stops = tuple(dict.fromkeys(stops))
@@ -42,11 +41,11 @@ class StopStrings:
         self._stopped = False
 
     def feed(self, chunk: str) -> tuple[str, bool]:
-        """(text that is safe to show, whether a stop string was found). After a stop everything is dropped."""
+        """(text that is safe to show, whether a stop string was found). All text after a stop is dropped."""
         if self._stopped:
             return "", True
         text = self._held + chunk
-        best: tuple[int, int] | None = None  # where the stop string that is whole first ends and begins
+        best: tuple[int, int] | None = None  # end and start of the stop string that is complete first
         for stop in self._stops:
             start = text.find(stop)
             if start >= 0 and (best is None or (start + len(stop), start) < best):
@@ -59,12 +58,12 @@ class StopStrings:
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """The text kept back, when no more comes; empty after a stop."""
+        """The text held back, once all text has come; empty after a stop."""
         rest, self._held = self._held, ""
         return rest
 
     def _prefix_length(self, text: str) -> int:
-        """Length of the longest end of ``text`` that begins a stop string."""
+        """Length of the longest suffix of ``text`` that is a prefix of a stop string."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):
@@ -74,25 +73,24 @@ class StopStrings:
         return longest
 
 
-# Events the loop may be ahead of a slow reader: a screenful of text, after which decoding pauses rather than
-# spend energy on what may never be read.
+# Events that the loop may be ahead of a slow reader: a screenful of text. Then decoding pauses, to save the energy.
 _EVENTS_AHEAD = 256
 
-# Measured on two cores (benchmarks/busy_thread.py, 1.5B target): at 1 ms decoding beside a busy thread is within 10 %
-# of decoding beside a busy process, at the default 5 ms it is 8 to 26 % slower.
+# Two cores, 1.5B target (benchmarks/busy_thread.py): next to a busy thread, 1 ms is within 10 % of the speed next to
+# a busy process; the default of 5 ms is 8 to 26 % slower.
 SHORT_INTERVAL_S = 0.001
 
-# Handing the lock over and taking it back takes some 50 microseconds; longer means that somebody else had it.
+# Releasing and taking back the lock takes about 50 microseconds. If it takes longer, another thread held the lock.
 _CONTENDED_S = 0.0005
 
-# Rounds between two looks, each of which costs one wait if the lock is contended.
+# Rounds between two checks. A check costs one wait if the lock is contended.
 _ROUNDS_BETWEEN_LOOKS = 16
 
 
 class AnswerText:
-    """Turns tokens into text to show, holding back what may still become a stop string or half a character.
+    """Turns tokens into text to show, and holds back a possible stop string or an incomplete character.
 
-    Bytes that are no UTF-8 are shown as U+FFFD, so that all of it is the text that decoding the bytes at once gives.
+    Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
@@ -101,22 +99,22 @@ class AnswerText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> tuple[str, bool]:
-        """(text that may be shown now, whether a stop string is complete)."""
+        """(text that may be shown, whether a stop string is complete)."""
         return self._stops.feed(self._decoder.decode(self._tokenizer.token_bytes(token)))
 
     def flush(self) -> str:
-        """What was held back, at the end of the answer."""
+        """The text held back, at the end of the answer."""
         shown, stopped = self._stops.feed(self._decoder.decode(b"", True))
         return shown if stopped else shown + self._stops.flush()
 
 
 class SwitchInterval:
-    """Gets the interpreter lock back soon, beside busy Python threads. A context manager; ``look`` once a round.
+    """Shortens the interpreter's switch interval while other Python threads are busy. Call ``look`` once a round.
 
-    A thread that returns from native code asks for the lock and, while another Python thread computes, gets it after
-    the interpreter's switch interval: 5 ms by default, once a token, of the 30 to 60 ms that a token of a small model
-    takes. So while such waits are seen the interval is shortened, for the length of the answer, and then put back.
-    Nothing is changed in a process without busy Python threads.
+    A thread that returns from native code asks for the interpreter lock. While another Python thread computes, the
+    lock comes after the switch interval: 5 ms by default, for each token, of the 30 to 60 ms that a small model's
+    token takes. If such waits are seen, the interval is shortened until the answer ends, and then restored. In a
+    process without busy Python threads nothing changes.
     """
 
     def __init__(self) -> None:
@@ -131,7 +129,7 @@ class SwitchInterval:
         """Shorten the switch interval if the lock turns out to be contended."""
         if self._before_s is None and self._rounds % _ROUNDS_BETWEEN_LOOKS == 0:
             started = time.perf_counter()
-            time.sleep(0)  # gives the lock away and takes it back
+            time.sleep(0)  # releases the lock and takes it back
             if time.perf_counter() - started > _CONTENDED_S and sys.getswitchinterval() > SHORT_INTERVAL_S:
                 self._before_s = sys.getswitchinterval()
                 sys.setswitchinterval(SHORT_INTERVAL_S)
@@ -141,7 +139,7 @@ class SwitchInterval:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        # Only if it is still ours: the application may have chosen another one meanwhile.
+        # Only if the interval is still ours: the application may have set another one.
         if self._before_s is not None and sys.getswitchinterval() == self._set_s:
             sys.setswitchinterval(self._before_s)
         self._before_s = None
@@ -150,7 +148,7 @@ class SwitchInterval:
 class AnswerTask:
     """One answer being decoded. ``run`` belongs to the target's worker thread, ``read`` to the reader.
 
-    It knows nothing of the reader, so a reader that is simply forgotten can be noticed and the task abandoned.
+    The task has no reference to its reader, so a forgotten reader is noticed and the task is abandoned.
     """
 
     def __init__(
@@ -169,10 +167,10 @@ class AnswerTask:
         self._notices = notices
         self._started = started
         self._first_token_at: float | None = None
-        self._unshown: list[tuple[int, str | None, int]] = []  # tokens, who guessed them, characters that came
+        self._unshown: list[tuple[int, str | None, int]] = []  # token, its drafter, characters of text
         self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
-        self._arrived: Callable[[], None] | None = None  # tells the event loop that waits for an event
+        self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
         self.abandoned = False
         self.stats = stats
         self.finish_reason: FinishReason = "cancelled"
@@ -182,7 +180,7 @@ class AnswerTask:
     # ------------------------------------------------------------------------------- worker thread
 
     def run(self, prepare: Callable[[], None]) -> None:
-        """``prepare``, then decode to the end. Never raises: an error is queued for the reader."""
+        """Call ``prepare``, then decode to the end. Never raises: an error is queued for the reader."""
         try:
             prepare()
             for notice in self._notices:
@@ -226,7 +224,7 @@ class AnswerTask:
             self._unshown.append((token, guessed_by, len(piece)))
             shown += piece
             if stopped:
-                # The rest of the round is not part of the answer; plain decoding would not have got there.
+                # The round's further tokens are not part of the answer: plain decoding would have stopped here.
                 del self._history[len(self._history) - (len(step.tokens) - place - 1) :]
                 break
         if shown:
@@ -243,7 +241,7 @@ class AnswerTask:
         self._unshown.clear()
 
     def _put(self, event: Event | BaseException | None) -> None:
-        # A reader that stopped reading must not keep the interpreter from exiting either.
+        # A reader that stopped reading must not keep the interpreter from exiting.
         while not self.abandoned and threading.main_thread().is_alive() and not self._ahead.acquire(timeout=1.0):
             pass
         self._events.put(event)
@@ -260,7 +258,7 @@ class AnswerTask:
         return event
 
     async def read_async(self) -> Event | BaseException | None:
-        """``read`` for an event loop. No thread waits meanwhile, and a cancelled one has read nothing."""
+        """``read`` for an event loop. No thread waits, and a cancelled call has read no event."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(queue.Empty):
@@ -270,7 +268,7 @@ class AnswerTask:
             arrived = asyncio.Event()
 
             def tell(arrived: asyncio.Event = arrived) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the event loop was closed
                     loop.call_soon_threadsafe(arrived.set)
 
             self._arrived = tell
@@ -287,20 +285,20 @@ class AnswerTask:
             self.delivered_ids.extend(event.token_ids)
 
     def abandon(self) -> None:
-        """Nobody reads any more: stop after the round in flight."""
+        """Stop after the running round: the reader is gone."""
         self.abandoned = True
         self._ahead.release()
 
     def forget(self) -> None:
-        """``abandon`` for a destructor, which may run where the semaphore's own lock is held: noticed within 1 s."""
+        """``abandon`` for a destructor, which must not touch the semaphore: the task notices within 1 s."""
         self.abandoned = True
 
 
 class Generation:
     """Events of one answer, ending with Done. Created by ``Session.generate``; decoding starts at the first ``next``.
 
-    Leaving early (``close()``, the end of a ``with`` block, or forgetting the object) cancels the rest; what was
-    read so far stays in the conversation.
+    Leaving early (``close()``, the end of a ``with`` block, or forgetting the object) cancels the answer. The text
+    read until then stays in the conversation.
     """
 
     def __init__(
@@ -318,11 +316,11 @@ class Generation:
         self._cancel = cancel
         self._settle = settle
         self._started = False
-        self._ended = False  # nobody reads any further
-        self._settled = False  # and the session can be used again
+        self._ended = False  # no further event is given to the reader
+        self._settled = False  # the session can be used again
 
     def thinking(self) -> ThinkingText | None:
-        """What tells thinking from the answer in its events' texts; None where the template knows no thinking."""
+        """Separates thinking from the answer in the events' texts; None if the template has no thinking."""
         return self._thinking()
 
     def __iter__(self) -> Iterator[Event]:
@@ -337,7 +335,7 @@ class Generation:
         except BaseException:  # interrupted while waiting
             self.close()
             raise
-        if self._ended:  # closed by another thread meanwhile: nobody is given this event
+        if self._ended:  # another thread closed the answer: drop the event
             raise StopIteration
         return self._given(event)
 
@@ -347,7 +345,7 @@ class Generation:
             self._started = True
 
     def _given(self, event: Event | BaseException | None) -> Event:
-        """What the reader gets, counted as delivered; the end settles the answer. Raises its failure."""
+        """Count an event as delivered and return it; the last one settles the answer. Raises the answer's error."""
         if event is None or isinstance(event, BaseException):
             self._ended = self._settled = True
             done = self._settle()
@@ -358,7 +356,7 @@ class Generation:
         return event
 
     def close(self) -> None:
-        """Cancel what is left and wait until the Session can be used again. Idempotent."""
+        """Cancel the rest of the answer and wait until the Session can be used again. Idempotent."""
         self._abandon()
         if not self._settled:
             self._settled = True
@@ -382,7 +380,7 @@ class Generation:
         self.close()
 
     def __del__(self) -> None:
-        # May run on any thread, the worker's included: never waits. The Session settles at its next use.
+        # May run on any thread, also the worker's: never waits. The Session settles the answer at its next use.
         if not getattr(self, "_ended", True):
             self._leave()
 
@@ -395,18 +393,18 @@ class Generation:
         self._begin()
         try:
             event = await self._task.read_async()
-        except BaseException:  # cancelled: the session is free after ``aclose``, or settles at its next use
+        except BaseException:  # cancelled: ``aclose`` or the session's next use settles the answer
             self._abandon()
             raise
-        if self._ended:  # closed by another thread meanwhile, as in ``__next__``
+        if self._ended:  # closed by another thread, as in ``__next__``
             raise StopAsyncIteration
         return self._given(event)
 
     async def aclose(self) -> None:
-        """``close`` without blocking the event loop, also after a cancelled ``await``."""
+        """``close`` without blocking the event loop. Also works after a cancelled ``await``."""
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[None] = loop.create_future()
-        # A thread of its own: those of the loop's executor are the application's.
+        # A separate thread: the threads of the loop's executor belong to the application.
         threading.Thread(target=_close, args=(self, loop, closed), name="edgespec-close", daemon=True).start()
         await asyncio.shield(closed)
 
@@ -422,5 +420,5 @@ def _close(generation: Generation, loop: asyncio.AbstractEventLoop, closed: asyn
         if not closed.done():
             closed.set_result(None) if error is None else closed.set_exception(error)
 
-    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+    with contextlib.suppress(RuntimeError):  # the event loop was closed
         loop.call_soon_threadsafe(tell)

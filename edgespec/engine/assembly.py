@@ -1,4 +1,4 @@
-"""From a profile to a loaded pair: everything an Engine is made of, in the order in which it can fail."""
+"""From a profile to a loaded pair: finds and loads the parts of an Engine, in the order in which they can fail."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.text.choice import open_tokenizer, require_tokenizer
 
-WAITING = Loading("waiting for another calibration to end")
+WAITING = Loading("waiting for another calibration to finish")
 
 M = TypeVar("M", bound=Model)
 S = TypeVar("S")  # a runtime's settings
@@ -51,7 +51,7 @@ S = TypeVar("S")  # a runtime's settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the engine may take of the machine; None leaves it to the profile."""
+    """The most that the engine may use of the machine; None: the profile decides."""
 
     max_memory_bytes: int | None = None
     max_threads: int | None = None
@@ -93,7 +93,7 @@ def load_pair(
     found = find_drafter(profile, target, locator, search)
     drafter_file, drafter_off = found.file, found.off
     places = alone if drafter_file is None else find_placements(prepare, target, drafter_file, is_known)
-    places = replace(places, targets=alone.targets)  # a drafter moves no target, nor leaves it fewer layers
+    places = replace(places, targets=alone.targets)  # a drafter never moves the target or its layers
     drafter = choose_drafter(store, prepare, settings, drafter_file, places, allowed)
     left = _require_place(target, settings, places, context_length, allowed)
     too_large = None if drafter is None else _too_large(drafter, settings, places, left)
@@ -105,10 +105,10 @@ def load_pair(
     model, widths = _open_target(target, settings, request, store, measure, tell)
     try:
         if request.depth != 0:
-            pool.load_prepared()  # beside the tokenizer
+            pool.load_prepared()  # in parallel with the tokenizer
         check = None
         if widths is None and request.depth != 0 and request.sources and model.facts.bit_equal_by_construction:
-            check = SelfCheck(model)  # takes about as long as the tokenizer, which leaves it all processors but one
+            check = SelfCheck(model)  # as long as the tokenizer, which uses one processor
         tokenizer = open_tokenizer(target.tokenizer_path, target.header)
         if check is not None:
             widths = check.result()
@@ -140,9 +140,9 @@ def _place_target(
     is_known: Callable[[ModelFacts], bool],
     allowed_bytes: int,
 ) -> tuple[Settings, Placements, tuple[str, ...]]:
-    """How the target runs, every place it could run in, and what its user should be told of it.
+    """The target's settings, every place it could run in, and notices for the user.
 
-    All of it is found without a drafter, so that none of it depends on one.
+    The drafter is not considered: the target's place must not depend on it.
     """
     places = find_placements(prepare, target, None, is_known)
     settings = default_settings(prepare, target, places, allowed_bytes)
@@ -168,7 +168,7 @@ def _find_target(profile: Profile, locator: Locator) -> LocatedModel:
 def _require_place(
     target: LocatedModel, settings: Settings, places: Placements, context_length: int, allowed: int
 ) -> int:
-    """Bytes that are left of those allowed. Raises MemoryLimitError."""
+    """The allowed bytes that remain next to the target. Raises MemoryLimitError."""
     require_room(settings, places)
     estimate = memory_needed(target, settings, context_length)
     require_memory(target.name, estimate, allowed)
@@ -176,13 +176,13 @@ def _require_place(
 
 
 def _too_large(drafter: PreparedModel, target_settings: Settings, places: Placements, left_bytes: int) -> str | None:
-    """Why the drafter cannot be beside the target, None if it can: it never pushes the target out of their memory."""
+    """Why the drafter does not fit next to the target; None if it fits. The target always keeps its memory."""
     name, device = drafter.file.name, drafter.settings.device
     room = room_for_drafter(target_settings, device, places)
     if room is not None and room[0] > room[1]:
         return too_large_words(name, *room)
     if drafter.file.onnx is not None and device != target_settings.device:
-        return None  # what a provider keeps where is not known
+        return None  # where a provider keeps the weights is not known
     needed = drafter.memory.total_bytes
     return None if needed <= left_bytes else too_large_words(name, needed, left_bytes)
 
@@ -196,7 +196,7 @@ def _search(
     allowed_bytes: int,
     tell: LoadProgress,
 ) -> FoundDrafter:
-    """What on this machine could draft for a target in these settings, if that can take guesses back."""
+    """Search this machine for a drafter; none if the target's cache cannot drop rejected tokens."""
     facts = runtime_of(settings).describe(target, settings)
     if not facts.can_rewind:
         return FoundDrafter()
@@ -235,7 +235,7 @@ def _plan_request(
 
 
 def _whole(drafter: PreparedModel | None, locator: Locator) -> LocatedModel | None:
-    """The file that a drafter with a trimmed head was made from, where the store holds it."""
+    """The file that a drafter with a trimmed head was made from, if the store has it."""
     return None if drafter is None or not drafter.file.drafts_only else locator.find_source(drafter.file)
 
 
@@ -253,7 +253,7 @@ def _open_target(
         tell(Loading(f"loading {target.name}"))
         return runtime.load(target, wanted)
 
-    # Also where nothing is drafted: which setting the target runs in does not depend on that.
+    # The target's setting must not depend on whether a drafter is used.
     return find_stable_model(
         load,
         runtime.stable_settings(settings),
@@ -267,9 +267,9 @@ def _open_target(
 def _measure(
     request: PlanRequest, store: Measurements, own_home: Home, tell: LoadProgress, *, calibrate: bool
 ) -> Callable[[LoadedModel], WidthProbe] | None:
-    """How to find out which widths are bit-equal, where that has to be known before the first answer.
+    """How to measure which widths are bit-equal, if that must be known before the first answer; else None.
 
-    While another process calibrates that waits: two that time the machine at once would time each other.
+    The measurement waits while another process calibrates: two running together would distort each other's times.
     """
     complete = request.exactness == "near"
     if not calibrate and not complete and request.depth == "auto":
@@ -277,14 +277,14 @@ def _measure(
 
     def measure(model: LoadedModel) -> WidthProbe:
         if not calibrate or request.depth != "auto":
-            label = "checking once which widths are bit-equal here"
+            label = "checking which widths are bit-equal on this machine (once)"
             return probe_widths(
                 model,
                 context_length=request.context_length,
                 complete=complete,
                 progress=lambda done: tell(Loading(label, done)),
             )
-        # One walk through the contexts measures both, and the times are needed as well.
+        # One pass over the contexts measures widths and times, and both are needed.
         scope = replace(QUICK, complete=complete)
         steps = measure_target(model, request.context_length, scope)
         neighbours = Neighbours()
@@ -315,11 +315,11 @@ def find_stable_model(
 ) -> tuple[M, WidthProbe | None]:
     """The model in the first of the ``candidates`` that has a stable width beyond 1, and its probe.
 
-    Stored probes are used silently; new ones are made by ``measure``, if given, except where rows are bit-equal by
-    construction: a self-check is enough there, and the first setting is the one. If no setting is stable the first
-    one is returned, and so it is if the stable setting makes a plain forward more than ``slower_allowed`` times
-    slower: it decodes plainly, as nothing predicts a gain before the machine is calibrated. ``complete`` asks for
-    probes that also bound the differences of unstable widths.
+    Stored probes are used; ``measure``, if given, makes missing ones. Settings whose rows are bit-equal by
+    construction need no probe: the first one is returned. The first setting is also returned if no setting is stable,
+    or if the stable one makes a plain forward more than ``slower_allowed`` times slower: before calibration nothing
+    predicts that drafting regains that. ``complete`` asks for probes that also bound the differences of unstable
+    widths.
     """
     fallback: WidthProbe | None = None
     for settings in candidates:
@@ -331,7 +331,7 @@ def find_stable_model(
             if model.facts.bit_equal_by_construction:
                 return model, probe
             if probe is not None and not probe.covers(context_length):
-                probe = None  # made for a shorter context: says nothing about the rest of this one
+                probe = None  # made for a shorter context than this one
             if (probe is None or (complete and not probe.complete)) and measure is not None:
                 probe = measure(model)
                 measurements.save_widths(model.facts, probe)
@@ -348,26 +348,26 @@ def find_stable_model(
 
 
 def _affordable(probe: WidthProbe, preferred: WidthProbe | None, slower_allowed: float) -> bool:
-    """Whether plain decoding in this setting is about as fast as in the preferred one (None: this is it)."""
+    """Whether plain decoding is about as fast here as in the ``preferred`` setting (None: this is that setting)."""
     if preferred is None or preferred.plain_forward_s is None or probe.plain_forward_s is None:
         return True
     return probe.plain_forward_s <= slower_allowed * preferred.plain_forward_s
 
 
 def resolve_profile(profile: Profile | str | None, overrides: Mapping[str, Any], own_home: Home) -> Profile:
-    """The profile with the overrides on top. Only what the caller names counts: no environment, no project file."""
+    """The profile with the overrides applied. Environment variables and project files are not read."""
     given = {name: value for name, value in overrides.items() if value is not None}
     if isinstance(profile, Profile):
         if given:
             raise InvalidRequestError(
-                f"{next(iter(given))} was given beside a resolved profile", hint="put it into the profile"
+                f"{next(iter(given))} was given together with a resolved profile", hint="set it in the profile"
             )
         return profile
     return load_profile(profile, environ={}, cwd=Path.cwd(), user_dir=own_home.root, flags=given, only_the_named=True)
 
 
 def source_names(profile: Profile, *, drafting: bool) -> tuple[str, ...]:
-    """Kinds of drafters, the cheapest first."""
+    """The kinds of drafters in use, the cheapest first."""
     return (*(("lookup",) if profile.lookup else ()), *(("model",) if drafting else ()))
 
 
@@ -379,10 +379,10 @@ def settled_settings(
     places: Placements,
     allowed_bytes: int,
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Where calibrations agreed that the target runs, and the sentence that says so until somebody was told.
+    """The place that calibrations agreed on for the target, and a notice until the user has seen it.
 
-    ``settings`` are those before anybody measured. They stay where nothing was settled, and where the settled place
-    is not here, has no room, or is none of those that the profile's runtime and device leave.
+    ``settings`` are the ones before any calibration. They are kept if nothing was agreed, or if the agreed place is
+    gone, has no room, or contradicts the profile's runtime and device.
     """
     facts = prepare.target(target).facts
     settled = store.load_place(facts)
@@ -392,12 +392,12 @@ def settled_settings(
             return settings, ()
         where = "{} on {}".format(*settled.chosen)
         lost = f"{target.name} runs in {settings.runtime} on {settings.device} this time: {where}"
-        return settings, (f"{lost}, which calibrations chose, is not here or has no room, so words may differ",)
+        return settings, (f"{lost}, which calibrations chose, is missing or has no room; the wording may differ",)
     notices: tuple[str, ...] = ()
     if not settled.announced:
         notices = (
             f"{place.name} from now on, which {TAKEOVER_CALIBRATIONS} calibrations found faster: "
-            "the same prompt may get other words than before",
+            "the same prompt may get a different text than before",
         )
     return place.put(settings), notices
 
@@ -405,7 +405,7 @@ def settled_settings(
 def settled_threads(
     store: Measurements, prepare: Preparation, target: LocatedModel, settings: Settings
 ) -> int | None:
-    """Fewer threads, where calibrations agreed on them; None where not, or where the profile names a number."""
+    """The smaller number of threads that calibrations agreed on; None without one, or if the profile sets it."""
     if prepare.profile.threads != "auto":
         return None
     chosen = store.load_threads(prepare.target(target).facts, settings.runtime).chosen
@@ -420,9 +420,9 @@ def choose_drafter(
     places: Placements,
     allowed_bytes: int,
 ) -> PreparedModel | None:
-    """The drafter where it was measured to draft fastest for a target in these ``settings``.
+    """The drafter in the place where it was measured to draft fastest for a target in these ``settings``.
 
-    Before anybody measured it is where ``Preparation.drafter`` says. ``allowed_bytes`` are of the machine's memory.
+    Before any measurement ``Preparation.drafter`` decides. ``allowed_bytes`` are of the machine's memory.
     """
     if drafter_file is None:
         return None
@@ -445,9 +445,9 @@ def choose_drafter(
 
 
 def fastest_plain(target: LoadedModel, store: Measurements) -> tuple[Mapping[str, Any], float] | None:
-    """The setting in which plain decoding is faster than in the target's own, and how many times: to compare with.
+    """The setting in which plain decoding is fastest, and how many times as fast as in the target's own: to compare.
 
-    None if its own is the fastest, or if nothing else was timed.
+    None if the target's own setting is the fastest, or if no other one was timed.
     """
     own_s = store.plain_s(target.facts)
     timed = [

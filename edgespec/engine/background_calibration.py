@@ -1,4 +1,4 @@
-"""Measuring what a plan needs and the store does not hold: at once, or a few seconds at a time between answers."""
+"""Calibration: measures what a plan needs and the store lacks, in one run or in short steps between answers."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from edgespec.placement.settings import fewer_threads, other_caches, setting_wor
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.runtimes.background import BackgroundModel
 
-# Longest time spent between two answers: a person reads an answer for about that long.
+# Longest time spent between two answers: about as long as a person reads an answer.
 CALIBRATION_BUDGET_S = 8.0
 
-# Longest time that a quick calibration takes beside loading the models. With a last step and with what timing the
-# memory takes (2 s, 3 on busy cores) it is 50 s.
+# Longest time that a quick calibration takes, loading the models excluded. The last step and timing the memory (2 s,
+# 3 s on busy cores) add up to 50 s.
 QUICK_BUDGET_S = 45.0
 
-# Times that fewer threads have to be found faster: on a shared machine two cores were slower than one in one second
-# of twelve.
+# Fewer threads are chosen after this number of faster results: on a shared machine, two cores were slower than one in
+# one second of twelve.
 _THREADS_CONFIRMED = 3
 
-# How long a step waits for a model that is loaded beside it.
+# How long a step waits for a model that loads in parallel.
 _LOOK_AGAIN_S = 0.2
 
-# Loads of a second copy of the target that are given up before nobody tries again: a chat whose pauses were too short
-# three times has no longer ones.
+# Loads of a second copy of the target that are cancelled before no further one is started: after three pauses that
+# were too short, the next ones are too.
 _RIVAL_ATTEMPTS = 3
 
 T = TypeVar("T")
 
-# What drafter and target are compared on: code, which drafters are good at, an explanation, and a list.
+# Drafter and target are compared on code (which drafters are good at), an explanation and a list.
 REQUESTS = (
     "Write a function that returns the n smallest numbers of a list.",
     "Why do leaves change colour in autumn?",
@@ -60,11 +60,11 @@ Steps = Generator[Loading, None, None]
 
 
 class BackgroundCalibration:
-    """One walk through everything that is missing for a pair's plan, in steps of well under a second.
+    """One walk through all measurements that a pair's plan lacks, in steps of well under a second.
 
-    Each measurement is stored as soon as it is complete, so what an interrupted walk has learned is kept. With
-    ``afresh`` stored measurements are made again, with ``again`` those that other programs disturbed; with
-    ``alternatives`` plain decoding is also timed in the other settings the target could run in.
+    Each measurement is stored when it is complete, so an interrupted walk keeps its results. With ``afresh`` all
+    measurements are repeated, with ``again`` those that other programs disturbed. With ``alternatives`` plain
+    decoding is also timed in the other settings that the target could run in.
     """
 
     def __init__(
@@ -78,27 +78,27 @@ class BackgroundCalibration:
     ) -> None:
         self._pair = pair
         pair.on_answer = weakref.WeakMethod(self.drop_rival)
-        # Near exactness rests on how far unequal widths differ.
+        # Near exactness needs the differences between unequal widths.
         self._scope = replace(scope, complete=True) if pair.profile.exactness == "near" else scope
         self._afresh = afresh
         self._again = again
         self._alternatives = alternatives
-        self._taken = 0.0  # of the processors, by others, during the last measurement
-        self.most_taken = 0.0  # and the most during any
-        # With how many times longer a forward takes with them.
+        self._taken = 0.0  # share of the processors that other programs took in the last measurement
+        self.most_taken = 0.0  # the largest such share
+        # Settings with other threads, and how many times longer a forward takes.
         self._other_threads: list[tuple[ModelFacts, float]] = []
         self._steps: Steps | None = None
         self._lock = threading.Lock()  # around a step: a generator cannot be closed while it runs
         self._closed = False
         self._dropping = False
-        self._rival: BackgroundModel | None = None  # the target a second time, loading or loaded
-        self._given_up: BackgroundModel | None = None  # and one that may still be loading, for nobody
+        self._rival: BackgroundModel | None = None  # a second copy of the target, loading or loaded
+        self._given_up: BackgroundModel | None = None  # an abandoned copy that may still be loading
         self._rivals_dropped = 0
         self._compared = False  # whether the target was timed in another place
-        self.complete = False  # whether ``run_for`` has been through everything
+        self.complete = False  # whether ``run_for`` has finished every part
         self._hurried = False
-        self._later: list[str] = []  # what comes after the part under way
-        self.left_out: tuple[str, ...] = ()  # what ``run`` had no time for
+        self._later: list[str] = []  # the parts after the current one
+        self.left_out: tuple[str, ...] = ()  # the parts that ``run`` had no time for
 
     def run(
         self,
@@ -107,29 +107,29 @@ class BackgroundCalibration:
         budget_s: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Everything, now, or what is done within ``budget_s``. Raises what a forward or loading a model raises."""
+        """Measure everything, or what fits into ``budget_s``. Raises what a forward or loading a model raises."""
         self._hurried = budget_s is not None
         end = None if budget_s is None else clock() + budget_s
         with closing(self._all_steps()) as steps:
             for step in steps:
                 if progress is not None:
                     progress(step)
-                # What is measured to its end is stored with the next step.
+                # A measurement that is complete is stored in the next step.
                 if end is not None and clock() >= end and step.fraction != 1.0:
                     self.left_out = (step.stage.removeprefix("measuring "), *self._later)
                     break
 
     @property
     def _busy(self) -> float:
-        """``most_taken`` of the last measurement, if that is too much to believe its times."""
+        """The last measurement's share for other programs, if it makes the times unreliable; else 0."""
         return self._taken if self._taken > BUSY_SHARE else 0.0
 
     def _labelled(
         self, steps: Generator[float, None, T], label: str, drafter: ModelFacts | None = None
     ) -> Generator[Loading, None, T]:
-        """A measurement, and what others take of the processors meanwhile: an answer of this engine takes all.
+        """Run a measurement, and note the share of the processors that others took: 1 if this engine answered.
 
-        A ``drafter`` in a process of its own would count among them, so nobody can tell.
+        A ``drafter`` in a separate process would count as another program, so then the share is noted as 0.
         """
         neighbours, answering = Neighbours(), False
         try:
@@ -148,15 +148,15 @@ class BackgroundCalibration:
             self.most_taken = max(self.most_taken, self._taken)
 
     def run_for(self, seconds: float, stop: threading.Event, clock: Callable[[], float] = time.perf_counter) -> bool:
-        """Go on where the last call stopped, for so long or until ``stop`` is set; True once nothing is missing.
+        """Continue for ``seconds`` or until ``stop`` is set; True once no measurement is missing.
 
-        Leaves off as well where an answer of this engine begins: both would be slower, and the times wrong.
+        Also stops when this engine begins an answer: answer and measurement would slow each other down.
         """
         end = clock() + seconds
         while not (self.complete or self._closed or stop.is_set() or self._pair.answering) and clock() < end:
             with self._lock:
                 self._step()
-            if self._closed or self._dropping:  # meanwhile, by who did not wait for the step
+            if self._closed or self._dropping:  # set by a caller that did not wait for the step
                 with self._lock:
                     self._leave()
         return self.complete
@@ -168,19 +168,19 @@ class BackgroundCalibration:
         try:
             self.complete = next(self._steps, None) is None
         except BaseException:
-            self._steps = None  # a generator that raised is over; what it had stored is skipped the next time
+            self._steps = None  # a generator that raised has ended; the next one skips what is stored
             raise
 
     def close(self, *, wait: bool = True) -> None:
-        """Give up the measurement under way, after its present step. Any thread may call it.
+        """Give up the running measurement after its current step. Any thread may call it.
 
-        Without ``wait`` a step under way ends by itself, and whoever runs it gives up.
+        Without ``wait`` the call returns immediately, and the thread that runs the step gives up.
         """
         self._closed = True
         self._leave_soon(wait=wait)
 
     def drop_rival(self) -> None:
-        """An answer begins: the target is not to be in memory twice meanwhile. Waits for no step."""
+        """Free a second copy of the target when an answer begins. Does not wait for a running step."""
         if self._rival is not None:
             self._dropping = True
             self._leave_soon(wait=False)
@@ -196,11 +196,11 @@ class BackgroundCalibration:
         dropping, self._dropping = self._dropping and self._rival is not None, False
         if self._steps is not None and (self._closed or dropping):
             self._steps.close()
-            self._steps = None  # what was stored is skipped the next time
+            self._steps = None  # the next walk skips what is stored
             self._rivals_dropped += dropping
 
     def _all_steps(self) -> Steps:
-        """What changes the plan most comes first; ``_later`` names what is still to come."""
+        """All parts, the one that changes the plan most first; ``_later`` names the following ones."""
         pair, parts = self._pair, list[tuple[str, Callable[[], Steps]]]()
         target, drafter = pair.target.facts, pair.measurements.drafter
         if self._alternatives and pair.most_threads > 1:
@@ -222,7 +222,7 @@ class BackgroundCalibration:
             pair.measurements.settle_place(pair.pool.places)
 
     def _thread_steps(self) -> Steps:
-        """Find the fastest number of threads, and go on with what is settled. The others are kept as ratios to it."""
+        """Find the fastest number of threads and use the agreed one. Other numbers are kept as ratios to it."""
         pair = self._pair
         settled = pair.target.settings.threads
         if settled < pair.most_threads:
@@ -231,17 +231,17 @@ class BackgroundCalibration:
         ratios: dict[int, float] = {}
         fewer, own = fewer_threads(pair.target), before.settings.threads
         for threads in fewer:
-            # A neighbour that takes a core for a while makes the other one look faster alone: it has to be so again.
+            # Another program on one core makes fewer threads look faster for a while: measure again.
             for _ in range(_THREADS_CONFIRMED):
                 ratio = yield from self._plain_ratio(threads=threads)
                 ratios[threads] = max(ratio, ratios.get(threads, 0.0))
                 busy = busy or self._busy > 0
                 if busy or ratio * SLOWER_ALLOWED >= 1:
                     break
-            if busy:  # none of it would be believed, and the rest of the time is for what is
+            if busy:  # the ratios are unreliable: spend the time on other parts
                 break
         facts = {threads: before.facts_with(threads=threads) for threads in (*fewer, own)}
-        if busy:  # then fewer threads are faster for as long as the others are there
+        if busy:  # fewer threads are faster only while other programs run
             for threads in fewer:
                 store.forget_plain_s(facts[threads])
             ratios = {}
@@ -258,7 +258,7 @@ class BackgroundCalibration:
         ]
 
     def _plain_ratio(self, **caches: Any) -> Generator[Loading, None, float]:
-        """How many times longer a plain forward takes in those caches or threads than in the target's own."""
+        """How many times longer a plain forward takes with these caches or threads than with the target's own."""
         target = self._pair.target
         with target.with_settings(**caches) as other:
             steps = measure_plain_ratio(target, other, self._pair.plan.context_length)
@@ -292,7 +292,7 @@ class BackgroundCalibration:
         pair, store = self._pair, self._pair.measurements.store
         times = store.load_times(pair.target.facts)
         if times is None:
-            return  # a folder that cannot be written keeps nothing to compare with
+            return  # the folder cannot be written, so no times were kept
         own_s = times.curves.curves[0].plain_s
         for caches in other_caches(pair.target):
             try:
@@ -300,7 +300,7 @@ class BackgroundCalibration:
                 if self._afresh or store.plain_s(facts) is None:
                     self._keep_plain_s(facts, own_s * (yield from self._plain_ratio(**caches)))
             except EdgespecError:
-                continue  # a setting that this model or build does not run in is no alternative
+                continue  # this model or build does not run in that setting
 
     def _drafter_steps(self) -> Steps:
         pair, store = self._pair, self._pair.measurements.store
@@ -315,13 +315,13 @@ class BackgroundCalibration:
             drafter = pair.pool.drafter_model()
             yield from _until_loaded(drafter, facts.name)
         except ClosedError:
-            return  # the engine is going: nothing was found out about its drafter
-        except EdgespecError as error:  # it does not fit beside the target, for one
+            return  # the engine is closing: this says nothing about the drafter
+        except EdgespecError as error:  # for example: no room next to the target
             pair.measurements.drafter_failure = error.message
             return
         try:
             yield from self._measure_drafter(drafter, facts, known=known, paired=paired)
-        except WorkerLostError as error:  # nobody waits for an answer of the drafter's: the others go on without it
+        except WorkerLostError as error:  # sessions continue without the drafter
             pair.measurements.drafter_failure = error.message
 
     def _measure_drafter(self, drafter: Model, facts: ModelFacts, *, known: bool, paired: bool) -> Steps:
@@ -333,24 +333,24 @@ class BackgroundCalibration:
             store.save_times(facts, times, busy=self._busy)
         if pair.measurements.unproven:
             agreeing = measure_agreement(pair.target, drafter, map(pair.prompts.request_tokens, REQUESTS))
-            label = f"measuring how often {facts.name} says what {target.name} says"
+            label = f"measuring how often {facts.name} agrees with {target.name}"
             pair.measurements.learn_prior("model", (yield from self._labelled(agreeing, label, facts)))
         if not paired or self._afresh:
             both = measure_contention(pair.target, drafter)
-            label = f"measuring {target.name} and {facts.name} side by side"
+            label = f"measuring {target.name} and {facts.name} in parallel"
             store.save_contention(target, facts, (yield from self._labelled(both, label, facts)))
 
     def _place_steps(self) -> Steps:
-        """Target and drafter in every other place that has room for them beside what is loaded.
+        """Time target and drafter in every other place that has room for them next to the loaded models.
 
-        What does not load or run there stays unmeasured, and the ranking says so.
+        If a model does not load or run in a place, the ranking lists the place as not measured.
         """
         for measure in self._other_places():
             with suppress(EdgespecError):
                 yield from measure()
 
     def _other_places(self) -> list[Callable[[], Steps]]:
-        """How target and drafter are measured in each other place that has room."""
+        """The measurements of target and drafter in every other place that has room."""
         pair, places = self._pair, self._pair.pool.places
         drafter = pair.measurements.drafter
         targets = [
@@ -366,34 +366,34 @@ class BackgroundCalibration:
         return [*targets, *drafters]
 
     def _rival_steps(self) -> Steps:
-        """Plain decoding in the other runtime for this processor: which is faster, nobody knows before.
+        """Time plain decoding in the other runtime for this processor: only measuring shows which is faster.
 
-        Once, and again with the own times: a ratio to times of another hour says little.
+        The other runtime is timed again whenever the target is: a ratio needs both times from the same hour.
         """
         pair, store = self._pair, self._pair.measurements.store
         own = pair.target
         own_s = store.plain_s(own.facts)
         for place in self._rivals():
-            whole = store.load_times(place.facts) is not None  # which only a measurement of all places renews
+            whole = store.load_times(place.facts) is not None  # these times are renewed only with all places
             known = whole or (store.load_plain_s(place.facts) is not None and not self._afresh)
             if own_s is None or known or self._rivals_dropped >= _RIVAL_ATTEMPTS:
                 continue
-            with suppress(EdgespecError):  # one that has no room stays unmeasured
+            with suppress(EdgespecError):  # a place without room stays unmeasured
                 ratio = yield from self._rival_ratio(place)
                 store.save_plain_s(place.facts, own_s * ratio)
                 self._compared = True
 
     def _rivals(self) -> list[Placement]:
-        """The target in other runtimes on its device."""
+        """The target's places in other runtimes on the same device."""
         own = self._pair.target.facts
         places = self._pair.pool.places.targets
         return [each for each in places if each.facts.device == own.device and each.facts.runtime != own.runtime]
 
     def _rival_ratio(self, place: Placement) -> Generator[Loading, None, float]:
-        """How many times longer a plain forward takes in that place. The target is in memory twice meanwhile."""
+        """How many times longer a plain forward takes in that place. Needs a second copy of the target in memory."""
         pair = self._pair
         while self._given_up is not None and not self._given_up.wait_until_ended(_LOOK_AGAIN_S):
-            yield Loading(f"loading {place.name}")  # two at once are a copy too many
+            yield Loading(f"loading {place.name}")  # at most one second copy at a time
         with closing(pair.pool.open_target(place)) as other:
             self._rival = other
             try:
@@ -412,7 +412,7 @@ class BackgroundCalibration:
             return
         with closing(pair.pool.open_target(place)) as target:
             yield from _until_loaded(target, place.name)
-            scope = replace(self._scope, to_end=False)  # of a place that may never be used
+            scope = replace(self._scope, to_end=False)  # the place may never be used
             steps = measure_target(target, pair.plan.context_length, scope)
             times, probe = yield from self._labelled(steps, f"measuring {place.name}")
             store.save_times(place.facts, times, busy=self._busy)
@@ -438,12 +438,12 @@ class BackgroundCalibration:
                 yield from self._contention_of(target, target.facts, drafter, place.facts)
 
     def _contention_of(self, target: Model, target_facts: ModelFacts, drafter: Model, facts: ModelFacts) -> Steps:
-        label = f"measuring {target_facts.name} on {target_facts.device} beside {facts.name} on {facts.device}"
+        label = f"measuring {target_facts.name} on {target_facts.device} with {facts.name} on {facts.device}"
         both = yield from self._labelled(measure_contention(target, drafter), label, facts)
         self._pair.measurements.store.save_contention(target_facts, facts, both)
 
 
 def _until_loaded(model: BackgroundModel, name: str) -> Steps:
-    """Load a model beside this thread, as that takes longer than a step may. Raises what loading raises."""
+    """Wait in steps until a model is loaded on another thread. Raises what loading raises."""
     while not model.wait(_LOOK_AGAIN_S):
         yield Loading(f"loading {name}")

@@ -1,4 +1,4 @@
-"""What calibration found, put together for people and for programs."""
+"""The result of a calibration, for people and for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.planning.cost.widths import width_classes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationReport:
-    """CLI.md's ``calibrate`` object: ``curves`` and ``width_classes`` in its shape, ``lines`` for people."""
+    """The ``calibrate`` object of docs/json.md, with ``lines`` for people."""
 
     machine: dict[str, Any]
     curves: tuple[dict[str, Any], ...]
@@ -35,7 +35,7 @@ class CalibrationReport:
 
 
 def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None) -> CalibrationReport:
-    """What is stored now of the pair's target, drafter and machine."""
+    """What the store holds of the pair's target, drafter and machine."""
     known = pair.measurements
     target, drafter = known.target, known.drafter
     times, drafter_times, probe = known.target_times(), known.drafter_times(), known.widths()
@@ -51,7 +51,7 @@ def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None)
         line = f"reading      {target.name} reads {used / 1e9:.1f} GB/s at {plain_tokens_per_s:.1f} tokens/s"
         if read_bytes_per_s is not None:
             share = utilisation(used, read_bytes_per_s)
-            line += f", {100 * share:.0f} % of the {read_bytes_per_s / 1e9:.1f} GB/s the memory gives"
+            line += f", {100 * share:.0f} % of the {read_bytes_per_s / 1e9:.1f} GB/s that the memory delivers"
         lines.append(line)
         extra["plain"] = _plain_settings(pair, times, lines)
     if drafter is not None and drafter_times is not None:
@@ -63,19 +63,19 @@ def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None)
         }
         lines.append(
             f"drafting     {1000 * drafter_times.draft_cost.token_s:.1f} ms a token with {drafter.name}, "
-            f"{1000 * drafter_times.prompt_token_s:.1f} ms for each token it has to read first"
+            f"{1000 * drafter_times.prompt_token_s:.1f} ms for each prompt token"
         )
         both = known.store.load_contention(target, drafter)
         if both is not None:
             extra["contention"] = {"target_factor": both.target_factor, "drafter_factor": both.drafter_factor}
             lines.append(
-                f"both at once the target takes {both.target_factor:.2f} and the drafter {both.drafter_factor:.2f} "
+                f"in parallel  the target takes {both.target_factor:.2f} and the drafter {both.drafter_factor:.2f} "
                 "times as long"
             )
     if probe is not None:
         low, high = probe.context_range
         widths = ", ".join(map(str, probe.widths))
-        where = "by construction, and so were the rows of a self-check"
+        where = "by construction, and a self-check confirmed it"
         if not target.bit_equal_by_construction or len(probe.widths) == 1:
             where = f"at contexts of {low} to {high} tokens"
         lines.append(f"exactness    widths {widths} are bit-equal {where}")
@@ -105,7 +105,7 @@ def _curves(facts: ModelFacts, times: ModelTimes) -> list[dict[str, Any]]:
 
 
 def _plain_settings(pair: LoadedPair, times: ModelTimes, lines: list[str]) -> list[dict[str, Any]]:
-    """Plain decoding in every setting that was timed, the plan's first."""
+    """Plain decoding in every timed setting, the plan's setting first."""
     own = pair.target
     rows = [(own.facts, times.forward_s[0][0])]
     for caches in other_settings(own):

@@ -1,10 +1,9 @@
 """From messages to tokens: the model's own template, and one conversation's text and history.
 
-Control tokens that a message spells out stay text: whoever pastes ``<|im_end|>`` asks about it, or forges a turn. In
-the contents of messages nothing is a control token; in what the template itself writes everything is. A prompt
-without such text is tokenised whole, as ever. In one with it, each is marked inside its name with digits that nothing
-else holds, the marked messages are rendered as well, and the marks tell which names came from messages, however the
-template trimmed, joined or escaped them.
+Control tokens that a message spells out stay text: a user who pastes ``<|im_end|>`` asks about the token, or forges a
+turn. Names in a message's content are never control tokens; names that the template writes always are. If a message
+contains such a name, the prompt is rendered a second time with a mark of unused digits inside each name. The marks
+show which names came from messages, however the template trimmed, joined or escaped the contents.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from edgespec.text.tokenizer import ControlToken, Tokenizer
 # Share of the context kept free for the answer when a conversation outgrows it.
 _ANSWER_SHARE = 4
 
-# Messages of a few conversations that take turns.
+# Messages to remember: enough for a few interleaved conversations.
 _MESSAGES_KNOWN = 256
 
-# Digits, because templates change the case of letters and escape what is not ASCII. No end of it begins it.
+# Digits: templates change the case of letters and escape non-ASCII text. No suffix of it is a prefix.
 _FIRST_MARK = 7305918264015384
 
-# llama.cpp looks for every name from each one it found to the end of the text: the square of their number. In windows
-# it is their number; they overlap by more than any name is long (20 characters in the catalogue's models).
+# llama.cpp searches for every name from each hit to the end of the text: quadratic in the hits. With windows it is
+# linear. Windows overlap by more than the longest name (20 characters in the catalogue's models).
 _WINDOW, _OVERLAP = 2**15, 2**8
 
-# What llama.cpp strips beside a token that says so.
+# The characters that llama.cpp strips next to a token with a strip flag.
 _BLANKS = " \t\n\v\f\r"
 
 Render = Callable[[Sequence[Mapping[str, str]]], str]
@@ -41,16 +40,16 @@ Render = Callable[[Sequence[Mapping[str, str]]], str]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The text that a model reads. At each of the ``points`` stands the name of a control token that is only text."""
+    """The text that a model reads. Each of the ``points`` lies in a control token's name that is only text."""
 
     text: str
     points: tuple[int, ...] = ()
 
 
 class PromptFormat:
-    """How a model wants to be talked to: its tokenizer, its chat template where it has one, its longest context.
+    """A model's prompt format: its tokenizer, its chat template if it has one, its longest context.
 
-    ``longest`` counts the tokens that the model was made for; None if its file does not say.
+    ``longest`` is the model's context length in tokens; None if its file does not say.
     """
 
     def __init__(self, name: str, tokenizer: Tokenizer, template: str | None, longest: int | None) -> None:
@@ -61,17 +60,19 @@ class PromptFormat:
         self._name = name
         self._source = template
         self._template: ChatTemplate | None = None  # compiled at its first use
-        # A turn comes with all the messages before it, which need not be looked through again.
+        # Every turn repeats all earlier messages: remember what they spell out.
         self._spelled = lru_cache(maxsize=_MESSAGES_KNOWN)(partial(spelled_controls, tokenizer))
 
     @property
     def has_template(self) -> bool:
-        """Whether the model can be talked to; otherwise only raw text can be continued."""
+        """Whether the model can chat; otherwise it can only continue ``raw`` text."""
         return self._source is not None
 
     def render(self, messages: Sequence[Mapping[str, str]], *, think: bool = True) -> str:
-        """The prompt text of a conversation, by the model's own template; without ``think`` it is told to leave
-        thinking out, where it knows of that. Raises TemplateError."""
+        """The prompt text of a conversation, by the model's own template.
+
+        Without ``think`` a template with a thinking switch leaves thinking out. Raises TemplateError.
+        """
         if self._template is None:
             if self._source is None:
                 raise TemplateError(
@@ -80,31 +81,31 @@ class PromptFormat:
                 )
             bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
             self._template = ChatTemplate(self._source, bos_token=bos, eos_token=eos)
-        # Said both ways: some templates leave thinking out where they are told nothing.
+        # Always passed: some templates leave thinking out by default.
         return self._template.render(messages, extra={SWITCH: think} if self.has_thinking_switch else None)
 
     def read(self, messages: Sequence[Mapping[str, str]], *, think: bool = True) -> Prompt:
-        """``render``, and where a message spells out a control token, which is only text there.
+        """``render``, with the places where a message spells out a control token's name.
 
         Raises TemplateError, InvalidRequestError.
         """
         return read_messages(self.tokenizer, partial(self.render, think=think), messages, self._spelled)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Tokens of a prompt; the begin-of-sequence token is added unless the text begins with it."""
+        """Tokens of a prompt; a begin-of-sequence token is added unless the text begins with one."""
         bos = self.tokenizer.bos_token
         return encode(self.tokenizer, prompt, add_bos=not (bos and prompt.text.startswith(bos)))
 
     def request_tokens(self, text: str) -> list[int]:
-        """Tokens of a conversation that is one request; of the text itself for a model that cannot be talked to."""
+        """Tokens of a conversation with one message; of the text itself for a model that cannot chat."""
         return self.encode(self.read([{"role": "user", "content": text}]) if self.has_template else Prompt(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A prompt as the model reads it. ``message`` None: plain text, outside the conversation.
+    """A prompt as the model reads it. ``message`` is None for plain text outside the conversation.
 
-    ``dropped`` old messages are left out, because the conversation outgrew the context; ``notice`` says so.
+    ``dropped`` old messages were left out because the conversation outgrew the context; ``notice`` says so.
     """
 
     message: str | None
@@ -115,7 +116,7 @@ class Turn:
 
 
 class Conversation:
-    """The messages so far, and the ``history``: the tokens that the caches hold or held last."""
+    """The messages so far, and the ``history``: the tokens in the caches now or last."""
 
     def __init__(
         self,
@@ -128,22 +129,22 @@ class Conversation:
         self._prompts = prompts
         self._think = think
         self._messages: list[dict[str, str]] = [dict(message) for message in messages]
-        self._rendered = ""  # the text that the history stands for
+        self._rendered = ""  # the text of the history's tokens
         self.system = system
         self.history: list[int] = []
 
     @property
     def messages(self) -> tuple[dict[str, str], ...]:
-        """The conversation so far, the system message first where there is one."""
+        """The conversation so far, beginning with the system message if there is one."""
         return tuple(dict(message) for message in (*self._head, *self._messages))
 
     def clear(self) -> None:
-        """Forget the conversation, not the system message or the history."""
+        """Forget the messages, but keep the system message and the history."""
         self._messages.clear()
         self._rendered = ""
 
     def undo(self) -> str | None:
-        """Take the last turn back, not the history; the prompt of it, None where there is no turn."""
+        """Remove the last turn, but keep the history. Returns the turn's prompt; None without a turn."""
         if not self._messages:
             return None
         self._rendered = ""
@@ -161,11 +162,11 @@ class Conversation:
         self._rendered = ""
 
     def forget_text(self) -> None:
-        """The history's text is not known any more: the next prompt is tokenised whole."""
+        """Forget the history's text: the next prompt is tokenised as a whole."""
         self._rendered = ""
 
     def turn(self, prompt: str, max_tokens: int | None, context_length: int, *, raw: bool) -> Turn:
-        """The next turn, or ``raw`` text as it is.
+        """The next turn, or ``raw`` text unchanged.
 
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
         """
@@ -183,10 +184,10 @@ class Conversation:
         return turn
 
     def _next(self, prompt: str, max_tokens: int | None, context: int) -> Turn:
-        """The conversation with ``prompt`` added, without the oldest turns where it would not fit.
+        """The conversation with ``prompt`` added, without the oldest turns if it would not fit.
 
-        Whole turns go, the oldest first, and a few more than needed: dropping one means reading the rest again,
-        which should not happen at every turn from then on.
+        Whole turns are dropped, the oldest first, and a few more than needed: after a drop the rest is read again,
+        which must not happen at every later turn.
         """
         reserve = min(max_tokens or context, context // _ANSWER_SHARE)
         kept, dropped = list(self._messages), 0
@@ -206,16 +207,16 @@ class Conversation:
         )
 
     def _dropped(self, turns: int, context: int) -> str:
-        """What a person is told of turns that were left out, and what would keep more of them."""
+        """A sentence for the user about dropped turns, and how to keep more of them."""
         larger = min(2 * context, self._prompts.longest or 2 * context)
         more = f"--context {larger} keeps more" if larger > context else "this model's context is not larger"
         oldest = "turn was" if turns == 1 else f"{turns} turns were"
         return f"the conversation outgrew the context: the oldest {oldest} dropped ({more})"
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        """Tokens of ``prompt``, keeping the ones the model itself wrote where its text continues the history.
+        """Tokens of ``prompt``. If its text continues the history, the history's tokens are kept.
 
-        Tokenising an answer again may cut it differently, which would throw its cache away.
+        Tokenising an answer again could give other tokens, and the cache would be lost.
         """
         tokenizer = self._prompts.tokenizer
         if self._rendered and prompt.text.startswith(self._rendered):
@@ -226,24 +227,24 @@ class Conversation:
         return self._prompts.encode(prompt)
 
     def begins_thinking(self, turn: Turn) -> bool:
-        """Whether the answer goes on with thinking that the template began."""
+        """Whether the template has opened the thinking that the answer continues."""
         marks = self._prompts.thinking
         return marks is not None and turn.message is not None and marks.open_in(turn.text)
 
     def begin(self, turn: Turn, history: list[int]) -> None:
-        """The turn is being answered: ``history`` are its tokens, and grows by the answer's."""
+        """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""
         del self._messages[: turn.dropped]
         self.history = history
 
     def end(self, turn: Turn, answer: str, answer_ids: list[int]) -> None:
-        """The turn is over, with this answer: it joins the conversation, unless nothing was answered."""
+        """End the turn: it joins the conversation unless the answer is empty."""
         del self.history[len(turn.tokens) + len(answer_ids) :]
         self._rendered = ""
         if turn.message is None or not answer:  # templates insist on alternating roles
             return
         self._messages.append({"role": "user", "content": turn.message})
         self._messages.append({"role": "assistant", "content": answer})
-        # After a stop string the tokens say more than the text: then the text is tokenised again.
+        # After a stop string the tokens hold more than the text: the text is tokenised again.
         if self._prompts.tokenizer.detokenize(answer_ids) == answer:
             self._rendered = turn.text + answer
 
@@ -252,12 +253,12 @@ class Conversation:
 
 
 def spelled_controls(tokenizer: Tokenizer, text: str) -> tuple[str, ...]:
-    """The names of control tokens that would become those tokens where ``text`` stands."""
+    """The names in ``text`` that a tokenizer would turn into control tokens."""
     return tuple(sorted(_named(tokenizer, text)))
 
 
 def _named(tokenizer: Tokenizer, text: str) -> dict[str, tuple[int, ControlToken]]:
-    """The control tokens whose names stand in ``text``, by name."""
+    """The control tokens whose names ``text`` contains, by name."""
     found = set[int]()
     for begin in range(0, max(1, len(text) - _OVERLAP), _WINDOW):
         found.update(tokenizer.encode(text[begin : begin + _WINDOW + _OVERLAP], special=True))
@@ -275,7 +276,7 @@ def read_messages(
 ) -> Prompt:
     """The prompt of these messages; ``spelled`` is ``spelled_controls`` of a content.
 
-    Raises what ``render`` raises, and InvalidRequestError where it cannot be told what came from a message.
+    Raises what ``render`` raises, and InvalidRequestError if the origin of a name cannot be determined.
     """
     text = render(messages)
     if not any(spelled(message["content"]) for message in messages):
@@ -285,7 +286,7 @@ def read_messages(
     parts = marked.split(mark)
     whole = tokenizer.encode(marked, special=True)
     if "".join(parts) != text:
-        # The template looks for such names itself. It may have taken them out; one that is left came from a message.
+        # The template itself looks for such names. If it removed them all, no name came from a message.
         if _controls(tokenizer, tokenizer.encode(text, special=True)) == _controls(tokenizer, whole):
             return Prompt(text)
         raise _unreadable()
@@ -301,9 +302,9 @@ def read_messages(
 def encode(
     tokenizer: Tokenizer, prompt: Prompt, start: int = 0, *, add_bos: bool = False, in_pieces: bool = False
 ) -> list[int]:
-    """Tokens of the prompt's text from ``start`` on; ``in_pieces`` also where nothing is to be taken for text.
+    """Tokens of the prompt's text from ``start`` on; ``in_pieces``: name by name even without ``points``.
 
-    Raises InvalidRequestError where the tokenizer makes a control token of ordinary text.
+    Raises InvalidRequestError if the tokenizer makes a control token of ordinary text.
     """
     text = prompt.text[start:]
     points = [point - start for point in prompt.points if point > start]
@@ -321,7 +322,7 @@ def encode(
 
 
 def _genuine(text: str, names: Sequence[str], points: Sequence[int]) -> list[re.Match[str]]:
-    """Where the template itself wrote these names; the longest of several first, as llama.cpp takes them."""
+    """Where the template itself wrote these names; the longest match counts, as in llama.cpp."""
     if not names:
         return []
     pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
@@ -329,7 +330,7 @@ def _genuine(text: str, names: Sequence[str], points: Sequence[int]) -> list[re.
 
 
 def _marks(points: Sequence[int], name: re.Match[str]) -> bool:
-    """Whether one of the ascending points is inside of the name."""
+    """Whether one of the ascending ``points`` is inside the name."""
     after = bisect_right(points, name.start())
     return after < len(points) and points[after] < name.end()
 
@@ -358,7 +359,7 @@ def _mark(*texts: str) -> str:
 
 
 def _marked(tokenizer: Tokenizer, content: str, mark: str) -> str:
-    """The content with a mark behind the first character of every name; one may hide in another."""
+    """The content with a mark behind the first character of every name; a name may contain another name."""
     while names := spelled_controls(tokenizer, content):
         if min(map(len, names)) < 2:
             raise _unreadable()
@@ -370,5 +371,5 @@ def _marked(tokenizer: Tokenizer, content: str, mark: str) -> str:
 def _unreadable() -> InvalidRequestError:
     return InvalidRequestError(
         "a message spells out a control token of this model, and this model cannot read it as text",
-        hint="write it in another way, for example with a space inside",
+        hint="write it differently, for example with a space inside",
     )

@@ -1,4 +1,4 @@
-"""What a drafter is expected to bring a target before it was ever loaded, by the ranking that makes plans."""
+"""The expected gain of a drafter before its first load, by the same ranking that makes plans."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from edgespec.planning.choice.options import Candidate, Ranking, Rejected
 from edgespec.planning.choice.planner import PlanRequest
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 
-# A drafter is not to read more of a target's bytes than this where nobody knows times: with 0.6 of its tokens right
-# and further rows for nothing, a guess of 1.25 times its share of a plain step (calibration/priors.toml) is repaid,
-# with the two hundredths that are within what a measurement is off, below 0.45.
+# Largest share of the target's bytes that a draft token may read where no times are known. With 0.6 of the tokens
+# right, free rows, and a guess that takes 1.25 times its share of a plain step (calibration/priors.toml), drafting is
+# faster than plain decoding below 0.45 (a margin of 0.02 for measurement error included).
 MOST_SHARE = 0.45
 
-# The verdicts of a ranking on a drafter that nobody has to doubt.
+# Verdicts of a ranking that accept a drafter.
 _GAINS = ("expected_gain", "depth_asked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """``speedup`` is over plain decoding, as expected; None where no times are known. ``why_not`` is None if it pays.
+    """``speedup`` is the expected one over plain decoding; None without times. ``why_not``: None to accept.
 
-    ``share`` is what a draft token reads of what a plain step reads.
+    ``share`` is what a draft token reads, divided by what a plain step reads.
     """
 
     speedup: float | None
@@ -37,23 +37,23 @@ class Judgement:
 
     @property
     def order(self) -> tuple[float, float]:
-        """Those that gain more first; of equals those that read less."""
+        """Sort key: larger gains first; for equal gains, fewer bytes first."""
         return (0.0 if self.speedup is None else -round(self.speedup, 6), self.share)
 
 
 def judge_drafter(
     store: Measurements, target: ModelFacts, drafter: ModelFacts, request: PlanRequest, allowed_bytes: int
 ) -> Judgement:
-    """Whether a drafter that nobody named pays: a gain has to be expected, as nobody asked to wait for it.
+    """Whether a drafter that the user did not name is expected to be faster than plain decoding.
 
-    Times are those measured here, else those of similar machines. It pays if it does with as many right guesses as
-    are usual, or as earlier conversations had: so one text of another kind does not end a drafter for good. How much
-    it gains is what they taught. ``request`` asks for the model alone; ``allowed_bytes`` are for both.
+    Times are measured here or on similar machines. The drafter is accepted if it gains with the usual acceptance or
+    with that of earlier conversations: one unusual text does not rule out a drafter permanently. ``speedup`` uses the
+    acceptance of earlier conversations. ``request`` is for the model alone; ``allowed_bytes`` are for both models.
     """
     share = drafter.bytes_per_forward / max(1, target.bytes_per_forward)
     known = PairMeasurements(store, target, drafter, request.sources, request.context_length)
     costs, probe = known.costs(), known.widths()
-    if probe is None and target.bit_equal_by_construction:  # a self-check will say so, once the target is loaded
+    if probe is None and target.bit_equal_by_construction:  # the self-check confirms it once the target is loaded
         probe = WidthProbe(widths=tuple(range(1, WIDEST + 1)), complete=True)
 
     def rank(acceptance: Mapping[str, tuple[float, ...]]) -> Ranking | None:
@@ -79,7 +79,7 @@ def _judge(ranking: Ranking | None, share: float) -> Judgement:
         if nearest.verdict.code not in ("widths_not_measured", "only_plain_measured"):
             return Judgement(speedup=nearest.speedup, share=share, why_not=_sentence(nearest.verdict))
     large = Reason(
-        "not_expected_to_pay", f"too large: a guess of it reads {share:.2f} of what the target reads for a token"
+        "not_expected_to_pay", f"too large: a guess reads {share:.2f} times as many bytes as a token of the target"
     )
     return Judgement(speedup=None, share=share, why_not=large if share > MOST_SHARE else None)
 
@@ -87,7 +87,7 @@ def _judge(ranking: Ranking | None, share: float) -> Judgement:
 def _of_candidate(best: Candidate, share: float) -> Judgement:
     if best.verdict.code in _GAINS:
         return Judgement(speedup=best.speedup, share=share, why_not=None)
-    said = f"too large to be expected to pay ({best.drafted_tokens_per_s * best.target.curve.plain_s:.2f}x)"
+    said = f"too large: no gain expected ({best.drafted_tokens_per_s * best.target.curve.plain_s:.2f}x)"
     return Judgement(speedup=best.speedup, share=share, why_not=Reason("not_expected_to_pay", said))
 
 

@@ -1,4 +1,4 @@
-"""A drafter that is not on this machine and would fit: what an application may offer its user to fetch."""
+"""A fitting drafter that is not on this machine: an application may offer its user to fetch it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from edgespec.store.families import Family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterOffer:
-    """A known drafter for ``target`` (what the target's content is known by). Nothing of it was fetched.
+    """A known drafter for ``target`` (the target's hash, else its name). Nothing of the drafter was fetched.
 
-    ``model`` is the MODEL argument that fetches it, ``bytes`` the size of that download, ``expected_speedup`` how
-    many times as fast as plain decoding the target is expected to be with it, by what is known of this machine.
+    ``model`` is the MODEL argument that fetches the drafter, ``bytes`` the download's size. ``expected_speedup`` is
+    over plain decoding, by what is known of this machine.
     """
 
     name: str
@@ -26,7 +26,7 @@ class DrafterOffer:
     target: str
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: every field but what the target is known by."""
+        """For programs: every field but ``target``."""
         return {
             "name": self.name,
             "model": self.model,
@@ -39,9 +39,9 @@ class DrafterOffer:
 def best_offer(
     family: Family | None, target: ModelFacts, expected_speedup: Callable[[ModelFacts], float | None]
 ) -> DrafterOffer | None:
-    """The drafter of the target's family that is expected to gain most; None if none is. Pure.
+    """The drafter of the target's family with the largest expected gain; None without one. Pure.
 
-    ``expected_speedup`` is asked about each as it would run, and says None for one that does not pay or has no room.
+    ``expected_speedup`` is called with each drafter's facts; None means no gain, or no room.
     """
     offers = []
     for drafter in () if family is None else family.drafters:

@@ -1,7 +1,7 @@
-"""A drafter for a target: the one that was named for it, else a smaller model on this machine with its vocabulary.
+"""Finds a drafter for a target: the one named for it, else a smaller model on this machine with the same vocabulary.
 
-Reading a header takes 10 to 30 ms, most of it for the vocabulary, so what was read is noted (store/file_notes.py) and
-a later start reads none of them again. Whatever is found is only a drafter: the text stays the target's own.
+Reading a header takes 10 to 30 ms, mostly for the vocabulary. The results are noted (store/file_notes.py), so a later
+start reads no header again. A found file only drafts: the text stays the target's own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edgespec.store.found import Places
 from edgespec.store.locate import Locator
 from edgespec.store.on_disk import FileOnDisk, files_on_disk
 
-# How long a start may read headers that no note is about; the next start goes on. A choice: sixty files or so.
+# How long one start may read headers without a note; the next start continues. A choice: about sixty files.
 SEARCH_S = 1.5
 
 _UNREADABLE = "it cannot be read"
@@ -43,10 +43,10 @@ _TOO_LARGE = ("cannot_pay", "not_expected_to_pay")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDrafter:
-    """The drafter's file, or why there is none (``off``).
+    """The drafter's file, or the reason for none (``off``).
 
-    ``program`` is who keeps it, where it was found by its vocabulary and is not ours. ``considered`` are the other
-    files on this machine, and why not each.
+    ``program`` is the other program that keeps the file, if the search found it there. ``considered`` are the other
+    files on this machine, each with the reason why it does not draft.
     """
 
     file: LocatedModel | None = None
@@ -58,9 +58,9 @@ class FoundDrafter:
 def find_drafter(
     profile: Profile, target: LocatedModel, locator: Locator, search: Callable[[], FoundDrafter]
 ) -> FoundDrafter:
-    """The drafter that the profile or the catalogue names, else what ``search`` finds.
+    """The drafter that the profile or the catalogue names, else the one that ``search`` finds.
 
-    A drafter nobody named is never an error. Raises what locating raises for a drafter that was asked for by name.
+    A missing drafter is an error only if the profile names it. Raises what locating raises for such a drafter.
     """
     if profile.draft == "none" or profile.depth == 0:
         return FoundDrafter()
@@ -87,7 +87,7 @@ def _other_vocabulary(target: LocatedModel, drafter: LocatedModel) -> str | None
 
 
 def none_known(target: LocatedModel, target_bytes: int) -> str:
-    """That there is no drafter for the target, and what would be one."""
+    """A sentence that no drafter is known for the target, and which models would do."""
     family = family_of(target.header, target.name)
     said = f"no drafter is known for {target.name}"
     if family is not None and family.why_no_drafter is not None:
@@ -99,16 +99,16 @@ def none_known(target: LocatedModel, target_bytes: int) -> str:
 
 
 def smaller_drafters(family: Family | None, target_bytes: int) -> list[str]:
-    """MODEL arguments of the family's drafters that read clearly less than a target's ``target_bytes`` a token."""
+    """MODEL arguments of the family's drafters that read clearly fewer bytes a token than ``target_bytes``."""
     drafters = () if family is None else family.drafters
     return [drafter.model for drafter in drafters if drafter.draft_bytes <= MOST_SHARE * target_bytes]
 
 
 class DrafterSearch:
-    """One search for one target: what is on this machine, what of it could draft, and which of those gains most.
+    """One search for one target: which files on this machine could draft, and which of them gains most.
 
-    ``facts`` are the target's as it runs, ``allowed_bytes`` what both may take of the machine's memory. ``request``
-    is the plan's, for the drafter alone. ``clock`` is in seconds.
+    ``facts`` are the target's in its chosen settings, ``allowed_bytes`` the memory for both models. ``request`` is
+    the plan's, for the drafter alone. ``clock`` is in seconds.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class DrafterSearch:
         self._target = target
         self._facts = facts
         self._prepare = prepare
-        self._locator = replace(locator, download=False)  # a file that vanishes is not fetched again
+        self._locator = replace(locator, download=False)  # a file that is gone is not fetched again
         self._measurements = measurements
         self._request = request
         self._allowed_bytes = allowed_bytes
@@ -141,7 +141,7 @@ class DrafterSearch:
         self._key = _description_key(prepare, facts)
 
     def run(self) -> FoundDrafter:
-        """The drafter that is expected to gain most. Raises CancelledError."""
+        """The drafter with the largest expected gain. Raises CancelledError."""
         files = files_on_disk(self._locator.store, Places.of(os.environ, Path.home()))
         own = self._target.path.resolve()
         judged = [(file, judgement) for file in files if file.path != own and (judgement := self._judged(file))]
@@ -152,7 +152,7 @@ class DrafterSearch:
             if judgement.why_not is not None:
                 self._why_not[file] = judgement.why_not
             elif best is not None:
-                self._why_not[file] = Reason("other_drafter", f"{best.name} is expected to gain as much or more")
+                self._why_not[file] = Reason("other_drafter", f"{best.name} has at least the same expected gain")
             elif (located := self._locate(file)) is not None:
                 best, found = file, FoundDrafter(file=located, program=file.program)
         for file in files:
@@ -163,23 +163,23 @@ class DrafterSearch:
         return replace(found, considered=considered)
 
     def _why_none(self, judged: Sequence[tuple[FileOnDisk, Judgement]]) -> str:
-        """Why nothing drafts, if it comes to that: the best of those with the target's vocabulary does not pay."""
+        """Why there is no drafter: the reason against the best file with the target's vocabulary."""
         for file, judgement in judged[:1]:
             why = judgement.why_not
             if why is not None:
-                anyway = f" (--draft {file.name} uses it all the same)" if why.code in _TOO_LARGE else ""
-                return f"{file.name} has its vocabulary: {why.text}{anyway}"
+                anyway = f" (--draft {file.name} uses it anyway)" if why.code in _TOO_LARGE else ""
+                return f"{file.name} has the target's vocabulary: {why.text}{anyway}"
         return none_known(self._target, self._facts.bytes_per_forward)
 
     def _judged(self, file: FileOnDisk) -> Judgement | None:
-        """What the file would gain; None where it cannot draft, which is noted in ``_why_not``."""
+        """The file's expected gain; None if it cannot draft, with the reason in ``_why_not``."""
         if file.bytes >= self._target.weight_bytes:
             self._why_not[file] = Reason("not_smaller", "it is as large as the target")
             return None
         note, key = self._notes.of(file), self._key
         if not _is_known(note, self._target.identity, key):
             if not self._has_time():
-                self._why_not[file] = Reason("not_looked_at", "it was not looked at yet: the next start goes on")
+                self._why_not[file] = Reason("not_looked_at", "it was not read yet: the next start continues")
                 return None
             self._look_at(file, note)
         reason = _refusal(note, self._target.identity, key)
@@ -200,7 +200,7 @@ class DrafterSearch:
         return now < self._until
 
     def _look_at(self, file: FileOnDisk, note: FileNote) -> None:
-        """Read the header, and note what it says."""
+        """Read the file's header and note the result."""
         try:
             located = self._locator.locate(file.name)
             note.refused = _no_drafter(located)
@@ -220,7 +220,7 @@ class DrafterSearch:
             note.described[self._key] = {"refused": error.message}
 
     def _locate(self, file: FileOnDisk) -> LocatedModel | None:
-        """The file as it is now: notes may be old, and files vanish."""
+        """Locate the file again: it may have changed since the note."""
         try:
             located = self._locator.locate_to_run(file.name)
             different = _other_vocabulary(self._target, located)
@@ -235,7 +235,7 @@ class DrafterSearch:
 
 
 def _description_key(prepare: Preparation, target: ModelFacts) -> str:
-    """Everything that the facts of a drafter depend on, besides its file."""
+    """A hash of everything except the file that a drafter's facts depend on."""
     profile = prepare.profile
     depends = (
         *(target.runtime, target.build, sorted(target.settings.items()), prepare.threads),
@@ -247,7 +247,7 @@ def _description_key(prepare: Preparation, target: ModelFacts) -> str:
 
 
 def _is_known(note: FileNote, identity: str, key: str) -> bool:
-    """Whether the header need not be read."""
+    """Whether the note makes reading the header unnecessary."""
     if note.refused is not None:
         return True
     return identity in note.vocabularies and (
@@ -262,7 +262,7 @@ def _usable(described: Any) -> bool:
         return True
     try:
         facts_from_json(described.get("facts"))
-    except EdgespecError:  # of another version, or somebody wrote it
+    except EdgespecError:  # another version's note, or an edited one
         return False
     return True
 
@@ -278,12 +278,12 @@ def _refusal(note: FileNote, identity: str, key: str) -> Reason | None:
 
 
 def _no_drafter(located: LocatedModel) -> str | None:
-    """Why a file drafts for nobody, whatever its vocabulary; None if it may."""
+    """Why a file cannot draft for any target; None if it may."""
     metadata = located.header.metadata
     if metadata.get("general.type", "model") != "model":
-        return "it is no model of its own"
+        return "it is not a complete model"
     if metadata.get(f"{located.header.architecture}.pooling_type", 0) != 0:
-        return "it makes embeddings, no text"
+        return "it makes embeddings, not text"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Engine: a target, its drafters and the plan for them, loaded; it opens sessions and measures."""
+"""Engine: a loaded target, its drafters and the plan for them. Opens sessions and calibrates."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizer import Tokenizer
 
-# How long the processors are looked at before it is believed that they are quiet.
+# How long the processors are observed before they count as idle.
 _LOOK_S = 0.3
 
 
 class Engine:
-    """A target, perhaps a drafter, and the plan for them. Use as a context manager or call ``close``."""
+    """A target, optionally a drafter, and the plan for them. Use as a context manager or call ``close``."""
 
     def __init__(self, pair: LoadedPair) -> None:
         self.pair = pair
-        self.left_out: tuple[str, ...] = ()  # by the last ``calibrate``: what it had no time for
+        self.left_out: tuple[str, ...] = ()  # what the last ``calibrate`` had no time for
         self._calibration: BackgroundCalibration | None = None
-        # Weakly: an engine that is forgotten must not live on through its own pair.
+        # A weak reference: a forgotten engine must not be kept alive by its own pair.
         pair.on_new_power = weakref.WeakMethod(self._give_up_calibration)
 
     @classmethod
@@ -75,17 +75,17 @@ class Engine:
         """Load a target and plan for it.
 
         ``overrides`` are profile values by name (``draft``, ``context``, ``depth``, ``threads``, ``exactness``, ...).
-        Without ``download`` nothing touches the network. Where nobody names a drafter one is found among the models
-        on this machine, by its vocabulary; ``drafter_offer`` says what else could be fetched as one. ``calibrate``
-        measures what is not known of these models on this machine, once, in under a minute for a 1.5B model; without
-        it and without stored measurements the plan goes by the times of similar machines, or is plain in runtimes
-        other than our kernels, and ``calibrate_for`` can measure between answers. A depth given as a number, or near
-        exactness, needs the check which widths are bit-equal (about 20 seconds in other runtimes), and makes it.
-        ``worker`` says how processes for drafters are started: a frozen application has to. ``progress`` is told each
-        step, on the calling thread.
+        Without ``download`` the network is not used. If no drafter is named, the models on this machine are searched
+        for one with the target's vocabulary; ``drafter_offer`` says which drafter could be fetched. ``calibrate``
+        makes the missing measurements, once for a pair and machine, in under a minute for a 1.5B model. Without
+        measurements the plan uses the times of similar machines (plain decoding in runtimes other than our kernels),
+        and ``calibrate_for`` can measure between answers. A depth given as a number, or near exactness, needs a check
+        which widths are bit-equal (about 20 seconds in other runtimes), and ``load`` makes the check. ``worker`` says
+        how to start drafter processes: frozen applications need it. ``progress`` is called with each step, on the
+        calling thread.
 
-        Model files stay mapped, and are read while answers are decoded. To truncate or overwrite one in place ends
-        the process with SIGBUS; to rename another file over it is safe.
+        Model files stay mapped and are read during decoding. Truncating or overwriting such a file in place ends the
+        process with SIGBUS; renaming another file over it is safe.
 
         Raises EdgespecError and its subclasses only.
         """
@@ -141,14 +141,14 @@ class Engine:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the target can be talked to; otherwise only ``raw`` text can be continued."""
+        """Whether the target can chat; otherwise it can only continue ``raw`` text."""
         return self.pair.prompts.has_template
 
     @property
     def file_sampling(self) -> Sampling:
-        """How the target's file says that answers are drawn; where it says nothing, the makers of its family.
+        """The sampling that the target's file states, else the one that its family's makers state.
 
-        Greedy where neither does, or where what the file says cannot be.
+        Greedy if neither states any, or if the file's values are invalid.
         """
         stated = self.pair.target.header.sampling
         if not stated and self.pair.family is not None:
@@ -160,21 +160,21 @@ class Engine:
 
     @property
     def drafter_offer(self) -> DrafterOffer | None:
-        """A drafter that is not on this machine and would make the target faster; None if it has one, or none pays.
+        """A drafter to fetch that would make the target faster; None if there is a drafter already, or no gain.
 
-        Nothing is fetched: ``edgespec pull``, or ``Engine.load`` with ``draft=offer.model`` and ``download=True``,
-        does that, and later loads find it by themselves.
+        Nothing is fetched here. Fetch it with ``edgespec pull``, or by ``Engine.load`` with ``draft=offer.model`` and
+        ``download=True``; later loads find the file.
         """
         return self.pair.drafter_offer()
 
     @property
     def considered_drafters(self) -> tuple[Rejected, ...]:
-        """Model files on this machine that do not draft for the target, and why not each. Empty if one was named."""
+        """Model files on this machine that do not draft for the target, with reasons. Empty if one was named."""
         return self.pair.considered
 
     @property
     def has_thinking_switch(self) -> bool:
-        """Whether the target's template can leave thinking out: what ``session(think=False)`` asks of it."""
+        """Whether the target's template can leave thinking out, as ``session(think=False)`` requests."""
         return self.pair.prompts.has_thinking_switch
 
     def session(
@@ -185,11 +185,11 @@ class Engine:
         messages: Sequence[Mapping[str, str]] = (),
         think: bool = True,
     ) -> Session:
-        """A new conversation. Sessions of one engine interleave freely; each equals running alone.
+        """A new conversation. Sessions of one engine interleave freely; each gives the text it would give alone.
 
-        ``speculation`` replaces the plan's drafters and policy in this session. ``messages`` are turns that went
-        before: mappings with a role and a content, a user's and an assistant's in turns. Without ``think`` the
-        template is told to leave thinking out, where it knows of that (``has_thinking_switch``).
+        ``speculation`` replaces the plan's drafters and policy in this session. ``messages`` are earlier turns:
+        mappings with a role and a content, user and assistant alternately. Without ``think`` a template that has a
+        switch (``has_thinking_switch``) leaves thinking out.
         """
         pair = self.pair
         check_system(system)
@@ -208,7 +208,8 @@ class Engine:
     def load_drafter(self) -> None:
         """Load the drafter and wait for it, so that the next answer may draft from its first round on.
 
-        Nobody has to: answers go on plainly meanwhile. Does nothing without a drafter. Raises what loading raises.
+        Optional: without this call answers begin with plain decoding while the drafter loads. Does nothing without a
+        drafter. Raises what loading raises.
         """
         if self.pair.pool.drafter is not None:
             self.pair.pool.drafter_model().wait()
@@ -217,7 +218,7 @@ class Engine:
 
     @property
     def unmeasured(self) -> bool:
-        """Whether a plan needs something that has not been measured here, or ``calibrate_for`` is not done yet."""
+        """Whether the plan lacks a measurement, or ``calibrate_for`` has begun and not finished."""
         pair = self.pair
         begun = self._calibration is not None and not self._calibration.complete
         missing = begun or pair.measurements.missing or pair.measurements.unproven
@@ -225,7 +226,7 @@ class Engine:
 
     @property
     def can_calibrate(self) -> bool:
-        """Whether ``calibrate_for`` has something to measure, or to measure again when the machine is quiet."""
+        """Whether ``calibrate_for`` has something to measure, or to repeat when the machine is idle."""
         return self.profile.depth == "auto" and (self.unmeasured or self.measurements.disturbed)
 
     def calibrate(
@@ -237,20 +238,20 @@ class Engine:
         progress: LoadProgress | None = None,
         budget_s: float | None = None,
     ) -> float:
-        """Measure what is missing (everything if ``afresh``) and plan anew. Call it while no answer is generated.
+        """Measure what is missing (everything if ``afresh``) and plan again. Call it while no answer is generated.
 
-        ``alternatives`` also times plain decoding in the other settings the target could run in. Waits for another
-        process that calibrates. Returns the largest share of the processors, 0 to 1, that other programs took
-        during a measurement: above 0.1 its times are only kept until ``calibrate_for`` finds the machine quiet.
-        With ``budget_s`` it ends after about so many seconds, and ``left_out`` names what there was no time for.
-        Raises what a forward or loading the drafter raises.
+        ``alternatives`` also times plain decoding in the other settings the target could run in. Waits while another
+        process calibrates. Returns the largest share of the processors, 0 to 1, that other programs took during a
+        measurement; above 0.1, ``calibrate_for`` repeats the measurement when the machine is idle. With ``budget_s``
+        the call ends after about ``budget_s`` seconds, and ``left_out`` names the parts that are missing. Raises what
+        a forward or loading the drafter raises.
         """
         calibration = BackgroundCalibration(self.pair, scope, afresh=afresh, alternatives=alternatives)
         tell = progress or (lambda _event: None)
         exclusive = self.measurements.store.exclusive
         self.pair.read_ahead.put_off()
         with exclusive(self.pair.home.locks, wait=True, waiting=lambda: tell(WAITING)):
-            self._give_up_calibration()  # which may hold the target a second time
+            self._give_up_calibration()  # it may hold a second copy of the target
             calibration.run(progress, budget_s=budget_s)
         self.left_out = calibration.left_out
         self.pair.replan()
@@ -261,10 +262,9 @@ class Engine:
     ) -> tuple[str, ...]:
         """Measure what is missing for at most ``seconds``, or until ``stop`` is set: for the time between answers.
 
-        What is left goes on with the next call. Times that other programs disturbed are measured again, where the
-        machine is quiet now. Returns the reasons of the new plan once nothing is missing any more, else nothing.
-        Does nothing while another process calibrates or an answer of this engine is under way. Raises what a forward
-        or loading the drafter raises.
+        The next call continues. Times that other programs disturbed are measured again if the machine is idle now.
+        Returns the reasons of the new plan once all measurements are there, else an empty tuple. Does nothing while
+        another process calibrates or this engine answers. Raises what a forward or loading the drafter raises.
         """
         stop = stop or threading.Event()
         again = not self.unmeasured
@@ -274,7 +274,7 @@ class Engine:
         with self.measurements.store.exclusive(self.pair.home.locks, wait=False) as alone:
             if not alone:
                 return ()
-            # Kept apart: an answer that begins meanwhile on another source of power gives the measuring up.
+            # Keep a reference: an answer on another power source may give up the calibration.
             calibration = None if again else self._calibration
             self._calibration = calibration = calibration or BackgroundCalibration(self.pair, QUICK, again=again)
             if calibration.complete or not calibration.run_for(seconds, stop):
@@ -290,32 +290,32 @@ class Engine:
             calibration.close(wait=False)
 
     def in_setting(self, **settings: Any) -> LoadedModel:
-        """The target's weights in other caches or threads, beside it; closed with the engine.
+        """The target's weights with other caches or threads, loaded next to the target; closed with the engine.
 
-        ``settings`` are those of ``LoadedModel.with_settings``, which says what is raised.
+        ``settings`` are those of ``LoadedModel.with_settings``, with the same errors.
         """
         return self.pair.pool.keep(self.pair.target.with_settings(**settings))
 
     def load_comparable(self, files: Sequence[LocatedModel], *, for_prompts: bool = False) -> tuple[LoadedModel, ...]:
-        """Other models beside the target, each as it is known to decode fastest; closed with the engine.
+        """Load other models next to the target, each in its fastest known setting; closed with the engine.
 
-        ``for_prompts``: after them those that can decode, each in the setting that reads prompts fastest, where that
-        is another one.
+        ``for_prompts`` also loads each model that can decode a second time, in its fastest setting for reading
+        prompts, if that is a different one.
 
-        Raises MemoryLimitError, before anything is loaded, if they do not all fit beside the drafter with two caches
-        each (a session's, and one to be timed in), and what loading raises.
+        Raises what loading raises, and MemoryLimitError, before anything is loaded, if the models do not all fit next
+        to the drafter with two caches each (one for a session, one for timing).
         """
         return self.pair.pool.load_comparable(files, self.plan.context_length, for_prompts=for_prompts)
 
     def fastest_plain(self) -> tuple[Mapping[str, Any], float] | None:
-        """The setting (for ``in_setting``) known to decode plainly faster than the target's own, and how many times.
+        """The fastest setting of plain decoding (for ``in_setting``), and its speed over the target's own setting.
 
-        None if its own is the fastest that was timed.
+        None if the target's own setting is the fastest timed one.
         """
         return fastest_plain(self.pair.target, self.measurements.store)
 
     def ranking(self) -> Ranking | None:
-        """Every way to run on this machine that was measured, the plan first; None before anything was."""
+        """Every measured way to run on this machine, the plan first; None before any measurement."""
         return self.pair.ranking
 
     def close(self) -> None:
@@ -326,7 +326,7 @@ class Engine:
                 return
             pair.closed = True
             sessions = list(pair.sessions)
-        with ExitStack() as parts:  # the last first, and all, also where a Ctrl-C interrupts one
+        with ExitStack() as parts:  # in reverse order; a Ctrl-C in one close skips no other
             parts.callback(pair.tokenizer.close)
             parts.callback(pair.target.close)
             parts.callback(pair.pool.close)
@@ -347,7 +347,7 @@ class Engine:
 
 
 def _is_busy(stop: threading.Event) -> bool:
-    """Whether other programs keep the processors busy now; so it is called where ``stop`` is set."""
+    """Whether other programs keep the processors busy now, or ``stop`` was set."""
     neighbours = Neighbours()
     with neighbours:
         stopped = stop.wait(_LOOK_S)

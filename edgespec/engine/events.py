@@ -1,4 +1,4 @@
-"""What a Session tells while it generates, and an Engine while it loads: frozen, typed events."""
+"""Typed, frozen events: of a Session that generates, and of an Engine that loads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """More of the answer: complete characters only, never taken back. ``token_ids`` arrived with it.
+    """More of the answer: complete characters only, never taken back. ``token_ids`` arrived with the text.
 
-    ``guessed_by`` has an entry for each of them: the drafter that guessed it (``model``, ``lookup``), or None where
-    it is the target's own. ``lengths`` tells how many characters of the text came with each. Bytes of the last token
-    may still be held back, so the text can end before its tokens do, and what is left at the end comes with none.
+    ``guessed_by`` has an entry for each token: the drafter that guessed it (``model``, ``lookup``), or None for the
+    target's own. ``lengths`` has the number of characters that came with each token. Bytes of the last token may be
+    held back, so text can lag behind its tokens; the rest at the end of the answer comes without tokens.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a person should know: old turns were dropped, a drafter was lost."""
+    """A sentence for the user, for example that old turns were dropped or a drafter was lost."""
 
     message: str
 
@@ -48,9 +48,9 @@ class Notice:
 class Done:
     """The answer is complete: its whole text, ids (end-of-sequence included), counters, plan and sampling.
 
-    ``speculation_off`` says why no drafter was used, where that is the case, and ``speculation_off_code`` is its code
-    (interfaces/reasons.py); ``plain_tokens_per_s`` is the measured plain speed, None if it was not timed.
-    ``reasoning`` is the thinking in the text, without its marks; None where there is none.
+    ``speculation_off`` says why no drafter was used, None if one was; ``speculation_off_code`` is the reason's code
+    (interfaces/reasons.py). ``plain_tokens_per_s`` is the measured plain speed; None if it was not timed.
+    ``reasoning`` is the thinking in the text, without its marks; None without thinking.
     """
 
     finish_reason: FinishReason
@@ -66,7 +66,7 @@ class Done:
 
     @property
     def same_text(self) -> bool:
-        """False under the rejection rule with sampling: the target's distribution, but not a seed's text."""
+        """Whether plain decoding would give this text. False when sampling by the rejection rule."""
         return self.plan.mode == "plain" or self.sampling.rule == "keyed" or self.sampling.greedy
 
 
@@ -75,7 +75,7 @@ Event: TypeAlias = Text | Round | Notice | Done
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A step of loading; ``fraction`` (0 to 1) is None where it is not known."""
+    """A step of loading; ``fraction`` (0 to 1) is None if it is not known."""
 
     stage: str
     fraction: float | None = None

@@ -1,4 +1,4 @@
-"""A loaded target with the drafters found for it, and the plan for them: what sessions and calibrations are given."""
+"""A loaded target with its drafters and their plan: the state that sessions and calibrations share."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from edgespec.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Who drafts for one answer and how far. Given to a session it replaces the plan's: for measuring and comparing.
+    """Who drafts for one answer and how far. A session with a Speculation ignores the plan: to measure and compare.
 
-    A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` takes the place
-    of the engine's: the same weights in another setting, say. With ``budget`` (called for each answer) drafting and
-    verifying are pipelined; without one, or where it gives none, they are serial. Without ``siblings`` a serial round
-    puts forward a chain alone, also where the target scores trees.
+    A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` replaces the
+    engine's, for example by the same weights in another setting. ``budget`` is called for each answer: if it gives a
+    Budget, drafting and verifying are pipelined, else serial. Without ``siblings`` a serial round proposes a chain
+    only, also if the target scores trees.
     """
 
     drafters: tuple[Drafter, ...]
@@ -60,7 +60,7 @@ class Speculation:
 
 
 class LoadedPair:
-    """Target, drafters, tokenizer and measurements, the plan that follows from them, and the sessions that use it."""
+    """Target, drafters, tokenizer and measurements, their plan, and the sessions that use them."""
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class LoadedPair:
         self.pool = pool
         self.request = request
         self.probe = probe
-        self.considered = considered  # files on this machine that do not draft, and why
+        self.considered = considered  # files on this machine that do not draft, with reasons
         self._notices = notices  # for the reader of the next answer
-        self.most_threads = most_threads or target.settings.threads  # of which fewer may be faster
+        self.most_threads = most_threads or target.settings.threads  # fewer threads may be faster
         self.lock = threading.RLock()
         self.closed = False
-        # Not kept alive by the pair: a server opens thousands of sessions in its life.
+        # Weak: a server opens thousands of sessions, and the pair must not keep them alive.
         self.sessions: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Weak references: what ends a calibration that is under way, and what frees what only a calibration needs.
+        # Weak references to methods that end a running calibration, and that free the memory only it needs.
         self.on_new_power: Callable[[], Callable[[], None] | None] = lambda: None
         self.on_answer: Callable[[], Callable[[], None] | None] = lambda: None
         drafters: list[Drafter] = []
@@ -120,23 +120,23 @@ class LoadedPair:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether the target's cache can drop its last tokens."""
+        """Whether the target's cache can drop rejected tokens."""
         return self.target.facts.can_rewind
 
     @property
     def depth_cap_allowed(self) -> int:
-        """The deepest draft that keeps the exactness asked for, whether or not the plan drafts at all."""
+        """The largest depth that keeps the requested exactness, whether or not the plan drafts."""
         if not self.can_rewind or self.probe is None:
             return 0
         return WIDEST - 1 if self.profile.exactness == "near" else self.probe.depth_cap
 
     @property
     def family(self) -> Family | None:
-        """The known family that the target is of."""
+        """The target's model family; None if unknown."""
         return family_of(self.target.header, self.pool.target.name)
 
     def drafter_offer(self) -> DrafterOffer | None:
-        """A drafter to fetch for a target without one, where that is expected to pay."""
+        """A drafter to fetch for a target without one, if it is expected to be faster than plain decoding."""
         request, target = replace(self.request, sources=("model",)), self.target.facts
         if self.profile.draft != "auto" or request.depth == 0 or self.pool.drafter is not None or not self.can_rewind:
             return None
@@ -147,41 +147,41 @@ class LoadedPair:
             return None if judged.why_not is not None else judged.speedup
 
         offer = best_offer(self.family, target, expected_speedup)
-        here = {one.what for one in self.considered}  # fetched before, and it does not draft
+        here = {one.what for one in self.considered}  # already on this machine, and it does not draft
         return None if offer is None or offer.model in here else offer
 
     @property
     def session_memory(self) -> MemoryEstimate:
-        """What the target takes with one session."""
+        """The memory of the target with one session."""
         return memory_needed(self.pool.target, self.target.settings, self.request.context_length)
 
     @property
     def answering(self) -> bool:
-        """Whether an answer is under way, or waits for its reader."""
-        with self.lock:  # no session is added meanwhile
+        """Whether an answer is running, or waits for its reader."""
+        with self.lock:  # no session may be added during the loop
             return any(session.answering for session in self.sessions)
 
     def speculation(self) -> Speculation:
-        """The plan as it is now."""
+        """The current plan."""
         return Speculation(
             drafters=self.drafters, policy=self.policy, depth_cap=self.plan.depth_cap, budget=self.pipeline_budget
         )
 
     def pipeline_budget(self) -> Budget | None:
-        """How much each round of one answer verifies where the plan drafts beside the target; None where not."""
+        """The budget of each round of one answer if the plan is pipelined; else None."""
         if self.plan.mode != "pipelined":
             return None
         return MeasuredBudget(self.plan.depth_cap, self.costs())
 
     def costs(self) -> Costs:
-        """What is known of times and prices now."""
+        """The current estimates of times and costs."""
         return replace(self.measurements.costs(), load_s=self.pool.load_s)
 
     def prepare_drafter(self, tell: LoadProgress) -> None:
-        """Lay out the drafter's weights, where the plan uses it and later loads will only have to map them.
+        """Lay out the drafter's weights if the plan uses the drafter and later loads can map the result.
 
-        That is done once on a machine, takes seconds and is waited for: no answer pays for it. Failing is no error
-        here: the answer that drafts tells of it.
+        Runs once on a machine and takes seconds, before the first answer. A failure is not raised here: the answer
+        that drafts reports it.
         """
         drafter, own = self.plan.drafter, self.pool.drafter
         if own is None or drafter is None or drafter.model is None or not self.plan.depth_cap or not own.will_prepare:
@@ -193,7 +193,7 @@ class LoadedPair:
     # ------------------------------------------------------------------------------------------ plan
 
     def replan(self) -> None:
-        """Plan from what is stored now; answers that begin from here on follow the new plan."""
+        """Plan again from the stored measurements. The next answers follow the new plan."""
         self.probe = self.measurements.widths() or self.probe
         costs = self.costs()
         self.plan = self._plan_by(costs)
@@ -204,9 +204,9 @@ class LoadedPair:
             self.policy = self._policy_by(costs)
 
     def _plan_by(self, costs: Costs) -> Plan:
-        """The best of what was ranked, in words."""
+        """The best way of the ranking, as a plan."""
         near = self.profile.exactness == "near"
-        # The longest context at which drafting keeps the exactness asked for; None where length does not matter.
+        # The longest context at which drafting keeps the requested exactness; None: any length.
         self.exact_length = None if near else exact_length(self.probe, self.target.facts)
         allowed = self.pool.left_bytes + self.session_memory.total_bytes
         self.ranking = self.measurements.ranking(self.request, self.probe, costs, self.pool.places, allowed)
@@ -219,24 +219,23 @@ class LoadedPair:
         return make_policy(name, self.plan.depth_cap, costs, known.priors, known.history, pipelined=pipelined)
 
     def begin_answer(self) -> None:
-        """What every answer begins with."""
+        """Prepare for an answer: stop reading ahead, free calibration memory, follow the power source."""
         self.read_ahead.put_off()
         if (free := self.on_answer()) is not None:
             free()
         self._notices += self.follow_power()
 
     def take_notices(self) -> tuple[str, ...]:
-        """The sentences that the reader of an answer is about to see, and nobody after that."""
+        """The pending notices for the reader of an answer. Each notice is returned once."""
         notices, self._notices = self._notices, ()
         if notices:
             self.measurements.place_announced()
         return notices
 
     def follow_power(self) -> tuple[str, ...]:
-        """Plan anew if the machine went on battery or back to mains: times measured on the other do not hold.
+        """Plan again if the machine switched between battery and mains: each has its own measurements.
 
-        Returns the sentence that says so, if there is a new plan. A source that cannot
-        be told for a moment is no change.
+        Returns a notice if there is a new plan. A source that cannot be read counts as unchanged.
         """
         now = power_source()
         with self.lock:
@@ -247,32 +246,32 @@ class LoadedPair:
             if (give_up := self.on_new_power()) is not None:
                 give_up()
             self.replan()
-        return (f"the machine runs on {now} now: planned anew",)
+        return (f"the machine runs on {now} now: planned again",)
 
     def adopt(self, *, threads: int) -> bool:
-        """Go on with the target's weights on other threads; False while a session is open."""
+        """Run the target's weights with another number of threads; False while a session is open."""
         with self.lock:
             if self.closed or any(not session.closed for session in self.sessions):
                 return False
             other = self.target.with_settings(threads=threads)
             self.target.close()
             self.target, self.probe = other, None
-            self.pool.use_threads(other.settings.threads)  # drafters run as the target does
+            self.pool.use_threads(other.settings.threads)  # drafters use the target's threads
             self.pool.load_prepared()
             self.measurements = self._measurements_in(self.measurements.store)
-            self.replan()  # the depths of the old plan are those of another numeric class
+            self.replan()  # the old plan's depths belong to another numeric class
         return True
 
     def _measurements_in(self, store: Measurements) -> PairMeasurements:
-        """What is stored of the target and its drafter as they are now."""
+        """The stored measurements of the target and its drafter in their current settings."""
         drafter = self.pool.drafter
         facts = None if drafter is None else drafter.facts
         return PairMeasurements(store, self.target.facts, facts, self.request.sources, self.request.context_length)
 
 
 def _model_drafter(pool: ModelPool) -> Drafter:
-    """Drafts with the pool's model; if its head is trimmed, only while it can say what is being written."""
-    # Weakly: an engine that is forgotten must not live on through its own drafter.
+    """Drafts with the pool's model; with a trimmed head, only while its head covers the text."""
+    # Weak references: a forgotten engine must not be kept alive by its own drafter.
     open_drafter, open_whole = weakref.WeakMethod(pool.drafter_model), weakref.WeakMethod(pool.whole_drafter_model)
     drafter = ModelDrafter(lambda: _called(open_drafter))
     kept_ids = None if pool.drafter is None else pool.drafter.file.kept_ids
@@ -289,33 +288,33 @@ def _called(method: weakref.WeakMethod[Callable[[], BackgroundModel]]) -> Model:
     return alive()
 
 
-# How long nothing is answered before the drafter reads ahead. A program asks again within milliseconds, a person who
-# types takes seconds. A choice between the two.
+# Idle time before the drafter reads ahead: a program asks again within milliseconds, a person types for seconds. A
+# choice between the two.
 IDLE_S = 0.5
 
 
 class Answers(Protocol):
-    """Who knows whether somebody waits."""
+    """Knows whether an answer is running."""
 
     @property
     def answering(self) -> bool:
-        """Whether an answer is under way."""
+        """Whether an answer is running."""
 
 
 class Reader(Protocol):
-    """Whose drafter reads ahead."""
+    """A session whose drafter reads ahead."""
 
     def read_ahead(self) -> object:
-        """Begin to read, and return at once."""
+        """Begin to read, and return immediately."""
 
     def stop_reading(self) -> None:
-        """End it soon."""
+        """Stop reading soon."""
 
 
 class ReadAhead:
-    """Lets the drafter read the conversation of the latest answer, once nothing was answered for ``idle_s``.
+    """Lets the drafter read the conversation of the latest answer after ``idle_s`` without an answer.
 
-    Thread-safe; keeps nobody alive.
+    Thread-safe. Keeps no engine and no session alive.
     """
 
     def __init__(self, owner: Answers, idle_s: float = IDLE_S) -> None:
@@ -326,14 +325,14 @@ class ReadAhead:
         self._reader: Callable[[], Reader | None] = lambda: None
 
     def when_idle(self, reader: Reader) -> None:
-        """An answer of ``reader`` ended."""
+        """Start the idle time: an answer of ``reader`` ended."""
         self._reader = weakref.ref(reader)
         timer = threading.Timer(self._idle_s, _begin, (self._owner, self._reader))
         timer.daemon, timer.name = True, "edgespec-read-ahead"
         self._exchange(timer)
 
     def put_off(self) -> None:
-        """An answer or a measurement begins: reading ends."""
+        """Stop reading, because an answer or a measurement begins."""
         self._exchange(None)
         reader = self._reader()
         if reader is not None:
@@ -345,7 +344,7 @@ class ReadAhead:
             if before is not None:
                 before.cancel()
             if timer is not None:
-                with contextlib.suppress(RuntimeError):  # there are limits on threads: it reads when it pays
+                with contextlib.suppress(RuntimeError):  # the thread limit is reached: skip reading ahead
                     timer.start()
 
 

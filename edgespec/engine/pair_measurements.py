@@ -1,4 +1,4 @@
-"""What is known of a target and its drafters on this machine: measured times, and what conversations have taught."""
+"""Measurements of a target and its drafter on this machine: times, and acceptance in conversations."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.experience import SAMPLED
 from edgespec.runtimes.llama.context import EVERY_LAYER
 
-# Drafters that need no model cost nothing worth counting.
+# Drafters without a model: their cost is negligible.
 _FREE_SOURCES = ("lookup",)
 
 MEASURED_BUSY = Reason(
     "measured_busy",
-    "other programs kept the processor busy while this was measured: the times are rough, and are measured again "
-    "when it is quiet",
+    "other programs kept the processor busy during this measurement: the times are rough, and are measured again "
+    "when the machine is idle",
 )
 
 
 class PairMeasurements:
     """Reads and writes ``store`` for one target, its drafter (None without one) and the sources that may draft.
 
-    ``context_length`` is the longest context that its width classes have to hold for.
+    ``context_length`` is the longest context that the width classes must cover.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PairMeasurements:
         self.target = target
         self.drafter = drafter
         self._context_length = context_length
-        self.drafter_failure: str | None = None  # why its model could not be loaded to be measured
+        self.drafter_failure: str | None = None  # why the drafter could not be loaded and measured
         self._sources = tuple(sources)
         self.priors: dict[str, AcceptancePrior] = {}
         for source in (*sources, *(source + SAMPLED for source in sources)):
@@ -78,7 +78,7 @@ class PairMeasurements:
         self.history = self.store.load_history(self.target, self._identity("model"))
 
     def _load_prior(self, source: str) -> AcceptancePrior | None:
-        """A file that cannot be used is begun afresh: nothing else would, where nothing is drafted."""
+        """The stored acceptance. An unusable file is replaced here: without drafting no other code replaces it."""
         noted = len(self.store.notes)
         prior = self.store.load_acceptance(self.target, self._identity(source))
         if len(self.store.notes) > noted:
@@ -87,7 +87,7 @@ class PairMeasurements:
 
     @property
     def notes(self) -> tuple[Reason, ...]:
-        """What is said of the target before anything else: where it runs, and measurements that were ignored."""
+        """The plan's first reasons: where the target runs, and which measurements were ignored."""
         layers = self.target.settings.get("gpu_layers", EVERY_LAYER)
         some = "" if layers == EVERY_LAYER else f", {layers} of its layers"
         threads = f"{self.target.threads} thread{'s' if self.target.threads != 1 else ''}"
@@ -96,12 +96,12 @@ class PairMeasurements:
         settled = self.store.load_place(self.target)
         if settled.chosen is not None:
             runtime, device, _ = settled.chosen
-            said = f"calibrations agree that {runtime} on {device} is fastest: it runs there unless a place is named"
+            said = f"calibrations agree that {runtime} on {device} is fastest: it runs there unless a place is set"
             notes.append(Reason("target_taken_over", said))
         if settled.ahead is not None:
             runtime, device, _ = settled.ahead
             said = (
-                f"the last calibration found {runtime} on {device} clearly faster: if the next agrees, it moves there"
+                f"the last calibration found {runtime} on {device} clearly faster: if the next one agrees, it moves"
             )
             notes.append(Reason("target_may_move", said))
         if self.drafter_failure is not None:
@@ -111,7 +111,7 @@ class PairMeasurements:
         return (*notes, *(Reason("measurement_ignored", note) for note in self.store.notes))
 
     def widths(self) -> WidthProbe | None:
-        """None also where the stored probe was made for a shorter context: it says nothing about the rest."""
+        """The target's stored probe; None without one, or if it was made for a shorter context."""
         return self._widths_of(self.target)
 
     def _widths_of(self, facts: ModelFacts) -> WidthProbe | None:
@@ -119,7 +119,7 @@ class PairMeasurements:
         return probe if probe is not None and holds_for(probe, facts, self._context_length) else None
 
     def target_times(self) -> ModelTimes | None:
-        """None also where they were measured for a shorter context: attention over a longer one takes longer."""
+        """The target's stored times; None without, or if measured for a shorter (faster) context."""
         times = self.store.load_times(self.target)
         return times if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1] else None
 
@@ -127,9 +127,9 @@ class PairMeasurements:
         return None if self.drafter is None else self.store.load_times(self.drafter)
 
     def costs(self) -> Costs:
-        """Curves and prices as they are measured here, and each that is not as it is expected, if anybody can tell.
+        """Curves and costs: measured ones if there are any, else estimates if possible.
 
-        Expected times are those of similar machines at the speed of this one's plain forwards.
+        Estimates are the times of similar machines, scaled to this machine's plain forwards.
         """
         times, drafter_times = self.target_times(), self.drafter_times()
         plain_s = self.store.plain_s(self.target)
@@ -157,13 +157,13 @@ class PairMeasurements:
         )
 
     def _expected_plain_s(self) -> float:
-        """T(1) as the self-check saw it once, or by the bytes that are read."""
+        """T(1) from the self-check, else estimated from the bytes that a forward reads."""
         probe = self.widths()
         seen_s = None if probe is None else probe.plain_forward_s
         return seen_s or expected_plain_s(self.target)
 
     def _contention(self, target: ModelFacts, drafter: ModelFacts) -> Contention | None:
-        """What the two were measured to cost each other, as far as that can be true."""
+        """How much the two slow each other down, as measured; corrected for shared processors."""
         both = self.store.load_contention(target, drafter)
         if both is None or {target.device, drafter.device} != {HOST}:
             return both
@@ -171,7 +171,7 @@ class PairMeasurements:
 
     @property
     def missing(self) -> bool:
-        """Whether something a plan needs has not been measured, and can be."""
+        """Whether a measurement that the plan needs is missing and possible."""
         if not self._sources:
             return False
         costs = self.costs()
@@ -182,13 +182,13 @@ class PairMeasurements:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs took so much while these models were timed that it had better be done again."""
+        """Whether other programs disturbed the stored times, so that they should be measured again."""
         facts = (self.target,) if self.drafter is None else (self.target, self.drafter)
         return any(self.store.busy_share(each) > 0 for each in facts)
 
     @property
     def unproven(self) -> bool:
-        """Whether nobody has looked how often the drafting model is right, and it could pay if it were."""
+        """Whether the drafter's acceptance is unknown, and a drafter that is always right would be faster."""
         return self.drafter_failure is None and "model" not in self.priors and self.may_pay("model")
 
     def ranking(
@@ -201,11 +201,11 @@ class PairMeasurements:
         *,
         loaded: bool = True,
     ) -> Ranking | None:
-        """Every way to run that was measured, what the plan does first; None where no times are known.
+        """Every measured way to run, the plan first; None without known times.
 
-        The target runs where it runs: its other places are compared and stay what they are (``settle_place``). The
-        drafter may be in any of the ``places`` it was timed in, unless it is ``loaded``. The drafting model is judged
-        by what earlier conversations taught.
+        The target's place is fixed: other places are only compared (``settle_place``). The drafter may be in any of
+        the ``places`` where it was timed, unless it is ``loaded``. The drafter is judged by its acceptance in earlier
+        conversations.
         """
         if costs.curves is None:
             return None
@@ -220,7 +220,7 @@ class PairMeasurements:
         if places.targets or places.drafters:
             memory |= {HOST: allowed_bytes, **places.memory_bytes}
         for name, needed in taken_bytes(own, drafter if loaded else None, HEADROOM_BYTES).items():
-            memory[name] = max(memory.get(name, 0), needed)  # what is loaded fits
+            memory[name] = max(memory.get(name, 0), needed)  # loaded models fit
         pairs: dict[Pair, Contention] = {}
         both = contention_of(request, costs)
         if both is not None and self.drafter is not None:
@@ -233,7 +233,7 @@ class PairMeasurements:
         return None if ranking is None else replace(ranking, rejected=(*ranking.rejected, *rejected))
 
     def _drafter_option(self, request: PlanRequest, costs: Costs, places: Placements) -> DrafterOption | None:
-        """The drafting model where it runs; None without one, or where nobody knows what it costs."""
+        """The drafting model in its current place; None without a model or without a known cost."""
         facts, cost = self.drafter, costs.drafts.get("model")
         if facts is None or cost is None:
             return None
@@ -264,7 +264,7 @@ class PairMeasurements:
         *,
         loaded: bool,
     ) -> list[Rejected]:
-        """Add the other places that were timed, and what pairs of them cost each other; says why not the rest."""
+        """Add the other timed places and the contention of pairs. Returns the rest with reasons."""
         rejected: list[Rejected] = []
         rates = tuple(costs.acceptance.get("model", ()))
         for place in places.targets:
@@ -273,7 +273,7 @@ class PairMeasurements:
             option = self._option_at(place)
             if option is not None:
                 targets.append(option)
-            elif not same_place(place.facts, self.target):  # else the target's own setting there speaks for it
+            elif not same_place(place.facts, self.target):  # the target's own setting already stands for its place
                 rejected.append(places.too_small(place) or place.not_measured())
         known = [(one.device, one.runtime) for one in drafters if one is not None]
         for place in places.drafters:
@@ -292,7 +292,7 @@ class PairMeasurements:
         return rejected
 
     def _option_at(self, place: Placement) -> TargetOption | None:
-        """The target as it was timed in another place, for contexts as long as this one; None if it was not."""
+        """The target as timed in another place for contexts of this length; None without such times."""
         times, probe = self.store.load_times(place.facts), self._widths_of(place.facts)
         if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1]:
             stable = None if probe is None else probe.depth_cap
@@ -303,9 +303,9 @@ class PairMeasurements:
         return place.target_option(Curve(widths=(1,), forward_s=(seconds,)), 0, eligible=False)
 
     def settle_place(self, places: Placements) -> None:
-        """A calibration timed the target here and in other places: keep the place, or change it once two agree.
+        """Compare the target's times here and in other places: change the place once two calibrations agree.
 
-        A change holds from the next load on.
+        A change takes effect with the next load.
         """
         times, widths = self.target_times(), self.widths()
         here = next((place for place in places.targets if same_place(place.facts, self.target)), None)
@@ -323,14 +323,14 @@ class PairMeasurements:
             self.store.save_place(self.target, after)
 
     def place_announced(self) -> None:
-        """The user was told where the target runs now, if that was another place before."""
+        """Note that the user has seen the notice about the target's new place."""
         settled = self.store.load_place(self.target)
         here = self.target.runtime, self.target.device
         if settled.chosen is not None and settled.chosen[:2] == here and not settled.announced:
             self.store.save_place(self.target, replace(settled, announced=True))
 
     def may_pay(self, source: str) -> bool:
-        """Whether a source could be faster than plain decoding if it were always right."""
+        """Whether drafting by ``source`` would be faster than plain decoding if every guess were accepted."""
         costs, widths = self.costs(), self.widths()
         cost = costs.drafts.get(source)
         if costs.curves is None or cost is None or widths is None:
@@ -338,7 +338,7 @@ class PairMeasurements:
         return best_possible(costs.curves.curves[0], cost, widths.depth_cap).speedup > DRAFT_MARGIN
 
     def learn_prior(self, source: str, acceptance: Acceptance) -> None:
-        """Keep what was measured about a source before any conversation."""
+        """Store a source's measured acceptance, before any conversation."""
         self.priors[source] = acceptance.as_prior()
         self.store.save_acceptance(self.target, self._identity(source), self.priors[source])
 
@@ -356,7 +356,7 @@ class PairMeasurements:
             self.store.save_history(self.target, self._identity("model"), history)
 
     def _identity(self, source: str) -> str:
-        """A drafting model is known by its file and what its weights are kept as: any other one starts afresh."""
+        """A source's key in the store; a model's file and weight format are part of it."""
         if source.removesuffix(SAMPLED) != "model" or self.drafter is None:
             return source
         weights = self.drafter.settings.get("weights")
@@ -365,7 +365,7 @@ class PairMeasurements:
 
 
 def _same_setting(one: ModelFacts, other: ModelFacts) -> bool:
-    """Whether two descriptions of a model are of the same way to run it."""
+    """Whether two descriptions run the model in the same setting."""
     return (one.runtime, one.device, one.threads, one.kv_type, dict(one.settings)) == (
         other.runtime,
         other.device,

@@ -1,4 +1,4 @@
-"""Session: one conversation's mutable state."""
+"""Session: one conversation, its caches and its answers."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.thinking import ThinkingText, split_thinking
 
-# Codes of what may be otherwise once the drafter is loaded.
+# Reason codes that may no longer hold once the drafter is loaded.
 _FOR_NOW = ("answer_too_short", "not_paying_now")
 
-# Seeds that are drawn are typed in again to get the same answer: nine digits are enough to tell answers apart.
+# A user may type a drawn seed again to repeat an answer: nine digits are enough for distinct answers.
 _SEEDS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """One answer as it begins: what is asked, how it is decoded, and the task that decodes it.
+    """One answer as it begins: its turn, how it is decoded, and the task that decodes it.
 
-    ``history`` are the turn's tokens, to which the loop adds the answer's.
+    ``history`` are the turn's tokens; the loop adds the answer's tokens.
     """
 
     turn: Turn
@@ -56,7 +56,7 @@ class _Answer:
 
 
 class Session:
-    """One conversation: its messages, its caches on both sides, its answers.
+    """One conversation: its messages, the caches of target and drafters, its answers.
 
     ``generate`` one answer at a time; ``cancel`` from any thread; ``close`` when done. Created by
     ``Engine.session``.
@@ -74,23 +74,23 @@ class Session:
         self._pair = pair
         self._speculation = speculation
         self._conversation = Conversation(pair.prompts, system, messages, think=think)
-        # Re-entrant: a forgotten Generation's destructor may cancel from inside a locked block of the same thread.
+        # Re-entrant: a Generation's destructor may call ``cancel`` inside a locked block of the same thread.
         self._lock = threading.RLock()
         self._settling = threading.Lock()
         self._closing = threading.RLock()
         self._closed = False
         self._active: tuple[_Answer, Future[None]] | None = None
-        # Those of the latest answer: the engine may plan anew while it is written.
+        # Policy and plan of the latest answer: the engine may plan again during an answer.
         self._depth: AnswerPolicy = self._speculating.policy.answer(prompt_tokens=0)
         self._plan: Plan = pair.plan
         self._target: TokenSequence = self._open_target()
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
-        self._drafts: CombinationState = self._start_drafts()  # kept between answers so that their caches are
+        self._drafts: CombinationState = self._start_drafts()  # kept between answers to keep their caches
         self._draft_thread: WorkerThread | None = None
 
     @property
     def messages(self) -> tuple[dict[str, str], ...]:
-        """The conversation so far, the system message first where there is one."""
+        """The conversation so far, beginning with the system message if there is one."""
         return self._conversation.messages
 
     @property
@@ -104,13 +104,13 @@ class Session:
 
     @property
     def _speculating(self) -> Speculation:
-        """The pair's plan as it is now, unless this session has its own."""
+        """This session's own Speculation, else the pair's current plan."""
         return self._pair.speculation() if self._speculation is None else self._speculation
 
     def clear(self, *, keep_cache: bool = True) -> None:
-        """Forget the conversation, not the system message.
+        """Forget the conversation, but keep the system message.
 
-        What a later prompt shares with the old conversation need not be read again, unless ``keep_cache`` is off.
+        With ``keep_cache`` a later prompt reuses the cache for tokens that it shares with the old conversation.
         """
         self._settle_forgotten()
         self._conversation.clear()
@@ -121,13 +121,13 @@ class Session:
             drafts.close()
 
     def undo(self) -> str | None:
-        """Take the last turn back; returns its prompt, None where there is no turn. ``generate`` answers it anew."""
+        """Remove the last turn. Returns its prompt, for another ``generate``; None without a turn."""
         self._settle_forgotten()
         return self._conversation.undo()
 
     @property
     def system(self) -> str | None:
-        """The system message. Another one holds from the next answer on, for the whole conversation."""
+        """The system message. A new one takes effect with the next answer, for the whole conversation."""
         return self._conversation.system
 
     @system.setter
@@ -148,10 +148,10 @@ class Session:
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
-        ``depth`` None is the plan's; a number is capped by the plan's class and is that of chains alone, 0 is plain
-        decoding. ``sampling`` None is greedy. Raises InvalidRequestError, PromptTooLongError, TemplateError and
-        ClosedError here, everything else from the iteration. The turn joins the conversation when its answer ends,
-        however it ends, unless nothing was answered.
+        ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
+        plain decoding. ``sampling`` None is greedy. Raises InvalidRequestError, PromptTooLongError, TemplateError and
+        ClosedError here, everything else from the iteration. The turn joins the conversation when its answer ends for
+        any reason, unless the answer is empty.
         """
         started = time.perf_counter()
         check_request(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw)
@@ -187,7 +187,7 @@ class Session:
         sampling = _seeded(sampling or Sampling(rule=pair.profile.rule))
         budget = None if depth == 0 or speculating.budget is None else speculating.budget()
         cap = speculating.depth_cap if depth is None else min(depth, speculating.depth_cap)
-        # Beside the target a chain has one token more: a window's forward scores the first token of the next one too.
+        # A pipelined chain has one more token: a window's forward also scores the next window's first token.
         policy = speculating.policy if depth is None else FixedDepth(cap + (budget is not None))
         plain = isinstance(policy, FixedDepth) and policy.depth == 0
         room = self._target.context_length - len(turn.tokens)
@@ -236,7 +236,7 @@ class Session:
             siblings = siblings and self._can_branch
             return DecodeLoop(self._target, drafts, depth, self._chooser, history, limits, siblings=siblings)
         if self._draft_thread is None:
-            self._draft_thread = WorkerThread("edgespec-draft", lambda: None)  # nobody waits on it
+            self._draft_thread = WorkerThread("edgespec-draft", lambda: None)  # no caller waits on this thread
         return PipelinedLoop(
             self._target,
             drafts,
@@ -249,7 +249,7 @@ class Session:
         )
 
     def _start(self, answer: _Answer) -> None:
-        """Hand the answer to the target's worker thread. Raises ClosedError, InvalidRequestError."""
+        """Submit the answer to the target's worker thread. Raises ClosedError, InvalidRequestError."""
         with self._lock:
             if self._closed:
                 raise ClosedError("this session is closed")
@@ -260,12 +260,12 @@ class Session:
             self._active = answer, self._target.submit(run)
 
     def _take_over(self, answer: _Answer) -> None:
-        """On the worker thread: the cache keeps what the old history shares with the new one."""
+        """On the worker thread: keep the cache of the tokens that old and new history share."""
         turn, conversation = answer.turn, self._conversation
         shared = common_prefix(conversation.history[: self._target.length], turn.tokens)
         shared = min(shared, len(turn.tokens) - 1)
         if shared < self._target.length and not self._pair.can_rewind:
-            shared = 0  # a running state can only be started over
+            shared = 0  # a recurrent state cannot be rewound, only reset
         answer.task.stats.cached_tokens = shared
         self._target.rewind(shared)
         conversation.begin(turn, answer.history)
@@ -274,7 +274,7 @@ class Session:
         self._plan = answer.plan
 
     def _reopen_if_broken(self) -> None:
-        """Start over with an empty cache if the old one could not be rewound: the conversation goes on."""
+        """Open an empty cache if the old one cannot be rewound; the conversation continues."""
         try:
             self._target.rewind(self._target.length)
         except RewindError:
@@ -300,17 +300,17 @@ class Session:
     # -------------------------------------------------------------------------------------- end of turn
 
     def cancel(self) -> None:
-        """End the answer in progress within one forward; without one, nothing happens. Any thread may call it."""
+        """End the answer in progress within one forward; does nothing without one. Any thread may call it."""
         with self._lock:
             if self._active is not None:
                 self._target.cancel()
                 self._drafts.cancel()
 
     def _settle(self, answer: _Answer) -> Done:
-        """Bring the session to the last token the reader was given."""
+        """End the turn at the last token that the reader got, and return its Done."""
         task = answer.task
-        task.forget()  # its reader is done with it, also if the wait below is interrupted
-        with self._settling:  # two threads may come here for one answer: a cancelled ``await`` leaves one behind
+        task.forget()  # the reader has left, also if the wait below is interrupted
+        with self._settling:  # two threads may settle one answer, after a cancelled ``await``
             with self._lock:
                 active = self._active
             if active is not None and active[0] is answer:
@@ -339,35 +339,35 @@ class Session:
         task, conversation = answer.task, self._conversation
         conversation.end(answer.turn, task.delivered_text, task.delivered_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
-        # find the same cache.
+        # start from the same cache.
         if self._pair.can_rewind:
-            with contextlib.suppress(EdgespecError):  # closed meanwhile, or broken: then its next use says so
+            with contextlib.suppress(EdgespecError):  # closed or broken: the next use raises the error
                 self._target.rewind(min(self._target.length, max(0, len(conversation.history) - 1)))
         if self._drafts.may_read_ahead and not self._closed:
             self._pair.read_ahead.when_idle(self)
 
     def read_ahead(self) -> list[Future[None]]:
-        """Let the drafter read what it lacks of the conversation, so that the next answer is drafted from its first
-        token on. For when nothing is answered; an answer that begins ends it."""
+        """Let the drafter read the rest of the conversation, so that the next answer drafts from its first token on.
+        Call it while no answer is generated; the next answer ends the reading."""
         with self._lock:
             if self._closed or self._active is not None:
                 return []
             return self._drafts.read_ahead(Context(list(self._conversation.history)))
 
     def stop_reading(self) -> None:
-        """End that soon."""
+        """Stop reading ahead soon."""
         self._drafts.stop_reading()
 
     @property
     def speculation_off(self) -> str | None:
-        """Why a drafter was not used in the latest answer, or is off now; None if all of them are on."""
+        """Why a drafter was not used in the latest answer, or is off now; None if every drafter is on."""
         off = self._speculation_off
         return None if off is None else off.text
 
     @property
     def _speculation_off(self) -> Reason | None:
         if failures := self._drafts.failures:
-            return Reason("drafter_failed", f"{'; '.join(failures.values())}; this session goes on without it")
+            return Reason("drafter_failed", f"{'; '.join(failures.values())}; this session continues without it")
         plan, drafters = self._plan, self._pair.drafters
         plain_because, off = plan.plain_because, plan.drafter_off
         if off is not None and not (plain_because and drafters):
@@ -378,22 +378,22 @@ class Session:
         longest = self._pair.exact_length
         if drafters and longest is not None and len(self._conversation.history) >= longest:
             said = (
-                f"guesses are checked to keep the text up to {longest} tokens of context, and this one is longer "
-                "(`edgespec calibrate` checks all of it)"
+                f"guesses are checked to keep the text up to {longest} tokens of context, and this context is longer "
+                "(`edgespec calibrate` checks the whole context)"
             )
             return Reason("context_too_long", said)
         reasons = [why for drafter in drafters if (why := self._why_off(drafter.kind)) is not None]
         return Reason(reasons[0].code, "; ".join(dict.fromkeys(why.text for why in reasons))) if reasons else None
 
     def _why_off(self, kind: str) -> Reason | None:
-        """Why a drafter that could draft did not; one that is being loaded was found worth that."""
+        """Why an available drafter did not draft: its own reason to wait, else the depth policy's reason."""
         why, silence = self._depth.why_off(kind), self._drafts.silences.get(kind)
         if silence is not None and (why is None or why.code in _FOR_NOW):
             return Reason("drafter_waits", silence)
         return why
 
     def _settle_forgotten(self) -> None:
-        """Finish an answer whose reader went away without closing it."""
+        """Finish an answer whose reader was forgotten without being closed."""
         with self._lock:
             if self._closed:
                 raise ClosedError("this session is closed")
@@ -410,14 +410,14 @@ class Session:
     def close(self) -> None:
         """End the answer in progress and free the caches. Idempotent; callable from any thread."""
         self.cancel()
-        with self._closing:  # a second caller waits for the first: afterwards the caches are gone for both
+        with self._closing:  # a second caller waits until the first has freed the caches
             with self._lock:
                 if self._closed:
                     return
                 self._closed = True
                 active = self._active
-                self.cancel()  # again, for an answer that began in between
-            with contextlib.ExitStack() as parts:  # the last first, and all, also where a Ctrl-C interrupts one
+                self.cancel()  # again: an answer may have begun in between
+            with contextlib.ExitStack() as parts:  # in reverse order; a Ctrl-C in one close skips no other
                 parts.callback(self._target.close)
                 parts.callback(self._drafts.close)
                 if self._draft_thread is not None:
@@ -434,7 +434,7 @@ class Session:
 
 
 def _seeded(sampling: Sampling) -> Sampling:
-    """With a seed of its own where it needs one and has none."""
+    """Add a random seed if the sampling needs a seed and has none."""
     if sampling.greedy or sampling.seed is not None:
         return sampling
     return replace(sampling, seed=secrets.randbelow(_SEEDS))
@@ -442,5 +442,5 @@ def _seeded(sampling: Sampling) -> Sampling:
 
 def _busy() -> InvalidRequestError:
     return InvalidRequestError(
-        "this session is already generating an answer", hint="open another session for another one"
+        "this session is already generating an answer", hint="wait for its end, or open another session"
     )

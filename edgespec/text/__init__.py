@@ -1,1 +1,1 @@
-"""Text and nothing but text: templates, tokenizers, incremental UTF-8, stop strings."""
+"""Chat templates, tokenizers and the marks around thinking."""

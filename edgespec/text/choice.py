@@ -1,4 +1,4 @@
-"""Which tokenizer a GGUF gets."""
+"""Chooses the tokenizer of a GGUF."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from edgespec.text.vocabulary import unsupported
 
 
 def open_tokenizer(path: Path, header: GgufHeader | None = None) -> Tokenizer:
-    """Our own where the vocabulary is one that it knows, llama.cpp's otherwise.
+    """Our own tokenizer if it supports the vocabulary, else llama.cpp's.
 
-    The file is checked first, unless its ``header`` was read before. Raises ModelFileError, RuntimeUnavailableError.
+    Without a ``header`` the file is read and checked first. Raises ModelFileError, RuntimeUnavailableError.
     """
     header = read_header(path) if header is None else header
     require_tokenizer(path, header)
@@ -25,7 +25,7 @@ def open_tokenizer(path: Path, header: GgufHeader | None = None) -> Tokenizer:
 
 
 def require_tokenizer(path: Path, header: GgufHeader) -> None:
-    """Raises RuntimeUnavailableError where a vocabulary needs llama.cpp and that cannot be used."""
+    """Raise RuntimeUnavailableError if the vocabulary needs llama.cpp and llama.cpp cannot be used."""
     reason = unsupported(header)
     if reason is not None:
         try:

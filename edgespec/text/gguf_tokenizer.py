@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF, built with Hugging Face's ``tokenizers``: the ids that llama.cpp finds, without it.
+"""The tokenizer of a GGUF, built with Hugging Face's ``tokenizers``: the same ids as llama.cpp's.
 
 BPE (Sennrich et al., 2016) with a letter for each byte (GPT-2, Radford et al., 2019), and SentencePiece's BPE with
-scores and bytes for what no piece covers (Kudo and Richardson, 2018).
+scores and with bytes for text outside the vocabulary (Kudo and Richardson, 2018).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.text.tokenizer import ControlToken
 from edgespec.text.vocabulary import SENTENCEPIECE, Kind, Special, Vocabulary, scores, strings
 
-_BLANK = "\u2581"  # SentencePiece's letter for one
+_BLANK = "\u2581"  # SentencePiece's letter for a blank
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
-# Longer pieces are not merged to: their parts are too many to try. Gemma 3 has some of 31 characters.
+# Longer pieces are never merged: they have too many splits to try. Gemma 3's longest has 31 characters.
 _LONGEST_PIECE = 512
 _ASCII_BLANKS = " \t\n\v\f\r"
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's letter for each byte: printable ones are themselves, the others follow from U+0100 on, in order."""
+    """GPT-2's letter for each byte: printable bytes are themselves, other bytes are U+0100 and up, in order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -39,8 +39,8 @@ _BYTES = _byte_letters()
 class GgufTokenizer:
     """Text to ids and back. Implements Tokenizer; thread-safe.
 
-    ``vocabulary.unsupported`` must have nothing to say of the file. Raises ModelFileError where its tables
-    contradict one another.
+    Only for files without a reason in ``vocabulary.unsupported``. Raises ModelFileError if the file's tables
+    contradict each other.
     """
 
     def __init__(self, header: GgufHeader) -> None:
@@ -83,7 +83,7 @@ class GgufTokenizer:
 
     @property
     def special_texts(self) -> list[str]:
-        """Of the tokens that are looked for before words are, control tokens included."""
+        """Texts of the special tokens, which are matched before words; control tokens included."""
         return [special.text for special in self._vocabulary.specials]
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
@@ -114,7 +114,7 @@ class GgufTokenizer:
         return [token for token in found if token < self.vocabulary_size]
 
     def _parts(self, text: str, *, special: bool) -> list[int | str]:
-        """The special tokens in the text, and what is between them."""
+        """The special tokens in the text, and the texts between them."""
         parts: list[int | str] = [text] if text else []
         if not self._may_hold_special.search(text):
             return parts
@@ -155,7 +155,7 @@ class GgufTokenizer:
             return b""
         if self._is_sentencepiece:
             return text.replace(_BLANK, " ").encode()
-        # A letter that stands for no byte occurs in damaged vocabularies only.
+        # Only damaged vocabularies have letters that encode no byte.
         return b"".join(bytes([_BYTES[letter]]) if letter in _BYTES else letter.encode() for letter in text)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
@@ -172,7 +172,7 @@ class GgufTokenizer:
 
 
 def _cut(text: str, special: Special) -> Iterator[int | str]:
-    """The text around a special token, and that token wherever it stands."""
+    """Split a text at a special token: the texts between, and the token's id at each occurrence."""
     first, *others = text.split(special.text)
     if first:
         yield first
@@ -184,7 +184,7 @@ def _cut(text: str, special: Special) -> Iterator[int | str]:
 
 
 class _Merges(Sequence[tuple[str, str]]):
-    """Pairs that are made as they are read: 150 000 tuples at once keep Python's garbage collector busy for 0.1 s."""
+    """A lazy list of pairs: a list of 150 000 tuples takes Python's garbage collector 0.1 s."""
 
     def __init__(self, pairs: Iterator[tuple[str, str]]) -> None:
         self._pairs = pairs
@@ -193,19 +193,19 @@ class _Merges(Sequence[tuple[str, str]]):
         return self._pairs
 
     def __len__(self) -> int:
-        return 0  # not known, and asked for only to reserve memory
+        return 0  # unknown; the library only reserves memory by it
 
     def __getitem__(self, index: object) -> Any:
         raise IndexError(index)
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether native code of the library gave up; such an error is no Exception, and has no type to import."""
+    """Whether the error is a panic of the library's native code, which has no importable type."""
     return type(error).__name__ == "PanicException"
 
 
 def _odd_merge(header: GgufHeader, vocabulary: Vocabulary) -> str | None:
-    """What is wrong with the first merge that makes no token; None if all of them do."""
+    """The error of the first merge whose result is not a token; None without one."""
     for merge in strings(header, "tokenizer.ggml.merges"):
         first, _, second = merge.partition(" ")
         if first + second not in vocabulary.ids:
@@ -215,15 +215,15 @@ def _odd_merge(header: GgufHeader, vocabulary: Vocabulary) -> str | None:
 
 def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
     split, ids = vocabulary.split, vocabulary.ids
-    assert split is not None  # or ``unsupported`` had said so
-    # Some vocabularies lack rare bytes. Such a byte is left out of the ids, but keeps its neighbours from merging.
+    assert split is not None  # checked by ``unsupported``
+    # Some vocabularies lack rare bytes. Such a byte gives no id, and its neighbours are not merged.
     lacking = [letter for letter in _BYTES if letter not in ids]
     ids = {**ids, **{letter: len(ids) + place for place, letter in enumerate(lacking)}}
 
     def pairs() -> Iterator[tuple[str, str]]:
         for merge in strings(header, "tokenizer.ggml.merges"):
             first, _, second = merge.partition(" ")
-            if first + second not in ids:  # the library would end in a panic over some of these
+            if first + second not in ids:  # some such pairs would make the library panic
                 raise ValueError(merge)
             yield first, second
 
@@ -236,7 +236,7 @@ def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
 
 
 def _sentencepiece(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
-    """SentencePiece merges two neighbours whose text is a piece, the piece with the best score first."""
+    """SentencePiece merges neighbours whose joined text is a piece, best score first."""
     ids, texts, own = vocabulary.ids, vocabulary.texts, scores(header)
 
     def pairs() -> Iterator[tuple[str, str]]:

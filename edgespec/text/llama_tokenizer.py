@@ -1,4 +1,4 @@
-"""llama.cpp's tokenizer: for vocabularies that only it knows. A GGUF is loaded without its weights."""
+"""llama.cpp's tokenizer, for vocabularies that only llama.cpp supports. Loads a GGUF without its weights."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.tokenizer import ControlToken
 
-# llama.h's LLAMA_TOKEN_ATTR_*: what is parsed only where control tokens are, and what strips blanks.
+# llama.h's LLAMA_TOKEN_ATTR_*: control tokens, and tokens that strip blanks.
 _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
 
 
 def _load_vocabulary(api: Any, path: Path) -> Any:
-    """llama.cpp's pointer to a model without its weights, which may be null.
+    """llama.cpp's pointer to a model without its weights; may be null.
 
-    On a thread of its own: it logs as it loads, and a Ctrl-C that came in a callback of native code would be dropped.
+    Runs on a separate thread: llama.cpp logs while it loads, and a Ctrl-C inside a native callback would be dropped.
     """
     params = api.llama_model_default_params()
     params.vocab_only = True
     loaded: list[Any] = []
-    loader = WorkerThread("edgespec-load", lambda: None)  # nothing ends it early; it takes a moment
+    loader = WorkerThread("edgespec-load", lambda: None)  # cannot be cancelled; takes a moment
     try:
         loader.run(lambda: loaded.append(api.llama_model_load_from_file(os.fsencode(path), params)))
     except BaseException:
@@ -45,7 +45,7 @@ def _load_vocabulary(api: Any, path: Path) -> Any:
 class LlamaTokenizer:
     """A GGUF's vocabulary, loaded by llama.cpp without the weights. Implements Tokenizer; thread-safe.
 
-    The file is checked first, unless its ``header`` was read before. Raises ModelFileError, RuntimeUnavailableError.
+    Without a ``header`` the file is read and checked first. Raises ModelFileError, RuntimeUnavailableError.
     """
 
     def __init__(self, path: Path, header: GgufHeader | None = None) -> None:
@@ -100,7 +100,7 @@ class LlamaTokenizer:
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         raw = text.encode("utf-8", "replace")
-        # One token a byte is the most any vocabulary produces, plus the begin and end markers.
+        # No vocabulary gives more than one token a byte, plus the begin and end tokens.
         capacity = len(raw) + 8
         ids = (ctypes.c_int32 * capacity)()
         add_bos = add_bos and self.adds_bos

@@ -1,32 +1,33 @@
-"""Thinking: what models write between marks before they answer, and the switch that some templates have for it."""
+"""Thinking: text between marks before a model's answer, and the templates' switch for it."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# The variable of templates that turns thinking off, as Qwen3's and those after it call it.
+# The template variable that turns thinking off, in Qwen3's templates and later ones.
 SWITCH = "enable_thinking"
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """What stands before and after a model's thinking in its text."""
+    """The marks before and after a model's thinking."""
 
     opening: str
     closing: str
 
     def open_in(self, prompt: str) -> bool:
-        """Whether a prompt ends inside of thinking, as templates do that begin it themselves."""
+        """Whether a prompt ends inside thinking: some templates write the opening mark."""
         return prompt.rfind(self.opening) > prompt.rfind(self.closing) and prompt.rstrip().endswith(self.opening)
 
     def answer_in(self, text: str) -> str:
-        """What a whole text says after its thinking."""
+        """The part of a whole text after its thinking."""
         before, closing, after = text.partition(self.closing)
         return (after if closing else before).lstrip()
 
 
-# Qwen3, DeepSeek R1, SmolLM3 and most others; Magistral; Seed-OSS. Marks that are control tokens are never text.
+# Qwen3, DeepSeek R1, SmolLM3 and most others; Magistral; Seed-OSS. Marks that are control tokens are not listed: they
+# never become text.
 _KNOWN = (
     ThinkingMarks("<think>", "</think>"),
     ThinkingMarks("[THINK]", "[/THINK]"),
@@ -35,30 +36,30 @@ _KNOWN = (
 
 
 def thinking_marks(template: str | None) -> ThinkingMarks | None:
-    """The marks that a chat template knows; None where it knows none."""
+    """The thinking marks in a chat template; None without marks."""
     return next((marks for marks in _KNOWN if template and marks.closing in template), None)
 
 
 def has_switch(template: str | None) -> bool:
-    """Whether thinking can be turned off in a chat template."""
+    """Whether a chat template has a switch for thinking."""
     return template is not None and re.search(rf"\b{SWITCH}\b", template) is not None
 
 
 class ThinkingText:
-    """Tells thinking from the answer in a text that comes bit by bit. The marks belong to the thinking.
+    """Separates thinking from the answer in a text that arrives in chunks. The marks belong to the thinking.
 
-    Thinking comes first: what looks like an opening mark after the answer has begun is text.
+    Thinking comes first: an opening mark inside the answer is text.
     """
 
     def __init__(self, marks: ThinkingMarks, *, inside: bool = False) -> None:
-        """``inside``: the prompt has begun the thinking (``ThinkingMarks.open_in``)."""
+        """``inside``: the prompt has opened the thinking (``ThinkingMarks.open_in``)."""
         self.marks = marks
         self._inside = inside
         self._answering = False
         self._held = ""
 
     def feed(self, text: str) -> list[tuple[str, bool]]:
-        """Parts of the text and whether they are thinking; what may become a mark is held back."""
+        """(part of the text, whether it is thinking), in order; a possible mark is held back."""
         self._held += text
         parts = list[tuple[str, bool]]()
         while self._held and not self._answering:
@@ -73,12 +74,12 @@ class ThinkingText:
         return parts
 
     def flush(self) -> list[tuple[str, bool]]:
-        """What was held back, when no more comes."""
+        """The text held back, once all text has come."""
         held, self._held = self._held, ""
         return [(held, self._inside)] if held else []
 
     def _take_thinking(self, parts: list[tuple[str, bool]]) -> bool:
-        """Move thinking over, up to the closing mark; False where more has to come."""
+        """Append thinking to ``parts`` up to the closing mark; False without a closing mark yet."""
         closing = self.marks.closing
         end = self._held.find(closing)
         if end >= 0:
@@ -92,7 +93,7 @@ class ThinkingText:
         return end >= 0
 
     def _take_beginning(self) -> bool:
-        """Whether thinking begins or the answer does, once that can be told."""
+        """Decide whether thinking or the answer begins; False if more text is needed."""
         begun = self._held.lstrip()
         if begun.startswith(self.marks.opening):
             self._inside = True
@@ -104,7 +105,7 @@ class ThinkingText:
 
 
 def split_thinking(text: str, splitter: ThinkingText | None) -> tuple[str | None, str]:
-    """The thinking in a whole answer, without its marks and blank ends, and the rest; None where it has none."""
+    """(thinking without marks and outer blanks, the rest) of a whole answer; None without thinking."""
     if splitter is None:
         return None, text
     marks = splitter.marks
@@ -117,5 +118,5 @@ def split_thinking(text: str, splitter: ThinkingText | None) -> tuple[str | None
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of ``text`` that begins ``mark``."""
+    """Length of the longest suffix of ``text`` that is a prefix of ``mark``."""
     return next((length for length in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:length])), 0)

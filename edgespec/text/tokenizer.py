@@ -1,4 +1,4 @@
-"""What a tokenizer is."""
+"""The interface of a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlToken:
-    """A token that text becomes only where control tokens are looked for, and whether it strips blanks beside it."""
+    """A token that encoding makes only with ``special``, and whether it strips the blanks next to it."""
 
     text: str
     strips_left: bool = False
@@ -17,7 +17,7 @@ class ControlToken:
 
 
 class Tokenizer(Protocol):
-    """Text to ids and ids to bytes."""
+    """Converts text to ids, and ids to bytes or text."""
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -38,10 +38,10 @@ class Tokenizer(Protocol):
         """Ids of ``text``. With ``special``, control tokens written out in the text become those tokens."""
 
     def control_token(self, token: int) -> ControlToken | None:
-        """What kind of control token it is; None for an ordinary one."""
+        """The token's ControlToken; None for an ordinary token."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for; empty for control tokens, which are never shown."""
+        """The bytes of a token; empty for control tokens, which are never shown."""
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens``, invalid UTF-8 replaced."""

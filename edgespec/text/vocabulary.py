@@ -1,7 +1,7 @@
-"""What a GGUF says of its tokens: their texts and kinds, which of them end an answer, what is never shown.
+"""A GGUF's vocabulary: texts and kinds of its tokens, which of them end an answer, and which are never shown.
 
-llama.cpp is the reference. Where a file leaves something open, llama.cpp goes by the texts of tokens; the tables here
-state the same facts.
+llama.cpp is the reference. Where a file leaves something open, llama.cpp decides by the texts of tokens; the tables
+here state the same facts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ENDS = frozenset({
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
 })  # fmt: skip
-# Tokens of fill-in-the-middle, by the key that may name another one.
+# Fill-in-the-middle tokens, by the metadata key that may name a different token.
 _FILL_IN = {
     "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
                 "<|code_prefix|>", "<|prefix|>"),
@@ -51,19 +51,19 @@ _FILL_IN = {
 }  # fmt: skip
 _FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
 _OLDER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
-# gpt-oss writes its channels with these, and they are shown.
+# gpt-oss marks its channels with these tokens; they are shown.
 _SHOWN = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 
-# Begin and end of a sequence where the file does not name them.
+# Default begin- and end-of-sequence ids.
 _DEFAULT_ENDS = {BPE: (11, 11), SENTENCEPIECE: (1, 2)}
 
-# What strips the blanks after it in Phi-3, whose file does not say so: every special token but these.
+# In Phi-3 every special token strips the blanks after it, except these. The file does not say so.
 _PHI_3 = re.compile("phi-?3", re.IGNORECASE)
 _PHI_3_KEEPS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 def unsupported(header: GgufHeader) -> str | None:
-    """Why this vocabulary is not one of those known here, in a few words; None if it is."""
+    """Why our tokenizer does not support this vocabulary, in a few words; None if it does."""
     model, split = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre")
     if model == SENTENCEPIECE:
         return None if "tokenizer.ggml.scores" in header.metadata else "its pieces have no scores"
@@ -76,7 +76,7 @@ def unsupported(header: GgufHeader) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Special:
-    """A token that is looked for in the text before words are; ``is_control``: only where those are asked for."""
+    """A token that is matched before words; ``is_control``: only if control tokens are requested."""
 
     token: int
     text: str
@@ -85,16 +85,16 @@ class Special:
 
 
 class Vocabulary:
-    """The tokens of a file. Raises ModelFileError where they contradict one another.
+    """The tokens of a file. Raises ModelFileError if they contradict each other.
 
-    ``texts`` are as the file spells them: BPE with a letter for each byte, SentencePiece with ▁ for a blank. ``ids``
-    are the tokens by text. ``specials`` are in the order in which they are looked for, longest first. ``controls``
-    are the control tokens among them. ``split`` is how text is cut into words, for BPE alone. ``adds_bos``: the model
-    expects a begin-of-sequence token before raw text. ``adds_blank``: SentencePiece begins text with a blank more.
+    ``texts`` are spelled as in the file: BPE with a letter for each byte, SentencePiece with ▁ for a blank. ``ids``
+    are the ids by text. ``specials`` are in matching order, longest first; ``controls`` are the control tokens among
+    them. ``split`` is how text is cut into words, for BPE only. ``adds_bos``: the model expects a begin-of-sequence
+    token before raw text. ``adds_blank``: SentencePiece prepends a blank to the text.
     """
 
     def __init__(self, header: GgufHeader) -> None:
-        _ = header.vocabulary_size  # says so where there is none
+        _ = header.vocabulary_size  # raises if the file has no vocabulary
         self._header = header
         self.model = str(header.metadata["tokenizer.ggml.model"])
         self.texts = [
@@ -142,7 +142,7 @@ class Vocabulary:
         )
 
     def _token_named(self, name: str, default: int | None = None) -> int | None:
-        """The id that the file names so, if there is such a token."""
+        """The token id under this name in the file's metadata, if valid; else ``default``."""
         stated = self._header.metadata.get(f"tokenizer.ggml.{name}_token_id")
         for token in (stated, default):
             if isinstance(token, int) and 0 <= token < len(self.texts):
@@ -150,7 +150,7 @@ class Vocabulary:
         return None
 
     def _find_stops(self) -> frozenset[int]:
-        """The ids that end an answer; tokens that go by a well-known text become of the kind that this is."""
+        """The ids that end an answer. Also sets the kinds of tokens with a well-known text."""
         stops = {self.ids[text] for text in _ENDS if text in self.ids}
         for name, texts in _FILL_IN.items():
             token = self._token_named(name)
@@ -172,7 +172,7 @@ class Vocabulary:
         return frozenset(stops)
 
     def _take_back(self, stops: set[int]) -> None:
-        """What looks like an end and is none in this vocabulary."""
+        """Remove tokens that look like an end and are not one in this vocabulary."""
 
         def ends(text: str) -> bool:
             return self.ids.get(text) in stops
@@ -187,10 +187,10 @@ class Vocabulary:
 
 
 def strings(header: GgufHeader, key: str) -> Iterator[str]:
-    """A table's texts; bytes that are not UTF-8 as ``\\xNN``."""
+    """A table's texts, with bytes that are not UTF-8 as ``\\xNN``."""
     return map(str, header.values(key))
 
 
 def scores(header: GgufHeader) -> list[float]:
-    """Of each token, the higher the likelier its piece."""
+    """Each token's score: a higher score is merged first."""
     return [float(score) for score in header.values("tokenizer.ggml.scores")]

@@ -1,8 +1,8 @@
-"""Into which words text is cut before BPE merges within each of them, by the name that a GGUF gives the way.
+"""How text is cut into words before BPE merges inside each word, by the pre-tokenizer name in a GGUF.
 
-``tokenizer.ggml.pre`` names one of llama.cpp's ways. Patterns are applied one after another: each cuts what the ones
-before it left whole, and what it does not match stays whole too. They are those of the models' own tokenizers, but
-for "tekken" and "gpt-4o", for which llama.cpp tells capitals from small letters by the Latin alphabet alone.
+``tokenizer.ggml.pre`` holds llama.cpp's name. The patterns of a split are applied one after another: each cuts the
+pieces that the previous ones left, and unmatched text stays whole. The patterns are those of the models' tokenizers,
+except for "tekken" and "gpt-4o": there llama.cpp distinguishes capitals by the Latin alphabet only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _SIGNS_AND_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
 @dataclass(frozen=True, slots=True)
 class WordSplit:
-    """``whole_words``: a word that is a token is that token, whatever merges would make of it. ``adds_bos``: raw text
-    begins with a begin-of-sequence token unless the file says otherwise.
+    """``whole_words``: a word that is a token becomes this token, without merges. ``adds_bos``: raw text begins with
+    a
+    begin-of-sequence token unless the file says otherwise.
     """
 
     patterns: tuple[str, ...]

@@ -164,9 +164,9 @@ def test_the_text_for_people(here: InProcess, options: tuple[str, ...]) -> None:
     assert re.search(r"^target on cpu, 1 thread, after 96 tokens$", result.out, re.MULTILINE)
     assert re.search(r"^ +width +1 +\d+\.\d ms +1\.00x$", result.out, re.MULTILINE)
     assert re.search(r"^ +width +12 +\d+\.\d ms +\d+\.\d\dx$", result.out, re.MULTILINE)
-    for start in ("reading", "drafting", "both at once", "exactness", "plan"):
+    for start in ("reading", "drafting", "in parallel", "exactness", "plan"):
         assert re.search(rf"^{start} ", result.out, re.MULTILINE), start
-    assert "of the 25.0 GB/s the memory gives" in result.out
+    assert "of the 25.0 GB/s that the memory delivers" in result.out
     assert re.search(r"measured in \d+ s and stored", result.err)
     assert "measuring target" in result.err
     assert "\x1b" not in result.out + result.err
@@ -269,7 +269,7 @@ def test_a_second_calibration_says_that_it_waits(
     assert held.wait(WAIT_S)
     found = succeeded(here("calibrate", "--quick", *options))
     other.join()
-    assert found.err.count("waiting for another calibration to end") == 1
+    assert found.err.count("waiting for another calibration to finish") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the tests of sessions share: a plain answer to compare with, and how long to wait for a thread."""
+"""Shared by the tests of sessions: a plain answer to compare with, and how long to wait for a thread."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.support.tiny_models import answer
 from tests.support.watched_sequences import ProcessorSequence
 
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
-# Long enough that a test stuck behind an answer would notice, short of the suite's own limit.
+# Long enough that a test blocked by an answer fails, and shorter than the suite's own limit.
 WAIT_S = 20.0
 
 
 class CallerError(Exception):
-    """Raised by whoever reads an answer."""
+    """Raised by the code that reads an answer."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,6 @@ class Forward:
 
 
 def plain_text(engine: Engine, prompt: str, **settings: object) -> Done:
-    """What a fresh session answers without speculation."""
+    """The answer of a fresh session without speculation."""
     with engine.session() as fresh:
         return answer(fresh.generate(prompt, depth=0, **settings))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Engines and sessions of the tiny pair."""
+"""Fixtures: engines and sessions of the tiny pair."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.watched_sequences import watch_forwards
 
 @pytest.fixture(scope="module")
 def engine(tiny: TinyModels) -> Iterator[Engine]:
-    """The pair, with the model drafter alone."""
+    """The tiny pair with the model drafter only."""
     with tiny.load_speculating(lookup=False) as engine:
         yield engine
 
@@ -28,14 +28,14 @@ def session(engine: Engine) -> Iterator[Session]:
 
 @pytest.fixture(scope="module")
 def slow_engine(tiny: TinyModels) -> Iterator[Engine]:
-    """A prompt of a few thousand tokens takes this target seconds."""
+    """An engine whose target takes seconds for a prompt of a few thousand tokens."""
     with tiny.load(tiny.slow, draft="none", lookup=False, context=8192) as engine:
         yield engine
 
 
 @pytest.fixture
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[Forward]:
-    """Every forward of every sequence, as it is asked for."""
+    """Records every forward of every sequence."""
     seen: list[Forward] = []
     watch_forwards(monkeypatch, lambda sequence, tokens, rows: seen.append(Forward(sequence, len(tokens), rows)))
     return seen

@@ -1,4 +1,4 @@
-"""The text of an answer: whatever bytes its tokens stand for, it is what decoding them at once gives."""
+"""The text of an answer equals decoding all its tokens' bytes together, for any bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HARD = [
 
 
 class Pieces:
-    """A tokenizer whose tokens are these bytes."""
+    """A tokenizer with the given bytes as tokens."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
@@ -54,8 +54,8 @@ def decoded(pieces: list[bytes]) -> str:
 
 
 @pytest.mark.parametrize("data", HARD, ids=repr)
-def test_every_split(data: bytes) -> None:
-    """All 2**(n-1) ways to cut up to twelve bytes, all pairs of cuts beyond."""
+def test_every_split_of_utf8_bytes_into_tokens_gives_the_same_text(data: bytes) -> None:
+    """All 2**(n-1) splits of up to twelve bytes; for longer data all pairs of cuts."""
     places = range(1, len(data))
     most = len(data) if len(data) <= 12 else 2
     for count in range(most):
@@ -71,24 +71,24 @@ fragments = st.one_of(st.sampled_from(HARD), st.text(max_size=5).map(lambda t: t
 @given(st.lists(st.one_of(fragments, st.binary(max_size=4)), max_size=8).map(b"".join), st.lists(st.integers(0, 60)))
 @example(b"\xf0\x9f\x99\x82" * 3, [1, 2, 3, 5, 7])
 @settings(max_examples=300, deadline=None)
-def test_random_splits(data: bytes, cuts: list[int]) -> None:
+def test_random_splits_of_random_bytes_into_tokens_give_the_same_text(data: bytes, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     assert decoded([data[a:b] for a, b in itertools.pairwise(edges)]) == data.decode("utf-8", "replace")
 
 
 @given(st.lists(st.one_of(fragments, st.binary(max_size=4)), max_size=8).map(b"".join))
 @settings(max_examples=200, deadline=None)
-def test_only_an_unfinished_character_is_kept_back(data: bytes) -> None:
+def test_only_an_incomplete_character_is_held_back(data: bytes) -> None:
     text, shown = answer([data[index : index + 1] for index in range(len(data))]), ""
     for index in range(len(data)):
         shown += text.feed(index)[0]
-        # Nothing shown is ever taken back, and what is kept back is at most three bytes at the end.
+        # Shown text is never taken back, and at most the last three bytes are held back.
         assert data.decode("utf-8", "replace").startswith(shown)
         ends = (data[: index + 1 - kept].decode("utf-8", "replace") for kept in range(4) if kept <= index + 1)
         assert shown in ends
 
 
-def test_an_unfinished_character_is_shown_as_replaced_at_the_end() -> None:
+def test_an_incomplete_character_at_the_end_is_shown_as_a_replacement_character() -> None:
     text = answer(["🙂".encode()[:3]])
     assert text.feed(0) == ("", False)
     assert text.flush() == "\ufffd"

@@ -1,4 +1,4 @@
-"""Answers: what the events tell, and that every depth writes the same text."""
+"""Answers: the content of the events, and the same text at every depth."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from tests.support.tiny_models import TinyModels, answer, read_all, require_spec
 
 @pytest.mark.parametrize("depth", [0, 4, None])
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_events_tell_the_whole_answer(session: Session, depth: int | None, sampling: Sampling) -> None:
+def test_events_add_up_to_the_text_tokens_and_counters_of_done(
+    session: Session, depth: int | None, sampling: Sampling
+) -> None:
     events, done = read_all(session.generate("hello world", max_tokens=80, depth=depth, sampling=sampling))
     assert [event for event in events if isinstance(event, Done)] == [done]
     texts = [event for event in events if isinstance(event, Text)]
     rounds = [event.record for event in events if isinstance(event, Round)]
     assert len(texts) + len(rounds) + 1 == len(events)
-    assert isinstance(events[0], Text)  # the token of the prefill, which belongs to no round
+    assert isinstance(events[0], Text)  # the prefill's token belongs to no round
     assert shown(events) == done.text
     assert tuple(token for event in texts for token in event.token_ids) == done.token_ids
     assert done.finish_reason == "length"
@@ -33,14 +35,14 @@ def test_events_tell_the_whole_answer(session: Session, depth: int | None, sampl
     assert all(record.accepted <= record.evaluated <= record.proposed == record.width - 1 for record in rounds)
     assert done.stats.ttft_s is not None
     assert done.stats.ttft_s > 0
-    # Each round is told before its text, and the context grows by what each round emitted.
+    # Each Round event precedes its text, and the context grows by the emitted tokens.
     contexts = [record.context_length for record in rounds]
     prompt = done.stats.prompt_tokens
     grown = [prompt + 1 + sum(record.emitted for record in rounds[:count]) for count in range(len(rounds))]
     assert contexts == grown
 
 
-def test_after_the_end_there_is_nothing(session: Session) -> None:
+def test_a_finished_generation_gives_no_further_event(session: Session) -> None:
     generation = session.generate("hello", max_tokens=3)
     answer(generation)
     assert list(generation) == []
@@ -49,7 +51,7 @@ def test_after_the_end_there_is_nothing(session: Session) -> None:
     assert list(generation) == []
 
 
-def test_nothing_is_decoded_before_the_first_event_is_asked_for(session: Session, forwards: list[Forward]) -> None:
+def test_decoding_starts_only_when_the_first_event_is_read(session: Session, forwards: list[Forward]) -> None:
     generation = session.generate("hello", max_tokens=3)
     assert forwards == []
     assert session.messages == ()
@@ -57,7 +59,7 @@ def test_nothing_is_decoded_before_the_first_event_is_asked_for(session: Session
     assert forwards
 
 
-def test_an_end_of_sequence_counts_and_is_not_shown(tiny: TinyModels) -> None:
+def test_the_end_of_sequence_token_is_counted_and_not_shown(tiny: TinyModels) -> None:
     with tiny.load(tiny.ending, draft="none") as engine, engine.session() as session:
         for prompt in ("hello", "what is it", "two words", "water"):
             done = answer(session.generate(prompt, sampling=Sampling(temperature=1.0, seed=2), max_tokens=1500))
@@ -78,7 +80,7 @@ def test_an_end_of_sequence_counts_and_is_not_shown(tiny: TinyModels) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED, Sampling(temperature=1.5, top_k=40, seed=5)])
-def test_every_depth_writes_the_same_conversation(engine: Engine, sampling: Sampling) -> None:
+def test_a_conversation_has_the_same_text_at_every_depth(engine: Engine, sampling: Sampling) -> None:
     require_speculation(engine)
 
     def talk(depth: int | None) -> list[tuple[int, ...]]:
@@ -93,8 +95,8 @@ def test_every_depth_writes_the_same_conversation(engine: Engine, sampling: Samp
         assert talk(depth) == expected, depth
 
 
-def test_the_comparison_above_is_not_empty(engine: Engine, session: Session) -> None:
-    """Drafts are really proposed, some accepted and some rejected."""
+def test_the_equality_tests_see_accepted_and_rejected_guesses(engine: Engine, session: Session) -> None:
+    """Tokens are proposed; some are accepted and some rejected."""
     require_speculation(engine, 4)
     done = answer(session.generate("hello world", max_tokens=300, depth=4, sampling=SAMPLED))
     assert 0 < done.stats.accepted < done.stats.evaluated
@@ -102,7 +104,7 @@ def test_the_comparison_above_is_not_empty(engine: Engine, session: Session) -> 
     assert done.stats.rounds_by_source.keys() == {"model"}
 
 
-def test_lookup_and_model_together_write_the_same(tiny: TinyModels) -> None:
+def test_lookup_and_model_drafter_together_keep_the_text(tiny: TinyModels) -> None:
     prompt = "the people use water and the people use words and the people"
     with tiny.load_speculating() as engine:
         require_speculation(engine)
@@ -112,7 +114,7 @@ def test_lookup_and_model_together_write_the_same(tiny: TinyModels) -> None:
                 assert answer(session.generate(prompt, max_tokens=150, depth=depth)).token_ids == expected
 
 
-def test_the_rejection_rule_gives_as_many_tokens_and_repeats_itself(engine: Engine) -> None:
+def test_the_rejection_rule_gives_max_tokens_and_is_repeatable_with_a_seed(engine: Engine) -> None:
     sampling = Sampling(temperature=0.8, seed=4, rule="rejection")
     answers = []
     for _ in range(2):
@@ -122,14 +124,14 @@ def test_the_rejection_rule_gives_as_many_tokens_and_repeats_itself(engine: Engi
     assert answers[0].token_ids == answers[1].token_ids
 
 
-def test_seeds_matter_and_are_kept(engine: Engine) -> None:
+def test_different_seeds_give_different_texts_and_a_seed_repeats_its_text(engine: Engine) -> None:
     texts = [
         plain_text(engine, "hi", max_tokens=30, sampling=Sampling(temperature=1, seed=s)).text for s in (1, 2, 1)
     ]
     assert texts[0] == texts[2] != texts[1]
 
 
-def test_a_seed_that_nobody_gave_is_drawn_for_each_answer_and_told(engine: Engine) -> None:
+def test_without_a_seed_each_answer_draws_one_and_reports_it(engine: Engine) -> None:
     unseeded = Sampling(temperature=1.0)
     found = [plain_text(engine, "hi", max_tokens=30, sampling=unseeded) for _ in range(3)]
     seeds = [done.sampling.seed for done in found]
@@ -139,11 +141,11 @@ def test_a_seed_that_nobody_gave_is_drawn_for_each_answer_and_told(engine: Engin
         assert seed is not None
         again = plain_text(engine, "hi", max_tokens=30, sampling=Sampling(temperature=1.0, seed=seed))
         assert again.token_ids == done.token_ids
-    assert plain_text(engine, "hi", max_tokens=3).sampling.seed is None, "greedy needs none"
+    assert plain_text(engine, "hi", max_tokens=3).sampling.seed is None, "greedy answers need no seed"
     assert plain_text(engine, "hi", max_tokens=3, sampling=SAMPLED).sampling == SAMPLED
 
 
-def test_sampling_of_one_answer_does_not_leak_into_the_next(session: Session) -> None:
+def test_the_sampling_of_one_answer_does_not_affect_the_next(session: Session) -> None:
     greedy = answer(session.generate("hello", max_tokens=20)).token_ids
     session.clear()
     answer(session.generate("hello", max_tokens=20, sampling=Sampling(temperature=2.0, seed=3)))

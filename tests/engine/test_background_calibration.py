@@ -1,4 +1,4 @@
-"""Measuring what is missing: each part stored when it is complete, in slices, resumed, and given up cleanly."""
+"""Background calibration: parts are stored when complete, measured in slices, resumed and given up cleanly."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ RIVALS = ("on cpu (llama)", "on cpu (native)")
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_contention(monkeypatch)
-    # By the times of these tiny models it may pay or not, which decides whether agreement is measured.
+    # Agreement is measured only if drafting may gain, which these tiny models' times leave to chance.
     monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: False)
 
 
 @pytest.fixture
 def engine(tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """The pair on a machine of two cores (so that there are other settings), nothing measured."""
+    """The pair on a machine of two cores (so that other settings exist), not measured."""
     on_cores(monkeypatch, 2)
     with tiny.load(store_home=home, context=300, threads="auto") as engine:
         assert engine.unmeasured
@@ -44,7 +44,7 @@ def engine(tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 class Ticks:
-    """A clock that goes on by one with every look at it."""
+    """A clock that advances by one at every call."""
 
     def __init__(self) -> None:
         self._count = itertools.count()
@@ -54,13 +54,13 @@ class Ticks:
 
 
 def labels(steps: list[Loading]) -> list[str]:
-    """What was gone through, without what is measured of another runtime where this machine has two."""
+    """The labels of the parts in order, without those of a second runtime."""
     return [stage for stage in dict.fromkeys(step.stage for step in steps) if not stage.endswith(RIVALS)]
 
 
 @pytest.fixture
 def sequences(monkeypatch: pytest.MonkeyPatch) -> list[ProcessorSequence]:
-    """Every sequence that a forward was asked of."""
+    """Every sequence that ran a forward."""
     seen: list[ProcessorSequence] = []
 
     def note(sequence: ProcessorSequence, _tokens: list[int], _rows: int) -> None:
@@ -75,13 +75,13 @@ def all_closed(sequences: list[ProcessorSequence]) -> bool:
     return all(map(is_closed, sequences))
 
 
-# ---------------------------------------------------------------------------------------------- all at once
+# ---------------------------------------------------------------------------------------------- in one run
 
 
-def test_a_budget_is_kept_and_what_it_left_out_is_named(engine: Engine, home: Home) -> None:
+def test_a_calibration_keeps_its_budget_and_names_the_parts_left_out(engine: Engine, home: Home) -> None:
     calibration = BackgroundCalibration(engine.pair, QUICK, afresh=True, alternatives=True)
     told: list[Loading] = []
-    # The clock is looked at once to begin with and once a step: the fourth step finds the budget spent.
+    # The clock is read once at the start and once a step: the fourth step exceeds the budget.
     calibration.run(told.append, budget_s=4.0, clock=Ticks())
     assert len(told) == 4
     assert calibration.left_out[0] == "target with 1 thread, a f16 cache"
@@ -96,7 +96,7 @@ def test_a_budget_is_kept_and_what_it_left_out_is_named(engine: Engine, home: Ho
     assert not engine.unmeasured
 
 
-def test_what_is_measured_to_its_end_when_the_budget_is_spent_is_stored(engine: Engine, home: Home) -> None:
+def test_a_measurement_complete_when_the_budget_ends_is_stored(engine: Engine, home: Home) -> None:
     calibration = BackgroundCalibration(engine.pair, QUICK)
     seconds = [0.0]
 
@@ -110,7 +110,9 @@ def test_what_is_measured_to_its_end_when_the_budget_is_spent_is_stored(engine: 
     assert calibration.left_out[0] in ("loading drafter", "drafter")
 
 
-def test_what_changes_the_plan_most_is_measured_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_measures_the_target_before_drafter_and_contention(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
     monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, source: source == "model")
     told: list[Loading] = []
@@ -120,17 +122,19 @@ def test_what_changes_the_plan_most_is_measured_first(engine: Engine, monkeypatc
         "measuring target with 1 thread, a f16 cache",
         "measuring target",
         "measuring drafter",
-        "measuring how often drafter says what target says",
-        "measuring target and drafter side by side",
+        "measuring how often drafter agrees with target",
+        "measuring target and drafter in parallel",
     ]
 
 
-def test_every_part_is_stored(engine: Engine, home: Home, sequences: list[ProcessorSequence]) -> None:
+def test_a_calibration_stores_times_widths_and_contention(
+    engine: Engine, home: Home, sequences: list[ProcessorSequence]
+) -> None:
     told: list[Loading] = []
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
     assert not engine.unmeasured
-    assert labels(told) == ["measuring target", "measuring drafter", "measuring target and drafter side by side"]
+    assert labels(told) == ["measuring target", "measuring drafter", "measuring target and drafter in parallel"]
     for label in labels(told):
         fractions = [step.fraction for step in told if step.stage == label]
         assert fractions == sorted(fractions)  # type: ignore[type-var]
@@ -141,7 +145,7 @@ def test_every_part_is_stored(engine: Engine, home: Home, sequences: list[Proces
     assert (times.contexts, times.repetitions) == ((96, 250), QUICK.repetitions)
 
 
-def test_what_is_known_is_not_measured_again(engine: Engine, sequences: list[ProcessorSequence]) -> None:
+def test_a_second_calibration_repeats_no_measurement(engine: Engine, sequences: list[ProcessorSequence]) -> None:
     BackgroundCalibration(engine.pair, QUICK).run()
     assert sequences
     sequences.clear()
@@ -151,7 +155,7 @@ def test_what_is_known_is_not_measured_again(engine: Engine, sequences: list[Pro
 
 
 @pytest.mark.slow
-def test_afresh_everything_is(engine: Engine) -> None:
+def test_a_calibration_with_afresh_repeats_every_measurement(engine: Engine) -> None:
     BackgroundCalibration(engine.pair, QUICK).run()
     first = engine.measurements.target_times()
     told: list[Loading] = []
@@ -163,7 +167,7 @@ def test_afresh_everything_is(engine: Engine) -> None:
     assert again.repetitions == FULL.repetitions
 
 
-def test_alternatives_are_other_settings_of_the_target(
+def test_alternatives_time_plain_decoding_with_other_threads_and_caches(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
@@ -185,7 +189,7 @@ def test_alternatives_are_other_settings_of_the_target(
         assert seconds == pytest.approx(1.5 * times.curves.curves[0].plain_s)
 
 
-def test_fewer_threads_are_gone_on_with_if_they_are_faster(
+def test_calibration_switches_to_fewer_threads_if_they_are_faster(
     engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 0.5)
@@ -197,7 +201,7 @@ def test_fewer_threads_are_gone_on_with_if_they_are_faster(
     assert not engine.unmeasured
 
 
-def test_fewer_threads_have_to_be_faster_more_than_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_threads_are_chosen_only_if_repeatedly_faster(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     ratios = iter([0.5, 0.9, 1.2])
 
     def measure(*_models: object) -> Generator[float, None, float]:
@@ -211,7 +215,9 @@ def test_fewer_threads_have_to_be_faster_more_than_once(engine: Engine, monkeypa
 
 
 @pytest.mark.slow
-def test_the_threads_stay_while_a_session_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_does_not_change_while_a_session_is_open(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fix_plain_ratio(monkeypatch, 0.5)
     with engine.session() as session:
         BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
@@ -219,7 +225,7 @@ def test_the_threads_stay_while_a_session_is_open(engine: Engine, monkeypatch: p
         assert answer(session.generate("hello", max_tokens=3)).text
 
 
-def test_without_a_drafter_only_the_target_is_measured(tiny: TinyModels, home: Home) -> None:
+def test_calibration_without_a_drafter_measures_only_the_target(tiny: TinyModels, home: Home) -> None:
     with tiny.load(store_home=home, draft="none", context=200) as engine:
         BackgroundCalibration(engine.pair, QUICK).run()
         assert measured(home) == {"times": 1, "widths": 1}
@@ -227,9 +233,9 @@ def test_without_a_drafter_only_the_target_is_measured(tiny: TinyModels, home: H
 
 
 @pytest.mark.slow
-def test_a_missing_part_alone_is_made_up_for(engine: Engine, home: Home) -> None:
+def test_calibration_measures_only_the_missing_part(engine: Engine, home: Home) -> None:
     BackgroundCalibration(engine.pair, QUICK).run()
-    for kind, label in (("widths", "measuring target"), ("contention", "measuring target and drafter side by side")):
+    for kind, label in (("widths", "measuring target"), ("contention", "measuring target and drafter in parallel")):
         for path in home.measurements.glob(f"{kind}-*"):
             path.unlink()
         told: list[Loading] = []
@@ -238,23 +244,23 @@ def test_a_missing_part_alone_is_made_up_for(engine: Engine, home: Home) -> None
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
 
 
-def test_agreement_is_made_up_for_where_the_drafter_could_pay(
+def test_missing_agreement_is_measured_if_the_drafter_could_gain(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its measurement comes last, so it is what a chat that ends early leaves out."""
+    """Agreement is measured last, so a chat that ends early leaves it out."""
     BackgroundCalibration(engine.pair, QUICK).run()
     assert not engine.measurements.unproven
     monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: True)
     assert engine.measurements.unproven
     told: list[Loading] = []
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
-    assert labels(told) == ["measuring how often drafter says what target says"]
+    assert labels(told) == ["measuring how often drafter agrees with target"]
     assert "model" in engine.measurements.priors
     assert not engine.measurements.unproven
 
 
-def test_another_setting_is_planned_for_at_once(tiny: TinyModels, home: Home) -> None:
-    """The old plan's depths are those of another numeric class, also if measuring the new one fails."""
+def test_after_a_change_of_threads_the_plan_is_made_again_immediately(tiny: TinyModels, home: Home) -> None:
+    """The old plan's depths belong to another numeric class, even if measuring the new setting fails."""
     with tiny.load(store_home=home, context=300, threads=2, runtime="llama", draft_runtime="llama") as engine:
         BackgroundCalibration(engine.pair, QUICK).run()
         engine.pair.replan()
@@ -264,7 +270,7 @@ def test_another_setting_is_planned_for_at_once(tiny: TinyModels, home: Home) ->
         assert engine.plan.numeric_class.threads == 1
 
 
-def test_near_exactness_has_its_bound_measured(tiny: TinyModels, home: Home) -> None:
+def test_calibration_for_near_exactness_measures_the_bound_of_differences(tiny: TinyModels, home: Home) -> None:
     with tiny.load(store_home=home, context=200, exactness="near") as engine:
         BackgroundCalibration(engine.pair, QUICK, afresh=True).run()
         probe = engine.measurements.widths()
@@ -272,8 +278,8 @@ def test_near_exactness_has_its_bound_measured(tiny: TinyModels, home: Home) -> 
         assert probe.complete
 
 
-def test_a_width_class_of_a_shorter_context_does_not_serve(tiny: TinyModels, home: Home) -> None:
-    """It says nothing about the rest of a longer one: there the promise would be a guess."""
+def test_widths_probed_for_a_shorter_context_are_not_used(tiny: TinyModels, home: Home) -> None:
+    """The probe did not check the rest of the longer context."""
     with tiny.load(store_home=home, context=128, draft="none", runtime="llama") as engine:
         BackgroundCalibration(engine.pair, QUICK).run()
         engine.pair.replan()
@@ -288,7 +294,7 @@ def test_a_width_class_of_a_shorter_context_does_not_serve(tiny: TinyModels, hom
         assert engine.pair.probe.covers(2048)
 
 
-def test_a_drafter_that_does_not_fit_is_named_and_not_waited_for(
+def test_a_drafter_without_room_is_reported_and_calibration_continues(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny.load(store_home=home, context=300) as engine:
@@ -301,7 +307,7 @@ def test_a_drafter_that_does_not_fit_is_named_and_not_waited_for(
         assert engine.plan.drafter is None or engine.plan.drafter.kind == "lookup"
 
 
-def test_an_error_in_the_progress_ends_it_cleanly(
+def test_an_error_in_the_progress_callback_ends_calibration_cleanly(
     engine: Engine, home: Home, sequences: list[ProcessorSequence]
 ) -> None:
     def fail(_step: Loading) -> None:
@@ -318,31 +324,33 @@ def test_an_error_in_the_progress_ends_it_cleanly(
 
 
 @pytest.mark.slow
-def test_a_slice_ends_with_its_budget_and_the_next_goes_on(engine: Engine, home: Home) -> None:
+def test_a_slice_of_calibration_ends_with_its_budget_and_the_next_one_resumes(engine: Engine, home: Home) -> None:
     steps: list[Loading] = []
     BackgroundCalibration(engine.pair, QUICK).run(steps.append)
     for path in home.measurements.iterdir():
         path.unlink()
     engine.measurements.priors.clear()
     learning, slices, seen = BackgroundCalibration(engine.pair, QUICK), 0, [stored(home)]
-    while not learning.run_for(10, NEVER, Ticks()):  # looks at the clock: once before, once before each step
+    while not learning.run_for(10, NEVER, Ticks()):  # reads the clock once before, and once before each step
         slices += 1
         seen.append(stored(home))
         assert slices < 1000
     assert slices >= len(steps) // 10 - 1
-    # What is complete is stored on the way, the target first.
+    # Complete parts are stored during the slices, the target first.
     assert {"times": 1, "widths": 1} in seen
     assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
     assert learning.complete
     assert learning.run_for(0, NEVER)
 
 
-def test_no_time_no_step(engine: Engine, sequences: list[ProcessorSequence]) -> None:
+def test_a_slice_of_zero_seconds_measures_nothing(engine: Engine, sequences: list[ProcessorSequence]) -> None:
     assert not BackgroundCalibration(engine.pair, QUICK).run_for(0, NEVER, Ticks())
     assert sequences == []
 
 
-def test_the_event_ends_a_slice_within_a_step(engine: Engine, sequences: list[ProcessorSequence]) -> None:
+def test_setting_the_stop_event_ends_a_slice_within_one_step(
+    engine: Engine, sequences: list[ProcessorSequence]
+) -> None:
     learning, stop = BackgroundCalibration(engine.pair, QUICK), threading.Event()
     stop.set()
     assert not learning.run_for(1e9, stop)
@@ -359,15 +367,15 @@ def test_the_event_ends_a_slice_within_a_step(engine: Engine, sequences: list[Pr
         stop.clear()
         assert not learning.run_for(1e9, stop, clock)
         counts.append(next(steps))
-    assert counts == [2, 3, 4]  # the look that set it was the last
+    assert counts == [2, 3, 4]  # the clock call that set the event was the last one
     learning.close()
 
 
-def test_by_default_a_slice_is_as_long_as_a_person_reads() -> None:
+def test_a_slice_takes_eight_seconds_by_default() -> None:
     assert CALIBRATION_BUDGET_S == 8.0
 
 
-def test_an_error_is_raised_once_and_the_next_slice_starts_over_with_what_is_missing(
+def test_an_error_is_raised_once_and_the_next_slice_measures_what_is_missing(
     engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learning = BackgroundCalibration(engine.pair, QUICK)
@@ -385,7 +393,7 @@ def test_an_error_is_raised_once_and_the_next_slice_starts_over_with_what_is_mis
     assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
 
 
-def test_closing_half_way_frees_the_sequence(engine: Engine, sequences: list[ProcessorSequence]) -> None:
+def test_closing_a_running_calibration_frees_its_sequence(engine: Engine, sequences: list[ProcessorSequence]) -> None:
     learning = BackgroundCalibration(engine.pair, QUICK)
     assert not learning.run_for(5, NEVER, Ticks())
     assert not all_closed(sequences)
@@ -396,7 +404,9 @@ def test_closing_half_way_frees_the_sequence(engine: Engine, sequences: list[Pro
     assert not learning.complete
 
 
-def test_closing_from_another_thread_waits_for_the_step(engine: Engine, sequences: list[ProcessorSequence]) -> None:
+def test_closing_a_calibration_from_another_thread_waits_for_its_step(
+    engine: Engine, sequences: list[ProcessorSequence]
+) -> None:
     for delay_s in (0.0, 0.005, 0.02):
         learning, begun, outcome = (
             BackgroundCalibration(engine.pair, QUICK, afresh=True),
@@ -430,7 +440,7 @@ def test_closing_from_another_thread_waits_for_the_step(engine: Engine, sequence
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """The share of the processors that others take."""
+    """The share of the processors that other programs take."""
     looks, taken = itertools.count(), {"share": 0.0}
     used = {"busy": 0.0}
 
@@ -442,7 +452,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return taken
 
 
-def test_what_a_busy_machine_gave_serves_until_it_is_quiet(
+def test_times_measured_on_a_busy_machine_are_used_until_it_is_idle(
     engine: Engine, home: Home, others: dict[str, float]
 ) -> None:
     others["share"] = 0.4
@@ -453,22 +463,22 @@ def test_what_a_busy_machine_gave_serves_until_it_is_quiet(
     assert engine.can_calibrate
     before = engine.measurements.target_times()
     assert engine.calibrate_for(1e9) == ()
-    assert engine.measurements.target_times() == before, "it is still busy"
+    assert engine.measurements.target_times() == before, "the machine is still busy"
     others["share"] = 0.0
-    assert engine.calibrate_for(1e9) == (), "nobody is told twice"
+    assert engine.calibrate_for(1e9) == (), "the new plan is reported once"
     assert engine.measurements.target_times() != before
     assert not engine.can_calibrate
     assert MEASURED_BUSY not in engine.plan.why
     assert engine.calibrate() == 0.0
 
 
-def test_fewer_threads_are_not_believed_beside_others(
+def test_fewer_threads_are_not_chosen_while_other_programs_run(
     engine: Engine, home: Home, others: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a neighbour has one of two processors, one thread is faster than two for as long as it is there."""
+    """While another program uses one of two processors, one thread is faster than two."""
     fix_plain_ratio(monkeypatch, 0.5)
     single = engine.target_model.facts_with(threads=1)
-    engine.measurements.store.save_plain_s(single, 1e-6)  # what an earlier one made of it
+    engine.measurements.store.save_plain_s(single, 1e-6)  # the result of an earlier calibration
     others["share"] = 0.4
     engine.calibrate(afresh=True, alternatives=True)
     assert engine.target_model.settings.threads == 2
@@ -478,10 +488,10 @@ def test_fewer_threads_are_not_believed_beside_others(
     assert engine.target_model.settings.threads == 1
 
 
-def test_beside_others_fewer_threads_are_timed_once(
+def test_while_other_programs_run_fewer_threads_are_timed_once(
     engine: Engine, others: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they take is thrown away: a quick calibration beside a busy loop had no time left for the target."""
+    """The times are discarded anyway: with repeats, a quick calibration had no time for the target."""
     timed: list[int] = []
 
     def measure(_target: Model, other: Model, _context: int) -> Generator[float, None, float]:
@@ -497,13 +507,15 @@ def test_beside_others_fewer_threads_are_timed_once(
         assert timed.count(1) == times
 
 
-def test_a_calibration_beside_an_answer_notices_it(engine: Engine, home: Home) -> None:
+def test_during_an_answer_calibrate_for_does_nothing_and_calibrate_counts_as_disturbed(
+    engine: Engine, home: Home
+) -> None:
     with engine.session() as session:
         generation = session.generate("hello", max_tokens=5)
         next(generation)
         assert engine.pair.answering
         assert engine.calibrate_for(1e9) == ()
-        assert set(measured(home)) <= {"widths"}, "it gives way"
+        assert set(measured(home)) <= {"widths"}, "nothing was measured"
         assert engine.calibrate() == 1.0
         assert engine.measurements.disturbed
         generation.close()

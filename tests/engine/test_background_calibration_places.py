@@ -1,4 +1,4 @@
-"""Calibrating where a model is not: every place with room is timed, and one that fails stays unmeasured."""
+"""Calibrating other places: every place with room is timed, and a place that fails stays unmeasured."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ CONTEXT = 256
 
 @pytest.fixture
 def opened() -> list[LlamaSettings]:
-    """What was opened in another place."""
+    """The models opened in other places."""
     return []
 
 
 @pytest.fixture(autouse=True)
 def cards(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, opened: list[LlamaSettings]) -> None:
-    """A card that takes two of the target's three layers, and a GPU in the processor; the processor stands in."""
+    """Two devices, simulated on the processor: a card with room for two of three layers, and an integrated GPU."""
     header = read_header(tiny.target)
     bits = KV_TYPES["q8_0"][1]
     free = layer_bytes(header, bits).split(2, CONTEXT).device_bytes + HEADROOM_BYTES
@@ -84,11 +84,13 @@ def ranked(engine: Engine) -> Ranking:
     return ranking
 
 
-def test_calibrating_times_every_place_with_room(engine: Engine, home: Home, opened: list[LlamaSettings]) -> None:
+def test_a_full_calibration_times_every_place_with_room(
+    engine: Engine, home: Home, opened: list[LlamaSettings]
+) -> None:
     engine.calibrate(alternatives=True)
     assert [(settings.device, settings.gpu_layers) for settings in opened] == [
         ("Vulkan0", 2),
-        ("Vulkan1", None),  # the target there, and then the drafter
+        ("Vulkan1", None),  # first the target there, then the drafter
         ("Vulkan1", None),
     ]
     assert {kind: stored(home)[kind] for kind in ("times", "widths")} == {"times": 5, "widths": 3}
@@ -105,13 +107,13 @@ def test_calibrating_times_every_place_with_room(engine: Engine, home: Home, ope
     assert {("cpu", "cpu"), ("cpu", "Vulkan1")} <= considered
 
 
-def test_pairs_are_run_side_by_side(engine: Engine, home: Home) -> None:
-    """The target elsewhere with the drafter here, and the reverse; two on one device only where both run."""
+def test_contention_of_pairs_on_different_devices_is_measured(engine: Engine, home: Home) -> None:
+    """Target elsewhere with the drafter here, and the reverse. Pairs on one device only in the current place."""
     engine.calibrate(alternatives=True)
-    assert stored(home)["contention"] == 4  # here, target on either GPU, drafter on one
+    assert stored(home)["contention"] == 4  # current place, target on either GPU, drafter on one GPU
 
 
-def test_what_is_known_is_not_timed_again(engine: Engine, opened: list[LlamaSettings]) -> None:
+def test_a_second_full_calibration_times_no_known_place_again(engine: Engine, opened: list[LlamaSettings]) -> None:
     engine.calibrate(alternatives=True)
     first = len(opened)
     engine.calibrate(alternatives=True)
@@ -120,13 +122,13 @@ def test_what_is_known_is_not_timed_again(engine: Engine, opened: list[LlamaSett
     assert len(opened) == 2 * first
 
 
-def test_only_a_full_calibration_looks_elsewhere(engine: Engine, opened: list[LlamaSettings]) -> None:
+def test_a_quick_calibration_times_no_other_place(engine: Engine, opened: list[LlamaSettings]) -> None:
     engine.calibrate()
     assert opened == []
     assert any("2 of 3 layers on Vulkan0: not measured" in refusal.sentence for refusal in ranked(engine).rejected)
 
 
-def test_a_place_that_fails_stays_unmeasured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_where_timing_fails_stays_unmeasured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     load = PreparedModel.load
 
     def refuse(model: PreparedModel, stop: threading.Event | None = None) -> LoadedModel:
@@ -141,7 +143,7 @@ def test_a_place_that_fails_stays_unmeasured(engine: Engine, monkeypatch: pytest
     assert {candidate.target.device for candidate in ranked(engine).candidates} == {"cpu"}
 
 
-def test_a_device_that_was_found_faster_twice_runs_the_target_from_the_next_load_on(engine: Engine) -> None:
+def test_a_device_found_faster_twice_runs_the_target_from_the_next_load_on(engine: Engine) -> None:
     engine.calibrate(alternatives=True)
     place = next(place for place in engine.pair.pool.places.targets if place.layers is not None)
     times = engine.measurements.store.load_times(place.facts)
@@ -163,7 +165,7 @@ def test_a_device_that_was_found_faster_twice_runs_the_target_from_the_next_load
     assert (moved.device, moved.gpu_layers) == ("Vulkan0", 2)
     assert said[0].startswith("target, 2 of 3 layers on Vulkan0 from now on")
     told = settled_settings(store, prepare, pair.pool.target, here, pair.pool.places, 1 << 40)
-    assert told == (moved, said), "nobody has read it yet"
+    assert told == (moved, said), "no reader has seen the notice yet"
     on_cpu = Placements(targets=tuple(each for each in pair.pool.places.targets if each.facts.device == "cpu"))
     for places, allowed in ((on_cpu, 1 << 40), (pair.pool.places, 10)):
         assert settled_settings(store, prepare, pair.pool.target, here, places, allowed) == (here, ())
@@ -172,7 +174,7 @@ def test_a_device_that_was_found_faster_twice_runs_the_target_from_the_next_load
 # ------------------------------------------------------------------------------------------ opening in another place
 
 
-def test_the_machines_memory_is_kept(tiny: TinyModels, home: Home) -> None:
+def test_opening_in_another_place_respects_the_machines_memory(tiny: TinyModels, home: Home) -> None:
     limits = Limits(max_memory_bytes=1 << 28)
     with tiny.load(store_home=home, context=CONTEXT, device="auto", draft_device="auto", limits=limits) as engine:
         pool = engine.pair.pool
@@ -185,7 +187,7 @@ def test_the_machines_memory_is_kept(tiny: TinyModels, home: Home) -> None:
                 open_there(place)
 
 
-def test_without_a_drafter_there_is_none_to_open(tiny: TinyModels, home: Home) -> None:
+def test_opening_a_drafter_without_one_raises(tiny: TinyModels, home: Home) -> None:
     with tiny.load(store_home=home, context=CONTEXT, device="auto", draft="none") as engine:
         assert engine.pair.pool.places.drafters == ()
         with pytest.raises(ClosedError, match="no drafter"):

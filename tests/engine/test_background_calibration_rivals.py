@@ -1,4 +1,4 @@
-"""Plain decoding in the processor's other runtime: timed once, in steps, and given up cleanly."""
+"""Timing plain decoding in the processor's other runtime: once, in steps, and given up cleanly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=OTHER)
 def first(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The runtime that is begun with: ours, where the kernels are more than portable C."""
+    """The first runtime: ours if the kernels are more than portable C."""
     names = ("portable", "fast") if request.param == "native" else ("portable",)
     monkeypatch.setattr(native_runtime, "library", SimpleNamespace(load=lambda: SimpleNamespace(levels=names)))
     return str(request.param)
@@ -50,7 +50,7 @@ def first(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.fixture
 def engine(tiny: TinyModels, home: Home, first: str) -> Iterator[Engine]:
-    """A target with copies of the text to draft with; nothing is measured."""
+    """A target with lookup drafting; nothing is measured."""
     with tiny.load(store_home=home, context=200, draft="none") as engine:
         assert engine.plan.target.runtime == first
         yield engine
@@ -58,7 +58,7 @@ def engine(tiny: TinyModels, home: Home, first: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[BackgroundModel]:
-    """What was loaded in another place."""
+    """The models loaded in other places."""
     found: list[BackgroundModel] = []
     open_target = ModelPool.open_target
 
@@ -71,7 +71,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[BackgroundModel]:
 
 
 def rival(engine: Engine) -> Placement:
-    """The place in the other runtime."""
+    """The target's place in the other runtime."""
     (place,) = [each for each in engine.pair.pool.places.targets if each.facts.runtime != engine.plan.target.runtime]
     return place
 
@@ -86,14 +86,14 @@ def is_closed(model: BackgroundModel) -> bool:
     except ClosedError:
         return True
     except WorkerLostError:
-        return False  # it is still loading
+        return False  # the model is still loading
     return False
 
 
 # ------------------------------------------------------------------------------------------------- what is timed
 
 
-def test_the_other_runtime_is_timed_once(
+def test_the_other_runtime_is_timed_once_by_a_calibration(
     engine: Engine, home: Home, first: str, opened: list[BackgroundModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
@@ -123,13 +123,15 @@ def test_measuring_afresh_times_the_other_runtime_again(
     assert own_s is not None
     assert engine.measurements.store.load_plain_s(rival(engine).facts) == pytest.approx(1.25 * own_s)
     assert len(opened) == 2
-    # Where all of it was measured, that stands until all of it is measured again.
+    # Full times of the other runtime are kept until a full calibration repeats them.
     BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
     BackgroundCalibration(engine.pair, QUICK, afresh=True).run()
     assert len(opened) == 3
 
 
-def test_the_ratio_is_the_rivals_time_over_the_own(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stored_time_is_the_ratio_of_runtimes_times_the_targets_time(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, str, int]] = []
 
     def measure(own: Any, other: Any, context_length: int) -> Generator[float, None, float]:
@@ -142,7 +144,7 @@ def test_the_ratio_is_the_rivals_time_over_the_own(engine: Engine, monkeypatch: 
     assert seen == [(engine.plan.target.runtime, OTHER[engine.plan.target.runtime], 200)]
 
 
-def test_in_slices_too(engine: Engine, home: Home) -> None:
+def test_the_other_runtime_is_timed_in_slices_too(engine: Engine, home: Home) -> None:
     learning = BackgroundCalibration(engine.pair, QUICK)
     for _ in range(3000):
         if learning.run_for(0.001, NEVER):
@@ -151,7 +153,7 @@ def test_in_slices_too(engine: Engine, home: Home) -> None:
     assert stored(home) == {"plain": 1, "times": 1, "widths": 1}
 
 
-def test_with_alternatives_it_is_measured_whole(
+def test_with_alternatives_the_other_runtime_is_measured_completely(
     engine: Engine, home: Home, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
@@ -163,10 +165,10 @@ def test_with_alternatives_it_is_measured_whole(
     assert engine.measurements.store.load_times(rival(engine).facts) is not None
     told.clear()
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
-    assert told == [], "its times hold its plain decoding"
+    assert told == [], "the full times include plain decoding"
 
 
-def test_a_drafter_is_measured_in_both_by_a_calibration_only(
+def test_only_a_full_calibration_measures_the_drafter_in_both_runtimes(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
@@ -184,7 +186,7 @@ def test_a_drafter_is_measured_in_both_by_a_calibration_only(
 
 
 @pytest.mark.parametrize("runtime", OTHER)
-def test_who_asks_for_a_runtime_has_no_rival(
+def test_with_a_requested_runtime_the_other_one_is_not_timed(
     tiny: TinyModels, home: Home, opened: list[BackgroundModel], runtime: str
 ) -> None:
     with tiny.load(store_home=home, context=200, draft="none", runtime=runtime) as engine:
@@ -192,7 +194,9 @@ def test_who_asks_for_a_runtime_has_no_rival(
         assert (stored(home), opened) == ({"times": 1, "widths": 1}, [])
 
 
-def test_one_without_room_stays_unmeasured(engine: Engine, home: Home, opened: list[BackgroundModel]) -> None:
+def test_the_other_runtime_without_room_stays_unmeasured(
+    engine: Engine, home: Home, opened: list[BackgroundModel]
+) -> None:
     engine.pair.pool.left_bytes = 1000
     learning = BackgroundCalibration(engine.pair, QUICK)
     learning.run()
@@ -200,7 +204,9 @@ def test_one_without_room_stays_unmeasured(engine: Engine, home: Home, opened: l
     assert not engine.unmeasured
 
 
-def test_one_that_does_not_load_stays_unmeasured(engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_runtime_stays_unmeasured_if_it_does_not_load(
+    engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(model: PreparedModel, _stop: threading.Event) -> LoadedModel:
         raise ModelFileError(model.file.path, "it could not be loaded")
 
@@ -214,7 +220,7 @@ def test_one_that_does_not_load_stays_unmeasured(engine: Engine, home: Home, mon
 
 
 class Ticks:
-    """A clock that goes on by one with every look at it."""
+    """A clock that advances by one at every call."""
 
     def __init__(self) -> None:
         self._count = itertools.count()
@@ -223,7 +229,9 @@ class Ticks:
         return float(next(self._count))
 
 
-def test_closing_half_way_frees_the_model(engine: Engine, home: Home, opened: list[BackgroundModel]) -> None:
+def test_closing_while_the_other_runtime_is_timed_frees_its_model(
+    engine: Engine, home: Home, opened: list[BackgroundModel]
+) -> None:
     learning = BackgroundCalibration(engine.pair, QUICK)
     while not opened or opened[0].waits_because is not None:
         assert not learning.run_for(2, NEVER, Ticks())  # a step or two
@@ -233,24 +241,24 @@ def test_closing_half_way_frees_the_model(engine: Engine, home: Home, opened: li
     assert is_closed(opened[0])
     assert stored(home) == {"times": 1, "widths": 1}
     BackgroundCalibration(engine.pair, QUICK).run()
-    assert stored(home) == {"plain": 1, "times": 1, "widths": 1}, "it is made up for"
+    assert stored(home) == {"plain": 1, "times": 1, "widths": 1}, "the next calibration measures the rest"
 
 
 @pytest.fixture
 def told() -> list[threading.Event | None]:
-    """What tells each load to end."""
+    """The stop event of each load."""
     return []
 
 
 @pytest.fixture
 def slow_load(monkeypatch: pytest.MonkeyPatch, told: list[threading.Event | None]) -> Iterator[threading.Event]:
-    """Every model takes until this is set to load."""
+    """Every load lasts until this event is set."""
     go, load = threading.Event(), PreparedModel.load
 
     def waiting(model: PreparedModel, stop: threading.Event | None = None) -> LoadedModel:
         told.append(stop)
         assert go.wait(WAIT_S)
-        return load(model)  # it cannot end early
+        return load(model)  # cannot be interrupted
 
     monkeypatch.setattr(PreparedModel, "load", waiting)
     yield go
@@ -275,21 +283,23 @@ def test_an_answer_drops_the_second_copy_of_the_target(
     with engine.session() as session:
         started = time.perf_counter()
         assert answer(session.generate("hello", max_tokens=3)).text
-        assert time.perf_counter() - started < WAIT_S / 2, "a load under way is not waited for"
+        assert time.perf_counter() - started < WAIT_S / 2, "the answer does not wait for the load"
     assert learning._rival is None
     assert is_closed(opened[0])
     (stop,) = told
     assert stop is not None
-    assert stop.is_set() == loading, "the load is told to end"
+    assert stop.is_set() == loading, "the load receives the stop event"
     slow_load.set()
     assert opened[0].wait_until_ended(WAIT_S)
     assert not learning.complete
     while not learning.run_for(100, NEVER, Ticks()):
         pass
-    assert engine.measurements.store.load_plain_s(rival(engine).facts) is not None, "it is made up for"
+    assert engine.measurements.store.load_plain_s(rival(engine).facts) is not None, (
+        "a later slice measures the runtime"
+    )
 
 
-def test_what_is_dropped_again_and_again_is_left_alone(engine: Engine, home: Home) -> None:
+def test_after_three_dropped_copies_the_other_runtime_is_not_loaded_again(engine: Engine, home: Home) -> None:
     learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
     for _ in range(3):
         while learning._rival is None:
@@ -312,7 +322,7 @@ def test_a_whole_calibration_begins_without_the_second_copy_of_the_target(
     assert closed == [True]
 
 
-def test_an_answer_disturbs_no_other_measurement(engine: Engine) -> None:
+def test_an_answer_keeps_measurements_that_need_no_second_copy_of_the_target(engine: Engine) -> None:
     learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
     assert not learning.run_for(3, NEVER, Ticks())
     steps = learning._steps
@@ -322,7 +332,9 @@ def test_an_answer_disturbs_no_other_measurement(engine: Engine) -> None:
     assert learning._steps is steps
 
 
-def test_another_source_of_power_waits_for_no_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_power_source_does_not_wait_for_a_calibration_step(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
     inside, release = threading.Event(), threading.Event()
 
@@ -350,7 +362,7 @@ def test_another_source_of_power_waits_for_no_step(engine: Engine, monkeypatch: 
     assert learning._steps is None
 
 
-def test_leaving_does_not_wait_for_a_drafters_load(
+def test_stopping_a_slice_does_not_wait_for_a_drafters_load(
     tiny: TinyModels, home: Home, slow_load: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_load.set()

@@ -1,4 +1,4 @@
-"""Two runtimes on one processor: the next load goes where this machine measured it to be faster."""
+"""Two runtimes on one processor: the next load uses the one that was measured faster."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _library() -> None:
 
 @pytest.fixture
 def load(tiny: TinyModels, home: Home) -> Load:
-    """The pair on a machine that nothing is known of at first."""
+    """The tiny pair on a machine without measurements."""
     return lambda **overrides: tiny.load(**{"store_home": home, "context": 300, "lookup": False, **overrides})
 
 
 def begin_with(patch: pytest.MonkeyPatch, runtime: str) -> None:
-    """Our own kernels come first where they are more than portable C."""
+    """Make ``runtime`` the first choice: our kernels if they are more than portable C."""
     names = ("portable", "fast") if runtime == "native" else ("portable",)
     patch.setattr(native_runtime, "library", SimpleNamespace(load=lambda: SimpleNamespace(levels=names)))
 
@@ -54,7 +54,7 @@ def place(places: tuple[Placement, ...], runtime: str) -> Placement:
 
 
 def settle(engine: Engine) -> None:
-    """Two calibrations that found what is stored."""
+    """Two calibrations with the stored times as results."""
     for _ in range(2):
         engine.measurements.settle_place(engine.pair.pool.places)
 
@@ -72,13 +72,13 @@ def test_a_runtime_that_decodes_faster_is_used_from_the_next_load_on(
         store.save_plain_s(rival, FORWARD_S / 1.05)
         settle(engine)
     with load(draft="none", lookup=True) as engine:
-        assert engine.plan.target.runtime == first, "no more than a calibration may be off"
+        assert engine.plan.target.runtime == first, "the difference is within a calibration's error"
         store.save_plain_s(rival, FORWARD_S / 2)
         settle(engine)
         assert engine.plan.target.runtime == first
     with load(draft="none", lookup=True) as engine:
         assert engine.plan.target.runtime == engine.target_model.facts.runtime == OTHER[first]
-        assert engine.unmeasured, "what it is worth drafted for is not known there"
+        assert engine.unmeasured, "drafting was not measured there"
         with engine.session() as session:
             assert answer(session.generate("hello", max_tokens=5)).plan.target.runtime == OTHER[first]
     for runtime in OTHER:
@@ -86,7 +86,7 @@ def test_a_runtime_that_decodes_faster_is_used_from_the_next_load_on(
             assert engine.plan.target.runtime == runtime, "asked for by name"
 
 
-def test_both_measured_whole_the_faster_is_used(load: Load) -> None:
+def test_with_full_times_of_both_runtimes_the_faster_one_is_used(load: Load) -> None:
     found = {}
     for runtime in OTHER:
         with load(runtime=runtime) as engine:
@@ -104,7 +104,7 @@ def test_both_measured_whole_the_faster_is_used(load: Load) -> None:
 
 
 @pytest.mark.parametrize("fast", OTHER)
-def test_the_drafter_has_a_runtime_of_its_own(load: Load, fast: str) -> None:
+def test_the_drafters_runtime_is_chosen_separately_from_the_targets(load: Load, fast: str) -> None:
     with load() as engine:
         invent_measurements(engine)
         store, drafters = engine.measurements.store, engine.pair.pool.places.drafters
@@ -130,7 +130,7 @@ def test_the_drafter_has_a_runtime_of_its_own(load: Load, fast: str) -> None:
         assert engine.pair.pool.drafter_model().facts.runtime == OTHER[fast], "asked for by name"
 
 
-def test_what_is_measured_of_one_runtime_says_nothing_of_the_other(load: Load) -> None:
+def test_measurements_of_one_runtime_are_not_used_for_the_other(load: Load) -> None:
     for runtime in OTHER:
         with load(runtime=runtime, draft_runtime=runtime) as engine:
             assert engine.measurements.target_times() is engine.measurements.drafter_times() is None
@@ -138,7 +138,7 @@ def test_what_is_measured_of_one_runtime_says_nothing_of_the_other(load: Load) -
             assert None not in (engine.measurements.target_times(), engine.measurements.drafter_times())
 
 
-def test_a_place_is_named_with_its_runtime_where_it_was_not_measured(load: Load) -> None:
+def test_an_unmeasured_place_is_listed_with_its_runtime(load: Load) -> None:
     with load() as engine:
         invent_measurements(engine)
         ranking = engine.ranking()

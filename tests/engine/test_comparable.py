@@ -1,4 +1,4 @@
-"""Other files of the target's model: found if they have its vocabulary, loaded if they all fit."""
+"""Files to compare with the target: found if they have its vocabulary, loaded if they all fit."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ def load(tiny: TinyModels, **overrides: object) -> Engine:
     return tiny.load(**{"draft": "none", "lookup": False, **overrides})  # type: ignore[arg-type]
 
 
-# -------------------------------------------------------------------------------------------------- found
+# -------------------------------------------------------------------------------------------------- finding files
 
 
-def test_files_are_found_in_order(tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+def test_files_to_compare_are_found_in_the_given_order(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]
+) -> None:
     assert find() == ()
     assert [each.name for each in find(tiny.drafter, tiny.target, tiny.ending)] == ["drafter", "target", "ending"]
 
@@ -50,16 +52,18 @@ def test_a_trimmed_drafter_has_the_vocabulary_of_its_source(
     assert found.drafts_only
 
 
-def test_a_runtime_may_be_asked_for(tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+def test_a_file_to_compare_may_name_its_runtime(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]
+) -> None:
     found = find(tiny.drafter, f"llama:{tiny.target}", f"native:{tiny.drafter}")
     assert [each.runtime for each in found] == ["auto", "llama", "native"]
     assert [each.name for each in found] == ["drafter", "target", "drafter"]
     with pytest.raises(ModelFileError):
-        find(f"onnx:{tiny.target}")  # no such prefix: a file of that name
+        find(f"onnx:{tiny.target}")  # not a known prefix: a file of that name
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
-def test_it_is_loaded_in_that_runtime_whatever_the_target_runs_in(
+def test_a_file_to_compare_is_loaded_in_its_own_runtime_not_the_targets(
     tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], runtime: str
 ) -> None:
     for own in processor_runtimes():
@@ -68,22 +72,24 @@ def test_it_is_loaded_in_that_runtime_whatever_the_target_runs_in(
             assert (engine.plan.target.runtime, model.facts.runtime) == (own, runtime)
 
 
-def test_another_vocabulary_is_one_sentence(tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+def test_a_file_with_another_vocabulary_raises_a_readable_error(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]
+) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         find(tiny.drafter, tiny.stranger)
     assert caught.value.message.startswith("stranger has another vocabulary than target (they differ at token ")
     assert "ONNX" in str(caught.value.hint)
 
 
-def test_a_file_that_is_not_there_is_named(find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+def test_a_missing_file_to_compare_is_named_in_the_error(find: Callable[..., tuple[LocatedModel, ...]]) -> None:
     with pytest.raises(ModelFileError, match=r"nowhere\.gguf"):
         find("./nowhere.gguf")
 
 
-# ------------------------------------------------------------------------------------------------- loaded
+# ------------------------------------------------------------------------------------------------- loading files
 
 
-def test_what_is_loaded_decodes_and_is_closed_with_the_engine(
+def test_models_to_compare_decode_and_are_closed_with_the_engine(
     tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]
 ) -> None:
     with load(tiny) as engine:
@@ -96,7 +102,7 @@ def test_what_is_loaded_decodes_and_is_closed_with_the_engine(
             speculation = Speculation(drafters=(), policy=engine.policy, depth_cap=0, target=target)
             with engine.session(speculation=speculation) as session:
                 told.append(answer(session.generate("hello", max_tokens=12)).token_ids)
-        assert told[0] == told[1], "the same file says the same"
+        assert told[0] == told[1], "the same file gives the same text"
     for model in (first, second):
         with pytest.raises(ClosedError):
             model.open(16)
@@ -104,7 +110,7 @@ def test_what_is_loaded_decodes_and_is_closed_with_the_engine(
         engine.load_comparable(find(tiny.target))
 
 
-def test_a_file_comes_again_in_the_setting_that_reads_prompts_fastest(
+def test_for_prompts_a_file_is_loaded_again_in_its_fastest_prompt_setting(
     tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], tmp_path: Path
 ) -> None:
     located = find(f"llama:{tiny.target}", f"llama:{write_trimmed_folder(tiny.target, tmp_path / 'small', KEPT)}")
@@ -118,13 +124,13 @@ def test_a_file_comes_again_in_the_setting_that_reads_prompts_fastest(
 
 
 def needed(engine: Engine, located: LocatedModel) -> tuple[int, int]:
-    """Bytes that a model takes with two caches, and that the engine's own target takes with one."""
+    """Bytes of a model with two caches, and of the engine's target with one."""
     settings, context = engine.target_model.settings, engine.plan.context_length
     once = memory_needed(located, settings, context)
     return 2 * once.total_bytes - once.weights_bytes, once.total_bytes
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+def test_files_that_do_not_all_fit_are_refused_before_any_is_loaded(
     tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     located = find(tiny.target)[0]
@@ -148,11 +154,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
             engine.load_comparable([located])
         session = engine.session()
         with pytest.raises(MemoryLimitError, match="another session"):
-            engine.session()  # the room is taken
+            engine.session()  # no memory remains
         session.close()
 
 
-def test_a_drafter_keeps_its_room(tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+def test_files_to_compare_leave_the_drafters_memory_free(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]
+) -> None:
     located = find(tiny.target)[0]
     with tiny.load() as engine:
         twice, own = needed(engine, located)

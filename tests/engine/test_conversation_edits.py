@@ -1,4 +1,4 @@
-"""A turn taken back and another system message: what follows is what a conversation without them gives."""
+"""Undoing a turn and changing the system message: the next answer equals that of a conversation with these edits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ask(session: Session, prompt: str) -> Done:
     return next(event for event in session.generate(prompt, max_tokens=6) if isinstance(event, Done))
 
 
-def test_an_undone_turn_leaves_no_trace(tiny: TinyModels) -> None:
+def test_after_undo_the_next_answer_is_as_if_the_turn_had_not_been(tiny: TinyModels) -> None:
     with tiny.load(draft="none") as engine, engine.session() as session, engine.session() as other:
         assert session.undo() is None
         first = ask(session, "hello")
@@ -34,10 +34,10 @@ def test_an_undone_turn_leaves_no_trace(tiny: TinyModels) -> None:
         found = ask(session, "where are they")
         assert found.token_ids == expected.token_ids
         assert found.stats.prompt_tokens == expected.stats.prompt_tokens
-        assert found.stats.cached_tokens > 0, "what the two have in common is not read again"
+        assert found.stats.cached_tokens > 0, "the shared tokens are not read again"
 
 
-def test_another_system_message_holds_for_the_whole_conversation(tiny: TinyModels) -> None:
+def test_a_new_system_message_applies_to_the_whole_conversation(tiny: TinyModels) -> None:
     with (
         tiny.load(draft="none") as engine,
         engine.session() as session,
@@ -50,7 +50,7 @@ def test_another_system_message_holds_for_the_whole_conversation(tiny: TinyModel
         assert ask(session, "hello").token_ids == ask(other, "hello").token_ids
         session.system = None
         assert [message["role"] for message in session.messages] == ["user", "assistant"]
-        with pytest.raises(InvalidRequestError, match="the system message is text, not int"):
+        with pytest.raises(InvalidRequestError, match="the system message must be text, not int"):
             session.system = 3  # type: ignore[assignment]
 
 
@@ -58,7 +58,7 @@ SAMPLING: Mapping[str, Any] = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p":
 
 
 def with_sampling(path: Path, values: Mapping[str, Any]) -> Path:
-    """A tiny model whose file says how answers are drawn."""
+    """A tiny model whose file states sampling values."""
     plain = write_tiny_gguf(path)
     writer = gguf.GGUFWriter(str(path.with_suffix(".new")), "llama")
     reader = gguf.GGUFReader(plain)
@@ -80,7 +80,7 @@ def with_sampling(path: Path, values: Mapping[str, Any]) -> Path:
     return path.with_suffix(".new")
 
 
-def test_how_a_file_says_that_answers_are_drawn(tmp_path: Path, tiny: TinyModels) -> None:
+def test_file_sampling_comes_from_the_model_files_metadata(tmp_path: Path, tiny: TinyModels) -> None:
     path = with_sampling(tmp_path / "drawn.gguf", SAMPLING)
     assert read_header(path).sampling.keys() == {"temperature", "top_k", "top_p", "min_p", "repeat_penalty"}
     with tiny.load(path, draft="none") as engine:
@@ -91,7 +91,7 @@ def test_how_a_file_says_that_answers_are_drawn(tmp_path: Path, tiny: TinyModels
 
 
 @pytest.mark.parametrize("values", [{}, {"temp": -1.0}, {"temp": float("nan")}, {"top_p": 0.0}])
-def test_a_file_that_says_nothing_that_can_be_is_greedy(
+def test_missing_or_invalid_sampling_in_a_file_means_greedy(
     tmp_path: Path, tiny: TinyModels, values: Mapping[str, Any]
 ) -> None:
     path = with_sampling(tmp_path / "odd.gguf", values)

@@ -1,4 +1,4 @@
-"""What could be fetched as a drafter: decided from facts, with nothing fetched."""
+"""The offer of a drafter to fetch: chosen from facts, without fetching."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drafter(name: str, *, size: int | None = 400_000_000, draft_bytes: int = 200
     )
 
 
-def test_the_drafter_that_gains_most_is_offered() -> None:
+def test_the_drafter_with_the_largest_expected_speedup_is_offered() -> None:
     asked: list[ModelFacts] = []
 
     def expected(facts: ModelFacts) -> float | None:
@@ -88,7 +88,7 @@ def test_the_drafter_that_gains_most_is_offered() -> None:
     }
 
 
-def test_of_equal_gains_the_smaller_download() -> None:
+def test_of_drafters_with_equal_gain_the_smaller_download_is_offered() -> None:
     found = best_offer(family(drafter("a"), drafter("b", size=1)), FACTS, lambda _facts: 1.5)
     assert found is not None
     assert found.name == "b"
@@ -103,17 +103,17 @@ def test_of_equal_gains_the_smaller_download() -> None:
         (family(drafter("a")), lambda _facts: None),
     ],
 )
-def test_nothing_is_offered_where_nothing_is_known_or_gains(
+def test_no_drafter_is_offered_without_a_family_or_a_gain(
     known: Family | None, expected: Callable[[ModelFacts], float | None]
 ) -> None:
     assert best_offer(known, FACTS, expected) is None
 
 
-# ------------------------------------------------------------------------------------------------ an engine
+# ------------------------------------------------------------------------------------------------ with an engine
 
 
 def families_with(draft_bytes: int, model: str = "hf:org/repo/x.gguf") -> tuple[Family, ...]:
-    """The tiny models as a family of their own."""
+    """The tiny models as a separate family."""
     repo, _, filename = model.removeprefix("hf:").rpartition("/")
     return parse_families(f"""
 schema_version = 1
@@ -153,7 +153,9 @@ def load(target: Path, home: Home, **overrides: object) -> Engine:
     return Engine.load(str(target), **settings)  # type: ignore[arg-type]
 
 
-def test_an_engine_says_what_it_would_fetch(user: User, tiny_family: None, tiny: TinyModels, home: Home) -> None:
+def test_an_engine_offers_its_familys_drafter_without_fetching_it(
+    user: User, tiny_family: None, tiny: TinyModels, home: Home
+) -> None:
     with load(tiny.slow, home) as engine:
         if engine.target_model.facts.settings.get("level") == "portable":
             pytest.skip("no times are expected of portable kernels")
@@ -162,18 +164,18 @@ def test_an_engine_says_what_it_would_fetch(user: User, tiny_family: None, tiny:
         assert (offer.name, offer.model, offer.bytes) == ("Tiny 1M", "hf:org/repo/x.gguf", 1000)
         assert offer.expected_speedup > 1.02
         assert offer.target == engine.target_model.facts.sha256
-    assert not home.models.exists(), "nothing was fetched"
+    assert not home.models.exists(), "no file was fetched"
 
 
 @pytest.mark.parametrize("overrides", [{"draft": "none"}, {"depth": 0}, {"lookup": False, "draft": "none"}])
-def test_nothing_is_offered_to_who_wants_none(
+def test_no_drafter_is_offered_if_the_caller_disables_drafting(
     user: User, tiny_family: None, tiny: TinyModels, home: Home, overrides: dict[str, object]
 ) -> None:
     with load(tiny.slow, home, **overrides) as engine:
         assert engine.drafter_offer is None
 
 
-def test_nothing_is_offered_beside_a_drafter(user: User, tiny_family: None, tiny: TinyModels, home: Home) -> None:
+def test_no_drafter_is_offered_if_there_is_one(user: User, tiny_family: None, tiny: TinyModels, home: Home) -> None:
     with load(tiny.slow, home, draft=str(tiny.drafter)) as engine:
         assert engine.drafter_offer is None
     user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
@@ -181,7 +183,7 @@ def test_nothing_is_offered_beside_a_drafter(user: User, tiny_family: None, tiny
         assert engine.drafter_offer is None
 
 
-def test_one_that_is_too_large_is_not_offered(
+def test_a_drafter_too_large_to_gain_is_not_offered(
     user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "families", lambda: families_with(10**9))
@@ -189,7 +191,9 @@ def test_one_that_is_too_large_is_not_offered(
         assert engine.drafter_offer is None
 
 
-def test_one_without_room_is_not_offered(user: User, tiny_family: None, tiny: TinyModels, home: Home) -> None:
+def test_a_drafter_without_room_in_memory_is_not_offered(
+    user: User, tiny_family: None, tiny: TinyModels, home: Home
+) -> None:
     from edgespec import Limits
 
     with load(tiny.slow, home) as engine:
@@ -198,7 +202,7 @@ def test_one_without_room_is_not_offered(user: User, tiny_family: None, tiny: Ti
         assert engine.drafter_offer is None
 
 
-def test_one_that_was_fetched_and_does_not_draft_is_not_offered_again(
+def test_a_fetched_drafter_that_does_not_draft_is_not_offered_again(
     user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "smollm2-135m"
@@ -215,14 +219,14 @@ def test_one_that_was_fetched_and_does_not_draft_is_not_offered_again(
 # ------------------------------------------------------------------------------------------------ sampling
 
 
-def test_answers_are_drawn_as_the_family_says_where_the_file_says_nothing(
+def test_sampling_comes_from_the_family_if_the_file_states_none(
     user: User, tiny_family: None, tiny: TinyModels, home: Home
 ) -> None:
     with load(tiny.target, home) as engine:
         assert engine.file_sampling == Sampling(temperature=0.5, top_k=7, min_p=0.1)
 
 
-def test_a_file_that_says_something_has_the_word(
+def test_sampling_stated_in_the_file_overrides_the_family(
     user: User, tiny_family: None, tiny: TinyModels, home: Home, tmp_path: Path
 ) -> None:
     key = b"general.sampling.temp"
@@ -233,6 +237,6 @@ def test_a_file_that_says_something_has_the_word(
         assert engine.file_sampling == Sampling(temperature=0.25)
 
 
-def test_a_model_of_no_family_is_greedy(user: User, tiny: TinyModels, home: Home) -> None:
+def test_sampling_of_a_model_without_a_family_is_greedy(user: User, tiny: TinyModels, home: Home) -> None:
     with load(tiny.target, home) as engine:
         assert engine.file_sampling == Sampling()

@@ -1,4 +1,4 @@
-"""What drafts in a process of its own, what it takes of memory, and what is measured of it."""
+"""Drafters in a separate process: which kinds, their memory, and their measurements."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def kill(model: BackgroundModel) -> None:
         if model.waits_because is not None:
             return
         time.sleep(0.01)
-    raise AssertionError("nobody missed it")
+    raise AssertionError("the loss was not noticed")
 
 
 KINDS = [*((runtime, runtime) for runtime in processor_runtimes()), ("trimmed", "llama"), ("folder", "onnx")]
@@ -79,7 +79,7 @@ KINDS = [*((runtime, runtime) for runtime in processor_runtimes()), ("trimmed", 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "runtime"), KINDS, indirect=["drafter"])
-def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
+def test_every_kind_of_drafter_works_in_a_process_and_restarts_after_a_loss(
     tiny: TinyModels, drafter: Path, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(drafter.parent)
@@ -94,9 +94,9 @@ def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
     ) as engine:
         require_speculation(engine, 2)
         model = wait_for_drafter(engine)
-        assert model.facts == engine.measurements.drafter, "what is measured is found again"
+        assert model.facts == engine.measurements.drafter, "stored measurements are found again"
         assert model.facts.runtime == runtime
-        monkeypatch.chdir(tmp_path)  # where its file was is remembered
+        monkeypatch.chdir(tmp_path)  # the process keeps the absolute path
         with engine.session() as session:
             plain = answer(session.generate("hello world", max_tokens=40, depth=0))
             for life in ("first", "second"):
@@ -113,12 +113,12 @@ def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_its_process_is_none_of_the_programs_that_disturb_a_measurement(
+def test_a_drafter_process_does_not_count_as_a_disturbing_program(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     shorten_contention(monkeypatch)
     monkeypatch.setattr(Neighbours, "share", 0.5)
-    runtime = processor_runtimes()[0]  # and no other one is compared with
+    runtime = processor_runtimes()[0]  # no other runtime is timed
     with tiny.load(store_home=home, context=200, runtime=runtime, draft_isolation=isolation) as engine:
         invent_measurements(engine)
         store, facts = engine.measurements.store, engine.measurements.drafter
@@ -128,7 +128,7 @@ def test_its_process_is_none_of_the_programs_that_disturb_a_measurement(
         assert engine.measurements.disturbed == (isolation == "thread")
 
 
-def test_on_the_processor_it_is_a_thread_unless_the_profile_says_otherwise(tiny: TinyModels) -> None:
+def test_a_drafter_on_the_processor_runs_in_a_thread_unless_the_profile_sets_a_process(tiny: TinyModels) -> None:
     for isolation, processes in (("auto", 0), ("thread", 0), ("process", 1)):
         with tiny.load(lookup=False, draft_isolation=isolation) as engine:
             assert engine.pair.pool.drafter_model().wait(WAIT_S)
@@ -139,7 +139,7 @@ def located(tiny: TinyModels, path: Path, tmp_path: Path) -> LocatedModel:
     return Locator(store=Store(Home(tmp_path))).locate(str(path))
 
 
-def test_its_memory_counts_as_that_of_a_drafter_in_this_process(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_drafter_process_counts_in_the_memory_estimate_like_a_thread(tiny: TinyModels, tmp_path: Path) -> None:
     profile = load_profile(
         None, environ={}, cwd=tmp_path, user_dir=tmp_path, flags={"threads": 1, "device": "cpu"}, only_the_named=True
     )
@@ -177,19 +177,19 @@ def load(tiny: TinyModels, home: Home, quick: None) -> Load:
     return load
 
 
-def test_it_is_calibrated_where_it_runs(load: Load) -> None:
+def test_a_drafter_in_a_process_is_calibrated_in_that_process(load: Load) -> None:
     with load(calibrate=True) as engine:
         assert not engine.unmeasured
         assert engine.measurements.drafter_times() is not None
         assert engine.measurements.drafter is not None
         assert engine.measurements.drafter.settings["process"] is True
         here = replace(engine.measurements.drafter, settings={})
-        assert engine.measurements.store.load_times(here) is None, "in a thread it takes other times"
+        assert engine.measurements.store.load_times(here) is None, "times in a thread differ"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learn", [False, True])
-def test_one_that_does_not_load_is_no_reason_not_to_measure_the_rest(load: Load, learn: bool) -> None:
+def test_a_drafter_process_that_does_not_load_leaves_the_rest_measured(load: Load, learn: bool) -> None:
     with load(worker=HANGING) as engine:
         if learn:
             while not engine.calibrate_for(0.05):
@@ -201,7 +201,7 @@ def test_one_that_does_not_load_is_no_reason_not_to_measure_the_rest(load: Load,
         assert any("the model drafter is lost: drafter is off" in reason for reason in engine.plan.reasons)
 
 
-def test_one_that_is_lost_while_it_is_measured_is_left_out(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_process_lost_during_calibration_is_left_out(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(*_arguments: object) -> Iterator[float]:
         (process,) = psutil.Process().children()
         process.kill()
@@ -219,7 +219,7 @@ def test_one_that_is_lost_while_it_is_measured_is_left_out(load: Load, monkeypat
         assert engine.measurements.drafter_times() is None
 
 
-def test_the_arm_with_the_drafter_in_memory_waits_for_it(load: Load) -> None:
+def test_the_benchmark_arm_with_a_loaded_drafter_waits_for_its_process(load: Load) -> None:
     with load() as engine, open_arm(engine, "loaded", 2).session:
         model = engine.pair.pool.drafter_model()
         assert isinstance(model, LoadsInBackground)

@@ -1,4 +1,4 @@
-"""A drafter that nobody named: found by its vocabulary, judged by what it would gain, and remembered."""
+"""Searching a drafter if none is named: found by vocabulary, judged by its expected gain, and noted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.vocabularies import real_vocabularies
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
-    """A user of this machine who has nothing yet."""
+    """A user of this machine without any files."""
     user = User(tmp_path / "user")
     for name, value in user.environment.items():
         monkeypatch.setenv(name, value)
@@ -45,7 +45,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
 
 @pytest.fixture
 def headers_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """The headers of files without a manifest that were read since the last call."""
+    """The files without a manifest whose headers were read since the last call."""
     read: list[str] = []
     real = model_file.read_header
 
@@ -73,11 +73,13 @@ def drafter_of(engine: Engine) -> str | None:
 
 
 def why_not(engine: Engine) -> dict[str, str]:
-    """Codes by the names of files."""
+    """Reason codes by file name."""
     return {Path(one.what.split(" (")[0]).name: one.verdict.code for one in engine.considered_drafters}
 
 
-def test_a_small_model_of_another_program_drafts_where_it_lies(user: User, tiny: TinyModels, home: Home) -> None:
+def test_a_small_model_of_another_program_drafts_from_its_own_folder(
+    user: User, tiny: TinyModels, home: Home
+) -> None:
     user.to_ollama(f"{LIBRARY}/tiny/1m", tiny.target.read_bytes())
     user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
     before = user.everything()
@@ -93,10 +95,10 @@ def test_a_small_model_of_another_program_drafts_where_it_lies(user: User, tiny:
             said = "tiny:1m of Ollama drafts: it has the target's vocabulary"
             assert said in engine.plan.reasons
             assert "drafter_found" in {why.code for why in engine.plan.why}
-    assert user.everything() == before, "nothing of others was written to"
+    assert user.everything() == before, "other programs' files are unchanged"
 
 
-def test_the_text_is_the_targets_own(user: User, tiny: TinyModels, home: Home) -> None:
+def test_a_found_drafter_does_not_change_the_targets_text(user: User, tiny: TinyModels, home: Home) -> None:
     user.to_lm_studio("x/small.gguf", tiny.drafter.read_bytes())
     texts = []
     for draft in ("none", "auto"):
@@ -108,7 +110,7 @@ def test_the_text_is_the_targets_own(user: User, tiny: TinyModels, home: Home) -
 
 
 @pytest.mark.parametrize("overrides", [{"draft": "none"}, {"depth": 0}])
-def test_nothing_is_searched_where_nothing_is_to_draft(
+def test_no_drafter_is_searched_if_drafting_is_disabled(
     user: User, tiny: TinyModels, home: Home, overrides: dict[str, object]
 ) -> None:
     user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
@@ -118,7 +120,7 @@ def test_nothing_is_searched_where_nothing_is_to_draft(
     assert not home.file_notes.exists()
 
 
-def test_a_drafter_that_was_named_is_the_one(user: User, tiny: TinyModels, home: Home) -> None:
+def test_a_named_drafter_is_used_instead_of_a_search(user: User, tiny: TinyModels, home: Home) -> None:
     user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
     with load(tiny.slow, home, draft=str(tiny.drafter)) as engine:
         assert drafter_of(engine) == "drafter"
@@ -130,7 +132,7 @@ def test_a_drafter_that_was_named_is_the_one(user: User, tiny: TinyModels, home:
         load(tiny.slow, home, draft="smollm2-135m")
 
 
-def test_a_known_drafter_that_is_not_here_is_replaced(
+def test_a_catalogue_drafter_that_is_not_on_this_machine_is_replaced(
     user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "qwen2.5-coder-1.5b"
@@ -144,10 +146,10 @@ def test_a_known_drafter_that_is_not_here_is_replaced(
         assert drafter_of(engine) == "small"
     put_into_store(home, "qwen2.5-coder-0.5b", tiny.drafter.read_bytes())
     with Engine.load(name, store_home=home, threads=1) as engine:
-        assert drafter_of(engine) == "qwen2.5-coder-0.5b", "the one that was chosen for it, where it is here"
+        assert drafter_of(engine) == "qwen2.5-coder-0.5b", "the catalogue's drafter, if it is on this machine"
 
 
-def test_a_split_model_is_one_drafter(user: User, tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+def test_a_split_model_counts_as_one_drafter(user: User, tiny: TinyModels, home: Home, tmp_path: Path) -> None:
     for part in split_gguf(tiny.target, tmp_path / "parts", tensors=8):
         user.to_lm_studio(f"x/{part.name}", part.read_bytes())
     for _ in range(2):
@@ -157,10 +159,10 @@ def test_a_split_model_is_one_drafter(user: User, tiny: TinyModels, home: Home, 
             engine.load_drafter()
 
 
-# ------------------------------------------------------------------------------------------------ why not
+# ------------------------------------------------------------------------------------------------ rejected files
 
 
-def test_why_each_file_does_not_draft(user: User, tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+def test_each_rejected_file_has_a_reason_code(user: User, tiny: TinyModels, home: Home, tmp_path: Path) -> None:
     target = write_tiny_gguf(tmp_path / "copy.gguf", layers=6, width=256, quant="Q8_0", seed=1)
     near = write_tiny_gguf(tmp_path / "near.gguf", layers=5, width=256, quant="Q8_0", seed=2)
     embeds = write_tiny_gguf(tmp_path / "embeds.gguf", settings={"pooling_type": 1})
@@ -173,8 +175,8 @@ def test_why_each_file_does_not_draft(user: User, tiny: TinyModels, home: Home, 
     larger = write_tiny_gguf(tmp_path / "larger.gguf", layers=8, width=256, quant="Q8_0", seed=9)
     user.to_lm_studio("x/larger.gguf", larger.read_bytes())
     with load(target, home) as engine:
-        codes, alike = why_not(engine), {"ending", "drafter"}
-        (other_one,) = alike - {str(drafter_of(engine))}
+        codes, same_model = why_not(engine), {"ending", "drafter"}
+        (other_one,) = same_model - {str(drafter_of(engine))}
         assert codes.pop(f"{other_one}.gguf") == "other_drafter"
         for name, expected in {
             "near.gguf": ("cannot_pay", "not_expected_to_pay"),
@@ -192,20 +194,22 @@ def test_why_each_file_does_not_draft(user: User, tiny: TinyModels, home: Home, 
         assert all(len(sentence) < 600 for sentence in sentences)
 
 
-def test_the_best_that_does_not_pay_is_named(user: User, tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+def test_the_best_drafter_without_an_expected_gain_is_named(
+    user: User, tiny: TinyModels, home: Home, tmp_path: Path
+) -> None:
     target = write_tiny_gguf(tmp_path / "big.gguf", layers=6, width=256, quant="Q8_0", seed=1)
     near = write_tiny_gguf(tmp_path / "near.gguf", layers=5, width=256, quant="Q8_0", seed=2)
     path = user.to_lm_studio("x/near.gguf", near.read_bytes())
     with load(target, home) as engine:
         off = engine.plan.drafter_off or ""
-        assert off.startswith(f"{path} has its vocabulary: ")
+        assert off.startswith(f"{path} has the target's vocabulary: ")
         assert "too large" in off
-        assert off.endswith(f"(--draft {path} uses it all the same)")
+        assert off.endswith(f"(--draft {path} uses it anyway)")
     with load(target, home, draft=str(path)) as engine:
         assert drafter_of(engine) == "near"
 
 
-def test_where_no_times_are_known_the_smallest_drafts(
+def test_without_known_times_the_smallest_model_drafts(
     user: User, tiny: TinyModels, home: Home, tmp_path: Path
 ) -> None:
     pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
@@ -217,11 +221,13 @@ def test_where_no_times_are_known_the_smallest_drafts(
         assert drafter_of(engine) == "target"
         (large,) = engine.considered_drafters
         assert large.verdict.code == "not_expected_to_pay"
-        assert large.verdict.text.startswith("too large: a guess of it reads 0.")
+        assert large.verdict.text.startswith("too large: a guess reads 0.")
 
 
-def test_what_conversations_taught_orders_drafters_and_ends_none(user: User, tiny: TinyModels, home: Home) -> None:
-    """A drafter that was seldom right yields to another one, and drafts where there is no other."""
+def test_acceptance_in_conversations_orders_drafters_and_excludes_none(
+    user: User, tiny: TinyModels, home: Home
+) -> None:
+    """A drafter with low acceptance loses against another drafter, but drafts if it is the only one."""
     paths = {"one": tiny.target, "two": tiny.ending}
     for name, path in paths.items():
         user.to_lm_studio(f"x/{name}.gguf", path.read_bytes())
@@ -236,10 +242,10 @@ def test_what_conversations_taught_orders_drafters_and_ends_none(user: User, tin
             known.store.save_acceptance(known.target, known._identity("model"), prior)
     assert sorted(taught) == sorted(paths)
     with load(tiny.slow, home, runtime="native", draft_runtime="native") as engine:
-        assert drafter_of(engine) in paths, "the next text may be of another kind"
+        assert drafter_of(engine) in paths, "the next text may suit the drafter better"
 
 
-def test_a_drafter_that_was_often_right_pays_where_a_usual_one_would_not(
+def test_a_drafter_with_high_acceptance_is_used_where_a_usual_one_would_not_gain(
     user: User, tiny: TinyModels, home: Home, tmp_path: Path
 ) -> None:
     target = write_tiny_gguf(tmp_path / "big.gguf", layers=6, width=256, quant="Q8_0", seed=1)
@@ -258,7 +264,7 @@ def test_a_drafter_that_was_often_right_pays_where_a_usual_one_would_not(
         assert drafter_of(engine) == "near"
 
 
-def test_a_file_that_no_runtime_runs_is_said_and_remembered(
+def test_a_file_that_no_runtime_can_run_is_rejected_and_noted(
     user: User, tiny: TinyModels, home: Home, tmp_path: Path, headers_read: Callable[[], list[str]]
 ) -> None:
     path = write_tiny_gguf(tmp_path / "odd.gguf", quant="Q8_0")
@@ -270,7 +276,7 @@ def test_a_file_that_no_runtime_runs_is_said_and_remembered(
         assert headers_read().count("odd.gguf") == (0 if again else 1)
 
 
-def test_memory_that_a_drafter_has_no_room_in(user: User, tiny: TinyModels, home: Home) -> None:
+def test_a_drafter_without_room_in_memory_is_rejected(user: User, tiny: TinyModels, home: Home) -> None:
     user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
     with load(tiny.slow, home) as engine:
         needed = engine.pair.session_memory.total_bytes
@@ -281,10 +287,10 @@ def test_memory_that_a_drafter_has_no_room_in(user: User, tiny: TinyModels, home
         assert "may be used" in said or "left beside" in said
 
 
-# ------------------------------------------------------------------------------------------------ remembered
+# ------------------------------------------------------------------------------------------------ notes
 
 
-def test_a_warm_start_reads_no_header_but_its_drafters(
+def test_a_second_start_reads_only_the_drafters_header(
     user: User, tiny: TinyModels, home: Home, headers_read: Callable[[], list[str]]
 ) -> None:
     user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
@@ -304,7 +310,7 @@ def test_a_warm_start_reads_no_header_but_its_drafters(
     written = home.file_notes.stat().st_mtime_ns
     load(tiny.slow, home).close()
     assert home.file_notes.stat().st_mtime_ns == written
-    # A file that changed is looked at again.
+    # A changed file is read again.
     user.to_lm_studio("x/stranger.gguf", tiny.drafter.read_bytes() + b"")
     headers_read()
     with load(tiny.slow, home) as engine:
@@ -312,9 +318,7 @@ def test_a_warm_start_reads_no_header_but_its_drafters(
     assert "stranger.gguf" in headers_read()
 
 
-def test_notes_of_another_version_or_of_somebody_else_are_not_believed(
-    user: User, tiny: TinyModels, home: Home
-) -> None:
+def test_notes_of_another_version_or_edited_notes_are_not_trusted(user: User, tiny: TinyModels, home: Home) -> None:
     user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
     user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
     load(tiny.slow, home).close()
@@ -322,7 +326,7 @@ def test_notes_of_another_version_or_of_somebody_else_are_not_believed(
     home.file_notes.write_text(text.replace('"weight_bytes"', '"weights"'))
     with load(tiny.slow, home) as engine:
         assert drafter_of(engine) == "small"
-    # Whoever writes that a stranger speaks the language gets it refused where it would be loaded.
+    # A note that wrongly claims the target's vocabulary is refused when the file would be loaded.
     document = json.loads(home.file_notes.read_text())
     small = next(note for path, note in document["files"].items() if path.endswith("small.gguf"))
     for path, note in document["files"].items():
@@ -334,7 +338,7 @@ def test_notes_of_another_version_or_of_somebody_else_are_not_believed(
         assert why_not(engine) in ({"stranger.gguf": "other_vocabulary"}, {"stranger.gguf": "other_drafter"})
 
 
-def test_a_file_that_vanishes_between_listing_and_loading(
+def test_a_file_deleted_between_listing_and_loading_is_skipped(
     user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = {
@@ -359,7 +363,7 @@ def test_a_file_that_vanishes_between_listing_and_loading(
         assert why_not(engine) == {f"{first}.gguf": "unreadable"}
 
 
-def test_a_stored_file_that_vanishes_is_not_fetched_again(
+def test_a_deleted_file_of_the_store_is_not_fetched_again(
     user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "smollm2-135m"
@@ -386,14 +390,14 @@ def test_a_stored_file_that_vanishes_is_not_fetched_again(
 
 @pytest.fixture
 def _no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search may read one header: the clock goes beyond its limit with the second."""
+    """A search may read one header: the second one exceeds the time limit."""
     seconds = itertools.chain([0.0], itertools.repeat(1e9))
     real = drafter_search.DrafterSearch
     monkeypatch.setattr(assembly, "DrafterSearch", partial(real, clock=lambda: next(seconds)))
 
 
 @pytest.mark.usefixtures("_no_time")
-def test_a_search_ends_after_a_while_and_the_next_start_goes_on(
+def test_a_drafter_search_ends_at_its_time_limit_and_the_next_start_continues(
     user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
@@ -409,7 +413,7 @@ def test_a_search_ends_after_a_while_and_the_next_start_goes_on(
     assert drafter_search.SEARCH_S <= 2
 
 
-def test_hostile_files_cost_little_and_stop_nothing(user: User, tiny: TinyModels, home: Home) -> None:
+def test_hostile_files_take_little_time_and_do_not_stop_the_search(user: User, tiny: TinyModels, home: Home) -> None:
     data = tiny.target.read_bytes()
     at = data.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
     huge = data[:at] + (10_000_000).to_bytes(8, "little") + data[at + 8 :]
@@ -423,13 +427,13 @@ def test_hostile_files_cost_little_and_stop_nothing(user: User, tiny: TinyModels
         assert why_not(engine) == {"zeros.gguf": "unreadable", "huge.gguf": "unreadable"}
 
 
-def test_cancelling_ends_the_search(user: User, tiny: TinyModels, home: Home) -> None:
+def test_cancelling_ends_the_drafter_search(user: User, tiny: TinyModels, home: Home) -> None:
     user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
     with pytest.raises(CancelledError):
         load(tiny.slow, home, cancelled=lambda: True)
 
 
-def test_a_target_that_cannot_take_guesses_back_has_none_looked_for(
+def test_no_drafter_is_searched_for_a_target_that_cannot_drop_tokens(
     user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
@@ -442,17 +446,19 @@ def test_a_target_that_cannot_take_guesses_back_has_none_looked_for(
         assert engine.considered_drafters == ()
 
 
-# ------------------------------------------------------------------------------------------------ what is said
+# ------------------------------------------------------------------------------------------------ messages
 
 
-def test_what_is_said_where_nothing_fits(user: User, tiny: TinyModels, home: Home) -> None:
+def test_without_a_fitting_drafter_the_message_names_a_way_to_get_one(
+    user: User, tiny: TinyModels, home: Home
+) -> None:
     works = "any small model with the same vocabulary works: --draft hf:ORG/REPO"
     user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
     with load(tiny.slow, home) as engine:
         assert engine.plan.drafter_off == f"no drafter is known for slow; {works}"
 
 
-def test_what_is_said_for_known_families(tiny: TinyModels) -> None:
+def test_the_message_without_a_drafter_suggests_the_familys_drafters(tiny: TinyModels) -> None:
     def said(name: str, *of: object) -> str:
         located = LocatedModel(name=name, path=Path("x"), header=header(*of), identity="x")  # type: ignore[arg-type]
         return drafter_search.none_known(located, 2_000_000_000)
@@ -464,7 +470,7 @@ def test_what_is_said_for_known_families(tiny: TinyModels) -> None:
     assert mistral.endswith("--draft hf:ORG/REPO")
 
 
-def test_models_that_read_clearly_less_are_named() -> None:
+def test_only_family_drafters_much_smaller_than_the_target_are_suggested() -> None:
     (gemma,) = (family for family in families() if family.name == "Gemma 3")
     small, larger = (drafter.model for drafter in gemma.drafters)
     assert drafter_search.smaller_drafters(gemma, 3_000_000_000) == [small, larger]
@@ -477,7 +483,9 @@ def test_models_that_read_clearly_less_are_named() -> None:
 
 
 @pytest.mark.models
-def test_the_default_pair_is_found_without_its_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_drafter_is_found_without_its_catalogue_entry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     place = Store(users_home())
     for name in ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m"):
         Locator(store=place, download=True).locate(name)
@@ -494,7 +502,7 @@ def test_the_default_pair_is_found_without_its_link(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.models
-def test_no_real_vocabulary_passes_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_two_real_vocabularies_count_as_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, user = users_home(), User(tmp_path / "user")
     for name, value in user.environment.items():
         monkeypatch.setenv(name, value)
@@ -510,5 +518,5 @@ def test_no_real_vocabulary_passes_for_another(tmp_path: Path, monkeypatch: pyte
         assert drafter_of(engine) is None
         codes = why_not(engine)
         assert len(codes) == len(found) > 10
-        # Some are those of models that make embeddings.
+        # Some vocabularies belong to embedding models.
         assert set(codes.values()) == {"other_vocabulary", "not_a_drafter"}

@@ -1,4 +1,4 @@
-"""Loading: what is chosen, what is refused before anything is loaded, and what a lost drafter costs (nothing)."""
+"""Loading an engine: choices, arguments refused before loading, and lost drafters, which never end an answer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def say_hello(engine: Engine, **settings: object) -> Done:
 
 @pytest.fixture(scope="module")
 def expected(tiny: TinyModels) -> tuple[int, ...]:
-    """What ``tiny.target`` answers to hello, by itself."""
+    """The answer of ``tiny.target`` to hello without a drafter."""
     with tiny.load(draft="none", lookup=False) as engine:
         return say_hello(engine, depth=0).token_ids
 
@@ -66,57 +66,62 @@ def needed_bytes(path: Path, context_length: int, runtime: str) -> int:
 
 
 WRONG_TYPES: dict[str, tuple[tuple[object, ...], dict[str, object], str]] = {
-    "no prompt": ((None,), {}, "the prompt is text, not None"),
-    "messages": (([{"role": "user", "content": "hi"}],), {}, "the prompt is text, not list"),
-    "bytes": ((b"hi",), {}, "the prompt is text, not bytes b'hi'"),
-    "max_tokens as text": (("hi",), {"max_tokens": "8"}, "max_tokens is a whole number, not str '8'"),
-    "max_tokens with a fraction": (("hi",), {"max_tokens": 1.5}, "max_tokens is a whole number, not float 1.5"),
-    "max_tokens as truth": (("hi",), {"max_tokens": True}, "max_tokens is a whole number"),
+    "no prompt": ((None,), {}, "the prompt must be text, not None"),
+    "messages": (([{"role": "user", "content": "hi"}],), {}, "the prompt must be text, not list"),
+    "bytes": ((b"hi",), {}, "the prompt must be text, not bytes b'hi'"),
+    "max_tokens as text": (("hi",), {"max_tokens": "8"}, "max_tokens must be a whole number, not str '8'"),
+    "max_tokens with a fraction": (("hi",), {"max_tokens": 1.5}, "max_tokens must be a whole number, not float 1.5"),
+    "max_tokens as truth": (("hi",), {"max_tokens": True}, "max_tokens must be a whole number"),
     "no tokens": (("hi",), {"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
-    "depth as text": (("hi",), {"depth": "auto"}, "depth is a whole number, not str 'auto'"),
+    "depth as text": (("hi",), {"depth": "auto"}, "depth must be a whole number, not str 'auto'"),
     "negative depth": (("hi",), {"depth": -1}, "depth must be 0 or more, not -1"),
     "sampling as a mapping": (
         ("hi",),
         {"sampling": {"temperature": 1}},
-        "sampling is an edgespec.Sampling, not dict",
+        "sampling must be a Sampling, not dict",
     ),
-    "stop as one text": (("hi",), {"stop": "end"}, "stop strings are given as a list of texts"),
-    "stop of numbers": (("hi",), {"stop": [1]}, "stop strings are given as a list of texts, not as list"),
-    "no stop": (("hi",), {"stop": None}, "stop strings are given as a list of texts, not as None"),
+    "stop as one text": (("hi",), {"stop": "end"}, "stop strings must be a list of texts"),
+    "stop of numbers": (("hi",), {"stop": [1]}, "stop strings must be a list of texts, not list"),
+    "no stop": (("hi",), {"stop": None}, "stop strings must be a list of texts, not None"),
     "empty stop": (("hi",), {"stop": [""]}, "a stop string is empty"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG_TYPES)
-def test_what_is_of_the_wrong_type_is_refused_in_words(tiny: TinyModels, case: str) -> None:
+def test_arguments_of_a_wrong_type_are_refused_with_a_readable_message(tiny: TinyModels, case: str) -> None:
     arguments, settings, words = WRONG_TYPES[case]
     with tiny.load(draft="none") as engine, engine.session() as session:
         with pytest.raises(InvalidRequestError, match=re.escape(words)):
             session.generate(*arguments, **settings)  # type: ignore[arg-type]
         assert say_hello(engine, max_tokens=np.int64(2)).token_ids
-        assert answer(session.generate("hello", max_tokens=2)).text, "the session is as before"
+        assert answer(session.generate("hello", max_tokens=2)).text, "the session still works"
 
 
-def test_a_system_message_is_text(tiny: TinyModels) -> None:
-    with tiny.load(draft="none") as engine, pytest.raises(InvalidRequestError, match="the system message is text"):
+def test_a_system_message_that_is_not_text_is_refused(tiny: TinyModels) -> None:
+    with (
+        tiny.load(draft="none") as engine,
+        pytest.raises(InvalidRequestError, match="the system message must be text"),
+    ):
         engine.session(system=5)  # type: ignore[arg-type]
 
 
-def test_requests_are_checked_by_these_defaults() -> None:
+def test_check_request_has_the_defaults_of_generate() -> None:
     check_request("hi")
     with pytest.raises(InvalidRequestError, match="the prompt is empty"):
         check_request(" ")
     check_request(" ", raw=True)
 
 
-def test_everything_by_default(tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_loads_and_answers_with_all_defaults(
+    tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(home.root))
-    # By default every core computes; on a busy test machine two threads wait for each other most of the time.
+    # By default all cores are used; on a busy test machine two threads mostly wait for each other.
     machine = dataclasses.replace(describe_machine(), physical_cores=1)
     monkeypatch.setattr(loading_module, "describe_machine", lambda: machine)
     with Engine.load(str(tiny.target)) as engine, engine.session() as session:
         assert engine.plan.target.model == "target"
-        assert engine.plan.context_length == 2048  # the model's own, shorter than the profile's
+        assert engine.plan.context_length == 2048  # the model's limit, shorter than the profile's
         works = "any small model with the same vocabulary works: --draft hf:ORG/REPO"
         assert engine.plan.drafter_off == f"no drafter is known for target; {works}"
         assert engine.has_chat_template
@@ -126,10 +131,12 @@ def test_everything_by_default(tiny: TinyModels, home: Home, monkeypatch: pytest
         drafts = engine.plan.target.runtime == "native"
         assert ("not calibrated yet" in (done.speculation_off or "")) != drafts
     unasked = {path.name.partition("-")[0] for path in home.root.rglob("*.json")}
-    assert unasked <= ({"widths", "acceptance", "history"} if drafts else set()), "nothing is timed unasked"
+    assert unasked <= ({"widths", "acceptance", "history"} if drafts else set()), (
+        "load times nothing without calibrate"
+    )
 
 
-def test_the_environment_is_not_the_librarys_business(
+def test_engine_load_ignores_environment_variables_and_project_files(
     tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EDGESPEC_CONTEXT", "256")
@@ -140,7 +147,7 @@ def test_the_environment_is_not_the_librarys_business(
         assert engine.plan.context_length == 2048
 
 
-def test_profile_by_name_and_resolved(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_profile_can_be_given_by_name_or_as_an_object(tiny: TinyModels, tmp_path: Path) -> None:
     with tiny.load(profile="laptop") as engine:
         assert engine.profile.name == "laptop"
     resolved = load_profile(
@@ -153,11 +160,11 @@ def test_profile_by_name_and_resolved(tiny: TinyModels, tmp_path: Path) -> None:
     with Engine.load(profile=resolved, store_home=tiny.home) as engine:
         assert engine.plan.context_length == 200
         assert engine.plan.mode == "plain"
-    with pytest.raises(InvalidRequestError, match="context was given beside a resolved profile"):
+    with pytest.raises(InvalidRequestError, match="context was given together with a resolved profile"):
         Engine.load(profile=resolved, context=300, store_home=tiny.home)
 
 
-def test_overrides_are_profile_values(tiny: TinyModels) -> None:
+def test_keyword_overrides_replace_profile_values(tiny: TinyModels) -> None:
     with tiny.load(depth=2, context=333, rule="rejection", exactness="stable", device="cpu") as engine:
         require_speculation(engine, 2)
         assert (engine.plan.depth_cap, engine.plan.context_length) == (2, 333)
@@ -169,19 +176,19 @@ def test_overrides_are_profile_values(tiny: TinyModels) -> None:
         tiny.load(context=3)
 
 
-def test_near_exactness_goes_deeper_and_says_so(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+def test_near_exactness_allows_deeper_drafts_and_reports_it(tiny: TinyModels, expected: tuple[int, ...]) -> None:
     with tiny.load(depth=4, exactness="near") as engine:
         assert engine.plan.depth_cap == 4
         assert len(say_hello(engine).token_ids) == 25
 
 
-def test_an_unknown_device_is_refused(tiny: TinyModels) -> None:
+def test_loading_on_an_unknown_device_is_refused(tiny: TinyModels) -> None:
     with pytest.raises(RuntimeUnavailableError, match="no device 'tpu9'") as caught:
         tiny.load(device="tpu9")
     assert caught.value.hint is not None
 
 
-def test_limits_of_threads(tiny: TinyModels) -> None:
+def test_the_callers_limit_of_threads_is_kept(tiny: TinyModels) -> None:
     with tiny.load(limits=Limits(max_threads=1), threads="auto") as engine:
         assert engine.plan.target.threads == 1
     with tiny.load(limits=Limits(max_threads=8), threads=2) as engine:
@@ -189,7 +196,7 @@ def test_limits_of_threads(tiny: TinyModels) -> None:
 
 
 @pytest.mark.slow
-def test_progress_is_told_on_the_calling_thread(tiny: TinyModels, home: Home) -> None:
+def test_load_progress_is_reported_on_the_calling_thread(tiny: TinyModels, home: Home) -> None:
     told: list[tuple[object, str]] = []
 
     def tell(event: object) -> None:
@@ -204,10 +211,10 @@ def test_progress_is_told_on_the_calling_thread(tiny: TinyModels, home: Home) ->
 
 
 @pytest.mark.slow
-def test_uncalibrated_the_plan_is_plain_in_llama_cpp(
+def test_without_calibration_a_plan_in_llama_cpp_is_plain(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fix_plain_ratio(monkeypatch, 100.0)  # else the last engine may choose the other runtime, which is not measured
+    fix_plain_ratio(monkeypatch, 100.0)  # else the last engine might choose the other, unmeasured runtime
     with tiny.load(store_home=home, runtime="llama") as engine:
         assert (engine.plan.mode, engine.plan.depth_cap, engine.pair.probe) == ("plain", 0, None)
         assert "not calibrated yet" in engine.plan.reasons[-1]
@@ -217,7 +224,7 @@ def test_uncalibrated_the_plan_is_plain_in_llama_cpp(
         assert engine.pair.probe is not None
         assert measured.predicted_tokens_per_s is not None
     with tiny.load(store_home=home) as engine:
-        assert engine.plan == measured  # what was stored serves
+        assert engine.plan == measured  # the stored measurements are used
 
 
 def test_a_depth_given_as_a_number_needs_no_calibration(tiny: TinyModels, home: Home) -> None:
@@ -229,7 +236,7 @@ def test_a_depth_given_as_a_number_needs_no_calibration(tiny: TinyModels, home: 
 
 
 @pytest.mark.slow
-def test_a_home_that_cannot_be_written_only_costs_the_next_probe(tiny: TinyModels, tmp_path: Path) -> None:
+def test_with_a_read_only_home_the_width_probe_is_repeated_at_each_load(tiny: TinyModels, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with tiny.load(store_home=Home(tmp_path / "file" / "home"), calibrate=True) as engine:
         assert engine.pair.probe is not None
@@ -238,16 +245,16 @@ def test_a_home_that_cannot_be_written_only_costs_the_next_probe(tiny: TinyModel
         assert say_hello(engine).token_ids
 
 
-def test_depth_zero_opens_no_drafter(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+def test_depth_zero_loads_no_drafter_model(tiny: TinyModels, expected: tuple[int, ...]) -> None:
     with tiny.load(depth=0, draft="/nowhere/at-all.gguf") as engine:
         assert engine.plan.mode == "plain"
-        assert [drafter.kind for drafter in engine.drafters] == ["lookup"]  # which holds nothing
+        assert [drafter.kind for drafter in engine.drafters] == ["lookup"]  # lookup needs no model
         assert engine.measurements.drafter is None
         assert say_hello(engine).token_ids == expected
 
 
 @pytest.mark.parametrize("download", [False, True])
-def test_missing_files_and_unknown_names(tiny: TinyModels, home: Home, download: bool) -> None:
+def test_missing_files_and_unknown_model_names_are_refused(tiny: TinyModels, home: Home, download: bool) -> None:
     with pytest.raises(ModelFileError, match="no such file"):
         Engine.load(str(home.root / "missing.gguf"), store_home=home, download=download)
     with pytest.raises(ModelNotFoundError, match=r"qwen2\.5-coder-1\.5") as caught:
@@ -260,10 +267,10 @@ def test_missing_files_and_unknown_names(tiny: TinyModels, home: Home, download:
         Engine.load("hf:only-one-part", store_home=home)
     with pytest.raises(ModelNotFoundError, match="not on this machine"):
         Engine.load(CATALOGUE_TARGET, store_home=home)
-    assert not home.root.exists(), "looking creates nothing"
+    assert not home.root.exists(), "a failed load creates no folder"
 
 
-def test_a_folder_with_one_model_is_that_model(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_folder_with_one_model_file_loads_that_model(tiny: TinyModels, tmp_path: Path) -> None:
     (tmp_path / "exported").mkdir()
     path = tmp_path / "exported" / "model.gguf"
     path.write_bytes(tiny.target.read_bytes())
@@ -277,7 +284,7 @@ def test_a_folder_with_one_model_is_that_model(tiny: TinyModels, tmp_path: Path)
 # ------------------------------------------------------------------------------------------------- drafters
 
 
-def test_a_drafter_with_another_vocabulary_is_left_out(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+def test_a_drafter_with_another_vocabulary_is_not_used(tiny: TinyModels, expected: tuple[int, ...]) -> None:
     for lookup in (True, False):
         with tiny.load_speculating(draft=str(tiny.stranger), lookup=lookup) as engine:
             plan = engine.plan
@@ -292,7 +299,7 @@ def test_a_drafter_with_another_vocabulary_is_left_out(tiny: TinyModels, expecte
             assert lookup or done.speculation_off == plan.drafter_off
 
 
-def test_who_asks_for_no_guesses_is_not_told_why_a_drafter_is_missing(tiny: TinyModels) -> None:
+def test_with_drafting_disabled_no_missing_drafter_is_reported(tiny: TinyModels) -> None:
     with tiny.load_speculating(draft=str(tiny.stranger)) as engine, engine.session() as session:
         done = answer(session.generate("hello", max_tokens=3, depth=0))
         assert (done.speculation_off_code, done.speculation_off) == ("depth_zero", "depth 0 was asked for")
@@ -314,8 +321,10 @@ def empty(_data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [truncated, not_a_model, empty])
-def test_a_damaged_drafter(tiny: TinyModels, home: Home, damage: Callable[[bytes], bytes]) -> None:
-    """Named by nobody, its loss is told and costs nothing; named, it is an error."""
+def test_a_damaged_drafter_is_an_error_only_if_the_caller_named_it(
+    tiny: TinyModels, home: Home, damage: Callable[[bytes], bytes]
+) -> None:
+    """A catalogue drafter's damage is only reported; a named drafter's damage is an error."""
     put_into_store(home, CATALOGUE_TARGET, tiny.target.read_bytes())
     bad = put_into_store(home, CATALOGUE_DRAFTER, damage(tiny.drafter.read_bytes()))
     with Engine.load(CATALOGUE_TARGET, store_home=home, threads=1) as engine:
@@ -331,7 +340,7 @@ def test_a_damaged_drafter(tiny: TinyModels, home: Home, damage: Callable[[bytes
         assert str(bad) in caught.value.message
 
 
-def test_the_catalogues_drafter_is_found(tiny: TinyModels, home: Home, expected: tuple[int, ...]) -> None:
+def test_the_catalogues_drafter_for_a_target_is_used(tiny: TinyModels, home: Home, expected: tuple[int, ...]) -> None:
     put_into_store(home, CATALOGUE_TARGET, tiny.target.read_bytes())
     with Engine.load(CATALOGUE_TARGET, store_home=home, threads=1, lookup=False) as engine:
         fetch = f"fetch it with `edgespec pull {CATALOGUE_DRAFTER}`"
@@ -351,7 +360,7 @@ def test_the_catalogues_drafter_is_found(tiny: TinyModels, home: Home, expected:
         assert done.token_ids[:25] == expected
 
 
-def test_a_target_whose_content_changed_is_refused(tiny: TinyModels, home: Home) -> None:
+def test_a_stored_target_whose_content_changed_is_refused(tiny: TinyModels, home: Home) -> None:
     path = put_into_store(home, CATALOGUE_TARGET, tiny.target.read_bytes())
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -361,8 +370,10 @@ def test_a_target_whose_content_changed_is_refused(tiny: TinyModels, home: Home)
         Engine.load(CATALOGUE_TARGET, store_home=home)
 
 
-def test_a_drafter_that_llama_cpp_refuses_is_lost_not_the_answer(tiny: TinyModels, expected: tuple[int, ...]) -> None:
-    """Its header is sound, so it is found out at its first proposal."""
+def test_a_drafter_that_llama_cpp_cannot_load_does_not_end_the_answer(
+    tiny: TinyModels, expected: tuple[int, ...]
+) -> None:
+    """The file's header is valid, so the error appears when the drafter is loaded for its first proposal."""
     with tiny.load(draft=str(tiny.broken_inside()), lookup=False, depth=4) as engine:
         require_speculation(engine)
         done = say_hello(engine, depth=4)
@@ -372,10 +383,10 @@ def test_a_drafter_that_llama_cpp_refuses_is_lost_not_the_answer(tiny: TinyModel
 
 
 @pytest.mark.parametrize("lookup", [False, True])
-def test_a_drafter_that_does_not_fit_is_lost_not_the_answer(
+def test_a_drafter_without_room_does_not_end_the_answer(
     tiny: TinyModels, expected: tuple[int, ...], lookup: bool
 ) -> None:
-    """Its size is in its header, so the plan counts on the others from the start."""
+    """The size is in the header, so the plan leaves the drafter out from the start."""
     limits = Limits(max_memory_bytes=needed_bytes(tiny.target, 2048, first_runtime()) + 1)
     with tiny.load(limits=limits, lookup=lookup, depth=4) as engine:
         assert [drafter.kind for drafter in engine.drafters] == (["lookup"] if lookup else [])
@@ -388,7 +399,7 @@ def test_a_drafter_that_does_not_fit_is_lost_not_the_answer(
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
-def test_a_target_that_does_not_fit_is_not_loaded(
+def test_a_target_larger_than_the_memory_limit_is_not_loaded(
     tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
     def load(*_arguments: object, **_settings: object) -> None:
@@ -401,11 +412,11 @@ def test_a_target_that_does_not_fit_is_not_loaded(
     assert caught.value.needed_bytes == limit + 1
     assert caught.value.available_bytes == limit
     assert caught.value.hint is not None
-    with pytest.raises(AssertionError, match="it was loaded"):  # one byte more and it would have been
+    with pytest.raises(AssertionError, match="it was loaded"):  # with one more byte the target is loaded
         tiny.load(limits=Limits(max_memory_bytes=limit + 1), runtime=runtime)
 
 
-def test_a_target_whose_cache_is_smaller_in_the_other_runtime_goes_there(tiny: TinyModels) -> None:
+def test_a_target_that_fits_only_in_another_runtime_runs_there(tiny: TinyModels) -> None:
     require_native()
     limit = needed_bytes(tiny.target, 2048, "native") - 1
     with tiny.load(limits=Limits(max_memory_bytes=limit), draft="none") as engine:
@@ -415,7 +426,7 @@ def test_a_target_whose_cache_is_smaller_in_the_other_runtime_goes_there(tiny: T
 # ------------------------------------------------------------------------------------------------ templates
 
 
-def test_a_model_without_a_template_still_continues_text(tiny: TinyModels) -> None:
+def test_a_model_without_a_chat_template_continues_raw_text(tiny: TinyModels) -> None:
     with tiny.load(tiny.without_template, draft="none") as engine:
         assert not engine.has_chat_template
         with engine.session() as session:
@@ -427,7 +438,7 @@ def test_a_model_without_a_template_still_continues_text(tiny: TinyModels) -> No
             assert session.messages == ()
 
 
-def test_a_template_that_writes_the_first_token_itself(tiny: TinyModels) -> None:
+def test_a_template_that_writes_the_begin_token_gets_no_second_one(tiny: TinyModels) -> None:
     template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     with tiny.load(tiny.with_template("with-bos", template), draft="none") as engine:
         text = engine.pair.prompts.render([{"role": "user", "content": "hello"}])
@@ -439,7 +450,7 @@ def test_a_template_that_writes_the_first_token_itself(tiny: TinyModels) -> None
 # -------------------------------------------------------------------------------------------------- closing
 
 
-def test_close_twice_with_open_sessions(tiny: TinyModels) -> None:
+def test_closing_an_engine_twice_closes_its_open_sessions(tiny: TinyModels) -> None:
     engine = tiny.load_speculating()
     sessions = [engine.session() for _ in range(3)]
     generation = sessions[0].generate("hello")
@@ -456,7 +467,7 @@ def test_close_twice_with_open_sessions(tiny: TinyModels) -> None:
         engine.session()
 
 
-def test_close_from_another_thread_while_answers_stream(tiny: TinyModels) -> None:
+def test_closing_an_engine_from_another_thread_ends_running_answers(tiny: TinyModels) -> None:
     engine = tiny.load_speculating()
     outcomes: list[str] = []
 
@@ -479,8 +490,10 @@ def test_close_from_another_thread_while_answers_stream(tiny: TinyModels) -> Non
     assert outcomes == ["closed"] * 3
 
 
-def test_engines_come_and_go(tiny: TinyModels, expected: tuple[int, ...]) -> None:
-    """Two at once, and again after both are gone."""
+def test_two_engines_can_be_loaded_together_and_again_after_closing(
+    tiny: TinyModels, expected: tuple[int, ...]
+) -> None:
+    """Two engines together, and again after both are closed."""
     for _ in range(2):
         with tiny.load_speculating() as one, tiny.load(draft="none") as two:
             assert say_hello(one).token_ids == say_hello(two).token_ids == expected
@@ -490,18 +503,20 @@ def test_engines_come_and_go(tiny: TinyModels, expected: tuple[int, ...]) -> Non
     assert threading.active_count() == before
 
 
-def test_the_plan_is_frozen_and_can_be_printed(tiny: TinyModels) -> None:
+def test_the_plan_is_frozen_and_converts_to_json(tiny: TinyModels) -> None:
     with tiny.load(depth=3) as engine:
         with pytest.raises(dataclasses.FrozenInstanceError):
             engine.plan.mode = "plain"  # type: ignore[misc]
         shape = engine.plan.as_json()
         assert shape["mode"] == engine.plan.mode
         assert all(isinstance(reason, str) and reason for reason in shape["reasons"])
-        assert shape["predicted_tokens_per_s"] is None  # not measured, not guessed
+        assert shape["predicted_tokens_per_s"] is None  # not measured, so not predicted
 
 
-def test_a_file_that_appears_between_is_a_new_model(tiny: TinyModels, tmp_path: Path, home: Home) -> None:
-    """Measurements belong to a content, not to a path."""
+def test_a_replaced_model_file_has_no_measurements_of_the_old_one(
+    tiny: TinyModels, tmp_path: Path, home: Home
+) -> None:
+    """Measurements belong to a file's content, not to its path."""
     path = write_tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", heads=2, kv_heads=1, seed=1)
     with tiny.load(path, draft="none", store_home=home, depth=2) as engine:
         first = say_hello(engine).token_ids

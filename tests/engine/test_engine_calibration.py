@@ -1,4 +1,4 @@
-"""An engine that learns its machine: plain and at once the first time, calibrated later, by one process at a time."""
+"""Calibrating an engine: the first answer never waits, calibration comes later, one process at a time."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ REPEATING = "the people use water and the people use words and the people"
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_contention(monkeypatch)
-    # Whatever else the machine does meanwhile, the next engine must not find the other runtime faster: there, nothing
-    # is measured.
+    # The next engine must not find the other runtime faster, whatever else the machine does: there, nothing is
+    # measured.
     fix_plain_ratio(monkeypatch, 100.0)
-    # By the times of these tiny models it may pay or not, which decides whether agreement is measured.
+    # Agreement is measured only if drafting may gain, which these tiny models' times leave to chance.
     monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: False)
 
 
 @pytest.fixture
 def load(tiny: TinyModels, home: Home) -> Callable[..., Engine]:
-    """The pair with a home of this test's own, where nothing is drafted before it is measured: in llama.cpp."""
+    """The pair with a separate home, in llama.cpp: nothing is drafted before calibration."""
 
     def load(**overrides: object) -> Engine:
         settings = {"store_home": home, "context": 400, "runtime": "llama", "draft_runtime": "llama", **overrides}
@@ -48,7 +48,7 @@ def load(tiny: TinyModels, home: Home) -> Callable[..., Engine]:
 
 @pytest.fixture
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The width of every forward there is."""
+    """The width of every forward."""
     seen: list[int] = []
     watch_forwards(monkeypatch, lambda _sequence, tokens, _rows: seen.append(len(tokens)))
     return seen
@@ -62,7 +62,7 @@ def learn_all(engine: Engine) -> tuple[str, ...]:
     raise AssertionError("it never came to an end")
 
 
-# -------------------------------------------------------------------------------------------------- at once
+# -------------------------------------------------------------------------------------------------- the first answer
 
 
 def test_the_first_answer_waits_for_no_measurement(load: Callable[..., Engine], forwards: list[int]) -> None:
@@ -70,13 +70,15 @@ def test_the_first_answer_waits_for_no_measurement(load: Callable[..., Engine], 
         assert forwards == []
         done = answer(session.generate("hello", max_tokens=10))
         assert (done.plan.mode, done.stats.proposed) == ("plain", 0)
-        # The prompt but its last token, that token, and each answered token but the last.
+        # Widths: the prompt without its last token, that token, and each answer token but the last.
         assert len(forwards) == 2 + 9
         assert done.speculation_off == NOT_CALIBRATED.text.removeprefix("plain: ")
         assert engine.unmeasured
 
 
-def test_calibrate_at_load(load: Callable[..., Engine], home: Home, forwards: list[int]) -> None:
+def test_load_with_calibrate_measures_once_and_later_loads_measure_nothing(
+    load: Callable[..., Engine], home: Home, forwards: list[int]
+) -> None:
     with load(calibrate=True) as engine:
         assert not engine.unmeasured
         assert engine.plan.predicted_tokens_per_s is not None
@@ -90,7 +92,9 @@ def test_calibrate_at_load(load: Callable[..., Engine], home: Home, forwards: li
     assert forwards == []
 
 
-def test_calibrate_later_and_afresh(load: Callable[..., Engine], home: Home) -> None:
+def test_calibrate_measures_what_is_missing_and_afresh_measures_everything(
+    load: Callable[..., Engine], home: Home
+) -> None:
     with load() as engine, engine.session() as session:
         answer(session.generate("hello", max_tokens=3))
         engine.calibrate()
@@ -101,14 +105,14 @@ def test_calibrate_later_and_afresh(load: Callable[..., Engine], home: Home) -> 
         engine.calibrate(afresh=True)
         assert engine.measurements.target_times() != first
         rivals = [each for each in engine.pair.pool.places.targets if each.facts.runtime != first_facts.runtime]
-        assert stored(home).get("plain", 0) == len(rivals), "of other settings of this runtime none was timed"
+        assert stored(home).get("plain", 0) == len(rivals), "no other setting of this runtime was timed"
         assert answer(session.generate("more", max_tokens=3)).text
 
 
-# ---------------------------------------------------------------------------------------------- by and by
+# ---------------------------------------------------------------------------------------------- in slices
 
 
-def test_learning_in_slices_makes_the_plan(load: Callable[..., Engine], home: Home) -> None:
+def test_calibrating_in_slices_ends_with_a_new_plan(load: Callable[..., Engine], home: Home) -> None:
     with load() as engine:
         assert engine.calibrate_for(0.0) == ()
         assert measured(home) == {}
@@ -117,10 +121,10 @@ def test_learning_in_slices_makes_the_plan(load: Callable[..., Engine], home: Ho
         assert NOT_CALIBRATED.text not in reasons
         assert not engine.unmeasured
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
-        assert engine.calibrate_for() == ()  # nothing is left
+        assert engine.calibrate_for() == ()  # no measurement is missing
 
 
-def test_a_session_opened_before_follows_the_new_plan(load: Callable[..., Engine]) -> None:
+def test_a_session_opened_before_calibration_follows_the_new_plan(load: Callable[..., Engine]) -> None:
     with load() as engine, engine.session() as session:
         before = answer(session.generate(REPEATING, max_tokens=150))
         assert (before.plan.mode, before.stats.proposed) == ("plain", 0)
@@ -130,11 +134,11 @@ def test_a_session_opened_before_follows_the_new_plan(load: Callable[..., Engine
         session.clear()
         after = answer(session.generate(REPEATING, max_tokens=150))
         assert after.plan.mode == "serial"
-        assert after.stats.rounds_by_source, "whether tiny models pay is another matter"
+        assert after.stats.rounds_by_source, "gain of tiny models is not tested here"
         assert after.token_ids == before.token_ids
 
 
-def test_an_answer_is_told_with_the_plan_it_began_with(load: Callable[..., Engine]) -> None:
+def test_an_answer_reports_the_plan_it_began_with(load: Callable[..., Engine]) -> None:
     with load() as engine, engine.session() as session:
         generation = session.generate(REPEATING, max_tokens=150)
         next(generation)
@@ -143,10 +147,10 @@ def test_an_answer_is_told_with_the_plan_it_began_with(load: Callable[..., Engin
         done = answer(generation)
         assert (done.plan.mode, done.plan.predicted_tokens_per_s) == ("plain", None)
         assert done.speculation_off == NOT_CALIBRATED.text.removeprefix("plain: ")
-        assert answer(session.generate("go on", max_tokens=5)).plan.mode == "serial"
+        assert answer(session.generate("continue", max_tokens=5)).plan.mode == "serial"
 
 
-def test_learning_stops_at_the_event(load: Callable[..., Engine], forwards: list[int]) -> None:
+def test_calibrate_for_stops_at_its_stop_event(load: Callable[..., Engine], forwards: list[int]) -> None:
     stop = threading.Event()
     stop.set()
     with load() as engine:
@@ -155,14 +159,16 @@ def test_learning_stops_at_the_event(load: Callable[..., Engine], forwards: list
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_a_given_depth_needs_no_learning(load: Callable[..., Engine], forwards: list[int], depth: int) -> None:
+def test_a_fixed_depth_needs_no_calibration(load: Callable[..., Engine], forwards: list[int], depth: int) -> None:
     with load(depth=depth) as engine:
         forwards.clear()
         assert engine.calibrate_for() == ()
         assert forwards == []
 
 
-def test_a_lost_drafter_is_told_once(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibration_reports_a_drafter_that_fails_to_load_once(
+    load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with load() as engine:
         monkeypatch.setattr(engine.pair.pool, "left_bytes", 1)
         assert any("the model drafter is lost" in reason for reason in learn_all(engine))
@@ -171,7 +177,7 @@ def test_a_lost_drafter_is_told_once(load: Callable[..., Engine], monkeypatch: p
             assert answer(session.generate("hello", max_tokens=5)).text
 
 
-def test_nothing_is_learned_after_the_end(load: Callable[..., Engine]) -> None:
+def test_calibrate_for_does_nothing_after_close(load: Callable[..., Engine]) -> None:
     engine = load()
     assert engine.calibrate_for(0.01) == ()
     engine.close()
@@ -179,9 +185,9 @@ def test_nothing_is_learned_after_the_end(load: Callable[..., Engine]) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.1])
-def test_closing_while_another_thread_learns(load: Callable[..., Engine], delay_s: float) -> None:
+def test_closing_an_engine_while_another_thread_calibrates(load: Callable[..., Engine], delay_s: float) -> None:
     engine = load()
-    engine.calibrate_for(0.0)  # begun
+    engine.calibrate_for(0.0)  # begins the calibration
     outcome: list[object] = []
 
     def learn() -> None:
@@ -196,7 +202,7 @@ def test_closing_while_another_thread_learns(load: Callable[..., Engine], delay_
     threading.Event().wait(delay_s)
     engine.close()
     learner.join(20)
-    assert outcome in ([()], [engine.plan.reasons])  # with models this small it may be through by then
+    assert outcome in ([()], [engine.plan.reasons])  # models this small may be measured by then
     assert threading.active_count() == threads
 
 
@@ -214,7 +220,7 @@ with Measurements(Path("unused"), "machine").exclusive(Path(sys.argv[1]), wait=F
 
 @pytest.fixture
 def other_process(home: Home) -> Iterator[Callable[[], None]]:
-    """Another process that calibrates, until the function it comes with is called."""
+    """Starts another process that calibrates, until the yielded function is called."""
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(home.locks)],
         stdin=subprocess.PIPE,
@@ -235,7 +241,7 @@ def other_process(home: Home) -> Iterator[Callable[[], None]]:
         child.wait()
 
 
-def test_while_another_process_calibrates_nothing_is_learned(
+def test_calibrate_for_does_nothing_while_another_process_calibrates(
     load: Callable[..., Engine], forwards: list[int], other_process: Callable[[], None]
 ) -> None:
     with load() as engine:
@@ -247,7 +253,7 @@ def test_while_another_process_calibrates_nothing_is_learned(
         assert learn_all(engine)
 
 
-def test_calibrating_waits_for_another_process(
+def test_calibrate_waits_while_another_process_calibrates(
     load: Callable[..., Engine], forwards: list[int], other_process: Callable[[], None]
 ) -> None:
     with load() as engine:
@@ -260,10 +266,10 @@ def test_calibrating_waits_for_another_process(
         assert not engine.unmeasured
 
 
-# ------------------------------------------------------------------------------------- what was there before
+# ------------------------------------------------------------------------------------- stored measurements
 
 
-def test_another_process_s_measurements_are_taken_over(load: Callable[..., Engine]) -> None:
+def test_measurements_of_another_process_are_used(load: Callable[..., Engine]) -> None:
     with load() as engine:
         with load() as other:
             invent_measurements(other)
@@ -274,7 +280,7 @@ def test_another_process_s_measurements_are_taken_over(load: Callable[..., Engin
 
 
 @pytest.mark.parametrize("kind", ["times", "widths"])
-def test_a_damaged_measurement_is_told_and_made_again(load: Callable[..., Engine], home: Home, kind: str) -> None:
+def test_a_damaged_measurement_is_reported_and_made_again(load: Callable[..., Engine], home: Home, kind: str) -> None:
     with load(calibrate=True):
         pass
     (path, *_) = damage(home, kind)
@@ -290,7 +296,7 @@ def test_a_damaged_measurement_is_told_and_made_again(load: Callable[..., Engine
         assert not any("ignored" in reason for reason in engine.plan.reasons)
 
 
-def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine], home: Home) -> None:
+def test_acceptance_is_stored_at_close_and_read_at_load(load: Callable[..., Engine], home: Home) -> None:
     with load() as engine:
         invent_measurements(engine)
         require_speculation(engine)
@@ -298,7 +304,7 @@ def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine
         assert isinstance(engine.policy, DepthControl)
         load_drafter(engine)
         with engine.session() as session:
-            # Tiny models draft no faster than they decode: in a later answer the drafter may rest all along.
+            # Tiny models gain nothing by drafting: a later answer may not draft at all.
             drafted = []
             for _ in range(3):
                 drafted += answer(session.generate(REPEATING, max_tokens=200)).stats.rounds_by_source
@@ -330,7 +336,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_each_policy_follows_a_new_plan(load: Callable[..., Engine], name: str) -> None:
+def test_each_depth_policy_follows_a_new_plan(load: Callable[..., Engine], name: str) -> None:
     with load(depth_policy=name) as engine, engine.session() as session:
         assert type(engine.policy) is POLICIES[name]
         expected = answer(session.generate(REPEATING, max_tokens=100))
@@ -346,7 +352,7 @@ def test_each_policy_follows_a_new_plan(load: Callable[..., Engine], name: str) 
             assert done.stats.rounds_by_source
 
 
-def test_a_depth_given_as_a_number_is_a_fixed_policy(load: Callable[..., Engine]) -> None:
+def test_a_depth_given_as_a_number_uses_the_fixed_policy(load: Callable[..., Engine]) -> None:
     with load(depth=2, depth_policy="entropy") as engine:
         require_speculation(engine, 2)
         assert type(engine.policy) is FixedDepth
@@ -356,8 +362,10 @@ def test_a_depth_given_as_a_number_is_a_fixed_policy(load: Callable[..., Engine]
         assert engine.plan.depth_cap == 2
 
 
-def test_the_drafters_measurements_are_filed_as_the_loaded_drafter_is(tiny: TinyModels, home: Home) -> None:
-    narrow = tiny._make("narrow", heads=4, kv_heads=2)  # its heads allow no quantised cache
+def test_the_drafters_measurements_are_stored_under_the_loaded_drafters_settings(
+    tiny: TinyModels, home: Home
+) -> None:
+    narrow = tiny._make("narrow", heads=4, kv_heads=2)  # its heads do not allow a quantised cache
     for drafter in (tiny.drafter, narrow):
         with tiny.load(store_home=home, draft=str(drafter)) as engine:
             described, loaded = engine.measurements.drafter, engine.pair.pool.drafter_model().facts

@@ -1,4 +1,4 @@
-"""The source of power changes: times measured on the other one no longer hold."""
+"""Changing the power source: times measured on the other source are not used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.tiny_models import TinyModels, invent_measurements, require_s
 
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """What the machine says it runs on; its last entry holds."""
+    """The simulated power sources, in order; the last one stays."""
     said: list[str | None] = ["mains"]
     monkeypatch.setattr(module, "power_source", lambda: said[-1])
     return said
@@ -34,13 +34,13 @@ def engine(tiny: TinyModels, home: Home, source: list[str | None]) -> Iterator[E
         yield engine
 
 
-def test_an_answer_on_another_source_is_planned_anew(engine: Engine, source: list[str | None]) -> None:
+def test_an_answer_on_another_power_source_gets_a_new_plan(engine: Engine, source: list[str | None]) -> None:
     assert engine.plan.mode == "serial"
     source.append("battery")
     with engine.session() as session:
         events = list(session.generate("hello", max_tokens=4))
         notices = [event.message for event in events if isinstance(event, Notice)]
-        assert notices == ["the machine runs on battery now: planned anew"]
+        assert notices == ["the machine runs on battery now: planned again"]
         assert engine.machine.power_source == "battery"
         assert engine.plan.mode == "plain"
         assert NOT_CALIBRATED.text in engine.plan.reasons
@@ -50,7 +50,7 @@ def test_an_answer_on_another_source_is_planned_anew(engine: Engine, source: lis
         assert engine.plan.mode == "serial"
 
 
-def test_a_source_that_cannot_be_told_for_a_moment_is_no_change(engine: Engine, source: list[str | None]) -> None:
+def test_an_unknown_power_source_keeps_the_plan(engine: Engine, source: list[str | None]) -> None:
     plan = engine.plan
     source.append(None)
     assert not engine.pair.follow_power()
@@ -59,17 +59,19 @@ def test_a_source_that_cannot_be_told_for_a_moment_is_no_change(engine: Engine, 
     assert not engine.pair.follow_power()
 
 
-def test_measuring_under_way_is_given_up(engine: Engine, source: list[str | None]) -> None:
+def test_a_change_of_power_source_gives_up_a_running_calibration(engine: Engine, source: list[str | None]) -> None:
     engine._calibration = learning = BackgroundCalibration(engine.pair, QUICK, afresh=True)
     assert not learning.run_for(0.01, threading.Event())
     source.append("battery")
     assert engine.pair.follow_power()
     assert engine._calibration is None
-    assert not learning.run_for(1e9, threading.Event()), "it is over"
+    assert not learning.run_for(1e9, threading.Event()), "the calibration has ended"
     assert engine.measurements.target_times() is None
 
 
-def test_what_no_folder_could_take_is_not_forgotten(tiny: TinyModels, source: list[str | None]) -> None:
+def test_widths_in_memory_survive_a_power_change_if_the_folder_is_read_only(
+    tiny: TinyModels, source: list[str | None]
+) -> None:
     file = tiny.folder / "a-file"
     file.write_text("")
     with tiny.load(store_home=Home(file / "home"), context=300) as engine:
@@ -78,7 +80,7 @@ def test_what_no_folder_could_take_is_not_forgotten(tiny: TinyModels, source: li
         source.append("battery")
         assert engine.pair.follow_power()
         assert engine.measurements.target_times() is None
-        assert engine.measurements.widths() is not None, "widths do not depend on the source of power"
+        assert engine.measurements.widths() is not None, "widths do not depend on the power source"
         source.append("mains")
         assert engine.pair.follow_power()
         assert engine.measurements.target_times() is not None

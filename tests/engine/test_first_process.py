@@ -1,4 +1,4 @@
-"""A machine that was never measured: our kernels draft from the first answer on, by what similar machines took."""
+"""A machine without measurements: our kernels draft from the first answer on, by the times of similar machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import SHAPE, TinyModels, answer, invented_times
 from tests.support.watched_sequences import watch_forwards
 
-STEP_S = 0.001  # of every width, for a policy that is told by ``steady_rounds``
+STEP_S = 0.001  # of every width, as ``steady_rounds`` reports to the policy
 REPEATING = "the people use water and the people use words and the people"
 FORWARDS = [width for widths in PASSES for width in widths]
 
@@ -39,7 +39,7 @@ def _vectorised() -> None:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten layers, so that the drafter's two are worth their time."""
+    """A target of ten layers, so that the drafter with two gains."""
     folder = tmp_path_factory.mktemp("first")
     return write_tiny_gguf(folder / "large.gguf", seed=5, layers=10, **SHAPE)  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def steady_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy is told invented times: a stall of the machine is longer than so fast an answer may lose."""
+    """The policy gets constant times: a stall of the machine would stop drafting in so fast an answer."""
     began, record = AnswerDepth.began, AnswerDepth.record
 
     def steady_record(self: AnswerDepth, told: RoundRecord) -> None:
@@ -73,7 +73,7 @@ def steady_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("steady_rounds")
-def test_the_first_answer_drafts_and_is_exact(load: Callable[..., Engine]) -> None:
+def test_without_measurements_the_first_answer_drafts_and_is_exact(load: Callable[..., Engine]) -> None:
     with load() as engine, engine.session() as session:
         assert engine.plan.mode == "serial"
         assert engine.plan.drafter is not None
@@ -81,7 +81,7 @@ def test_the_first_answer_drafts_and_is_exact(load: Callable[..., Engine]) -> No
         assert engine.plan.depth_cap == WIDEST - 1
         assert ESTIMATED.text in engine.plan.reasons
         assert NOT_CALIBRATED.text not in engine.plan.reasons
-        assert engine.unmeasured, "calibrating makes it better"
+        assert engine.unmeasured, "calibration still improves the plan"
         first = answer(session.generate(REPEATING, max_tokens=150))
         assert first.stats.proposed > 0
         session.clear()
@@ -89,7 +89,7 @@ def test_the_first_answer_drafts_and_is_exact(load: Callable[..., Engine]) -> No
 
 
 @pytest.mark.usefixtures("steady_rounds")
-def test_a_command_drafts_in_its_only_answer(
+def test_a_generate_command_drafts_in_its_only_answer_on_a_new_machine(
     target: Path,
     tiny: TinyModels,
     tmp_path: Path,
@@ -101,11 +101,11 @@ def test_a_command_drafts_in_its_only_answer(
     assert found.code == 0, found.err
     plain = run_cli(*arguments, "--plain", home=tmp_path / "other")
     assert found.json["plan"]["mode"] == "serial"
-    assert found.json["stats"]["rounds_by_source"], "whether so small a drafter pays is another matter"
+    assert found.json["stats"]["rounds_by_source"], "gain of a tiny drafter is not tested here"
     assert found.json["token_ids"] == plain.json["token_ids"]
 
 
-def test_the_self_check_is_made_once_per_file_build_and_level(
+def test_the_self_check_runs_once_per_file_build_and_instruction_level(
     load: Callable[..., Engine], home: Home, forwards: list[int]
 ) -> None:
     with load() as engine:
@@ -119,7 +119,7 @@ def test_the_self_check_is_made_once_per_file_build_and_level(
     assert stored(home) == {"widths": 1}
 
 
-def test_nothing_is_checked_where_nothing_is_drafted(load: Callable[..., Engine], forwards: list[int]) -> None:
+def test_without_drafting_no_self_check_runs(load: Callable[..., Engine], forwards: list[int]) -> None:
     with load(depth=0) as engine:
         assert engine.plan.mode == "plain"
     with load(draft="none", lookup=False):
@@ -138,13 +138,15 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SelfCheck, "result", result)
 
 
-def test_a_failing_self_check_is_plain_with_one_sentence(load: Callable[..., Engine], forwards: list[int]) -> None:
+def test_after_a_failed_self_check_the_plan_is_plain_with_one_reason(
+    load: Callable[..., Engine], forwards: list[int]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         failing(patch)
         with load():
             pass
     forwards.clear()
-    with load() as engine, engine.session() as session:  # what was found is stored
+    with load() as engine, engine.session() as session:  # the result is stored
         assert forwards == []
         assert engine.plan.mode == "plain"
         said = [reason for reason in engine.plan.reasons if "bit-equal" in reason]
@@ -152,7 +154,9 @@ def test_a_failing_self_check_is_plain_with_one_sentence(load: Callable[..., Eng
         assert answer(session.generate(REPEATING, max_tokens=30)).stats.proposed == 0
 
 
-def test_a_self_check_that_breaks_off_is_raised_and_made_again(load: Callable[..., Engine], home: Home) -> None:
+def test_an_error_in_the_self_check_is_raised_and_the_next_load_repeats_it(
+    load: Callable[..., Engine], home: Home
+) -> None:
     def result(_self: SelfCheck) -> WidthProbe:
         raise ForwardError("the device went away", code=-3)
 
@@ -165,7 +169,7 @@ def test_a_self_check_that_breaks_off_is_raised_and_made_again(load: Callable[..
         assert engine.plan.mode == "serial"
 
 
-def test_measured_values_win_each_by_itself(load: Callable[..., Engine]) -> None:
+def test_each_measured_value_replaces_its_estimate_separately(load: Callable[..., Engine]) -> None:
     with load() as engine:
         known = engine.measurements
         expected = known.costs()
@@ -173,7 +177,7 @@ def test_measured_values_win_each_by_itself(load: Callable[..., Engine]) -> None
         assert expected.curves is not None
         known.store.save_times(known.target, invented_times(0.5))
         timed = known.costs()
-        assert not timed.measured, "the drafter is not"
+        assert not timed.measured, "the drafter is not measured"
         assert timed.curves is not None
         assert timed.curves.at(100).plain_s == timed.plain_s == 0.5
         ratio = known.drafter.bytes_per_forward / known.target.bytes_per_forward  # type: ignore[union-attr]
@@ -188,7 +192,7 @@ def test_measured_values_win_each_by_itself(load: Callable[..., Engine]) -> None
         assert ESTIMATED.text not in engine.plan.reasons
 
 
-def test_a_drafter_that_was_measured_alone_keeps_its_price(load: Callable[..., Engine]) -> None:
+def test_a_drafters_measured_cost_is_used_without_target_times(load: Callable[..., Engine]) -> None:
     with load() as engine:
         known = engine.measurements
         assert known.drafter is not None
@@ -199,16 +203,18 @@ def test_a_drafter_that_was_measured_alone_keeps_its_price(load: Callable[..., E
         assert costs.curves is not None
 
 
-def test_what_the_self_check_saw_is_the_first_t1(load: Callable[..., Engine]) -> None:
+def test_the_self_checks_forward_time_is_the_first_estimate_of_t1(load: Callable[..., Engine]) -> None:
     with load() as engine:
         probe, costs = engine.pair.probe, engine.measurements.costs()
         assert probe is not None
         assert costs.curves is not None
-        assert costs.plain_s is None, "a single forward is no measurement"
+        assert costs.plain_s is None, "a single forward does not count as a measurement"
         assert costs.curves.at(0).plain_s == probe.plain_forward_s
 
 
-def test_other_runtimes_wait_for_their_probe(tiny: TinyModels, home: Home, forwards: list[int]) -> None:
+def test_other_runtimes_decode_plainly_until_widths_are_probed(
+    tiny: TinyModels, home: Home, forwards: list[int]
+) -> None:
     with tiny.load(store_home=home, runtime="llama", draft_runtime="llama") as engine:
         assert engine.plan.mode == "plain"
         assert NOT_CALIBRATED.text in engine.plan.reasons
@@ -216,7 +222,7 @@ def test_other_runtimes_wait_for_their_probe(tiny: TinyModels, home: Home, forwa
     assert forwards == []
 
 
-def test_calibrating_times_and_checks_again_and_probes_no_width(
+def test_calibrating_our_kernels_repeats_the_self_check_and_probes_no_widths(
     load: Callable[..., Engine], forwards: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_contention(monkeypatch)
@@ -228,11 +234,11 @@ def test_calibrating_times_and_checks_again_and_probes_no_width(
         assert engine.measurements.costs().measured
         assert forwards[: len(FORWARDS)] == FORWARDS
         narrow = [width for width in forwards if width == 2]
-        # The self-check's, and two contexts of six turns for the target, one for the drafter.
+        # Forwards: the self-check's; for the target two contexts with six repetitions; for the drafter one context.
         assert len(narrow) == 1 + 2 * 6 + 6
 
 
-def test_what_was_learned_serves_the_second_process(load: Callable[..., Engine], home: Home) -> None:
+def test_acceptance_learned_in_one_process_is_used_in_the_next(load: Callable[..., Engine], home: Home) -> None:
     with load() as engine, engine.session() as session:
         answer(session.generate(REPEATING, max_tokens=150))
         learned = {source: prior for source, prior in engine.policy.priors().items() if prior.tokens}  # type: ignore[attr-defined]

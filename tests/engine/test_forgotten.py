@@ -1,4 +1,4 @@
-"""Answers that are forgotten in reference cycles: the collector finds them on whatever thread it runs on."""
+"""Forgotten answers in reference cycles: the garbage collector may free an answer on any thread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.forgetting import Forget, alive, eager_collector, in_cycles, 
 
 FORGOTTEN = 500
 PAUSE_S = 0.001
-GROWTH_BYTES = 16 * 2**20  # a cache of this engine takes 6 MiB, an answer that stays 0.1
+GROWTH_BYTES = 16 * 2**20  # a leaked cache takes 6 MiB, a leaked answer 0.1 MiB
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forget", [in_cycles, in_threads, in_tasks])
-def test_five_hundred_forgotten_answers_leave_nothing(engine: Engine, forget: Forget) -> None:
+def test_five_hundred_forgotten_answers_leak_no_memory_and_no_threads(engine: Engine, forget: Forget) -> None:
     expected = plain_text(engine, "hello world", max_tokens=20, sampling=SAMPLED).token_ids
     with eager_collector():
         forget(engine, 40, PAUSE_S)

@@ -1,4 +1,4 @@
-"""Which rows of its head a drafter has by itself."""
+"""The frequent head: which rows of its output head a drafter keeps by default."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEPT = np.arange(250, 350)
 
 
 def header(size: int, types: Mapping[int, int] | None = None, model: str = "gpt2") -> GgufHeader:
-    """A vocabulary of so many tokens; ``types`` are those that are not normal ones."""
+    """A vocabulary of ``size`` tokens; ``types`` has the kinds of tokens that are not normal."""
     kinds = tuple((types or {}).get(token, NORMAL) for token in range(size))
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": model,
@@ -54,10 +54,10 @@ def header(size: int, types: Mapping[int, int] | None = None, model: str = "gpt2
     )
 
 
-# ----------------------------------------------------------------------------------------------- which rows
+# ----------------------------------------------------------------------------------------------- rows
 
 
-def test_it_is_the_first_merges_and_what_is_always_kept() -> None:
+def test_the_frequent_head_has_the_first_tokens_and_the_control_tokens() -> None:
     size = 3 * FREQUENT_HEAD_ROWS
     found = frequent_head_ids(header(size, {size - 1: CONTROL, size - 9: CONTROL, 7: BYTE}))
     assert (found.dtype, len(found)) == (np.int64, FREQUENT_HEAD_ROWS)
@@ -67,21 +67,21 @@ def test_it_is_the_first_merges_and_what_is_always_kept() -> None:
 @pytest.mark.parametrize(
     ("size", "model"), [(2 * FREQUENT_HEAD_ROWS - 1, "gpt2"), (32000, "gpt2"), (3 * FREQUENT_HEAD_ROWS, "llama")]
 )
-def test_heads_that_stay_whole(size: int, model: str) -> None:
+def test_small_and_sentencepiece_heads_are_not_shortened(size: int, model: str) -> None:
     assert frequent_head_rows(header(size, model=model)) is None
 
 
-def test_from_twice_its_length_on_a_head_is_shortened() -> None:
+def test_a_head_of_at_least_twice_the_frequent_rows_is_shortened() -> None:
     assert frequent_head_rows(header(2 * FREQUENT_HEAD_ROWS)) == FREQUENT_HEAD_ROWS
 
 
-def test_of_a_vocabulary_of_special_tokens_it_is_the_first() -> None:
+def test_with_only_control_tokens_the_frequent_head_has_the_first_ones() -> None:
     size = 3 * FREQUENT_HEAD_ROWS
     found = frequent_head_ids(header(size, dict.fromkeys(range(size), CONTROL)))
     assert np.array_equal(found, np.arange(FREQUENT_HEAD_ROWS))
 
 
-# ---------------------------------------------------------------------------------------------- who gets it
+# -------------------------------------------------------------------------- drafters with a frequent head
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def located(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
 
 @pytest.fixture
 def hundred(monkeypatch: pytest.MonkeyPatch) -> IdArray:
-    """Every model has a short head of a hundred rows."""
+    """Every model gets a frequent head of a hundred rows."""
     require_native()
     monkeypatch.setattr(native_runtime, "frequent_head_ids", lambda _header: KEPT)
     monkeypatch.setattr(native_runtime, "frequent_head_rows", lambda _header: len(KEPT))
@@ -102,7 +102,7 @@ def described(profile: Profile, file: LocatedModel, settings: Settings) -> Model
     return prepare_drafter(profile, file, settings, 512).facts
 
 
-def test_facts_before_and_after_loading_agree(located: LocatedModel, hundred: IdArray) -> None:
+def test_facts_of_a_frequent_head_are_equal_before_and_after_loading(located: LocatedModel, hundred: IdArray) -> None:
     settings = NativeSettings()
     drafter = prepare_drafter(PROFILE, located, settings, 512)
     said = drafter.facts
@@ -118,7 +118,9 @@ def test_facts_before_and_after_loading_agree(located: LocatedModel, hundred: Id
     assert whole.bytes_per_forward - said.bytes_per_forward == row * (whole.vocabulary_size - 100) > 0
 
 
-def test_only_drafters_in_our_own_kernels_and_process_get_it(located: LocatedModel, hundred: IdArray) -> None:
+def test_only_drafters_in_our_kernels_and_this_process_get_a_frequent_head(
+    located: LocatedModel, hundred: IdArray
+) -> None:
     native, llama = NativeSettings(), LlamaSettings()
     for profile, settings in (
         (replace(PROFILE, draft_head="whole"), native),
@@ -134,7 +136,7 @@ def test_only_drafters_in_our_own_kernels_and_process_get_it(located: LocatedMod
 @pytest.mark.parametrize(
     "sampling", [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=1.0, seed=3, rule="rejection")]
 )
-def test_an_engine_drafts_with_it_and_writes_the_same(
+def test_an_engine_drafts_with_a_frequent_head_and_keeps_the_text(
     tiny: TinyModels, hundred: IdArray, sampling: Sampling | None
 ) -> None:
     texts = []

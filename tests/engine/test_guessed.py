@@ -1,4 +1,4 @@
-"""Text events say which of their tokens were guessed, and by whom."""
+"""Text events name the drafter of each guessed token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = 41
 
 
 class RightThenWrong:
-    """A drafter that knows an answer: ``right`` tokens of each proposal are those, the next one is not."""
+    """A drafter that knows the answer: ``right`` tokens of each proposal are right, the next one is wrong."""
 
     kind = KIND
 
@@ -39,7 +39,7 @@ class RightThenWrong:
         return Scripted(script)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Frees nothing."""
 
 
 def session_of(engine: Engine, plain: Done, right: int, depth: int, budget: Callable[[], Budget | None]) -> Session:
@@ -56,26 +56,26 @@ def guessed(events: Sequence[object]) -> list[str | None]:
 
 
 @pytest.mark.parametrize("right", range(5))
-def test_a_drafter_that_is_right_k_times(engine: Engine, right: int) -> None:
+def test_accepted_tokens_are_marked_as_guessed_and_corrections_are_not(engine: Engine, right: int) -> None:
     require_speculation(engine, 4)
     plain = plain_text(engine, "hello world", max_tokens=TOKENS)
     with session_of(engine, plain, right, 4, lambda: None) as session:
         events, done = read_all(session.generate("hello world", max_tokens=TOKENS))
     assert done.token_ids == plain.token_ids
     rounds, rest = divmod(TOKENS - 1, right + 1)
-    # The last round proposes as many as the answer still has room for beside the target's own token.
+    # The last round proposes the rest of the answer, without the target's own token.
     last = [*[KIND] * (rest - 1), None] if rest else []
     assert guessed(events) == [None, *[*[KIND] * right, None] * rounds, *last]
     assert done.stats.guessed_tokens == done.stats.accepted == rounds * right + max(0, rest - 1)
 
 
-def test_plain_answers_have_no_guesses(engine: Engine, session: Session) -> None:
+def test_plain_answers_mark_no_token_as_guessed(engine: Engine, session: Session) -> None:
     events, done = read_all(session.generate("hello world", max_tokens=12, depth=0))
     assert guessed(events) == [None] * 12
     assert done.stats.guessed_tokens == done.stats.as_json()["guessed_tokens"] == 0
 
 
-def test_beyond_the_checked_context_there_are_none_and_it_is_said(
+def test_beyond_the_checked_context_nothing_is_guessed_and_the_reason_is_reported(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_speculation(engine, 4)
@@ -84,16 +84,16 @@ def test_beyond_the_checked_context_there_are_none_and_it_is_said(
     monkeypatch.setattr(engine.pair, "exact_length", checked)
     with session_of(engine, plain, 9, 4, lambda: None) as session:
         events, done = read_all(session.generate("hello world", max_tokens=TOKENS))
-    # A forward ends at the last token checked: four of the 21 are the target's own, and so are all behind them.
+    # A forward ends at the last checked token: four of the 21 are the target's own, and so are all later ones.
     assert guessed(events) == [None, *[*[KIND] * 4, None] * 4, *[None] * (TOKENS - 21)]
     assert done.speculation_off == (
-        f"guesses are checked to keep the text up to {checked} tokens of context, and this one is longer "
-        "(`edgespec calibrate` checks all of it)"
+        f"guesses are checked to keep the text up to {checked} tokens of context, and this context is longer "
+        "(`edgespec calibrate` checks the whole context)"
     )
 
 
 @pytest.mark.parametrize("patience", [0.0, 10.0])
-def test_the_pipelined_loop(engine: Engine, patience: float) -> None:
+def test_pipelined_answers_mark_guessed_tokens_correctly(engine: Engine, patience: float) -> None:
     require_speculation(engine, 4)
     plain = plain_text(engine, "hello world", max_tokens=TOKENS)
     budget = FixedBudget(most=3, ahead=4, patience=patience)
@@ -107,11 +107,11 @@ def test_the_pipelined_loop(engine: Engine, patience: float) -> None:
             expected += [*[event.record.source] * event.record.accepted, *[None] * own]
     assert guessed(events) == expected
     assert done.stats.guessed_tokens == done.stats.accepted == sum(each is not None for each in expected)
-    assert done.stats.guessed_tokens or not patience, "who waits for the drafter has its guesses"
+    assert done.stats.guessed_tokens or not patience, "with patience the drafter's guesses arrive in time"
 
 
-def test_a_stop_string_inside_a_round_ends_the_guesses_with_the_text(engine: Engine) -> None:
-    """What a round accepted behind the stop string is no part of the answer, and counts as no guessed token of it."""
+def test_guesses_after_a_stop_string_are_not_counted(engine: Engine) -> None:
+    """Tokens accepted after the stop string are not part of the answer and not counted as guessed."""
     require_speculation(engine, 4)
     plain = plain_text(engine, "hello world", max_tokens=TOKENS)
     cut = 0
@@ -126,21 +126,21 @@ def test_a_stop_string_inside_a_round_ends_the_guesses_with_the_text(engine: Eng
         assert guessed(events) == [None, *[*[KIND] * 4, None] * TOKENS][:count]
         assert done.stats.guessed_tokens == sum(each is not None for each in guessed(events))
         cut += done.stats.accepted > done.stats.guessed_tokens
-    assert cut, "some round had accepted tokens behind the stop string"
+    assert cut, "some round accepted tokens after the stop string"
 
 
-def test_tokens_whose_text_is_held_back_keep_their_origin(engine: Engine) -> None:
-    """A stop string that nearly comes: its tokens arrive late, each with its own name."""
+def test_tokens_with_held_back_text_keep_their_drafters_name(engine: Engine) -> None:
+    """A stop string that is nearly completed: the tokens arrive late, each with its drafter's name."""
     require_speculation(engine, 4)
     plain = plain_text(engine, "hello world", max_tokens=TOKENS)
     almost = plain.text[10:20] + "\0never"
     with session_of(engine, plain, 2, 4, lambda: None) as session:
         events, _ = read_all(session.generate("hello world", max_tokens=TOKENS, stop=[almost]))
     assert guessed(events) == [None, *[KIND, KIND, None] * 13, None]
-    assert max(len(event.token_ids) for event in events if isinstance(event, Text)) > 3, "some were held back"
+    assert max(len(event.token_ids) for event in events if isinstance(event, Text)) > 3, "some tokens were held back"
 
 
-def test_characters_in_pieces_keep_the_origin_of_each_piece(engine: Engine) -> None:
+def test_each_token_of_a_split_character_keeps_its_drafters_name(engine: Engine) -> None:
     """At this temperature every byte token is as likely as any word."""
     require_speculation(engine, 4)
     most = 0
@@ -152,12 +152,12 @@ def test_characters_in_pieces_keep_the_origin_of_each_piece(engine: Engine) -> N
         assert done.token_ids == plain.token_ids
         assert guessed(events) == [None, *[KIND, None] * 90][: len(done.token_ids)]
         most = max(most, *(len(event.token_ids) for event in events if isinstance(event, Text)))
-    assert most > 2, "a round without a whole character waits for the next one"
+    assert most > 2, "a round without a complete character waits for the next one"
 
 
-def test_each_drafter_of_a_combination_has_its_name(engine: Engine) -> None:
+def test_each_drafter_of_a_combination_is_named_for_its_guesses(engine: Engine) -> None:
     class Copies(RightThenWrong):
-        """Speaks at every third place only."""
+        """Proposes at every third position only."""
 
         kind = "copies"
 

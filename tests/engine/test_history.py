@@ -1,4 +1,4 @@
-"""What a session keeps between answers, what of it is read again, and prompts that are refused."""
+"""A session's history: cached tokens, messages, dropped turns, and refused prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.answers import Forward
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation
 
 
-def test_a_second_turn_feeds_only_what_is_new(engine: Engine, session: Session, forwards: list[Forward]) -> None:
+def test_a_second_turn_reads_only_its_new_tokens(engine: Engine, session: Session, forwards: list[Forward]) -> None:
     require_speculation(engine, 4)
     first = answer(session.generate("hello world " * 20, max_tokens=60, depth=4))
     assert first.stats.cached_tokens == 0
@@ -26,7 +26,7 @@ def test_a_second_turn_feeds_only_what_is_new(engine: Engine, session: Session, 
     target = forwards[0].sequence
     forwards.clear()
     second = answer(session.generate("and now", max_tokens=60, depth=4))
-    # The answer's last token was never fed: it is new as well.
+    # The answer's last token was never read: it counts as new.
     assert second.stats.cached_tokens in (before - 1, before)
     new = second.stats.prompt_tokens - second.stats.cached_tokens
     assert 0 < new < 30
@@ -34,11 +34,11 @@ def test_a_second_turn_feeds_only_what_is_new(engine: Engine, session: Session, 
     assert [(each.tokens, each.rows) for each in targets[:2]] == [(new - 1, 0), (1, 1)]
     assert max(each.tokens for each in targets[2:]) <= 5
     drafters = [forward for forward in forwards if forward.sequence is not target]
-    assert drafters, "the drafter was never asked"
+    assert drafters, "the drafter never ran"
     assert max(each.tokens for each in drafters) <= new + 6
 
 
-def test_the_same_prompt_after_clear_gives_the_same_tokens(session: Session) -> None:
+def test_after_clear_the_same_prompt_gives_the_same_tokens(session: Session) -> None:
     for prompt in ("hello world", "x", "hello there " * 30):
         first = answer(session.generate(prompt, max_tokens=40, depth=3))
         session.clear()
@@ -48,7 +48,7 @@ def test_the_same_prompt_after_clear_gives_the_same_tokens(session: Session) -> 
         assert second.stats.cached_tokens == second.stats.prompt_tokens - 1
 
 
-def test_messages_are_the_conversation(engine: Engine) -> None:
+def test_session_messages_hold_system_prompts_and_answers(engine: Engine) -> None:
     with engine.session(system="be kind") as session:
         system = {"role": "system", "content": "be kind"}
         assert session.messages == (system,)
@@ -63,17 +63,17 @@ def test_messages_are_the_conversation(engine: Engine) -> None:
         assert session.messages == (system,)
 
 
-def test_raw_text_in_between_does_not_disturb_the_conversation(engine: Engine) -> None:
+def test_raw_text_between_turns_does_not_change_the_conversation(engine: Engine) -> None:
     with engine.session() as session, engine.session() as undisturbed:
         for each in (session, undisturbed):
             answer(each.generate("hello", max_tokens=20))
         answer(session.generate("something else entirely", max_tokens=20, raw=True))
-        expected = answer(undisturbed.generate("go on", max_tokens=30))
-        assert answer(session.generate("go on", max_tokens=30)).token_ids == expected.token_ids
+        expected = answer(undisturbed.generate("continue", max_tokens=30))
+        assert answer(session.generate("continue", max_tokens=30)).token_ids == expected.token_ids
 
 
-def test_an_answer_prepared_early_and_started_late_is_still_right(engine: Engine) -> None:
-    """What the cache holds is looked at when the answer starts, not when it was asked for."""
+def test_an_answer_created_early_and_started_later_is_correct(engine: Engine) -> None:
+    """The cache is compared when the answer starts, not when ``generate`` is called."""
     with engine.session() as session:
         answer(session.generate("hello there my people", max_tokens=30))
         late = session.generate("late", max_tokens=30)
@@ -84,7 +84,7 @@ def test_an_answer_prepared_early_and_started_late_is_still_right(engine: Engine
         assert answer(undisturbed.generate("late", max_tokens=30)).token_ids == tokens
 
 
-def test_a_context_that_overflows_loses_its_oldest_turns_whole(tiny: TinyModels) -> None:
+def test_a_full_context_drops_its_oldest_turns_as_a_whole(tiny: TinyModels) -> None:
     with tiny.load_speculating(context=256) as engine, engine.session(system="be brief") as session:
         notices: list[str] = []
         for turn in range(8):
@@ -101,7 +101,7 @@ def test_a_context_that_overflows_loses_its_oldest_turns_whole(tiny: TinyModels)
         outgrew = r"the conversation outgrew the context: the oldest (turn was|\d turns were) dropped \(%s\)"
         assert all(re.fullmatch(outgrew % "--context 512 keeps more", notice) for notice in notices)
         assert "question 0 of many words" not in [message["content"] for message in session.messages]
-        # What is left answers like a fresh session that was never told the rest.
+        # The remaining conversation answers like a fresh session without the dropped turns.
         prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "end"}])
         short = engine.pair.prompts.encode(Prompt(prompt))
         if len(short) + 20 <= 256:
@@ -118,7 +118,9 @@ def test_a_context_that_overflows_loses_its_oldest_turns_whole(tiny: TinyModels)
         (None, "--context 512 keeps more"),
     ],
 )
-def test_turns_that_are_dropped_are_said_with_what_keeps_more(engine: Engine, longest: int | None, more: str) -> None:
+def test_the_notice_of_dropped_turns_names_a_larger_context_if_possible(
+    engine: Engine, longest: int | None, more: str
+) -> None:
     own = engine.pair.prompts
     template = engine.pair.target.header.chat_template
     conversation = Conversation(PromptFormat("tiny", own.tokenizer, template, longest), None)
@@ -132,7 +134,7 @@ def test_turns_that_are_dropped_are_said_with_what_keeps_more(engine: Engine, lo
     assert notice.endswith(f" dropped ({more})")
 
 
-def test_the_context_ends_the_answer_when_it_is_full(tiny: TinyModels) -> None:
+def test_an_answer_ends_when_the_context_is_full(tiny: TinyModels) -> None:
     with tiny.load_speculating(context=128) as engine:
         lengths = set()
         for depth in (0, 3, None):
@@ -145,7 +147,7 @@ def test_the_context_ends_the_answer_when_it_is_full(tiny: TinyModels) -> None:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_prompt_that_is_too_long_costs_nothing(tiny: TinyModels, raw: bool) -> None:
+def test_a_prompt_that_is_too_long_is_refused_and_the_session_stays_usable(tiny: TinyModels, raw: bool) -> None:
     with tiny.load_speculating(context=256) as engine, engine.session() as session:
         answer(session.generate("hello", max_tokens=20))
         answer(session.generate("again", max_tokens=20))
@@ -154,7 +156,7 @@ def test_a_prompt_that_is_too_long_costs_nothing(tiny: TinyModels, raw: bool) ->
             session.generate("water " * 400, raw=raw)
         assert caught.value.hint is not None
         assert session.messages == before
-        assert answer(session.generate("go on", max_tokens=20)).stats.cached_tokens > 0
+        assert answer(session.generate("continue", max_tokens=20)).stats.cached_tokens > 0
 
 
 @pytest.mark.parametrize("prompt", ["", "   ", "\n"])
@@ -167,7 +169,7 @@ def test_an_empty_prompt_is_refused(session: Session, prompt: str) -> None:
 @pytest.mark.parametrize(
     "settings", [{"max_tokens": 0}, {"max_tokens": -1}, {"depth": -1}, {"stop": [""]}, {"stop": "text"}]
 )
-def test_impossible_settings_are_refused_at_once(session: Session, settings: dict[str, object]) -> None:
+def test_invalid_settings_are_refused_by_generate_itself(session: Session, settings: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError):
         session.generate("hello", **settings)  # type: ignore[arg-type]
     assert answer(session.generate("hello", max_tokens=2)).text
@@ -175,7 +177,7 @@ def test_impossible_settings_are_refused_at_once(session: Session, settings: dic
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("depth", [0, 5])
-def test_max_tokens_is_exact(session: Session, count: int, depth: int) -> None:
+def test_an_answer_has_exactly_max_tokens(session: Session, count: int, depth: int) -> None:
     done = answer(session.generate("hello", max_tokens=count, depth=depth))
     assert len(done.token_ids) == count
     assert done.finish_reason == "length"

@@ -1,4 +1,4 @@
-"""Answers that do not end by themselves: cancelled, left early, failed."""
+"""Answers that end early: cancelled, left by the reader, or failed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.watched_sequences import KINDS, is_closed, watch_forwards
 
 
 def run_and_cancel(session: Session, prompt: str, when: threading.Event, delay_s: float = 0.0) -> tuple[Done, float]:
-    """The end of an answer that another thread cancels after ``when``, and how long that end took to come."""
+    """Done of an answer that another thread cancels after ``when``, and the seconds from cancel to Done."""
     cancelled_at = [0.0]
 
     def cancel() -> None:
@@ -52,7 +52,7 @@ def run_and_cancel(session: Session, prompt: str, when: threading.Event, delay_s
     return done, ended_at - cancelled_at[0]
 
 
-def test_cancel_during_the_prefill(slow_engine: Engine) -> None:
+def test_cancel_during_the_prefill_ends_the_answer_soon(slow_engine: Engine) -> None:
     expected = plain_text(slow_engine, "hello", max_tokens=8).token_ids
     with slow_engine.session() as session:
         now = threading.Event()
@@ -60,13 +60,13 @@ def test_cancel_during_the_prefill(slow_engine: Engine) -> None:
         done, took_s = run_and_cancel(session, "the " * 6000, now, delay_s=0.3)
         assert (done.finish_reason, done.text, done.token_ids) == ("cancelled", "", ())
         assert done.stats.ttft_s is None
-        assert took_s < 2.0  # the prefill as a whole takes several times that
-        assert session.messages == ()  # a turn without an answer is none
+        assert took_s < 2.0  # the whole prefill takes several times as long
+        assert session.messages == ()  # a turn without an answer is not kept
         assert answer(session.generate("hello", max_tokens=8)).token_ids == expected
 
 
 def interrupted_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-    """The first call of that method is interrupted by a Ctrl-C."""
+    """Make the first call of a method raise KeyboardInterrupt."""
     method, calls = getattr(owner, name), list[object]()
 
     def interrupted(self: object) -> object:
@@ -78,7 +78,7 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) ->
     monkeypatch.setattr(owner, name, interrupted)
 
 
-def test_a_ctrl_c_in_close_leaves_nothing_open(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctrl_c_in_close_still_closes_every_cache(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny.load_speculating(lookup=False)
     one, two = engine.session(), engine.session()
     generation = one.generate("hello", depth=2)
@@ -88,7 +88,7 @@ def test_a_ctrl_c_in_close_leaves_nothing_open(tiny: TinyModels, monkeypatch: py
         with pytest.raises(KeyboardInterrupt):
             one.close()
     assert one.closed
-    assert is_closed(one._target)  # the cache, which cannot be seen from outside
+    assert is_closed(one._target)  # the cache, which has no public attribute
     with monkeypatch.context() as patch:
         interrupted_once(patch, ReadAhead, "put_off")
         with pytest.raises(KeyboardInterrupt):
@@ -99,33 +99,33 @@ def test_a_ctrl_c_in_close_leaves_nothing_open(tiny: TinyModels, monkeypatch: py
             use()
 
 
-def test_cancel_while_decoding(slow_engine: Engine) -> None:
+def test_cancel_while_decoding_keeps_the_read_tokens(slow_engine: Engine) -> None:
     with slow_engine.session() as session:
         done, took_s = run_and_cancel(session, "hello", threading.Event())
         assert done.finish_reason == "cancelled"
         assert 0 < len(done.token_ids) < 4000
         assert took_s < 2.0
         assert session.messages[-1] == {"role": "assistant", "content": done.text}
-        prompt = slow_engine.pair.prompts.render([*session.messages, {"role": "user", "content": "go on"}])
-        tokens = answer(session.generate("go on", max_tokens=8)).token_ids
+        prompt = slow_engine.pair.prompts.render([*session.messages, {"role": "user", "content": "continue"}])
+        tokens = answer(session.generate("continue", max_tokens=8)).token_ids
     assert plain_text(slow_engine, prompt, max_tokens=8, raw=True).token_ids == tokens
 
 
-def test_cancel_of_a_drafting_session(engine: Engine) -> None:
+def test_cancelling_a_drafting_session_keeps_the_read_tokens(engine: Engine) -> None:
     with engine.session() as session:
         generation = session.generate("hello", depth=5)
         read = [next(generation) for _ in range(5)]
-        session.cancel()  # the worker has paused: it is far ahead of this reader
+        session.cancel()  # the worker is far ahead of this reader and has paused
         rest, done = read_all(generation)
         assert done.finish_reason == "cancelled"
         assert shown([*read, *rest]) == done.text
         assert plain_text(engine, "hello", max_tokens=len(done.token_ids)).token_ids == done.token_ids
-        prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "go on"}])
-        tokens = answer(session.generate("go on", max_tokens=30, depth=5)).token_ids
+        prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "continue"}])
+        tokens = answer(session.generate("continue", max_tokens=30, depth=5)).token_ids
     assert plain_text(engine, prompt, max_tokens=30, raw=True).token_ids == tokens
 
 
-def test_cancel_with_nothing_to_cancel(engine: Engine, session: Session) -> None:
+def test_cancel_without_a_running_answer_does_nothing(engine: Engine, session: Session) -> None:
     expected = plain_text(engine, "hello", max_tokens=20).token_ids
     session.cancel()
     generation = session.generate("hello", max_tokens=20)
@@ -137,8 +137,8 @@ def test_cancel_with_nothing_to_cancel(engine: Engine, session: Session) -> None
     assert (done.token_ids, done.finish_reason) == (expected, "length")
 
 
-def test_cancel_between_the_last_token_and_done(engine: Engine, session: Session) -> None:
-    """Everything was decoded but not read: the answer is whole, and the next one is not touched."""
+def test_cancel_after_the_last_token_keeps_the_whole_answer(engine: Engine, session: Session) -> None:
+    """All tokens are decoded but not read: the answer is complete, and the next answer is not cancelled."""
     generation = session.generate("hello", max_tokens=20)
     next(generation)
     time.sleep(0.2)
@@ -149,7 +149,7 @@ def test_cancel_between_the_last_token_and_done(engine: Engine, session: Session
     assert answer(session.generate("hello", max_tokens=20)).token_ids == done.token_ids
 
 
-def test_cancel_from_many_threads_at_random_moments(engine: Engine) -> None:
+def test_cancel_from_many_threads_at_random_moments_leaves_a_usable_session(engine: Engine) -> None:
     expected = plain_text(engine, "hello world", max_tokens=200).token_ids
     with engine.session() as session:
         stop = threading.Event()
@@ -179,7 +179,7 @@ def test_cancel_from_many_threads_at_random_moments(engine: Engine) -> None:
 
 
 class Reading:
-    """Reads pieces of an answer until there are ``count``, or until they are ``text``."""
+    """Reads pieces of an answer until there are ``count`` of them or the given ``text``."""
 
     def __init__(self, count: int | None = None, text: str | None = None) -> None:
         self._count, self._text = count, text
@@ -229,11 +229,11 @@ def leave_by_exception(generation: Generation, reading: Reading) -> None:
 
 
 def leave_and_go_on(session: Session, leave: Leave, reading: Reading, *, depth: int, pause_s: float) -> Done:
-    """Ask, leave the answer by and by, and ask on."""
+    """Ask, leave the answer early, and ask again."""
     leave(session.generate("hello world", depth=depth), reading)
     gc.collect()
     time.sleep(pause_s)
-    done = answer(session.generate("go on", max_tokens=25, depth=depth))
+    done = answer(session.generate("continue", max_tokens=25, depth=depth))
     first = ({"role": "user", "content": "hello world"}, {"role": "assistant", "content": reading.text})
     assert session.messages[:2] == first
     assert len(session.messages) == 4
@@ -244,8 +244,10 @@ def leave_and_go_on(session: Session, leave: Leave, reading: Reading, *, depth: 
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_close, leave_by_forgetting, leave_by_exception])
 @pytest.mark.parametrize("count", [1, 4, 40])
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])
-def test_what_was_read_before_leaving_is_the_answer(engine: Engine, leave: Leave, count: int, pause_s: float) -> None:
-    """The conversation goes on as one that was decoded plainly and left at the same token does."""
+def test_leaving_early_keeps_the_read_text_as_the_answer(
+    engine: Engine, leave: Leave, count: int, pause_s: float
+) -> None:
+    """The conversation continues like a plainly decoded one that was left at the same token."""
     reading = Reading(count=count)
     with engine.session() as session:
         done = leave_and_go_on(session, leave, reading, depth=3, pause_s=pause_s)
@@ -256,8 +258,10 @@ def test_what_was_read_before_leaving_is_the_answer(engine: Engine, leave: Leave
 
 
 @pytest.mark.slow
-def test_an_answer_forgotten_between_a_round_and_its_count(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round's tokens are in the history already, and not yet among those emitted."""
+def test_an_answer_forgotten_before_its_round_is_counted_leaves_a_usable_session(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round's tokens are in the history, but not yet counted as emitted."""
     real = AnswerTask._take
 
     def take(task: AnswerTask, step: Step) -> bool:
@@ -273,10 +277,10 @@ def test_an_answer_forgotten_between_a_round_and_its_count(engine: Engine, monke
         time.sleep(0.05)
         session.clear()
         assert len(session._conversation.history) == len(engine.pair.prompts.request_tokens("hello world")) + 1
-        assert answer(session.generate("go on", max_tokens=5)).token_ids
+        assert answer(session.generate("continue", max_tokens=5)).token_ids
 
 
-def test_a_generation_that_was_never_started_leaves_nothing(session: Session) -> None:
+def test_a_generation_that_was_never_started_changes_nothing(session: Session) -> None:
     with session.generate("hello"):
         pass
     session.generate("hello").close()
@@ -286,7 +290,7 @@ def test_a_generation_that_was_never_started_leaves_nothing(session: Session) ->
     assert answer(session.generate("hello", max_tokens=3)).text
 
 
-def test_an_exception_in_the_loop_without_a_with_block(session: Session) -> None:
+def test_closing_a_generation_after_the_readers_exception_frees_the_session(session: Session) -> None:
     """The traceback keeps the generation alive; closing it frees the session."""
     generation = session.generate("hello")
 
@@ -302,14 +306,14 @@ def test_an_exception_in_the_loop_without_a_with_block(session: Session) -> None
     assert answer(session.generate("more", max_tokens=3)).text
 
 
-def test_one_answer_at_a_time(session: Session) -> None:
+def test_a_session_refuses_a_second_answer_while_one_is_running(session: Session) -> None:
     generation = session.generate("hello")
     next(generation)
     for use in (lambda: session.generate("more"), session.clear):
         with pytest.raises(InvalidRequestError, match="already generating") as caught:
             use()
         assert caught.value.hint
-    early = session.generate  # a second one that was created in time is refused when it starts
+    early = session.generate  # a second answer that was created earlier is refused when it starts
     generation.close()
     first, second = early("one", max_tokens=300), early("two", max_tokens=300)
     next(first)
@@ -319,7 +323,7 @@ def test_one_answer_at_a_time(session: Session) -> None:
     assert answer(second).finish_reason == "length"
 
 
-def test_a_failing_forward_reaches_the_reader_and_the_session_goes_on(
+def test_a_failing_forward_is_raised_to_the_reader_and_the_session_stays_usable(
     engine: Engine, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = plain_text(engine, "hello", max_tokens=30).token_ids
@@ -346,7 +350,9 @@ def test_a_failing_forward_reaches_the_reader_and_the_session_goes_on(
     assert answer(session.generate("hello", max_tokens=30)).token_ids == expected
 
 
-def test_a_cache_that_cannot_rewind_is_an_error_not_a_hang(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_rewind_raises_an_error_instead_of_hanging(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer(session.generate("hello", max_tokens=5))
     session.clear()
 

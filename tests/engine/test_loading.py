@@ -1,4 +1,4 @@
-"""The drafter is loaded beside the answer: nothing waits for that, and what goes wrong costs its guesses alone."""
+"""The drafter loads in parallel with the answer: no answer waits, and a failure only costs the guesses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROMPT = "hello world"
 
 
 class SlowLoads:
-    """The drafter's loads take ``LOAD_S``, or until ``release``. ``interruptible``: or until they are told to end."""
+    """The drafter's loads take ``LOAD_S``, or until ``release``; ``interruptible`` ones end at the stop event."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = threading.Event()
@@ -74,7 +74,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowLoads]:
 
 @pytest.fixture
 def engine(tiny: TinyModels, loads: SlowLoads) -> Iterator[Engine]:
-    """Its drafter is not prepared, and loaded when it is first asked."""
+    """An engine whose drafter is not prepared and is loaded when it is first needed."""
     with tiny.load(tiny.slow, lookup=False, context=2000, draft=str(tiny.drafter), native_sidecar=False) as engine:
         invent_measurements(engine)
         require_speculation(engine, 2)
@@ -85,14 +85,14 @@ def ended(engine: Engine) -> None:
     engine.pair.pool.drafter_model().wait_until_ended()
 
 
-def test_an_answer_goes_on_plainly_while_the_drafter_is_loaded(engine: Engine, loads: SlowLoads) -> None:
+def test_an_answer_continues_with_plain_decoding_while_the_drafter_loads(engine: Engine, loads: SlowLoads) -> None:
     with engine.session() as session:
         plain = answer(session.generate(PROMPT, max_tokens=30, depth=0))
         session.clear()
         assert not loads.begun.is_set(), "plain decoding needs no drafter"
         done = answer(session.generate(PROMPT, max_tokens=30, depth=2))
         assert loads.begun.is_set()
-        assert not loads.models, "it is still at it"
+        assert not loads.models, "the load is still running"
         assert done.token_ids == plain.token_ids
         assert done.stats.proposed == 0
         assert done.speculation_off == LOADING
@@ -114,7 +114,7 @@ def test_an_answer_goes_on_plainly_while_the_drafter_is_loaded(engine: Engine, l
         ("depth_zero", "depth_zero"),
     ],
 )
-def test_a_drafter_under_way_is_not_called_too_dear(
+def test_a_loading_drafter_is_reported_as_loading_and_not_as_too_slow(
     engine: Engine, loads: SlowLoads, monkeypatch: pytest.MonkeyPatch, code: str, said: str
 ) -> None:
     monkeypatch.setattr(FixedDepth, "why_off", lambda *_: Reason(code, "why"))
@@ -134,7 +134,7 @@ def seconds(leave: Callable[[], object]) -> float:
 
 
 def begun(engine: Engine, loads: SlowLoads) -> tuple[Any, Generation]:
-    """A session and its answer, of which some is read; the drafter is being loaded."""
+    """A session with a partly read answer while the drafter loads."""
     session = engine.session()
     generation = session.generate(PROMPT, depth=2)
     for _ in range(4):
@@ -143,7 +143,7 @@ def begun(engine: Engine, loads: SlowLoads) -> tuple[Any, Generation]:
     return session, generation
 
 
-def test_cancelling_does_not_wait_for_a_load(engine: Engine, loads: SlowLoads) -> None:
+def test_cancelling_an_answer_does_not_wait_for_the_drafters_load(engine: Engine, loads: SlowLoads) -> None:
     took = []
     for _ in range(3):
         session, generation = begun(engine, loads)
@@ -154,10 +154,10 @@ def test_cancelling_does_not_wait_for_a_load(engine: Engine, loads: SlowLoads) -
 
         took += [seconds(leave), seconds(session.close)]
     assert not loads.models
-    assert max(sorted(took)[:4]) < AT_ONCE_S, "a neighbour may disturb two of six"
+    assert max(sorted(took)[:4]) < AT_ONCE_S, "other programs may disturb two of six"
 
 
-def test_closing_an_answer_or_a_session_does_not_wait_for_a_load(engine: Engine, loads: SlowLoads) -> None:
+def test_closing_an_answer_or_a_session_does_not_wait_for_the_drafters_load(engine: Engine, loads: SlowLoads) -> None:
     took = []
     for _ in range(3):
         session, generation = begun(engine, loads)
@@ -169,7 +169,7 @@ def test_closing_an_answer_or_a_session_does_not_wait_for_a_load(engine: Engine,
     assert max(sorted(took)[:4]) < AT_ONCE_S
 
 
-def test_ctrl_c_does_not_wait_for_a_load(engine: Engine, loads: SlowLoads) -> None:
+def test_ctrl_c_does_not_wait_for_the_drafters_load(engine: Engine, loads: SlowLoads) -> None:
     took = []
     for _ in range(3):
         session, generation = begun(engine, loads)
@@ -195,7 +195,7 @@ def test_ctrl_c_does_not_wait_for_a_load(engine: Engine, loads: SlowLoads) -> No
 
 
 @pytest.mark.parametrize("interruptible", [True, False])
-def test_closing_the_engine_abandons_a_load_which_ends_by_itself(
+def test_closing_the_engine_does_not_wait_for_the_drafters_load(
     tiny: TinyModels, loads: SlowLoads, interruptible: bool
 ) -> None:
     loads.interruptible = interruptible
@@ -229,7 +229,7 @@ def test_closing_the_engine_abandons_a_load_which_ends_by_itself(
         MemoryLimitError("no memory for 1.00 GiB of weights", needed_bytes=2**30, available_bytes=None),
     ],
 )
-def test_a_load_that_fails_costs_its_guesses_and_one_sentence(
+def test_a_failed_load_of_the_drafter_keeps_the_text_and_is_reported_once(
     engine: Engine, loads: SlowLoads, error: EdgespecError
 ) -> None:
     loads.error = error
@@ -241,21 +241,23 @@ def test_a_load_that_fails_costs_its_guesses_and_one_sentence(
             done = answer(session.generate(PROMPT, max_tokens=20, depth=2))
             assert done.token_ids == plain.token_ids
             ended(engine)
-        assert done.speculation_off == f"{error.message}; this session goes on without it"
-    assert loads.attempts == 1, "it is not tried again in every session"
+        assert done.speculation_off == f"{error.message}; this session continues without it"
+    assert loads.attempts == 1, "a failed load is not repeated in every session"
 
 
-def test_an_error_of_another_kind_is_told_as_one_sentence(engine: Engine, loads: SlowLoads) -> None:
+def test_an_unexpected_error_while_loading_the_drafter_is_reported_in_one_sentence(
+    engine: Engine, loads: SlowLoads
+) -> None:
     loads.error = RuntimeError("the driver is gone")
     loads.released.set()
     with engine.session() as session:
         for _ in range(2):
             done = answer(session.generate(PROMPT, max_tokens=20, depth=2))
             ended(engine)
-    assert done.speculation_off == "drafter cannot be loaded: the driver is gone; this session goes on without it"
+    assert done.speculation_off == "drafter cannot be loaded: the driver is gone; this session continues without it"
 
 
-def test_memory_is_looked_at_before_a_load(engine: Engine, loads: SlowLoads) -> None:
+def test_free_memory_is_checked_before_the_drafter_is_loaded(engine: Engine, loads: SlowLoads) -> None:
     engine.pair.pool.left_bytes = 1000
     with engine.session() as session:
         for _ in range(2):
@@ -265,7 +267,7 @@ def test_memory_is_looked_at_before_a_load(engine: Engine, loads: SlowLoads) -> 
     assert loads.attempts == 0
 
 
-def test_a_forgotten_engine_ends_with_its_load(tiny: TinyModels, loads: SlowLoads) -> None:
+def test_a_forgotten_engine_is_freed_when_its_drafters_load_ends(tiny: TinyModels, loads: SlowLoads) -> None:
     engine = tiny.load(lookup=False)
     model = engine.pair.pool.drafter_model()
     model.load()
@@ -273,16 +275,16 @@ def test_a_forgotten_engine_ends_with_its_load(tiny: TinyModels, loads: SlowLoad
     del engine
     loads.released.set()
     model.wait_until_ended()
-    assert model.open(8).length == 0, "whoever has the model may go on"
+    assert model.open(8).length == 0, "a caller that has the model may use it"
     model.close()
 
 
-# ------------------------------------------------------------------------------------------- ahead of time
+# ------------------------------------------------------------------------------------------- prepared drafters
 
 
 @pytest.fixture
 def prepared(tiny: TinyModels) -> Callable[..., Engine]:
-    """An engine whose drafter an earlier one has prepared."""
+    """Makes engines whose drafter an earlier engine has prepared."""
     if "native" not in processor_runtimes():
         pytest.skip("only our own runtime prepares weights")
 
@@ -314,7 +316,7 @@ def test_a_prepared_drafter_is_loaded_with_the_target(prepared: Callable[..., En
 
 
 @pytest.mark.parametrize("why", ["plain", "not prepared", "no drafter"])
-def test_nothing_is_loaded_that_would_not_be_used_or_would_take_long(
+def test_a_drafter_that_is_unused_or_slow_to_load_is_not_loaded_with_the_target(
     prepared: Callable[..., Engine], why: str
 ) -> None:
     unlike: dict[str, dict[str, object]] = {
@@ -326,7 +328,7 @@ def test_nothing_is_loaded_that_would_not_be_used_or_would_take_long(
         assert engine.pair.pool.names == ()
 
 
-def test_on_other_threads_it_is_mapped_anew(prepared: Callable[..., Engine]) -> None:
+def test_after_a_change_of_threads_the_prepared_drafter_is_mapped_again(prepared: Callable[..., Engine]) -> None:
     with prepared() as engine:
         before = engine.pair.pool.drafter_model()
         assert engine.pair.adopt(threads=2)
@@ -340,7 +342,7 @@ def test_on_other_threads_it_is_mapped_anew(prepared: Callable[..., Engine]) -> 
 
 @pytest.fixture
 def pays(monkeypatch: pytest.MonkeyPatch, tiny: TinyModels) -> Callable[..., Engine]:
-    """Engines of a tiny pair that is planned to draft, whatever its forwards take here."""
+    """Makes engines of a tiny pair with a plan that drafts, whatever the times on this machine."""
     if "native" not in processor_runtimes():
         pytest.skip("only our own runtime prepares weights")
     with tiny.load(lookup=False, runtime="native", draft_runtime="native", native_sidecar=False) as engine:
@@ -353,7 +355,7 @@ def pays(monkeypatch: pytest.MonkeyPatch, tiny: TinyModels) -> Callable[..., Eng
     return load
 
 
-def test_what_later_loads_map_is_prepared_before_the_first_answer(pays: Callable[..., Engine]) -> None:
+def test_the_drafters_prepared_weights_are_written_before_the_first_answer(pays: Callable[..., Engine]) -> None:
     told: list[str] = []
     with pays(progress=lambda event: told.append(event.stage)) as engine:
         require_speculation(engine)
@@ -362,11 +364,11 @@ def test_what_later_loads_map_is_prepared_before_the_first_answer(pays: Callable
     told.clear()
     with pays(progress=lambda event: told.append(event.stage)) as engine:
         assert engine.pair.pool.drafter_model().begun
-    assert told == ["loading target"], "once"
+    assert told == ["loading target"], "prepared only once"
 
 
 @pytest.mark.parametrize("why", ["depth 0", "not kept", "no room", "read-only"])
-def test_nothing_is_prepared_that_is_not_used_or_could_not_be_kept(
+def test_an_unused_drafter_or_one_that_cannot_be_stored_is_not_prepared(
     pays: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "no room":
@@ -378,7 +380,7 @@ def test_nothing_is_prepared_that_is_not_used_or_could_not_be_kept(
         assert engine.pair.pool.names == ()
 
 
-def test_a_drafter_that_cannot_be_prepared_costs_its_guesses_alone(
+def test_a_drafter_that_cannot_be_prepared_does_not_end_the_answer(
     pays: Callable[..., Engine], loads: SlowLoads
 ) -> None:
     loads.error = ModelFileError(Path("drafter.gguf"), "it is broken")
@@ -386,26 +388,28 @@ def test_a_drafter_that_cannot_be_prepared_costs_its_guesses_alone(
     with pays() as engine, engine.session() as session:
         done = answer(session.generate(PROMPT, max_tokens=8, depth=2))
         assert done.stats.emitted_tokens
-        assert "it is broken; this session goes on without it" in str(done.speculation_off)
+        assert "it is broken; this session continues without it" in str(done.speculation_off)
     assert loads.attempts == 1
 
 
-def test_what_loading_is_expected_to_take(prepared: Callable[..., Engine]) -> None:
+def test_the_expected_load_time_is_that_of_the_last_load(prepared: Callable[..., Engine]) -> None:
     with prepared() as engine:
         pool = engine.pair.pool
         assert pool.drafter_model().wait(WAIT_S)
         assert pool.load_s == engine.pair.costs().load_s == 0.0
         took_s = pool.drafter_model().load_s
         pool.use_threads(engine.target_model.settings.threads)
-        assert pool.load_s == took_s, "as long as the last time"
+        assert pool.load_s == took_s, "as long as the last load"
     with prepared(native_sidecar=False) as engine:
         assert engine.pair.costs().load_s == engine.pair.pool.load_s > 0.0
     with prepared(draft="none") as engine:
         assert engine.pair.costs().load_s == 0.0
 
 
-def test_a_pool_that_is_closed_meanwhile_has_nothing_to_load(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its closing is seen by whoever asks for the drafter, on a timer's thread for one."""
+def test_a_pool_closed_by_another_thread_reports_no_load_time(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer's thread may ask for the drafter while the pool is closed."""
     pool, drafter_model = engine.pair.pool, ModelPool.drafter_model
 
     def closed_first(own: ModelPool) -> BackgroundModel:
@@ -416,7 +420,7 @@ def test_a_pool_that_is_closed_meanwhile_has_nothing_to_load(engine: Engine, mon
     assert pool.load_s == 0.0
 
 
-def test_a_load_under_way_takes_what_is_left_of_it(engine: Engine, loads: SlowLoads) -> None:
+def test_during_a_load_the_expected_time_is_the_remaining_time(engine: Engine, loads: SlowLoads) -> None:
     pool = engine.pair.pool
     before_s = pool.load_s
     pool.drafter_model().load()

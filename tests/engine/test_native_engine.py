@@ -1,4 +1,4 @@
-"""The whole engine on the native runtime: deep drafts, and the text that plain decoding gives."""
+"""The engine on the native runtime: deep drafts keep the text of plain decoding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _library() -> None:
 
 
 def load(tiny: TinyModels, **settings: object) -> Engine:
-    """A native target, and a native drafter beside copies of the text."""
+    """A native target with a native drafter and lookup drafting."""
     engine = tiny.load_speculating(runtime="native", draft_runtime="native", **settings)
     assert engine.plan.target.runtime == "native"
     assert engine.plan.numeric_class.widths == tuple(range(1, WIDEST + 1))
@@ -49,7 +49,7 @@ def load(tiny: TinyModels, **settings: object) -> Engine:
 
 
 def answers(session: Session, depth: int | None) -> list[tuple[int, ...]]:
-    """One of each kind of sampling to each prompt."""
+    """One answer for each prompt and kind of sampling."""
     found = []
     for prompt in PROMPTS:
         for sampling in SAMPLINGS:
@@ -61,7 +61,7 @@ def answers(session: Session, depth: int | None) -> list[tuple[int, ...]]:
 
 
 def at_once(engine: Engine) -> Speculation:
-    """Eight drafts deep, drafting while the target verifies."""
+    """A pipelined Speculation of depth eight."""
     return Speculation(
         drafters=engine.drafters,
         policy=FixedDepth(DEPTH + 1),
@@ -72,7 +72,7 @@ def at_once(engine: Engine) -> Speculation:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lookup", [True, False])
-def test_speculation_eight_deep_writes_what_plain_decoding_writes(tiny: TinyModels, lookup: bool) -> None:
+def test_depth_eight_on_the_native_runtime_keeps_the_text_of_plain_decoding(tiny: TinyModels, lookup: bool) -> None:
     with load(tiny, lookup=lookup) as engine:
         with engine.session() as session:
             plain = answers(session, 0)
@@ -88,7 +88,7 @@ def test_speculation_eight_deep_writes_what_plain_decoding_writes(tiny: TinyMode
 
 
 @pytest.mark.parametrize("draft_runtime", ["native", "llama"])
-def test_second_choices_beside_a_chain_write_what_plain_decoding_writes(tiny: TinyModels, draft_runtime: str) -> None:
+def test_trees_with_siblings_keep_the_text_of_plain_decoding(tiny: TinyModels, draft_runtime: str) -> None:
     def written(session: Session) -> tuple[list[tuple[int, ...]], list[RoundRecord]]:
         texts, rounds = [], []
         for prompt in PROMPTS:
@@ -118,7 +118,9 @@ def test_second_choices_beside_a_chain_write_what_plain_decoding_writes(tiny: Ti
 @pytest.mark.slow
 @pytest.mark.parametrize("draft_runtime", ["native", "llama"])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_whatever_drafts_the_text_is_the_targets(tiny: TinyModels, draft_runtime: str, isolation: str) -> None:
+def test_the_text_is_the_targets_for_every_drafter_runtime_and_isolation(
+    tiny: TinyModels, draft_runtime: str, isolation: str
+) -> None:
     with load(tiny, lookup=False) as engine, engine.session() as session:
         plain = answers(session, 0)
     with tiny.load_speculating(
@@ -132,22 +134,24 @@ def test_whatever_drafts_the_text_is_the_targets(tiny: TinyModels, draft_runtime
             assert answers(session, DEPTH) == plain
 
 
-def test_a_model_it_does_not_run_says_so(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_model_that_the_native_runtime_does_not_run_is_refused_with_a_hint(
+    tiny: TinyModels, tmp_path: Path
+) -> None:
     path = write_tiny_gguf(tmp_path / "narrow.gguf", quant="Q8_0", heads=4, kv_heads=4)  # heads of 16, each alone
     with pytest.raises(RuntimeUnavailableError, match="the native runtime does not run narrow: ") as caught:
         tiny.load(path, runtime="native", draft="none")
     assert caught.value.hint == 'runtime "auto" or "llama" runs it with llama.cpp'
     with tiny.load(path, draft="none") as engine:
-        assert engine.plan.target.runtime == "llama", "unasked it goes where it runs"
+        assert engine.plan.target.runtime == "llama", "without a runtime set, llama.cpp runs the model"
 
 
-def test_it_stays_on_the_processor(tiny: TinyModels) -> None:
+def test_the_native_runtime_refuses_other_devices(tiny: TinyModels) -> None:
     with pytest.raises(InvalidRequestError, match="runs on the processor, not on Vulkan0"):
         tiny.load(runtime="native", device="Vulkan0")
     with pytest.raises(InvalidRequestError, match="runs on the processor, not on Vulkan0"):
         tiny.load(draft_runtime="native", draft_device="Vulkan0")
 
 
-def test_its_name_is_no_device(tiny: TinyModels) -> None:
+def test_native_is_refused_as_a_device_name(tiny: TinyModels) -> None:
     with pytest.raises(RuntimeUnavailableError, match="no device 'native'"):
         tiny.load(device="native")

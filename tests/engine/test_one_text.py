@@ -1,4 +1,4 @@
-"""One text per model and machine: what runs the target depends on no drafter, no depth and no noise."""
+"""One text per model and machine: the target's setting does not depend on drafter, depth or noise."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _library() -> None:
 
 @pytest.fixture(scope="module")
 def ways(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What a user may ask for beside the target, and how the same target is loaded for it."""
+    """The options that a user may set for one target, with the load arguments."""
     folder = tmp_path_factory.mktemp("drafters")
     trimmed = write_trimmed_folder(tiny.drafter, folder / "trimmed", KEPT)
     export_onnx(tiny.drafter, folder / "onnx", name="onnx", sha256=None, kept=None)
@@ -53,18 +53,18 @@ def ways(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "a trimmed drafter": {"draft": str(trimmed)},
         "an ONNX drafter": {"draft": str(folder / "onnx")},
         "a stranger": {"draft": str(tiny.stranger)},
-        "in turns": {"mode": "serial"},
+        "serial": {"mode": "serial"},
     }
 
 
 @pytest.fixture
 def load(tiny: TinyModels, home: Home) -> Load:
-    """The pair on a machine that nothing is known of at first."""
+    """The tiny pair on a machine without measurements."""
     return lambda **overrides: tiny.load(**{"store_home": home, "context": 300, **overrides})
 
 
 def setting(engine: Engine) -> tuple[Any, ...]:
-    """What decides the target's bits."""
+    """The settings that decide the target's bits."""
     facts = engine.target_model.facts
     return facts.runtime, facts.device, facts.threads, facts.kv_type, dict(facts.settings)
 
@@ -83,9 +83,9 @@ def settings(load: Load, ways: dict[str, dict[str, Any]]) -> dict[str, tuple[Any
 
 
 def calibrated(load: Load, draw: random.Random, llama_s: float, *, widths: bool = True, **way: Any) -> None:
-    """A calibration that found times off by up to 8 %: llama.cpp's step takes ``llama_s``, ours ``FORWARD_S``.
+    """A calibration with times off by up to 8 %: llama.cpp's step takes ``llama_s``, ours ``FORWARD_S``.
 
-    Where llama.cpp keeps ``widths`` it verifies as cheaply as our kernels do.
+    With ``widths``, llama.cpp verifies as cheaply as our kernels do.
     """
     with load(**way) as engine:
         invent_measurements(engine)
@@ -100,8 +100,10 @@ def calibrated(load: Load, draw: random.Random, llama_s: float, *, widths: bool 
 
 
 @pytest.mark.slow
-def test_no_drafter_no_depth_and_no_calibration_moves_the_target(load: Load, ways: dict[str, dict[str, Any]]) -> None:
-    """llama.cpp 4 % faster, as it was found on a machine where texts parted at their eighth token."""
+def test_neither_drafter_nor_depth_nor_one_calibration_moves_the_target(
+    load: Load, ways: dict[str, dict[str, Any]]
+) -> None:
+    """llama.cpp is 4 % faster here, as on a machine where texts differed from the eighth token on."""
     before = settings(load, ways)
     assert len(set(map(str, before.values()))) == 1, before
     assert before["plain"][0] == "native"
@@ -111,7 +113,7 @@ def test_no_drafter_no_depth_and_no_calibration_moves_the_target(load: Load, way
         assert settings(load, ways) == before
 
 
-def test_the_text_is_the_same_whoever_drafts(load: Load, ways: dict[str, dict[str, Any]]) -> None:
+def test_the_text_is_the_same_for_every_drafter_and_depth(load: Load, ways: dict[str, dict[str, Any]]) -> None:
     texts: dict[Sampling, set[tuple[int, ...]]] = {sampling: set() for sampling in SAMPLINGS}
     for round_of_calibrations in range(2):
         for way in ways.values():
@@ -124,7 +126,7 @@ def test_the_text_is_the_same_whoever_drafts(load: Load, ways: dict[str, dict[st
     assert all(len(each) == 1 for each in texts.values())
 
 
-def test_a_place_that_two_calibrations_find_faster_takes_over(load: Load) -> None:
+def test_the_target_moves_to_a_place_that_two_calibrations_find_faster(load: Load) -> None:
     with load() as engine:
         before = setting(engine)
     for count in range(2):
@@ -137,18 +139,18 @@ def test_a_place_that_two_calibrations_find_faster_takes_over(load: Load) -> Non
         assert [reason.code for reason in engine.plan.why][1] == "target_taken_over"
         with pytest.raises(PromptTooLongError):
             session.generate("a" * 5000)
-        assert len(_notices(session)) == 1, "loads without an answer told nobody"
+        assert len(_notices(session)) == 1, "no reader has seen the notice before"
     with load() as engine, engine.session() as session:
         assert not _notices(session)
     with load(runtime="native") as engine:
-        assert setting(engine) == before, "asked for by name"
+        assert setting(engine) == before, "the caller set the place"
 
 
 def _notices(session: Any) -> list[str]:
     return [event.message for event in read_all(session.generate("a", max_tokens=2))[0] if isinstance(event, Notice)]
 
 
-def test_the_first_answer_in_another_place_says_so(load: Load) -> None:
+def test_the_first_answer_in_a_new_place_has_a_notice(load: Load) -> None:
     for count in range(2):
         calibrated(load, random.Random(count), FORWARD_S / 1.5)
     with load() as engine, engine.session() as session:
@@ -159,7 +161,7 @@ def test_the_first_answer_in_another_place_says_so(load: Load) -> None:
         assert _notices(session) == []
 
 
-def test_calibrations_that_do_not_agree_change_nothing(load: Load) -> None:
+def test_calibrations_that_disagree_do_not_move_the_target(load: Load) -> None:
     with load() as engine:
         before = setting(engine)
     for llama_s in (FORWARD_S / 1.5, FORWARD_S, FORWARD_S / 1.5, FORWARD_S):
@@ -170,7 +172,7 @@ def test_calibrations_that_do_not_agree_change_nothing(load: Load) -> None:
     calibrated(load, random.Random(7), FORWARD_S / 1.5)
     calibrated(load, random.Random(7), FORWARD_S * 1.5)
     with load() as engine:
-        assert setting(engine)[0] == "llama", "nor back"
+        assert setting(engine)[0] == "llama", "the target does not move back either"
     calibrated(load, random.Random(7), FORWARD_S * 1.5)
     with load() as engine:
         assert setting(engine) == before
@@ -184,7 +186,7 @@ def test_a_place_without_room_is_not_used(load: Load, monkeypatch: pytest.Monkey
         assert setting(engine)[0] == "native"
 
 
-# ------------------------------------------------------------------------------------------ what a calibration votes
+# ------------------------------------------------------------------------------------------ which calibrations count
 
 
 @pytest.fixture
@@ -194,17 +196,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 @pytest.mark.slow
-def test_only_a_quiet_calibration_that_compared_places_counts(load: Load, quick: pytest.MonkeyPatch) -> None:
+def test_only_an_undisturbed_calibration_that_compared_places_counts(load: Load, quick: pytest.MonkeyPatch) -> None:
     fix_plain_ratio(quick, 0.01)
     with load(draft="none", lookup=True) as engine:
         store, facts = engine.measurements.store, engine.target_model.facts
         engine.calibrate()
         assert store.load_place(facts).count == 1
         engine.calibrate()
-        assert store.load_place(facts).count == 1, "nothing was timed again"
+        assert store.load_place(facts).count == 1, "no place was timed again"
         quick.setattr("edgespec.hardware.neighbours.Neighbours.share", property(lambda _self: 0.5))
         engine.calibrate(afresh=True)
-        assert store.load_place(facts).count == 1, "a neighbour may have slowed one of the two"
+        assert store.load_place(facts).count == 1, "another program may have slowed one place"
         quick.undo()
     with load(draft="none", runtime="native") as engine:
         assert engine.measurements.store.load_place(facts).count == 1
@@ -212,7 +214,7 @@ def test_only_a_quiet_calibration_that_compared_places_counts(load: Load, quick:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("runtime", "needed"), [("native", 1), ("llama", 2)])
-def test_fewer_threads_where_they_change_no_bits_at_once_elsewhere_when_two_agree(
+def test_fewer_threads_need_one_calibration_in_our_kernels_and_two_in_llama_cpp(
     load: Load, quick: pytest.MonkeyPatch, runtime: str, needed: int
 ) -> None:
     on_cores(quick, 2)
@@ -226,8 +228,8 @@ def test_fewer_threads_where_they_change_no_bits_at_once_elsewhere_when_two_agre
         with load(draft="none", depth=0, threads="auto", runtime=runtime) as engine:
             assert engine.target_model.settings.threads == (1 if count >= needed else 2)
     with load(draft="none", threads=2, runtime=runtime) as engine:
-        assert engine.target_model.settings.threads == 2, "asked for by name"
-    fix_plain_ratio(quick, 1.5)  # it was a neighbour
+        assert engine.target_model.settings.threads == 2, "the caller set the threads"
+    fix_plain_ratio(quick, 1.5)  # another program caused the first result
     for count in range(1, 3):
         with load(threads="auto", runtime=runtime) as engine:
             engine.calibrate(afresh=True, alternatives=True)
@@ -235,8 +237,8 @@ def test_fewer_threads_where_they_change_no_bits_at_once_elsewhere_when_two_agre
             assert engine.target_model.settings.threads == (2 if count >= needed else 1)
 
 
-def test_what_usual_drafting_brings_counts_where_it_is_known(load: Load) -> None:
-    """Ours verify at no cost here: a usual drafter brings 1.4x, which plain decoding elsewhere has to beat."""
+def test_places_are_compared_by_usual_drafting_if_widths_are_known(load: Load) -> None:
+    """Our kernels verify for free here: a usual drafter gives 1.4x, which plain decoding elsewhere must exceed."""
     for lead, runtime in ((1.5, "native"), (1.7, "llama")):
         for _ in range(2):
             with load() as engine:
@@ -247,7 +249,7 @@ def test_what_usual_drafting_brings_counts_where_it_is_known(load: Load) -> None
             assert setting(engine)[0] == runtime
 
 
-def test_models_are_told_apart(load: Load, tiny: TinyModels) -> None:
+def test_settled_places_are_kept_separately_for_each_model(load: Load, tiny: TinyModels) -> None:
     for count in range(2):
         calibrated(load, random.Random(count), FORWARD_S / 1.5)
     with load() as engine:
@@ -257,7 +259,7 @@ def test_models_are_told_apart(load: Load, tiny: TinyModels) -> None:
         assert model.facts.runtime == "native"
 
 
-def test_a_damaged_choice_is_said_and_made_again(load: Load, home: Home) -> None:
+def test_a_damaged_settled_place_is_reported_and_made_again(load: Load, home: Home) -> None:
     for count in range(2):
         calibrated(load, random.Random(count), FORWARD_S / 1.5)
     (path,) = home.measurements.glob("settled-*.json")

@@ -1,4 +1,4 @@
-"""What is known of a pair: read from the store, said to be missing, and acceptance kept for the next time."""
+"""Measurements of a pair: read from the store, reported as missing, and acceptance stored for later."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def knowledge(
     return PairMeasurements(store, TARGET, drafter, sources, context_length)
 
 
-def test_nothing_is_known_at_first(store: Measurements) -> None:
+def test_an_empty_store_gives_no_times_and_no_acceptance(store: Measurements) -> None:
     known = knowledge(store, *BOTH)
     assert (known.widths(), known.target_times(), known.drafter_times()) == (None, None, None)
     assert known.priors == {}
@@ -54,7 +54,7 @@ def test_nothing_is_known_at_first(store: Measurements) -> None:
     assert known.notes == (Reason("target_place", "big on cpu, 4 threads"),)
 
 
-def test_what_is_missing(store: Measurements) -> None:
+def test_measurements_are_missing_until_times_widths_and_contention_are_stored(store: Measurements) -> None:
     known = knowledge(store, *BOTH)
     store.save_times(TARGET, invented_times(0.1))
     assert known.missing
@@ -63,17 +63,17 @@ def test_what_is_missing(store: Measurements) -> None:
     assert not knowledge(store, "lookup").missing
     assert not knowledge(store, drafter=None).missing
     store.save_times(DRAFTER, invented_times(0.01))
-    assert known.missing, "whether both pay at once is not known"
+    assert known.missing, "contention is not known"
     store.save_contention(TARGET, DRAFTER, Contention())
     assert not known.missing
     assert knowledge(Measurements(store.folder, "machine-1", "battery"), *BOTH).missing
 
 
-def test_without_anyone_to_draft_nothing_is_missing(store: Measurements) -> None:
+def test_without_drafters_no_measurement_is_missing(store: Measurements) -> None:
     assert not knowledge(store).missing
 
 
-def test_costs_are_those_measured(store: Measurements) -> None:
+def test_costs_come_from_the_stored_times(store: Measurements) -> None:
     store.save_times(TARGET, invented_times(0.1))
     store.save_times(DRAFTER, invented_times(0.01))
     costs = knowledge(store, *BOTH).costs()
@@ -85,7 +85,7 @@ def test_costs_are_those_measured(store: Measurements) -> None:
     assert set(knowledge(store, "lookup", drafter=None).costs().drafts) == {"lookup"}
 
 
-def test_widths_hold_for_the_context_asked_for(store: Measurements) -> None:
+def test_stored_widths_are_used_only_up_to_their_context_length(store: Measurements) -> None:
     short = replace(PROBE, contexts=(ContextProbe(start=96, positions=12, max_abs_diff={}),))
     store.save_widths(TARGET, short)
     store.save_times(TARGET, invented_times(0.1))
@@ -97,7 +97,7 @@ def test_widths_hold_for_the_context_asked_for(store: Measurements) -> None:
     assert longer.widths() == PROBE
 
 
-def test_a_lost_drafter_is_said_and_not_missing(store: Measurements) -> None:
+def test_a_lost_drafter_is_reported_and_not_counted_as_missing(store: Measurements) -> None:
     store.save_times(TARGET, invented_times(0.1))
     store.save_widths(TARGET, PROBE)
     known = knowledge(store, *BOTH)
@@ -107,7 +107,7 @@ def test_a_lost_drafter_is_said_and_not_missing(store: Measurements) -> None:
     assert known.notes[1] == Reason("drafter_lost", "the model drafter is lost: it does not fit")
 
 
-def test_ignored_measurements_are_noted_once(store: Measurements) -> None:
+def test_an_ignored_measurement_is_reported_once(store: Measurements) -> None:
     store.save_times(TARGET, invented_times(0.1))
     (path,) = store.folder.iterdir()
     path.write_text("{", encoding="utf-8")
@@ -124,7 +124,7 @@ def test_ignored_measurements_are_noted_once(store: Measurements) -> None:
 def learned(
     *sources: str, hits: int = 30, sampled: bool = False, priors: Mapping[str, AcceptancePrior] | None = None
 ) -> DepthControl:
-    """What a policy knows that was told so of ``sources`` in one answer."""
+    """A policy that learned one answer's acceptance of ``sources``."""
     costs = Costs(
         curves=ContextCurves(contexts=(128,), curves=(Curve(widths=(1, 8), forward_s=(0.1, 0.12)),)),
         drafts=dict.fromkeys(BOTH, FREE),
@@ -136,21 +136,21 @@ def learned(
     return policy
 
 
-def test_acceptance_is_kept_for_the_next_time(store: Measurements) -> None:
+def test_learned_acceptance_is_stored_and_read_again(store: Measurements) -> None:
     knowledge(store, *BOTH).keep(learned("model"))
     again = knowledge(store, *BOTH)
     assert set(again.priors) == {"model"}
     rates = again.costs().acceptance["model"]
     assert len(rates) == POSITIONS
     assert rates[-1] > UNKNOWN
-    # It begins with what is known, and keeps nothing where nothing was learned.
+    # A policy begins with the stored acceptance and writes nothing if it learned nothing.
     before = {path: path.stat().st_mtime_ns for path in store.folder.iterdir()}
     assert len(before) == 1
     again.keep(learned(priors=again.priors))
     assert {path: path.stat().st_mtime_ns for path in store.folder.iterdir()} == before
 
 
-def test_each_source_and_each_drafter_has_its_own(store: Measurements) -> None:
+def test_acceptance_is_stored_separately_for_each_source_and_drafter(store: Measurements) -> None:
     knowledge(store, *BOTH).keep(learned("model", "lookup"))
     assert set(knowledge(store, *BOTH).priors) == {"model", "lookup"}
     other = replace(DRAFTER, sha256="sha256:00")
@@ -159,7 +159,7 @@ def test_each_source_and_each_drafter_has_its_own(store: Measurements) -> None:
     assert set(knowledge(store, *BOTH, drafter=nameless).priors) == {"lookup"}
 
 
-def test_nothing_learned_nothing_written(store: Measurements) -> None:
+def test_a_policy_that_learned_nothing_writes_nothing(store: Measurements) -> None:
     known = knowledge(store, *BOTH)
     known.keep(learned())
     known.keep(FixedDepth(3))
@@ -167,7 +167,7 @@ def test_nothing_learned_nothing_written(store: Measurements) -> None:
     assert NO_PRIOR.by_position == (None,) * POSITIONS
 
 
-def test_sampled_answers_have_acceptance_of_their_own(store: Measurements) -> None:
+def test_acceptance_of_sampled_answers_is_stored_separately(store: Measurements) -> None:
     knowledge(store, *BOTH).keep(learned("model", sampled=True))
     again = knowledge(store, *BOTH)
     assert set(again.priors) == {"model" + SAMPLED}
@@ -177,7 +177,7 @@ def test_sampled_answers_have_acceptance_of_their_own(store: Measurements) -> No
     assert knowledge(store, *BOTH, drafter=other).priors == {}
 
 
-def test_lengths_and_gains_are_kept_for_each_drafter_and_a_damaged_file_is_begun_anew(store: Measurements) -> None:
+def test_history_is_stored_for_each_drafter_and_a_damaged_file_is_replaced(store: Measurements) -> None:
     policy = learned("model")
     own = policy.answer(prompt_tokens=9)
     own.began(1.0, 0.1)
@@ -196,7 +196,7 @@ def test_lengths_and_gains_are_kept_for_each_drafter_and_a_damaged_file_is_begun
     assert knowledge(store, *BOTH).history == policy.history()
 
 
-def test_acceptance_is_that_of_weights_as_they_are_kept(store: Measurements) -> None:
+def test_acceptance_is_stored_separately_for_each_weight_format(store: Measurements) -> None:
     kinds = (DRAFTER, replace(DRAFTER, settings={"weights": "Q4_0"}))
     for drafter, right in zip(kinds, (True, False), strict=True):
         taught = Acceptance()

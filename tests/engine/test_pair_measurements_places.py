@@ -1,4 +1,4 @@
-"""Ranking over places: what was measured competes, what was not is named, and without GPUs all is as ever."""
+"""Ranking over places: measured places compete, unmeasured ones are listed, and without GPUs one place remains."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def store(tmp_path: Path) -> Measurements:
 
 @pytest.fixture
 def measured(store: Measurements) -> Measurements:
-    """Target and drafter where they run without a GPU: ten tokens a second, and no gain from drafting."""
+    """Target and drafter on the processor: ten tokens a second, and no gain from drafting."""
     store.save_times(HERE.facts, invented_times(0.1))
     store.save_widths(HERE.facts, PROBE)
     store.save_times(DRAFTING_HERE.facts, invented_times(0.09))
@@ -117,17 +117,17 @@ def said(ranking: Ranking) -> list[str]:
     return [refusal.sentence for refusal in ranking.rejected]
 
 
-# ------------------------------------------------------------------------------------------------- enumeration
+# ----------------------------------------------------------------------------- which places are ranked
 
 
-def test_without_places_there_is_the_one_in_use(measured: Measurements) -> None:
+def test_without_other_places_only_the_current_one_is_ranked(measured: Measurements) -> None:
     ranking = rank(measured, Placements())
     assert {candidate.target.device for candidate in ranking.candidates} == {"cpu"}
     assert not [refusal for refusal in ranking.rejected if refusal.target is None]
     assert [refusal for refusal in rank(measured).rejected if refusal.target is None]
 
 
-def test_what_was_not_measured_is_named_and_not_guessed(measured: Measurements) -> None:
+def test_unmeasured_places_are_listed_and_not_estimated(measured: Measurements) -> None:
     ranking = rank(measured)
     assert ranking.best.target.device == "cpu"
     unmeasured = [refusal for refusal in ranking.rejected if refusal.target is None]
@@ -142,7 +142,7 @@ def test_what_was_not_measured_is_named_and_not_guessed(measured: Measurements) 
     assert all(refusal.as_json()["speedup"] is None for refusal in unmeasured)
 
 
-def test_the_notes_say_which_part_is_on_the_card(store: Measurements) -> None:
+def test_the_notes_say_how_many_layers_are_on_the_card(store: Measurements) -> None:
     def note(at: Placement) -> str:
         return PairMeasurements(store, at.facts, None, (), CONTEXT).notes[0].text
 
@@ -151,14 +151,14 @@ def test_the_notes_say_which_part_is_on_the_card(store: Measurements) -> None:
     assert note(SOME) == "big, 12 of its layers on Vulkan0, 4 threads"
 
 
-def test_nothing_is_ranked_before_the_target_was_measured_where_it_runs(store: Measurements) -> None:
+def test_without_times_in_the_current_place_there_is_no_ranking(store: Measurements) -> None:
     time_target(store, SOME, 0.01)
     known = PairMeasurements(store, HERE.facts, None, (), CONTEXT)
     request = replace(REQUEST, sources=())
     assert known.ranking(request, None, Costs(), BOTH, 32 * GIB) is None
 
 
-def test_a_part_of_the_target_on_the_card_is_compared_and_the_target_stays(measured: Measurements) -> None:
+def test_a_place_with_some_layers_on_the_card_is_compared_and_the_target_stays(measured: Measurements) -> None:
     time_target(measured, SOME, 0.05)
     ranking = rank(measured)
     assert ranking.best.target.device == "cpu"
@@ -168,7 +168,7 @@ def test_a_part_of_the_target_on_the_card_is_compared_and_the_target_stays(measu
 
 
 def test_which_place_is_faster_does_not_depend_on_the_drafter(measured: Measurements) -> None:
-    """Two calibrations that found the card more than 10 % faster, drafting with whatever drafter there is."""
+    """Two calibrations found the card more than 10 % faster, with each kind of drafter."""
     for drafter in (None, DRAFTING_HERE.facts, DRAFTING_THERE.facts):
         for seconds, faster in ((0.095, False), (0.08, True)):
             time_target(measured, SOME, seconds)
@@ -181,7 +181,7 @@ def test_which_place_is_faster_does_not_depend_on_the_drafter(measured: Measurem
             assert measured.load_place(HERE.facts).chosen == (SOME.key if faster else None)
 
 
-def test_a_place_without_room_is_not_settled_on(measured: Measurements) -> None:
+def test_a_place_without_room_is_not_chosen_by_calibrations(measured: Measurements) -> None:
     time_target(measured, SOME, 0.01)
     crowded = replace(BOTH, memory_bytes={"Vulkan0": GIB})
     known = PairMeasurements(measured, HERE.facts, None, (), CONTEXT)
@@ -191,7 +191,7 @@ def test_a_place_without_room_is_not_settled_on(measured: Measurements) -> None:
     assert measured.load_place(HERE.facts) == Settled()
 
 
-def test_both_memories_of_a_parted_target_are_checked(measured: Measurements) -> None:
+def test_a_target_split_over_two_devices_is_checked_against_both_memories(measured: Measurements) -> None:
     time_target(measured, SOME, 0.05)
     small_card = replace(BOTH, memory_bytes={"Vulkan0": 4 * GIB})
     refused = said(rank(measured, small_card))
@@ -204,7 +204,7 @@ def test_both_memories_of_a_parted_target_are_checked(measured: Measurements) ->
     assert any("big on cpu: needs 8.19 GiB on cpu" in line for line in said(own_is_whole))
 
 
-def test_drafters_are_ranked_over_the_devices_and_the_loaded_one_stays(measured: Measurements) -> None:
+def test_drafters_are_ranked_over_all_devices_and_a_loaded_one_stays(measured: Measurements) -> None:
     measured.save_times(DRAFTING_THERE.facts, invented_times(0.001))
     for drafter in (DRAFTING_HERE, DRAFTING_THERE):
         measured.save_contention(HERE.facts, drafter.facts, Contention())
@@ -220,23 +220,23 @@ def test_drafters_are_ranked_over_the_devices_and_the_loaded_one_stays(measured:
     assert all(one.drafter is None or one.drafter.device == "cpu" for one in ranking.candidates)
 
 
-def test_a_pair_that_was_not_run_at_once_is_not_pipelined(measured: Measurements) -> None:
+def test_a_pair_without_measured_contention_is_not_pipelined(measured: Measurements) -> None:
     measured.save_times(DRAFTING_THERE.facts, invented_times(0.001))
     ranking = rank(measured, loaded=False)
     assert any("small on Vulkan0 drafting for big on cpu, pipelined: how much" in line for line in said(ranking))
     assert not any(c.mode == "pipelined" and c.drafter and c.drafter.device == "Vulkan0" for c in ranking.candidates)
 
 
-def test_of_two_contentions_of_one_pair_of_devices_the_worse_counts(measured: Measurements) -> None:
+def test_of_two_contentions_for_the_same_devices_the_worse_one_is_used(measured: Measurements) -> None:
     assert Contention(target_factor=2.0).worse(None) == Contention(target_factor=2.0)
     one, other = Contention(target_factor=1.2), Contention(target_factor=1.1, drafter_factor=1.5)
     assert one.worse(other) == other.worse(one) == Contention(target_factor=1.2, drafter_factor=1.5)
 
 
-def test_processors_that_both_share_do_no_more_work_than_there_are(
+def test_contention_below_the_limit_of_shared_processors_is_raised(
     measured: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What says otherwise was measured while other programs had the processors."""
+    """A lower value was measured while other programs used the processors."""
     loaded = Contention(target_factor=1.0, drafter_factor=1.2)
     done = 4 / 1.0 + 4 / 1.2
     raised = loaded.on_shared_processors(4, 4, 4)
@@ -247,7 +247,7 @@ def test_processors_that_both_share_do_no_more_work_than_there_are(
     assert loaded.on_shared_processors(4, 4, 8) == loaded, "each has its own"
     assert loaded.on_shared_processors(1, 3, 4) == loaded, "each has its own"
 
-    # A dear drafter that takes nothing from the target would pay at once, if that could be.
+    # A slow drafter without contention would gain when pipelined, which is impossible on shared processors.
     measured.save_times(DRAFTING_HERE.facts, invented_times(0.04))
     measured.save_contention(HERE.facts, DRAFTING_HERE.facts, loaded)
     measured.save_contention(WHOLE.facts, DRAFTING_HERE.facts, loaded)
@@ -261,11 +261,11 @@ def test_processors_that_both_share_do_no_more_work_than_there_are(
         assert found is not None
         assert found.target_factor == pytest.approx(factor)
         assert rank(measured).best.mode == mode
-        assert elsewhere.costs().contention == loaded, "a card does its own work"
+        assert elsewhere.costs().contention == loaded, "a card does not share the processors"
 
 
 @pytest.mark.parametrize("probe", [True, False])
-def test_drafting_needs_the_widths_of_the_place(store: Measurements, probe: bool) -> None:
+def test_drafting_in_a_place_needs_the_widths_of_that_place(store: Measurements, probe: bool) -> None:
     time_target(store, SOME, 0.05, probe=probe)
     store.save_times(DRAFTING_HERE.facts, invented_times(0.001))
     ranking = rank(store, own=SOME)
@@ -273,18 +273,18 @@ def test_drafting_needs_the_widths_of_the_place(store: Measurements, probe: bool
     assert any("how many guesses keep the text identical" in line for line in said(ranking)) is not probe
 
 
-def test_where_only_plain_decoding_was_timed(measured: Measurements) -> None:
+def test_a_place_with_only_plain_times_is_ranked_for_plain_decoding(measured: Measurements) -> None:
     measured.save_plain_s(SOME.facts, 0.05)
     stays = [refusal.speedup for refusal in rank(measured).rejected if refusal.verdict.code == "target_stays"]
     assert stays == [2.0]
 
 
-def test_times_of_a_shorter_context_are_none(measured: Measurements) -> None:
+def test_times_measured_for_a_shorter_context_are_not_used(measured: Measurements) -> None:
     measured.save_times(SOME.facts, replace(invented_times(0.05), contexts=(16,)))
     assert any("12 of 25 layers on Vulkan0: not measured" in line for line in said(rank(measured)))
 
 
-def test_another_setting_of_the_place_in_use_is_not_called_unmeasured(store: Measurements) -> None:
+def test_another_setting_of_the_current_place_is_not_listed_as_unmeasured(store: Measurements) -> None:
     own = replace(HERE, facts=replace(HERE.facts, threads=2))
     time_target(store, own, 0.1)
     ranking = rank(store, own=own)
@@ -294,7 +294,7 @@ def test_another_setting_of_the_place_in_use_is_not_called_unmeasured(store: Mea
     assert {candidate.target.threads for candidate in rank(store, own=own).candidates} == {2}
 
 
-# --------------------------------------------------------------------------------------------- what is then used
+# --------------------------------------------------------------------------------------------- the drafter's place
 
 
 class _Header:
@@ -302,7 +302,7 @@ class _Header:
 
 
 class Located:
-    """As much of a located drafter as choosing looks at."""
+    """The attributes of a located drafter that choosing needs."""
 
     name = "small"
     header = _Header()
@@ -329,20 +329,22 @@ def choose(store: Measurements, monkeypatch: pytest.MonkeyPatch, places: Placeme
     return prepare.profile.draft_device
 
 
-def test_without_places_the_profile_is_left_alone(measured: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_other_places_the_profiles_drafter_device_is_kept(
+    measured: Measurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert choose(measured, monkeypatch, Placements()) == "auto"
 
 
-def test_before_anything_is_measured_the_drafter_is_where_it_prefers(
+def test_without_measurements_the_drafter_uses_its_default_device(
     store: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert choose(store, monkeypatch, BOTH) == "Vulkan0"
 
 
-def test_a_drafter_on_the_card_for_a_target_beside_it(
+def test_a_drafter_measured_faster_on_the_card_is_placed_there(
     measured: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dovetail's placement: the card holds the drafter, and the target stays where it is."""
+    """Dovetail's placement: the drafter on the card, the target on the processor."""
     measured.save_times(DRAFTING_THERE.facts, invented_times(0.001))
     taught = Acceptance()
     for _ in range(50):
@@ -355,10 +357,10 @@ def test_a_drafter_on_the_card_for_a_target_beside_it(
     assert choose(measured, monkeypatch, room_for_one) == "cpu"
 
 
-def test_a_drafter_without_room_on_the_card_goes_to_the_processor(
+def test_a_drafter_without_room_on_the_card_runs_on_the_processor(
     measured: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowded = replace(BOTH, memory_bytes={"Vulkan0": GIB})
     assert choose(measured, monkeypatch, crowded) == "cpu"
     asked = replace(crowded, drafters=(DRAFTING_THERE,))
-    assert choose(measured, monkeypatch, asked, draft_device="Vulkan0") == "Vulkan0", "asked for by name"
+    assert choose(measured, monkeypatch, asked, draft_device="Vulkan0") == "Vulkan0", "the caller set the device"

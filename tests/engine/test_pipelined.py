@@ -1,4 +1,4 @@
-"""Sessions that draft and verify at once: the text of plain decoding, whenever they are left."""
+"""Pipelined sessions give the text of plain decoding, also after leaving an answer early."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def pipelined(engine: Engine) -> Iterator[Session]:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_the_text_is_plain_decodings(engine: Engine, pipelined: Session, sampling: Sampling) -> None:
+def test_a_pipelined_session_gives_the_text_of_plain_decoding(
+    engine: Engine, pipelined: Session, sampling: Sampling
+) -> None:
     accepted = 0
     for prompt in PROMPTS:
         pipelined.clear()
@@ -48,7 +50,7 @@ def test_the_text_is_plain_decodings(engine: Engine, pipelined: Session, samplin
     assert accepted > 0
 
 
-def test_a_conversation_keeps_its_caches(engine: Engine, pipelined: Session) -> None:
+def test_a_pipelined_conversation_reuses_its_caches(engine: Engine, pipelined: Session) -> None:
     first = answer(pipelined.generate("hello", max_tokens=12))
     second = answer(pipelined.generate("and now?", max_tokens=12))
     assert second.stats.cached_tokens > 0
@@ -58,7 +60,7 @@ def test_a_conversation_keeps_its_caches(engine: Engine, pipelined: Session) -> 
 
 
 @pytest.mark.parametrize("rounds", range(5))
-def test_left_or_cancelled_after_any_round_it_goes_on_as_plain_decoding_does(
+def test_after_leaving_or_cancelling_a_pipelined_answer_the_text_is_plain_decodings(
     engine: Engine, pipelined: Session, rounds: int
 ) -> None:
     for leave in ("cancel", "close"):
@@ -76,7 +78,7 @@ def test_left_or_cancelled_after_any_round_it_goes_on_as_plain_decoding_does(
         assert again.token_ids == plain_text(engine, "hello", max_tokens=24).token_ids
 
 
-def test_closing_ends_the_drafting_thread(engine: Engine) -> None:
+def test_closing_a_pipelined_session_ends_its_drafting_thread(engine: Engine) -> None:
     before = {thread.ident for thread in threading.enumerate()}
     session = engine.session(speculation=speculation(engine))
     for event in session.generate("hello", max_tokens=64):
@@ -85,7 +87,7 @@ def test_closing_ends_the_drafting_thread(engine: Engine) -> None:
     assert {thread.ident for thread in threading.enumerate()} <= before
 
 
-def test_depth_zero_is_plain(engine: Engine, pipelined: Session) -> None:
+def test_depth_zero_in_a_pipelined_session_decodes_plainly(engine: Engine, pipelined: Session) -> None:
     done = answer(pipelined.generate("hello", max_tokens=12, depth=0))
     assert isinstance(done, Done)
     assert done.token_ids == plain_text(engine, "hello", max_tokens=12).token_ids

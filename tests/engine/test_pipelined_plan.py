@@ -1,4 +1,4 @@
-"""A plan that drafts beside the target: when it is made, what runs then, and how it is overridden."""
+"""Pipelined plans: when they are made, their text, and how to override them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.tiny_models import TinyModels, answer, invent_measurements, l
 
 PROMPTS = ("hello", "the water of the river", "one two three four")
 
-# A drafter that takes half a target's forward: in turns it costs what it brings, beside the target nothing.
+# A drafter that takes half a target's forward: serial drafting gains nothing, pipelined drafting is free.
 TARGET_S, DRAFT_S = 0.01, 0.004
 
 
@@ -37,7 +37,7 @@ def plan_with(engine: Engine, contention: Contention) -> None:
 
 @pytest.fixture
 def apart(tiny: TinyModels, home: Home) -> Iterator[Engine]:
-    """With a home of its own: what other tests' answers taught of this pair is not known."""
+    """With a separate home: acceptance from other tests' answers is not known."""
     with tiny.load(lookup=False, store_home=home) as engine:
         plan_with(engine, Contention())
         require_speculation(engine)
@@ -45,12 +45,12 @@ def apart(tiny: TinyModels, home: Home) -> Iterator[Engine]:
         yield engine
 
 
-def test_two_sides_that_do_not_touch_work_at_once_and_the_text_is_plain_decodings(apart: Engine) -> None:
+def test_without_contention_the_plan_is_pipelined_and_keeps_the_text(apart: Engine) -> None:
     assert apart.plan.mode == "pipelined"
     assert control(apart).pipelined == Contention()
     assert "at the same time neither side slows the other down" in apart.plan.reasons
     overlapped, cap = 0, apart.plan.depth_cap
-    # Whether tiny models gain by it is another matter: they draft in every round.
+    # Draft in every round: the gain of tiny models is not tested here.
     always = replace(apart.pair.speculation(), policy=FixedDepth(cap + 1))
     with apart.session(speculation=always) as session:
         for prompt in PROMPTS:
@@ -68,7 +68,7 @@ def test_two_sides_that_do_not_touch_work_at_once_and_the_text_is_plain_decoding
     assert overlapped > 0
 
 
-def test_contention_makes_them_take_turns_and_is_the_reason(apart: Engine) -> None:
+def test_with_contention_the_plan_is_serial_and_names_the_reason(apart: Engine) -> None:
     plan_with(apart, Contention(target_factor=1.9, drafter_factor=2.2))
     assert apart.plan.mode == "serial"
     assert control(apart).pipelined is None
@@ -81,7 +81,7 @@ def test_contention_makes_them_take_turns_and_is_the_reason(apart: Engine) -> No
         assert answer(session.generate("hello", max_tokens=8)).plan.mode == "serial"
 
 
-def test_what_was_learned_in_one_mode_is_known_in_the_other(apart: Engine) -> None:
+def test_acceptance_learned_in_one_mode_is_used_in_the_other(apart: Engine) -> None:
     assert control(apart).pipelined is not None
     own = apart.policy.answer(prompt_tokens=1)
     for _ in range(50):
@@ -93,7 +93,7 @@ def test_what_was_learned_in_one_mode_is_known_in_the_other(apart: Engine) -> No
 
 
 @pytest.mark.parametrize("mode", ["serial", "pipelined"])
-def test_the_profile_may_name_the_mode(tiny: TinyModels, mode: str) -> None:
+def test_the_profile_can_set_serial_or_pipelined_mode(tiny: TinyModels, mode: str) -> None:
     with tiny.load(lookup=False, mode=mode) as engine:
         invent_measurements(engine, TARGET_S, 0.001)
         require_speculation(engine)
@@ -104,7 +104,7 @@ def test_the_profile_may_name_the_mode(tiny: TinyModels, mode: str) -> None:
             assert done.plan.mode == mode
 
 
-def test_a_given_depth_holds_beside_the_target_too(tiny: TinyModels) -> None:
+def test_a_depth_given_to_generate_holds_in_pipelined_mode_too(tiny: TinyModels) -> None:
     with tiny.load(lookup=False, mode="pipelined", depth=1) as engine:
         require_speculation(engine)
         assert (engine.plan.mode, engine.plan.depth_cap) == ("pipelined", 1)
@@ -122,7 +122,7 @@ def test_an_unknown_mode_is_refused(tiny: TinyModels) -> None:
         tiny.load(mode="twice")
 
 
-def test_only_a_pipelined_plan_has_a_budget_and_each_answer_its_own(apart: Engine) -> None:
+def test_only_a_pipelined_plan_makes_a_budget_for_each_answer(apart: Engine) -> None:
     first, second = apart.pair.pipeline_budget(), apart.pair.pipeline_budget()
     assert isinstance(first, MeasuredBudget)
     assert first is not second

@@ -1,4 +1,4 @@
-"""Drafting beside a real runtime: every pattern of rejections, chunk size and place to leave, and random delays."""
+"""Pipelined drafting with a real runtime: all rejection patterns, chunk sizes, leaving points, random delays."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tests.support.budgets import FixedBudget
 from tests.support.tiny_models import answer
 from tests.support.watched_sequences import watch_forwards
 
-# A round that hangs is noticed here, long before the suite's own limit.
+# A hanging round fails here, long before the suite's own limit.
 pytestmark = pytest.mark.timeout(180)
 
 PROMPT = "the water of the river"
 TOKENS = 24
-DEEPEST = 3  # deeper chunks only repeat these patterns
+DEEPEST = 3  # deeper chunks repeat these patterns
 
 
 class Pattern(SleepingDrafter):
-    """Right or wrong by its place in the text."""
+    """A drafter that is right or wrong by the position in the text."""
 
     def __init__(self, script: Script, pattern: tuple[bool, ...], token_s: float = 0.0) -> None:
         super().__init__(script, token_s=token_s)
@@ -94,7 +94,7 @@ def test_every_pattern_of_rejections_at_every_chunk_size(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leave", ["cancel", "close"])
-def test_left_at_every_token_it_goes_on_as_plain_decoding_does(
+def test_leaving_a_pipelined_answer_at_any_token_keeps_the_text_of_plain_decoding(
     engine: Engine, script: Script, plain: Callable[[Sampling, int], Done], leave: str
 ) -> None:
     want = plain(Sampling(), TOKENS).token_ids
@@ -119,14 +119,14 @@ def test_left_at_every_token_it_goes_on_as_plain_decoding_does(
 
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> random.Random:
-    """Every forward sleeps before it begins, a random while."""
+    """Every forward first sleeps for a random time."""
     source = random.Random(12)
     watch_forwards(monkeypatch, lambda _sequence, _tokens, _rows: time.sleep(source.random() * 1e-3))
     return source
 
 
 class Fitful(Pattern):
-    """Sometimes quick, sometimes late, and right by chance."""
+    """A drafter with random delays that is right at random."""
 
     def __init__(self, script: Script, source: random.Random) -> None:
         super().__init__(script, (True, True, True, False, True))
@@ -138,7 +138,7 @@ class Fitful(Pattern):
 
 
 @pytest.mark.slow
-def test_thousands_of_rounds_with_random_delays_on_both_sides(
+def test_pipelined_text_is_plain_decodings_over_thousands_of_randomly_delayed_rounds(
     engine: Engine, script: Script, plain: Callable[[Sampling, int], Done], slowly: random.Random
 ) -> None:
     cap, rounds, accepted, left = cap_of(engine), 0, 0, 0
@@ -157,7 +157,7 @@ def test_thousands_of_rounds_with_random_delays_on_both_sides(
                 assert done.token_ids == plain(sampling, 64).token_ids
                 rounds += done.stats.rounds
                 accepted += done.stats.accepted
-                if turn % 4 == 0:  # and now and then somebody leaves in the middle of a round
+                if turn % 4 == 0:  # the reader sometimes leaves in the middle of a round
                     for event in session.generate(PROMPT, max_tokens=64):
                         if isinstance(event, Text) and slowly.random() < 0.2:
                             session.cancel()
@@ -167,7 +167,7 @@ def test_thousands_of_rounds_with_random_delays_on_both_sides(
     assert left > 0
 
 
-def test_a_cancelled_drafter_is_not_heard_of_again(engine: Engine, script: Script) -> None:
+def test_after_cancel_a_sleeping_drafter_does_not_delay_the_next_answer(engine: Engine, script: Script) -> None:
     asleep = Pattern(script, (True,), token_s=30.0)
     with open_session(engine, asleep, lambda: FixedBudget(most=2, ahead=3)) as session:
         for event in session.generate(PROMPT, max_tokens=8):

@@ -1,4 +1,4 @@
-"""When the drafter begins to read ahead. Without models."""
+"""When the drafter begins to read ahead, without models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reader:
 
 
 def none_left() -> bool:
-    """Whether no timer is waiting any more, after a while."""
+    """Whether no timer is waiting after a short time."""
     end = time.monotonic() + WAIT_S
     while (waiting := _timers()) and time.monotonic() < end:
         time.sleep(0.005)
@@ -45,7 +45,7 @@ def _timers() -> int:
     return sum(thread.name == "edgespec-read-ahead" for thread in threading.enumerate())
 
 
-def test_it_begins_once_nothing_was_answered_for_a_while() -> None:
+def test_reading_ahead_begins_after_the_idle_time() -> None:
     owner, reader = Owner(), Reader()
     ahead = ReadAhead(owner, SOON_S)
     ahead.when_idle(reader)
@@ -55,7 +55,7 @@ def test_it_begins_once_nothing_was_answered_for_a_while() -> None:
     assert none_left()
 
 
-def test_an_answer_puts_it_off_and_the_next_pause_is_waited_for() -> None:
+def test_an_answer_restarts_the_idle_time_before_reading_ahead() -> None:
     owner, reader = Owner(), Reader()
     ahead = ReadAhead(owner, WAIT_S)
     ahead.when_idle(reader)
@@ -67,10 +67,10 @@ def test_an_answer_puts_it_off_and_the_next_pause_is_waited_for() -> None:
     soon.when_idle(reader)
     soon.when_idle(reader)
     assert reader.reads.wait(WAIT_S)
-    assert none_left(), "the first timer gave way to the second"
+    assert none_left(), "the second timer replaced the first"
 
 
-def test_nothing_is_read_while_somebody_is_answered() -> None:
+def test_reading_ahead_does_not_begin_while_an_answer_runs() -> None:
     owner, reader = Owner(), Reader()
     owner.answering = True
     ahead = ReadAhead(owner, SOON_S)
@@ -79,7 +79,7 @@ def test_nothing_is_read_while_somebody_is_answered() -> None:
     assert not reader.reads.is_set()
 
 
-def test_without_a_thread_to_wait_on_nothing_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_no_thread_can_start_nothing_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -92,7 +92,7 @@ def test_without_a_thread_to_wait_on_nothing_is_read_ahead(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("who", ["owner", "reader"])
-def test_who_is_forgotten_is_not_kept_alive_and_nothing_is_read(who: str) -> None:
+def test_reading_ahead_keeps_no_forgotten_engine_or_session_alive(who: str) -> None:
     owner, reader = Owner(), Reader()
     ahead, reads = ReadAhead(owner, SOON_S), reader.reads
     ahead.when_idle(reader)
@@ -107,5 +107,5 @@ def test_who_is_forgotten_is_not_kept_alive_and_nothing_is_read(who: str) -> Non
     ahead.put_off()
 
 
-def test_the_pause_is_that_of_a_person() -> None:
+def test_the_idle_time_before_reading_ahead_is_half_a_second() -> None:
     assert inspect.signature(ReadAhead).parameters["idle_s"].default == IDLE_S == 0.5

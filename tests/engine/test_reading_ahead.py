@@ -1,4 +1,4 @@
-"""Between the answers of a conversation the drafter reads what it lacks of it. With the tiny pair."""
+"""Between answers the drafter reads the rest of the conversation, with the tiny pair."""
 
 from __future__ import annotations
 
@@ -39,17 +39,15 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 @pytest.fixture
 def undrafted(engine: Engine, session: Session) -> Session:
-    """After an answer of which the drafter read nothing."""
+    """A session after an answer that the drafter has not read."""
     engine.load_drafter()
     answer(session.generate(PROMPT, max_tokens=8, depth=0))
     assert lag(session) > 8
     return session
 
 
-def test_after_an_answer_the_drafter_reads_the_conversation_once_nobody_is_answered(
-    engine: Engine, undrafted: Session
-) -> None:
-    assert undrafted.read_ahead() == [], "depth 0 was asked for: it is of no use"
+def test_after_an_answer_the_idle_drafter_reads_the_conversation(engine: Engine, undrafted: Session) -> None:
+    assert undrafted.read_ahead() == [], "depth 0 was requested: reading would be useless"
     answer(undrafted.generate(PROMPT, max_tokens=8, depth=2))
     undrafted._drafts.depth = _Allowing(undrafted._drafts.depth)  # type: ignore[assignment]
     undrafted._conversation.history += [5] * 40
@@ -57,7 +55,7 @@ def test_after_an_answer_the_drafter_reads_the_conversation_once_nobody_is_answe
     assert eventually(lambda: lag(undrafted) == 0)
 
 
-def test_the_text_is_plain_decodings_whatever_was_read(engine: Engine, session: Session) -> None:
+def test_reading_ahead_keeps_the_text_of_plain_decoding(engine: Engine, session: Session) -> None:
     first = answer(session.generate(PROMPT, max_tokens=8, depth=2))
     for reading in session.read_ahead():
         reading.result(WAIT_S)
@@ -66,7 +64,7 @@ def test_the_text_is_plain_decodings_whatever_was_read(engine: Engine, session: 
     assert again.token_ids == first.token_ids == plain_text(engine, PROMPT, max_tokens=8).token_ids
 
 
-def test_nothing_is_read_while_it_answers_nor_after_it_is_closed(engine: Engine) -> None:
+def test_a_session_reads_nothing_ahead_during_an_answer_or_after_close(engine: Engine) -> None:
     with engine.session() as session:
         with session.generate(PROMPT, max_tokens=8, depth=2) as generation:
             next(iter(generation))
@@ -75,7 +73,7 @@ def test_nothing_is_read_while_it_answers_nor_after_it_is_closed(engine: Engine)
     assert session.read_ahead() == []
 
 
-def test_an_answer_ends_what_is_read(undrafted: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_stops_reading_ahead(undrafted: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = threading.Event()
     monkeypatch.setattr(ModelDraftState, "stop_reading", lambda own: stopped.set())
     answer(undrafted.generate(PROMPT, max_tokens=2, depth=0))

@@ -1,4 +1,4 @@
-"""Drafters whose weights are kept in four bits: who gets them, what is said of them, and the same text."""
+"""Drafters requantised to four bits: which ones, their facts, and an unchanged text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AS_IN_THE_FILE = replace(PROFILE, draft_weights="file")
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafters of any size are kept in four bits."""
+    """Requantise drafters of any size."""
     monkeypatch.setattr(native_runtime, "LEAST_REQUANTIZED_PARAMETERS", 0)
 
 
@@ -45,7 +45,7 @@ def prepared(profile: Profile, file: LocatedModel, settings: Settings) -> Prepar
     return prepare_drafter(profile, file, settings, 512)
 
 
-def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:
+def test_facts_of_a_requantised_drafter_are_equal_before_and_after_loading(located: LocatedModel) -> None:
     settings = NativeSettings()
     drafter, whole = prepared(PROFILE, located, settings), NativeRuntime().describe(located, settings)
     said = drafter.facts
@@ -60,7 +60,7 @@ def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:
     assert needed == [located.weight_bytes, located.weight_bytes - spared]
 
 
-def test_only_drafters_in_our_own_kernels_and_process_get_them(located: LocatedModel) -> None:
+def test_only_drafters_in_our_kernels_and_this_process_are_requantised(located: LocatedModel) -> None:
     native, llama = NativeSettings(), LlamaSettings()
     for profile, settings in (
         (AS_IN_THE_FILE, native),
@@ -74,14 +74,16 @@ def test_only_drafters_in_our_own_kernels_and_process_get_them(located: LocatedM
         assert "weights" not in target.facts.settings
 
 
-def test_a_small_one_keeps_its_files_bits(located: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_drafter_is_not_requantised(located: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     size = located.header.parameter_count
     for least, spared in ((size, True), (size + 1, False)):
         monkeypatch.setattr(native_runtime, "LEAST_REQUANTIZED_PARAMETERS", least)
         assert (prepared(PROFILE, located, NativeSettings()).spared_bytes > 0) is spared
 
 
-def test_it_may_have_a_short_head_besides(located: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requantised_drafter_may_also_have_a_frequent_head(
+    located: LocatedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native_runtime, "frequent_head_ids", lambda _header: np.arange(250, 350))
     monkeypatch.setattr(native_runtime, "frequent_head_rows", lambda _header: 100)
     drafter = prepared(PROFILE, located, NativeSettings())
@@ -103,7 +105,7 @@ def test_it_may_have_a_short_head_besides(located: LocatedModel, monkeypatch: py
             assert np.array_equal(found[scored], expected[scored])
 
 
-def test_the_same_model_as_target_and_drafter_has_two_sidecars(located: LocatedModel, tmp_path: Path) -> None:
+def test_a_model_used_as_target_and_drafter_has_two_prepared_files(located: LocatedModel, tmp_path: Path) -> None:
     folder = tmp_path / "of the model"
     folder.mkdir()
     stored = replace(located, identity="sha256:ab", prepared_folder=folder)
@@ -118,7 +120,9 @@ def test_the_same_model_as_target_and_drafter_has_two_sidecars(located: LocatedM
 @pytest.mark.parametrize(
     "sampling", [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=1.0, seed=3, rule="rejection")]
 )
-def test_an_engine_drafts_with_them_and_writes_the_same(tiny: TinyModels, sampling: Sampling | None) -> None:
+def test_an_engine_drafts_with_a_requantised_drafter_and_keeps_the_text(
+    tiny: TinyModels, sampling: Sampling | None
+) -> None:
     for weights in ("auto", "file"):
         with tiny.load_speculating(
             runtime="native", draft_runtime="native", lookup=False, draft_weights=weights
@@ -132,5 +136,5 @@ def test_an_engine_drafts_with_them_and_writes_the_same(tiny: TinyModels, sampli
                 for depth in (4, 0)
             )
             assert drafted.stats.accepted > 0
-            if sampling is None or sampling.rule != "rejection":  # by which drafts decide what is drawn
+            if sampling is None or sampling.rule != "rejection":  # under the rejection rule guesses affect the text
                 assert drafted.token_ids == plain.token_ids

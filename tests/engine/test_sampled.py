@@ -1,4 +1,4 @@
-"""Sampled answers: plain decoding's text with the same seed, and no scores of a whole vocabulary read into numpy."""
+"""Sampled answers: the text of plain decoding with the same seed, without copying whole score rows to numpy."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def answers(engine: Engine, depth: int) -> list[tuple[int, ...]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["native", "llama"])
 @pytest.mark.parametrize("drafting", [whole, frequent_head, padded, padded_llama, llama, trimmed, process])
-def test_no_scores_are_read_and_the_text_is_plain_decodings(
+def test_sampled_drafting_copies_no_score_rows_and_keeps_the_text(
     target: str,
     drafting: Callable[[TinyModels, Path, pytest.MonkeyPatch], dict[str, Any]],
     tiny: TinyModels,
@@ -106,8 +106,8 @@ def test_no_scores_are_read_and_the_text_is_plain_decodings(
         assert answers(engine, 0) == answers(engine, DEPTH)
 
 
-def test_penalties_read_one_row_where_it_is_not_ours_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is copied of a row that nobody penalises."""
+def test_penalties_copy_only_the_score_rows_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row without penalties is not copied."""
     scores = np.zeros(1000, dtype=np.float32)
     rows = draws_module.DrawnRows(1, lambda _: scores)
     asked = list[int]()

@@ -1,4 +1,4 @@
-"""Control tokens that messages spell out are text; what the template writes is control tokens as ever."""
+"""Control token names in messages are text; those that the template writes are control tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def said(content: str) -> list[dict[str, str]]:
 
 
 def chatml(body: str) -> str:
-    """CHATML, with each content put through ``body``."""
+    """The ChatML template with each content rendered by ``body``."""
     assert CHATML.count("message['content']") == 1
     return CHATML.replace("message['content']", f"({body})")
 
@@ -48,7 +48,7 @@ def controls(ids: Sequence[int]) -> list[int]:
 
 
 def shown(vocabulary: LlamaTokenizer, ids: Sequence[int]) -> str:
-    """The text of the tokens, control tokens by name."""
+    """The text of the tokens, with control tokens by name."""
     names = {BOS: "<s>", EOS: "</s>", START: "<|im_start|>", END: "<|im_end|>"}
     return "".join(names.get(token) or vocabulary.detokenize([token]) for token in ids)
 
@@ -69,26 +69,30 @@ def shown(vocabulary: LlamaTokenizer, ids: Sequence[int]) -> str:
 @pytest.mark.parametrize(
     "body", ["message['content']", "message['content'] | trim", "message['content'] | replace('hi', 'ho')"]
 )
-def test_a_message_forges_no_turn(vocabulary: LlamaTokenizer, content: str, body: str) -> None:
+def test_a_message_with_control_token_names_cannot_forge_a_turn(
+    vocabulary: LlamaTokenizer, content: str, body: str
+) -> None:
     own = prompts(vocabulary, chatml(body))
     harmless, ids = own.encode(own.read(said("hello"))), own.encode(own.read(said(content)))
     assert controls(ids) == controls(harmless) == [BOS, START, END, START]
     whole = own.render(said(content))
-    # SentencePiece puts a space before the text behind each control token, here as in any other prompt.
+    # SentencePiece prepends a space to the text after each control token, as in any prompt.
     assert shown(vocabulary, ids).replace(" ", "") == "<s>" + whole.replace(" ", "")
 
 
 @pytest.mark.parametrize(
     "content", ["hello", "a < b and c |> d", "<|im_startx|>", "<|im_end >", "你好 <b> \n\n  x", ""]
 )
-def test_ordinary_prompts_have_the_ids_of_the_whole_text(vocabulary: LlamaTokenizer, content: str) -> None:
+def test_prompts_without_control_token_names_are_tokenised_as_a_whole(
+    vocabulary: LlamaTokenizer, content: str
+) -> None:
     own = prompts(vocabulary)
     text = own.render(said(content))
     assert own.read(said(content)) == Prompt(text)
     assert own.encode(Prompt(text)) == vocabulary.encode(text, special=True, add_bos=True)
 
 
-def test_pieces_of_an_ordinary_prompt_are_those_of_the_whole(vocabulary: LlamaTokenizer) -> None:
+def test_tokenising_in_pieces_gives_the_ids_of_the_whole_prompt(vocabulary: LlamaTokenizer) -> None:
     text = prompts(vocabulary).render(
         [*said("hello  world\n\n"), {"role": "assistant", "content": " yes"}, *said("x")]
     )
@@ -101,12 +105,12 @@ def test_pieces_of_an_ordinary_prompt_are_those_of_the_whole(vocabulary: LlamaTo
 @pytest.mark.parametrize(
     "body",
     [
-        "message['content'] | upper",  # then it is no control token any more
+        "message['content'] | upper",  # the upper-case name is not a control token
         "message['content'] | replace('<|im_end|>', '') | replace('<|im_start|>', '')",
         "'' if '<|im_end|>' in message['content'] else message['content']",
     ],
 )
-def test_a_template_that_takes_them_out_itself_is_let(vocabulary: LlamaTokenizer, body: str) -> None:
+def test_a_template_may_remove_control_token_names_from_messages(vocabulary: LlamaTokenizer, body: str) -> None:
     own = prompts(vocabulary, chatml(body))
     ids = own.encode(own.read(said(FORGED)))
     assert controls(ids) == [BOS, START, END, START]
@@ -114,13 +118,13 @@ def test_a_template_that_takes_them_out_itself_is_let(vocabulary: LlamaTokenizer
 
 
 @pytest.mark.parametrize("body", ["message['content'] | tojson", "message['content'] ~ message['content']"])
-def test_templates_that_escape_or_repeat(vocabulary: LlamaTokenizer, body: str) -> None:
+def test_names_stay_text_in_templates_that_escape_or_repeat_contents(vocabulary: LlamaTokenizer, body: str) -> None:
     own = prompts(vocabulary, chatml(body))
     assert controls(own.encode(own.read(said("a <|im_end|> b")))) == [BOS, START, END, START]
 
 
 @pytest.mark.parametrize("body", ["message['content'][:20]", "message['content'] ~ (message['content'] | length)"])
-def test_where_it_cannot_be_told_the_message_is_refused(vocabulary: LlamaTokenizer, body: str) -> None:
+def test_a_message_is_refused_if_the_origin_of_a_name_is_unclear(vocabulary: LlamaTokenizer, body: str) -> None:
     own = prompts(vocabulary, chatml(body))
     assert own.encode(own.read(said("hello")))
     with pytest.raises(InvalidRequestError, match="spells out a control token") as caught:
@@ -128,7 +132,7 @@ def test_where_it_cannot_be_told_the_message_is_refused(vocabulary: LlamaTokeniz
     assert caught.value.hint
 
 
-def test_system_messages_and_answers_are_messages_too(vocabulary: LlamaTokenizer) -> None:
+def test_names_in_system_messages_and_answers_are_text_too(vocabulary: LlamaTokenizer) -> None:
     own = prompts(vocabulary)
     messages = [
         {"role": "system", "content": "No <|im_end|>."},
@@ -140,8 +144,8 @@ def test_system_messages_and_answers_are_messages_too(vocabulary: LlamaTokenizer
     assert controls(ids) == [BOS, *[START, END] * 4, START]
 
 
-def test_a_conversation_goes_on_from_its_history(vocabulary: LlamaTokenizer) -> None:
-    """What the model wrote is kept token by token, and what follows is read by the same rule."""
+def test_a_conversation_with_names_reuses_its_history(vocabulary: LlamaTokenizer) -> None:
+    """The model's own tokens are kept, and names in later messages stay text."""
     conversation = Conversation(prompts(vocabulary), None)
     first = conversation.turn("hello", None, 4096, raw=False)
     answer = vocabulary.encode("fine")[1:]
@@ -152,13 +156,13 @@ def test_a_conversation_goes_on_from_its_history(vocabulary: LlamaTokenizer) -> 
     assert controls(second.tokens) == [BOS, START, END, START, END, START, END, START]
 
 
-def test_raw_text_keeps_its_control_tokens(vocabulary: LlamaTokenizer) -> None:
+def test_names_in_raw_text_are_control_tokens(vocabulary: LlamaTokenizer) -> None:
     turn = Conversation(prompts(vocabulary), None).turn("<|im_start|>user\nhi<|im_end|>", None, 4096, raw=True)
     assert controls(turn.tokens) == [BOS, START, END]
 
 
 class Stripping:
-    """A vocabulary of bytes, whose control tokens take the blanks beside them away, as phi-3's do."""
+    """A vocabulary of bytes whose control tokens strip the blanks next to them, like phi-3's."""
 
     NAMES: ClassVar = {"<a>": (1000, True, False), "<b>": (1001, False, True)}
 
@@ -179,7 +183,7 @@ class Stripping:
         return None
 
 
-def test_control_tokens_that_strip_blanks_do_so_here() -> None:
+def test_control_tokens_that_strip_blanks_strip_only_the_templates_own() -> None:
     tokenizer = Stripping()
 
     def render(messages: Sequence[Mapping[str, str]]) -> str:
@@ -191,13 +195,13 @@ def test_control_tokens_that_strip_blanks_do_so_here() -> None:
 
 
 class Merging(Stripping):
-    """Makes a control token of ordinary text as well, as SentencePiece may."""
+    """Also makes a control token of ordinary text, as SentencePiece may."""
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         return super().encode(text, special=True, add_bos=add_bos)
 
 
-def test_a_tokenizer_that_cannot_read_it_as_text_says_so() -> None:
+def test_a_tokenizer_that_cannot_keep_a_name_as_text_raises_an_error() -> None:
     tokenizer = Merging()
     own = partial(spelled_controls, tokenizer)  # type: ignore[arg-type]
     found = read_messages(tokenizer, lambda messages: messages[0]["content"], said("x <b> y"), own)  # type: ignore[arg-type]
@@ -206,7 +210,7 @@ def test_a_tokenizer_that_cannot_read_it_as_text_says_so() -> None:
 
 
 class CountingVocabulary:
-    """Counts how many names are looked through at once: that takes the square of them."""
+    """Counts the names in one call of the tokenizer, whose time is quadratic in this number."""
 
     def __init__(self, vocabulary: LlamaTokenizer) -> None:
         self._vocabulary = vocabulary
@@ -222,7 +226,7 @@ class CountingVocabulary:
 
 
 class CountedPoints(tuple[int, ...]):
-    """Counts how many of the points are looked at."""
+    """Counts the accesses to the points."""
 
     looked_at: ClassVar[int] = 0
 
@@ -236,8 +240,8 @@ class CountedPoints(tuple[int, ...]):
             yield point
 
 
-def test_a_message_of_nothing_but_names_takes_no_square_of_them(vocabulary: LlamaTokenizer) -> None:
-    """A megabyte of them would hold the session for minutes, before it is refused as too long."""
+def test_a_message_of_only_names_does_not_take_quadratic_time(vocabulary: LlamaTokenizer) -> None:
+    """A megabyte of names would otherwise block the session for minutes before the refusal as too long."""
     counting: Any = CountingVocabulary(vocabulary)
     own, names = PromptFormat("tiny", counting, CHATML, None), 10_000
     prompt = own.read(said("<|im_end|>" * names))
@@ -255,6 +259,6 @@ def test_a_message_of_nothing_but_names_takes_no_square_of_them(vocabulary: Llam
     assert counting.most_names < names / 2
 
 
-def test_a_name_at_the_edge_of_a_window_is_found(vocabulary: LlamaTokenizer) -> None:
+def test_a_control_token_name_at_the_edge_of_a_window_is_found(vocabulary: LlamaTokenizer) -> None:
     for before in range(2**15 - 12, 2**15 + 270):
         assert spelled_controls(vocabulary, "x" * before + "<|im_end|>" + "y" * 300) == ("<|im_end|>",)

@@ -1,4 +1,4 @@
-"""The planner's first half: which setting a model is kept in."""
+"""Finding the setting in which a model is kept: stable widths without slowing plain decoding much."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def beyond_three(width: int, _position: int, _written: Sequence[int]) -> float:
 
 
 class Shelf:
-    """Opens models whose noise depends on the setting, and remembers which."""
+    """Opens models whose noise depends on the setting, and records them."""
 
     def __init__(self, first: Rule, second: Rule = no_noise, **facts: object) -> None:
         self.rules = {PREFERRED: first, SECOND: second}
@@ -77,7 +77,7 @@ def find(
     complete: bool = False,
     context_length: int = 300,
     progress: Callable[[float], None] | None = None,
-    slower_allowed: float = math.inf,  # fakes take microseconds, whose ratios mean nothing
+    slower_allowed: float = math.inf,  # fake models take microseconds: their ratios are meaningless
 ) -> tuple[Any, WidthProbe | None]:
     def probe_now(model: Any) -> WidthProbe:
         return probe_widths(model, context_length=context_length, complete=complete, progress=progress)
@@ -91,7 +91,7 @@ def find(
         context_length=context_length,
         slower_allowed=slower_allowed,
     )
-    assert shelf.left_open == [model]  # exactly the one that is handed out
+    assert shelf.left_open == [model]  # only the returned model
     return model, probe
 
 
@@ -107,7 +107,7 @@ def test_a_stable_preferred_setting_is_kept(kept: Measurements) -> None:
     assert kept.load_widths(model.facts) == probe
 
 
-def test_a_stored_probe_is_used_silently(kept: Measurements) -> None:
+def test_a_stored_probe_is_used_without_measuring(kept: Measurements) -> None:
     _, first = find(Shelf(beyond_three), kept)
     told: list[float] = []
     for measure in (True, False):
@@ -118,7 +118,7 @@ def test_a_stored_probe_is_used_silently(kept: Measurements) -> None:
     assert told == []
 
 
-def test_an_unstable_preferred_setting_gives_way_to_the_second(kept: Measurements) -> None:
+def test_if_the_preferred_setting_is_unstable_the_second_one_is_used(kept: Measurements) -> None:
     shelf = Shelf(all_noisy, beyond_three)
     model, probe = find(shelf, kept)
     assert shelf.settings == [PREFERRED, SECOND]
@@ -134,7 +134,7 @@ def test_an_unstable_preferred_setting_gives_way_to_the_second(kept: Measurement
 
 
 @pytest.mark.parametrize(("ratio", "taken"), [(1.02, True), (1.04, False)])
-def test_a_stable_setting_that_costs_plain_more_than_its_limit_is_not_taken(
+def test_a_stable_setting_that_slows_plain_decoding_too_much_is_not_used(
     kept: Measurements, ratio: float, taken: bool
 ) -> None:
     find(Shelf(all_noisy, beyond_three), kept)
@@ -149,7 +149,7 @@ def test_a_stable_setting_that_costs_plain_more_than_its_limit_is_not_taken(
     assert probe.depth_cap == (2 if taken else 0)
 
 
-def test_where_nothing_is_stable_the_fastest_setting_decodes_plainly(kept: Measurements) -> None:
+def test_without_a_stable_setting_the_preferred_one_decodes_plainly(kept: Measurements) -> None:
     shelf = Shelf(all_noisy, all_noisy)
     model, probe = find(shelf, kept)
     assert model.facts.settings == PREFERRED.as_json()
@@ -158,7 +158,7 @@ def test_where_nothing_is_stable_the_fastest_setting_decodes_plainly(kept: Measu
     assert shelf.probed == [PREFERRED, SECOND]
 
 
-def test_a_setting_without_an_alternative(kept: Measurements) -> None:
+def test_an_unstable_setting_without_an_alternative_decodes_plainly(kept: Measurements) -> None:
     shelf = Shelf(all_noisy, all_noisy)
     model, probe = find(shelf, kept, preferred=SECOND)
     assert set(shelf.settings) == {SECOND}
@@ -167,15 +167,15 @@ def test_a_setting_without_an_alternative(kept: Measurements) -> None:
     assert probe.depth_cap == 0
 
 
-def test_without_leave_to_measure_nothing_is_probed(kept: Measurements) -> None:
+def test_without_permission_to_measure_no_width_is_probed(kept: Measurements) -> None:
     shelf = Shelf(no_noise)
     model, probe = find(shelf, kept, measure=False)
     assert (shelf.settings, shelf.probed, probe) == ([PREFERRED], [], None)
     assert kept.load_widths(model.facts) is None
 
 
-def test_an_unmeasured_second_setting_is_not_chosen_over_the_fastest(kept: Measurements) -> None:
-    """The probe of the second setting was interrupted, say: only the first one's failure is known."""
+def test_an_unmeasured_second_setting_does_not_replace_the_preferred_one(kept: Measurements) -> None:
+    """For example, the second setting's probe was interrupted: only the first setting's result is known."""
     first = Shelf(all_noisy)(PREFERRED)
     kept.save_widths(first.facts, probe_widths(first, context_length=300))
     model, probe = find(Shelf(all_noisy), kept, measure=False)
@@ -184,7 +184,7 @@ def test_an_unmeasured_second_setting_is_not_chosen_over_the_fastest(kept: Measu
     assert probe.depth_cap == 0
 
 
-def test_a_probe_of_a_shorter_context_is_not_trusted_further(kept: Measurements) -> None:
+def test_a_stored_probe_for_a_shorter_context_is_made_again(kept: Measurements) -> None:
     def beyond_512(width: int, position: int, _written: Sequence[int]) -> float:
         return 0.5 * (width > 2 and position >= 512)
 
@@ -195,26 +195,26 @@ def test_a_probe_of_a_shorter_context_is_not_trusted_further(kept: Measurements)
     assert probe is not None
     assert probe.widths == (1, 2)
     assert shelf.probed == [PREFERRED]
-    # And the longer one serves the shorter context from now on.
+    # The longer probe is then used for the shorter context too.
     assert find(again := Shelf(no_noise), kept, context_length=300)[1] == probe
     assert again.probed == []
 
 
-def test_a_complete_probe_is_made_where_an_ordinary_one_is_stored(kept: Measurements) -> None:
+def test_if_a_complete_probe_is_needed_a_stored_ordinary_one_is_replaced(kept: Measurements) -> None:
     find(Shelf(beyond_three), kept)
     shelf = Shelf(beyond_three)
     _, probe = find(shelf, kept, complete=True)
     assert shelf.probed == [PREFERRED]
     assert probe is not None
     assert probe.complete
-    # It serves both kinds of request afterwards.
+    # Both kinds of request then use the complete probe.
     for complete in (True, False):
         assert find(again := Shelf(no_noise), kept, complete=complete)[1] == probe
         assert again.probed == []
 
 
-def test_a_complete_probe_keeps_the_fastest_setting(kept: Measurements) -> None:
-    """Near exactness needs no stable width."""
+def test_with_near_exactness_the_preferred_setting_is_kept(kept: Measurements) -> None:
+    """Near exactness does not need a stable width."""
     shelf = Shelf(all_noisy, beyond_three)
     model, probe = find(shelf, kept, complete=True)
     assert shelf.settings == [PREFERRED]
@@ -223,7 +223,7 @@ def test_a_complete_probe_keeps_the_fastest_setting(kept: Measurements) -> None:
     assert (probe.widths, round(probe.max_abs_diff, 3)) == ((1,), 0.5)
 
 
-def test_an_ordinary_probe_has_to_do_where_measuring_is_not_allowed(kept: Measurements) -> None:
+def test_without_permission_to_measure_an_ordinary_probe_is_used_for_near_exactness(kept: Measurements) -> None:
     _, stored = find(Shelf(beyond_three), kept)
     assert find(Shelf(no_noise), kept, measure=False, complete=True)[1] == stored
 
@@ -253,14 +253,14 @@ def test_a_model_that_does_not_open_is_raised(kept: Measurements) -> None:
         find_stable_model(refuse, [PREFERRED], kept, measure=probe_widths, complete=False, context_length=300)
 
 
-def test_measurements_that_cannot_be_kept_are_no_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_store_measurements_raises_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     _, probe = find(Shelf(no_noise), Measurements(tmp_path / "file", "machine-1"))
     assert probe is not None
     assert probe.depth_cap == WIDEST - 1
 
 
-def test_a_difference_without_a_bound_is_no_error(kept: Measurements) -> None:
+def test_a_probe_with_a_nan_difference_is_stored_and_read_without_error(kept: Measurements) -> None:
     def garbage(width: int, _position: int, _written: Sequence[int]) -> float:
         return float("nan") if width == 4 else 0.0
 

@@ -1,4 +1,4 @@
-"""The switch interval is shortened only beside a busy thread, and only for the length of an answer."""
+"""The switch interval is shortened only while a thread is busy, and only during an answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def busy_thread() -> Iterator[None]:
 
 
 def look_often(turns: SwitchInterval) -> None:
-    """Until the interval is shortened. On a busy machine the busy thread may not be running at any one look."""
+    """Call ``look`` until the interval is shortened: on a busy machine the busy thread may not always run."""
     before = sys.getswitchinterval()
     for _ in range(8000):
         turns.look()
@@ -47,14 +47,14 @@ def look_often(turns: SwitchInterval) -> None:
             break
 
 
-def test_beside_a_busy_thread_it_is_shortened_and_put_back(interval: float) -> None:
+def test_next_to_a_busy_thread_the_switch_interval_is_shortened_and_restored(interval: float) -> None:
     with busy_thread(), SwitchInterval() as turns:
         look_often(turns)
         assert sys.getswitchinterval() == pytest.approx(SHORT_INTERVAL_S)
     assert sys.getswitchinterval() == interval
 
 
-def test_it_is_put_back_after_an_error(interval: float) -> None:
+def test_the_switch_interval_is_restored_after_an_error(interval: float) -> None:
     def fail() -> None:
         with SwitchInterval() as turns:
             look_often(turns)
@@ -65,7 +65,7 @@ def test_it_is_put_back_after_an_error(interval: float) -> None:
     assert sys.getswitchinterval() == interval
 
 
-def test_a_shorter_one_is_left_alone() -> None:
+def test_a_switch_interval_that_is_already_shorter_is_not_changed() -> None:
     sys.setswitchinterval(SHORT_INTERVAL_S / 2)
     with busy_thread(), SwitchInterval() as turns:
         look_often(turns)
@@ -73,14 +73,14 @@ def test_a_shorter_one_is_left_alone() -> None:
     assert sys.getswitchinterval() == pytest.approx(SHORT_INTERVAL_S / 2)
 
 
-def test_what_the_application_sets_meanwhile_stands() -> None:
+def test_a_switch_interval_set_by_the_application_during_an_answer_is_kept() -> None:
     with busy_thread(), SwitchInterval() as turns:
         look_often(turns)
         sys.setswitchinterval(0.003)
     assert sys.getswitchinterval() == pytest.approx(0.003)
 
 
-def test_answers_that_overlap_put_it_back_too(interval: float) -> None:
+def test_overlapping_answers_restore_the_switch_interval(interval: float) -> None:
     with busy_thread():
         with SwitchInterval() as outer:
             look_often(outer)

@@ -1,4 +1,4 @@
-"""Stop strings and characters across token borders."""
+"""Stop strings and characters that span several tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.tiny_models import answer, read_all, shown
 
 
 @pytest.mark.parametrize("depth", [0, 5])
-def test_stop_strings_across_any_border(engine: Engine, depth: int) -> None:
+def test_stop_strings_that_span_tokens_end_the_answer(engine: Engine, depth: int) -> None:
     full = plain_text(engine, "hello world", max_tokens=60)
     with engine.session() as session:
         for start in range(8, 48, 3):
@@ -27,13 +27,13 @@ def test_stop_strings_across_any_border(engine: Engine, depth: int) -> None:
                 assert shown(events) == done.text
                 assert done.finish_reason == "stop"
                 assert full.token_ids[: len(done.token_ids)] == done.token_ids
-                # It ended with the token that completed the stop string, not later.
+                # The answer ended with the token that completed the stop string.
                 tokenizer = engine.tokenizer
                 assert stop in tokenizer.detokenize(done.token_ids)
                 assert stop not in tokenizer.detokenize(done.token_ids[:-1])
 
 
-def test_a_stop_string_that_never_comes_holds_nothing_back_at_the_end(engine: Engine, session: Session) -> None:
+def test_text_held_back_for_a_stop_string_is_shown_at_the_end(engine: Engine, session: Session) -> None:
     full = plain_text(engine, "hello world", max_tokens=40)
     almost = full.text[-4:] + "\0never"
     _, done = read_all(session.generate("hello world", max_tokens=40, stop=[almost, "\0"]))
@@ -43,21 +43,21 @@ def test_a_stop_string_that_never_comes_holds_nothing_back_at_the_end(engine: En
 
 
 @pytest.mark.parametrize("depth", [0, 5])
-def test_the_turn_after_a_stop_string_is_that_of_a_fresh_session(engine: Engine, depth: int) -> None:
+def test_the_turn_after_a_stop_string_equals_that_of_a_fresh_session(engine: Engine, depth: int) -> None:
     full = plain_text(engine, "hello world", max_tokens=60)
     for start in (15, 22, 29):
         with engine.session() as session:
             answer(session.generate("hello world", max_tokens=60, depth=depth, stop=[full.text[start : start + 4]]))
-            prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "go on"}])
-            following = answer(session.generate("go on", max_tokens=40, depth=depth))
+            prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "continue"}])
+            following = answer(session.generate("continue", max_tokens=40, depth=depth))
         with engine.session() as fresh:
             expected = answer(fresh.generate(prompt, max_tokens=40, depth=0, raw=True))
         assert following.stats.prompt_tokens == expected.stats.prompt_tokens
         assert following.token_ids == expected.token_ids
 
 
-def test_characters_split_over_tokens_are_shown_whole(engine: Engine, session: Session) -> None:
-    """At this temperature every byte token is as likely as any word, so characters come in pieces and broken."""
+def test_characters_that_span_tokens_are_shown_complete(engine: Engine, session: Session) -> None:
+    """At this temperature byte tokens are as likely as words, so characters arrive in parts or broken."""
     split = 0
     for seed in range(6):
         session.clear()

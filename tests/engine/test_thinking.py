@@ -1,4 +1,4 @@
-"""Sessions of models that think, told not to, and going on with a conversation held elsewhere."""
+"""Sessions of models that think, without thinking, and with earlier messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edgespec.errors import InvalidRequestError
 from edgespec.text.thinking import ThinkingText
 from tests.support.tiny_models import TinyModels, read_all
 
-# As Qwen3's: earlier thinking is left out, and thinking can be turned off.
+# Like Qwen3's template: earlier thinking is left out, and thinking can be turned off.
 THINKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking is false %}"
     "<think>\n\n</think>\n\n{% endif %}"
 )
-# As DeepSeek R1's: the template begins the thinking.
+# Like DeepSeek R1's template: it opens the thinking.
 BEGINS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n<think>\n"
@@ -36,10 +36,10 @@ def ask(session: Session, prompt: str) -> Done:
 
 
 def prompt_of(session: Session, prompt: str) -> str:
-    return session._conversation.turn(prompt, 6, 4096, raw=False).text  # the text is told nowhere else
+    return session._conversation.turn(prompt, 6, 4096, raw=False).text  # the prompt text is not public
 
 
-def test_the_template_is_told_to_leave_thinking_out(tiny: TinyModels, thinks: Path) -> None:
+def test_think_false_makes_the_template_leave_thinking_out(tiny: TinyModels, thinks: Path) -> None:
     with tiny.load(thinks, draft="none") as engine, engine.session() as one, engine.session(think=False) as two:
         assert engine.has_thinking_switch
         assert prompt_of(two, "hello") == prompt_of(one, "hello") + "<think>\n\n</think>\n\n"
@@ -49,7 +49,7 @@ def test_the_template_is_told_to_leave_thinking_out(tiny: TinyModels, thinks: Pa
         assert prompt_of(one, "hello") == prompt_of(two, "hello")
 
 
-def test_generations_tell_thinking(tiny: TinyModels, thinks: Path) -> None:
+def test_a_generation_separates_thinking_from_the_answer(tiny: TinyModels, thinks: Path) -> None:
     with tiny.load(thinks, draft="none") as engine, engine.session() as session:
         splitter = session.generate("hello").thinking()
         assert splitter is not None
@@ -60,13 +60,13 @@ def test_generations_tell_thinking(tiny: TinyModels, thinks: Path) -> None:
         assert isinstance(splitter, ThinkingText)
         assert splitter.feed("so</think>yes") == [("so</think>", True), ("yes", False)]
         done = ask(session, "hello")
-        assert done.reasoning == done.text.strip(), "it never ends its thinking"
+        assert done.reasoning == done.text.strip(), "the model never ends its thinking"
     with tiny.load(draft="none") as engine, engine.session() as session:
         assert session.generate("hello").thinking() is None
         assert ask(session, "hello").reasoning is None
 
 
-def test_lengths_tell_which_characters_came_with_which_token(tiny: TinyModels) -> None:
+def test_lengths_of_text_events_give_the_characters_of_each_token(tiny: TinyModels) -> None:
     with tiny.load_speculating() as engine, engine.session() as session:
         events, done = read_all(session.generate("hello world", max_tokens=40, depth=4))
     texts = [event for event in events if isinstance(event, Text)]
@@ -77,10 +77,10 @@ def test_lengths_tell_which_characters_came_with_which_token(tiny: TinyModels) -
     assert Text("a").lengths == ()
 
 
-# ---------------------------------------------------------------------------------- a conversation from elsewhere
+# ---------------------------------------------------------------------------------- earlier messages
 
 
-def test_a_conversation_goes_on(tiny: TinyModels) -> None:
+def test_a_session_continues_a_conversation_given_as_messages(tiny: TinyModels) -> None:
     with tiny.load(draft="none") as engine, engine.session(system="be kind") as one:
         ask(one, "hello")
         turns = one.messages[1:]
@@ -97,14 +97,16 @@ def test_a_conversation_goes_on(tiny: TinyModels) -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([{"role": "assistant", "content": "hi"}], "message 0 of the conversation is not a text of the user"),
+        ([{"role": "assistant", "content": "hi"}], "message 0 of the conversation is not a text with the role user"),
         ([{"role": "user", "content": "hi"}], "the conversation ends with a prompt"),
-        ([{"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}], "message 1 .* of the assistant"),
+        ([{"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}], "message 1 .* the role assistant"),
         ([{"role": "user", "content": None}, {"role": "assistant", "content": "ho"}], "message 0"),
         ([{}, {}], "message 0"),
         (["hello", "hi"], "message 0"),
     ],
 )
-def test_what_is_no_conversation(tiny: TinyModels, messages: list[Any], said: str) -> None:
+def test_messages_that_are_not_an_alternating_conversation_are_refused(
+    tiny: TinyModels, messages: list[Any], said: str
+) -> None:
     with tiny.load(draft="none") as engine, pytest.raises(InvalidRequestError, match=said):
         engine.session(messages=messages)

@@ -1,4 +1,4 @@
-"""Sessions in several threads and in asyncio, closing, and the end of the interpreter."""
+"""Sessions in several threads and in asyncio, closing, and interpreter exit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.watched_sequences import KINDS, is_closed
 
 
 @pytest.mark.slow
-def test_sessions_in_two_threads_each_equal_running_alone(engine: Engine) -> None:
+def test_sessions_in_two_threads_give_the_text_of_running_alone(engine: Engine) -> None:
     prompts = {"a": ["hello world", "what is water"], "b": ["two words", "who said that"]}
 
     def talk(name: str) -> list[tuple[int, ...]]:
@@ -43,7 +43,7 @@ def test_sessions_in_two_threads_each_equal_running_alone(engine: Engine) -> Non
             assert dict(zip(prompts, threads.map(talk, prompts, timeout=WAIT_S), strict=True)) == alone
 
 
-def test_sessions_interleaved_event_by_event(engine: Engine) -> None:
+def test_sessions_interleaved_event_by_event_keep_their_texts(engine: Engine) -> None:
     expected = [plain_text(engine, prompt, max_tokens=50).token_ids for prompt in ("hello world", "two words")]
     with engine.session() as one, engine.session() as two:
         left = one.generate("hello world", max_tokens=50, depth=4)
@@ -56,12 +56,12 @@ def test_sessions_interleaved_event_by_event(engine: Engine) -> None:
         events[1] += right
     for kept, tokens in zip(events, expected, strict=True):
         done = [event for event in kept if isinstance(event, Done)]
-        # The shorter stream ends the zip, which drops one event of the other: Done still has everything.
+        # The shorter stream ends the zip, which drops an event of the longer one; Done still has all tokens.
         assert [each.token_ids for each in done] == [tokens] or not done
     assert any(isinstance(event, Done) for event in events[0] + events[1])
 
 
-def test_async_for(engine: Engine) -> None:
+def test_async_for_gives_the_answer_without_blocking_the_event_loop(engine: Engine) -> None:
     expected = plain_text(engine, "hello", max_tokens=40)
 
     async def main() -> tuple[str, Done | None, int]:
@@ -86,10 +86,10 @@ def test_async_for(engine: Engine) -> None:
     text, last, ticks = asyncio.run(main())
     assert last is not None
     assert (text, last.token_ids) == (expected.text, expected.token_ids)
-    assert ticks > 40  # the event loop went on meanwhile
+    assert ticks > 40  # the event loop was not blocked
 
 
-def test_async_errors_and_aclose(engine: Engine) -> None:
+def test_async_reading_raises_errors_and_aclose_frees_the_session(engine: Engine) -> None:
     async def main() -> None:
         with engine.session() as session:
             generation = session.generate("hello")
@@ -109,7 +109,7 @@ def test_async_errors_and_aclose(engine: Engine) -> None:
 
 
 def test_async_reading_takes_no_thread_of_the_loops_executor(engine: Engine) -> None:
-    """Those are the application's, for its own files and look-ups; a server streams to more readers than it has."""
+    """The application needs these threads, and a server streams to more readers than there are threads."""
     expected = plain_text(engine, "hello", max_tokens=20).text
     release = threading.Event()
 
@@ -147,13 +147,13 @@ def test_aclose_after_a_cancelled_await_waits_until_the_session_is_free(slow_eng
             settle, released = generation._settle, threading.Event()
 
             def when_released() -> Done:
-                assert released.wait(WAIT_S), "the event loop stands still meanwhile"
+                assert released.wait(WAIT_S), "the event loop is blocked here"
                 return settle()
 
             generation._settle = when_released
             asyncio.get_running_loop().call_later(0.05, released.set)
             await generation.aclose()
-            assert session._active is None, "the next answer waits for nothing"
+            assert session._active is None, "the session is free"
             await generation.aclose()
             assert answer(session.generate("hello", max_tokens=2)).text
 
@@ -161,7 +161,7 @@ def test_aclose_after_a_cancelled_await_waits_until_the_session_is_free(slow_eng
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.3])
-def test_async_cancellation(slow_engine: Engine, delay_s: float) -> None:
+def test_cancelling_an_await_ends_the_answer(slow_engine: Engine, delay_s: float) -> None:
     """A cancelled ``await`` ends the answer, also in the middle of a long prefill."""
     expected = plain_text(slow_engine, "hello", max_tokens=8).token_ids
 
@@ -188,8 +188,8 @@ def test_async_cancellation(slow_engine: Engine, delay_s: float) -> None:
     assert took_s < 3.0
 
 
-def test_async_cancellation_while_decoding_keeps_the_conversation_consistent(engine: Engine) -> None:
-    """Whoever settles the answer first, the turn is in the conversation once, and with what was read."""
+def test_cancelling_an_await_keeps_the_read_text_in_the_conversation_once(engine: Engine) -> None:
+    """Whichever thread settles the answer first, the turn is in the conversation once, with the read text."""
 
     async def main() -> None:
         for pause_s in (0.0, 0.0005, 0.002, 0.01):
@@ -217,7 +217,7 @@ def test_async_cancellation_while_decoding_keeps_the_conversation_consistent(eng
 # ------------------------------------------------------------------------------------------------------- closing
 
 
-def test_close_during_generation_in_another_thread(slow_engine: Engine) -> None:
+def test_closing_a_session_ends_an_answer_in_another_thread(slow_engine: Engine) -> None:
     for wait_for_text in (False, True):
         session = slow_engine.session()
         started, outcome = threading.Event(), list[object]()
@@ -246,7 +246,7 @@ def test_close_during_generation_in_another_thread(slow_engine: Engine) -> None:
         assert isinstance(last, ClosedError) or (isinstance(last, Done) and last.finish_reason == "cancelled")
 
 
-def test_close_inside_the_loop(engine: Engine) -> None:
+def test_closing_a_session_inside_its_event_loop_ends_the_answer(engine: Engine) -> None:
     session = engine.session()
     events = []
     for event in session.generate("hello"):
@@ -256,8 +256,8 @@ def test_close_inside_the_loop(engine: Engine) -> None:
     assert events[-1].finish_reason == "cancelled"
 
 
-def test_two_threads_close_at_once(slow_engine: Engine) -> None:
-    """The second one returns when the caches are really gone: the engine may free the weights next."""
+def test_several_threads_closing_a_session_all_wait_until_it_is_closed(slow_engine: Engine) -> None:
+    """Later calls return only when the caches are freed: the engine may free the weights next."""
     session = slow_engine.session()
     reader = threading.Thread(target=lambda: list(session.generate("the " * 2000)))
     reader.start()
@@ -278,7 +278,7 @@ def test_two_threads_close_at_once(slow_engine: Engine) -> None:
     assert states == [True] * 3
 
 
-def test_use_after_close(engine: Engine) -> None:
+def test_using_a_closed_session_raises_closed_error(engine: Engine) -> None:
     session = engine.session()
     late = session.generate("hello")
     session.close()
@@ -305,8 +305,8 @@ def test_a_closed_or_forgotten_session_is_freed(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("use", ["not at all", "closed session", "open session"])
-def test_a_forgotten_engine_is_freed_at_once(tiny: TinyModels, use: str) -> None:
-    """Its weights must not wait for the garbage collector, whose turn may come minutes later."""
+def test_a_forgotten_engine_is_freed_immediately(tiny: TinyModels, use: str) -> None:
+    """The weights must not wait for the garbage collector, which may run minutes later."""
     gc.collect()
     gc.disable()
     try:
@@ -317,7 +317,7 @@ def test_a_forgotten_engine_is_freed_at_once(tiny: TinyModels, use: str) -> None
         if use == "open session":
             pair = weakref.ref(engine.pair)
             del engine
-            assert pair() is not None, "the session needs it"
+            assert pair() is not None, "the session needs the pair"
             assert answer(session.generate("hello", max_tokens=3)).token_ids
         else:
             session.close()
@@ -330,7 +330,7 @@ def test_a_forgotten_engine_is_freed_at_once(tiny: TinyModels, use: str) -> None
         gc.enable()
 
 
-def test_template_errors_cost_nothing(tiny: TinyModels) -> None:
+def test_a_template_error_leaves_the_session_usable(tiny: TinyModels) -> None:
     picky = (
         "{% if messages|length > 2 %}{{ raise_exception('one turn only') }}{% endif %}{{ messages[0]['content'] }}"
     )

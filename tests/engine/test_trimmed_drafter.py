@@ -1,4 +1,4 @@
-"""A drafter with a trimmed head beside a target: the target's own text, and accepted drafts."""
+"""A drafter with a trimmed head: the target's text, with accepted guesses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgespec.store.store import Store
 from tests.support.tiny_models import TinyModels, answer, require_speculation
 from tests.support.trimmed_folder import edit_manifest, write_trimmed_folder
 
-# Tokens of tiny.target's vocabulary that the drafter may say: three out of four.
+# The tokens of tiny.target's vocabulary in the trimmed head: three out of four.
 KEPT = [token for token in range(640) if token % 4]
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -41,7 +41,7 @@ def folder(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(tiny: TinyModels, folder: Path) -> Iterator[Engine]:
-    """Drafts three tokens a round with the trimmed model alone, whatever that costs."""
+    """Drafts three tokens a round with only the trimmed model, regardless of cost."""
     with tiny.load(draft=str(folder), lookup=False, depth=3) as engine:
         require_speculation(engine, 3)
         yield engine
@@ -61,7 +61,9 @@ def locate(text: Path, home: Home) -> LocatedModel:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("prompt", ["hello world", "über 你好 🙂"])
-def test_the_text_is_the_targets_own_and_drafts_are_accepted(engine: Engine, prompt: str, sampling: Sampling) -> None:
+def test_with_a_trimmed_drafter_the_text_is_the_targets_and_guesses_are_accepted(
+    engine: Engine, prompt: str, sampling: Sampling
+) -> None:
     plain = say(engine, prompt, sampling, depth=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -73,27 +75,29 @@ def test_the_text_is_the_targets_own_and_drafts_are_accepted(engine: Engine, pro
     assert plain.stats.proposed == 0
 
 
-def test_the_rejection_rule_works_with_what_the_drafter_cannot_say(engine: Engine) -> None:
+def test_under_the_rejection_rule_tokens_outside_the_trimmed_head_are_emitted(engine: Engine) -> None:
     sampling = Sampling(temperature=0.8, seed=4, rule="rejection")
     first, second = say(engine, "hello", sampling), say(engine, "hello", sampling)
     assert len(first.token_ids) == 60
     assert first.token_ids == second.token_ids
     assert first.stats.accepted > 0
-    # It emits tokens that the drafter has no row for, from the correction.
+    # Corrections emit tokens without a row in the drafter's head.
     assert any(token not in KEPT for token in first.token_ids)
 
 
-def test_the_engine_knows_it_by_its_folder_and_its_manifest(engine: Engine, folder: Path, tiny: TinyModels) -> None:
+def test_a_trimmed_drafter_is_identified_by_its_folder_and_manifest(
+    engine: Engine, folder: Path, tiny: TinyModels
+) -> None:
     facts = engine.pair.pool.drafter_model().facts
     assert facts.name == "small-drafter"
-    assert facts == engine.measurements.drafter  # what was measured is found again
+    assert facts == engine.measurements.drafter  # stored measurements are found again
     whole = read_header(tiny.drafter)
     assert facts.vocabulary_size == whole.vocabulary_size
     assert facts.bytes_per_forward < whole.bytes_per_forward
 
 
 @pytest.mark.slow
-def test_it_can_be_calibrated(tiny: TinyModels, folder: Path, home: Home) -> None:
+def test_a_trimmed_drafter_can_be_calibrated(tiny: TinyModels, folder: Path, home: Home) -> None:
     with tiny.load(draft=str(folder), lookup=False, calibrate=True, store_home=home, context=256) as engine:
         assert not engine.unmeasured
         times = engine.measurements.drafter_times()
@@ -101,14 +105,14 @@ def test_it_can_be_calibrated(tiny: TinyModels, folder: Path, home: Home) -> Non
         assert times.draft_cost.token_s > 0
 
 
-def test_a_drafter_of_another_vocabulary_is_left_out(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_trimmed_drafter_with_another_vocabulary_is_not_used(tiny: TinyModels, tmp_path: Path) -> None:
     folder = write_trimmed_folder(tiny.stranger, tmp_path / "strange", range(200))
     with tiny.load(draft=str(folder), lookup=False) as engine:
         assert (engine.plan.drafter_off or "").startswith("strange has another vocabulary")
         assert engine.drafters == ()
 
 
-def test_its_own_size_decides_whether_it_fits(tiny: TinyModels, folder: Path) -> None:
+def test_a_trimmed_drafters_own_size_decides_whether_it_fits(tiny: TinyModels, folder: Path) -> None:
     target = tiny.target
     bits = KV_TYPES[LlamaSettings().kv_type][1]
     needed = estimate_memory(read_header(target), 2048, bits).total_bytes
@@ -118,7 +122,9 @@ def test_its_own_size_decides_whether_it_fits(tiny: TinyModels, folder: Path) ->
         tiny.load(draft=str(folder), limits=Limits(max_memory_bytes=needed - 1))
 
 
-def test_a_damaged_folder_that_was_named_is_an_error(tiny: TinyModels, folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_trimmed_folder_named_by_the_caller_is_an_error(
+    tiny: TinyModels, folder: Path, tmp_path: Path
+) -> None:
     damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
     edit_manifest(damaged, lambda document: document.update(kept=3))
     with pytest.raises(ModelFileError, match="kept is 3") as raised:
@@ -129,13 +135,13 @@ def test_a_damaged_folder_that_was_named_is_an_error(tiny: TinyModels, folder: P
 # ------------------------------------------------------------------------------------------------- as a target
 
 
-def test_as_target_it_is_refused(tiny: TinyModels, folder: Path) -> None:
+def test_a_trimmed_model_as_target_is_refused(tiny: TinyModels, folder: Path) -> None:
     with pytest.raises(InvalidRequestError, match="small-drafter has a trimmed output head") as raised:
         tiny.load(folder)
     assert "--draft" in (raised.value.hint or "")
 
 
-def test_its_inner_file_alone_is_no_model(tiny: TinyModels, folder: Path) -> None:
+def test_a_trimmed_folders_inner_file_alone_is_refused(tiny: TinyModels, folder: Path) -> None:
     with pytest.raises(ModelFileError, match="no vocabulary"):
         tiny.load(folder / "drafter.gguf")
 
@@ -143,7 +149,9 @@ def test_its_inner_file_alone_is_no_model(tiny: TinyModels, folder: Path) -> Non
 # ---------------------------------------------------------------------------------------------------- locating
 
 
-def test_a_folder_is_a_model_argument(folder: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trimmed_folder_is_accepted_as_a_model_argument(
+    folder: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     located = locate(folder, home)
     assert located.artefact is not None
     assert (located.name, located.path, located.prepared_folder) == ("small-drafter", folder / "drafter.gguf", None)
@@ -153,7 +161,9 @@ def test_a_folder_is_a_model_argument(folder: Path, home: Home, monkeypatch: pyt
     assert locate(Path(), home).name == "small-drafter"
 
 
-def test_other_folders_are_what_they_were(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+def test_folders_without_a_manifest_are_not_taken_for_trimmed_models(
+    tiny: TinyModels, home: Home, tmp_path: Path
+) -> None:
     shutil.copy(tiny.target, tmp_path / "model.gguf")
     assert locate(tmp_path, home).artefact is None
     (tmp_path / "manifest.json").write_text('{"schema_version": 1, "kind": "gguf"}')
@@ -164,14 +174,16 @@ def test_other_folders_are_what_they_were(tiny: TinyModels, home: Home, tmp_path
         locate(tmp_path, home)
 
 
-def test_a_trimmed_folder_without_its_manifest_says_so(folder: Path, home: Home, tmp_path: Path) -> None:
+def test_a_trimmed_folder_without_its_manifest_is_refused_with_a_reason(
+    folder: Path, home: Home, tmp_path: Path
+) -> None:
     damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
     (damaged / "manifest.json").unlink()
     with pytest.raises(ModelFileError, match=r"manifest\.json: no such file"):
         locate(damaged, home)
 
 
-def test_a_closed_engine_lets_go_of_the_folder(tiny: TinyModels, folder: Path, tmp_path: Path) -> None:
+def test_closing_the_engine_unmaps_the_trimmed_drafters_files(tiny: TinyModels, folder: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(folder, tmp_path / "own"))
     with tiny.load(draft=str(own), depth=2, lookup=False) as engine:
         say(engine, "hello", Sampling())

@@ -1,4 +1,4 @@
-"""A drafter's own process is killed and stopped: answers go on, equal to plain decoding's, and nothing is left."""
+"""A drafter's process is killed or stopped: answers continue, equal plain decoding's, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ TOKENS = 40
 PROMPT = "hello world"
 MODES = ("serial", "pipelined")
 
-# A tiny drafter answers in a fraction of a millisecond and is loaded within a second; one that is stopped, never.
+# A tiny drafter answers in a fraction of a millisecond and is loaded within a second; a stopped one never answers.
 SHORT = Deadlines(load_s=4.0, answer_s=1.0, token_s=0.001, timed_s=0.4, cancel_s=0.5, close_s=0.2)
 QUICK = WorkerSettings(deadlines=SHORT, restart_after_s=0.05)
-# Where a loss that was none would fail a test: a busy machine may let a process wait for a second.
+# A longer limit for tests that a false loss would fail: on a busy machine a process may wait for a second.
 CALM = replace(QUICK, deadlines=replace(SHORT, load_s=WAIT_S, answer_s=5.0, timed_s=2.0))
 NEVER_AGAIN = replace(CALM, restart_after_s=3600.0)
 
@@ -57,7 +57,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def libraries(tiny: TinyModels) -> None:
-    """What they open when they are first loaded stays open."""
+    """Load the libraries first: the files they open stay open."""
     tiny.load(draft="none").close()
 
 
@@ -68,12 +68,12 @@ def left() -> tuple[int, int, int]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """No process, not even a zombie, no file and no thread more than before."""
+    """Check that no process (not even a zombie), file or thread is left over."""
     gc.collect()
     before = left()
     yield
     gc.collect()
-    for _ in range(500):  # threads that were told to end do so when they are next scheduled
+    for _ in range(500):  # stopping threads end when they are next scheduled
         if left() == before:
             return
         time.sleep(0.01)
@@ -98,7 +98,7 @@ def load(tiny: TinyModels) -> Load:
 
 
 def open_session(engine: Engine, mode: str) -> Session:
-    """A session that drafts as far as it may whatever it takes, in turns with the target or beside it."""
+    """A session that always drafts to its depth cap, serial or pipelined."""
     cap = engine.plan.depth_cap
     budget = FixedBudget(most=cap, ahead=cap + 1, patience=0.05)
     beside = mode == "pipelined"
@@ -119,7 +119,7 @@ def wait_for_drafter(engine: Engine) -> None:
 
 
 def worker_process_or_none() -> psutil.Process | None:
-    """Between fork and exec a child is this very program: who stops it then stops the one who starts it."""
+    """Between fork and exec a child is a copy of this program: stopping it would stop the starting thread."""
     own = psutil.Process()
     for child in own.children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -129,9 +129,9 @@ def worker_process_or_none() -> psutil.Process | None:
 
 
 def is_missed(engine: Engine, lost: psutil.Process) -> bool:
-    """Whether the loss of this process is known: it may be gone for a moment before its last words are read."""
+    """Whether the engine has noticed the loss, which comes a moment after the process ends."""
     if worker_process_or_none() not in (lost, None):
-        return True  # there is another one already
+        return True  # a new process runs already
     model = engine.pair.pool.drafter_model()
     assert isinstance(model, LoadsInBackground)
     try:
@@ -141,7 +141,7 @@ def is_missed(engine: Engine, lost: psutil.Process) -> bool:
 
 
 def worker_process() -> psutil.Process:
-    """The one worker process there is; waits for it to be there."""
+    """Wait for the only worker process and return it."""
     for _ in range(int(WAIT_S * 100)):
         process = worker_process_or_none()
         if process is not None:
@@ -155,14 +155,14 @@ def say(session: Session, prompt: str = PROMPT, **settings: object) -> Done:
 
 
 def drafts_again(session: Session) -> bool:
-    """Whether there are drafts in one of a few answers: beside a target this fast, a drafter may come too late."""
+    """Whether one of a few answers has drafts: with a target this fast, a drafter may be too late."""
     return any(say(session).stats.proposed for _ in range(20))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_the_text_is_plain_decodings(load: Load, mode: str, sampling: Sampling) -> None:
+def test_with_a_drafter_process_the_text_is_plain_decodings(load: Load, mode: str, sampling: Sampling) -> None:
     with load() as engine, open_session(engine, mode) as session:
         wait_for_drafter(engine)
         expected = plain_text(engine, PROMPT, raw=True, max_tokens=TOKENS, sampling=sampling)
@@ -174,7 +174,7 @@ def test_the_text_is_plain_decodings(load: Load, mode: str, sampling: Sampling) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_an_answer_does_not_wait_for_a_drafter_that_loads(load: Load, mode: str) -> None:
+def test_an_answer_does_not_wait_for_a_loading_drafter_process(load: Load, mode: str) -> None:
     patient = replace(QUICK, command=command("slow"), deadlines=replace(SHORT, load_s=3600.0))
     with load(patient) as engine, open_session(engine, mode) as session:
         done = say(session)
@@ -187,13 +187,13 @@ def test_an_answer_does_not_wait_for_a_drafter_that_loads(load: Load, mode: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_drafter_is_waited_for_and_used_again(load: Load, mode: str, hit: signal.Signals) -> None:
+def test_a_lost_drafter_process_is_restarted_and_used_again(load: Load, mode: str, hit: signal.Signals) -> None:
     with load() as engine, open_session(engine, mode) as session:
         wait_for_drafter(engine)
         first = say(session)
         before = worker_process()
         os.kill(before.pid, hit)
-        # Beside the target it may take more than one answer until the drafter is missed.
+        # In pipelined mode the loss may be noticed only after several answers.
         while not is_missed(engine, before):
             assert say(session).token_ids == first.token_ids
         wait_for_drafter(engine)
@@ -204,7 +204,7 @@ def test_a_lost_drafter_is_waited_for_and_used_again(load: Load, mode: str, hit:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP])
-def test_between_loss_and_restart_the_status_line_says_why(load: Load, hit: signal.Signals) -> None:
+def test_between_loss_and_restart_of_a_drafter_the_answer_reports_the_reason(load: Load, hit: signal.Signals) -> None:
     with load(NEVER_AGAIN) as engine, open_session(engine, "serial") as session:
         wait_for_drafter(engine)
         os.kill(worker_process().pid, hit)
@@ -217,7 +217,7 @@ def test_between_loss_and_restart_the_status_line_says_why(load: Load, hit: sign
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_a_drafter_lost_twice_is_off_and_the_status_line_says_why(load: Load, mode: str) -> None:
+def test_a_drafter_process_lost_twice_is_off_and_the_answer_reports_the_reason(load: Load, mode: str) -> None:
     with load() as engine, open_session(engine, mode) as session:
         expected = plain_text(engine, PROMPT, raw=True, max_tokens=TOKENS).token_ids
         for _ in range(2):
@@ -227,9 +227,9 @@ def test_a_drafter_lost_twice_is_off_and_the_status_line_says_why(load: Load, mo
             while not is_missed(engine, lost):
                 assert say(session).token_ids == expected
         lost_twice = "drafter is off: its worker process was lost twice, now since it was ended by SIGKILL"
-        off = f"{lost_twice}; this session goes on without it"
+        off = f"{lost_twice}; this session continues without it"
         for own in (session, open_session(engine, mode)):
-            for _ in range(3):  # until it has been asked once more
+            for _ in range(3):  # until the drafter has been used once more
                 done = say(own)
             assert done.token_ids == expected
             assert (done.stats.proposed, done.speculation_off) == (0, off)
@@ -239,8 +239,10 @@ def test_a_drafter_lost_twice_is_off_and_the_status_line_says_why(load: Load, mo
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("leave", ["cancel", "close"])
-def test_leaving_does_not_wait_long_for_a_drafter_that_hangs(load: Load, mode: str, leave: str) -> None:
-    """Were it waited for, this test would be ended by its own limit."""
+def test_leaving_an_answer_does_not_wait_long_for_a_hanging_drafter_process(
+    load: Load, mode: str, leave: str
+) -> None:
+    """Waiting for the drafter would exceed this test's time limit."""
     patient = replace(SHORT, answer_s=3600.0, timed_s=3600.0)
     with load(replace(QUICK, deadlines=patient)) as engine:
         session = open_session(engine, mode)
@@ -250,7 +252,7 @@ def test_leaving_does_not_wait_long_for_a_drafter_that_hangs(load: Load, mode: s
         generation = session.generate("the " * 100, raw=True, max_tokens=1000)
         for event in generation:
             if isinstance(event, Text):
-                time.sleep(0.05)  # now it is being asked, and does not answer
+                time.sleep(0.05)  # the drafter is now in use and hangs
                 session.cancel() if leave == "cancel" else session.close()
                 break
         done = list(generation)[-1]
@@ -259,7 +261,7 @@ def test_leaving_does_not_wait_long_for_a_drafter_that_hangs(load: Load, mode: s
         session.close()
 
 
-# ------------------------------------------------------------------------------------------ at any moment
+# ------------------------------------------------------------------------------------------ kills at any moment
 
 
 def strike(process: psutil.Process, hit: signal.Signals) -> None:
@@ -268,7 +270,7 @@ def strike(process: psutil.Process, hit: signal.Signals) -> None:
 
 
 class Moments:
-    """Strikes workers, and compares every answer with plain decoding's."""
+    """Kills or stops workers, and compares every answer with plain decoding's."""
 
     prompts = ("hello world", "the water of the river " * 12, "one two three four " * 30)
 
@@ -285,21 +287,21 @@ class Moments:
                 self._expected[prompt, sampling.greedy] = done.token_ids
 
     def live_through(self, engine: Engine, phases: tuple[str, str], hits: tuple[signal.Signals, ...]) -> None:
-        """Take both processes of an engine from it, in these phases; it answers meanwhile and afterwards."""
+        """Kill or stop both processes of an engine in these phases, and check answers during and after it."""
         with open_session(engine, self.mode) as session:
             struck: psutil.Process | None = None
             for phase, hit in zip(phases, hits, strict=True):
                 if phase == "loading":
                     struck = self._strike_loading(session, hit, struck)
                     continue
-                with contextlib.suppress(WorkerLostError):  # given up
+                with contextlib.suppress(WorkerLostError):  # the engine has given the drafter up
                     wait_for_drafter(engine)
                     while (process := worker_process_or_none()) is None:
-                        wait_for_drafter(engine)  # on a busy machine its last draft may just have come too late
+                        wait_for_drafter(engine)  # on a busy machine the last draft may have been too late
                     struck = process
                     self._strike_working(session, phase, functools.partial(strike, struck, hit))
                     while not is_missed(engine, struck):
-                        self._answer(session)  # until it is missed
+                        self._answer(session)  # until the loss is noticed
             for _ in range(3):
                 self._answer(session)
 
@@ -309,7 +311,7 @@ class Moments:
         process = worker_process_or_none()
         while process is None or process == former:
             if "is off" in str(self._answer(session).speculation_off):
-                return former  # given up: a busy machine may have looked like a hang
+                return former  # given up: on a busy machine a delay may look like a hang
             process = worker_process_or_none()
         at = time.monotonic() + self.rng.random() * 0.4
         while time.monotonic() < at:
@@ -332,7 +334,7 @@ class Moments:
                 time.sleep(self.rng.random() * 0.003)
                 hit()
             rounds -= rounds == 0 or isinstance(event, Round)
-        hit()  # perhaps it ended before
+        hit()  # the process may have ended before
         self._check(last, prompt, sampling)
 
     def _question(self) -> tuple[str, Sampling]:
@@ -351,7 +353,7 @@ class Moments:
         self.proposed += done.stats.proposed
 
 
-# Every phase with either signal, for the first process and for the second. A load that hangs is waited for longest.
+# Every phase with both signals, for the first and the second process. A hanging load has the longest limit.
 PHASES = (
     ("reading", "drafting"),
     ("drafting", "idle"),
@@ -366,7 +368,7 @@ HITS = ((signal.SIGKILL, signal.SIGSTOP), (signal.SIGSTOP, signal.SIGKILL))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_at_fifty_moments_every_answer_is_plain_decodings_and_nothing_is_left(load: Load, mode: str) -> None:
+def test_a_worker_killed_at_fifty_moments_never_changes_an_answer_and_leaks_nothing(load: Load, mode: str) -> None:
     moments = Moments(mode, seed=MODES.index(mode))
     processes = left()[2]
     resident: list[int] = []
@@ -376,7 +378,7 @@ def test_at_fifty_moments_every_answer_is_plain_decodings_and_nothing_is_left(lo
                 moments.expect(engine)
             moments.live_through(engine, phases, hits)
         gc.collect()
-        for _ in range(500):  # nobody waits for the end of one that was loading
+        for _ in range(500):  # no thread waits for a process that was loading
             if left()[2] == processes:
                 break
             time.sleep(0.01)
@@ -384,5 +386,5 @@ def test_at_fifty_moments_every_answer_is_plain_decodings_and_nothing_is_left(lo
         resident.append(psutil.Process().memory_info().rss)
     assert moments.strikes >= 25
     assert moments.proposed > 0
-    # Later engines use what earlier ones gave back: a model, a cache or a thread left behind each time would show.
+    # A leaked model, cache or thread of each engine would show here.
     assert resident[-1] - resident[3] < 16 * 2**20

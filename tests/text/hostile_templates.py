@@ -1,4 +1,4 @@
-"""The corpus: what a hostile model file might bring as its chat template, by what each one tries."""
+"""Hostile chat templates that a model file might contain, by the attack that each one tries."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ REFUSED = {
     "map-of-map": "{% for i in range(9999) %}{% set x = range(9999) | map('string') %}{% endfor %}",
     "select-by-in": "{{ range(9999) | map('string') | select('in', range(9999) | map('string')) | list | length }}",
     "selectattr-deep-path": "{{ messages | selectattr('role' ~ '.a' * 1000000) | list }}",
-    # --- values that are endless to walk
+    # --- values that take endless time to walk
     "dag-print": NEST.replace("USE", "n.x"),
     "dag-text": NEST.replace("USE", "n.x | string | length"),
     "dag-concat": NEST.replace("USE", "(n.x ~ '') | length"),
@@ -173,7 +173,7 @@ REFUSED = {
     "namespace-cycle": "{% set n = namespace() %}{% set n.x = n %}{{ n }}",
     "namespace-cycle-in-list": "{% set n = namespace() %}{% set n.x = [n] %}{{ n.x }}",
     "namespace-cycle-json": "{% set n = namespace() %}{% set n.x = [n] %}{{ n.x | tojson }}",
-    # --- getting out
+    # --- escaping the sandbox
     "class": "{{ ''.__class__ }}",
     "class-by-item": "{{ ''['__class__'] }}",
     "class-by-concat": "{{ ''['__cla' ~ 'ss__'] }}",
@@ -261,7 +261,7 @@ REFUSED = {
     "generation-unclosed": "{% generation %}",
 }  # fmt: skip
 
-# May print something small, as long as it is cheap.
+# Odd templates that may print a small text, if rendering is cheap.
 CHEAP = {
     "int-million-digits": "{{ ('9' * 1000000) | int }}",
     "float-million-digits": "{{ ('9' * 1000000) | float }}",

@@ -1,4 +1,4 @@
-"""Our tokenizer finds what llama.cpp finds: ids, bytes, control tokens and ends, on made and on real vocabularies."""
+"""Our tokenizer gives the ids, bytes, control tokens and stop tokens of llama.cpp, on synthetic and real files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MERGED = [(merge.replace(" ", ""), NORMAL) for merge in MERGES]
 
 @dataclass(frozen=True)
 class Both:
-    """The two tokenizers of one file."""
+    """Our tokenizer and llama.cpp's for one file."""
 
     ours: GgufTokenizer
     reference: LlamaTokenizer
@@ -71,11 +71,11 @@ class Both:
         return [self.ours.token_bytes(token).decode("utf-8", "replace") for token in tokens]
 
 
-# --------------------------------------------------------------------------------------- made vocabularies
+# --------------------------------------------------------------------------------------- synthetic vocabularies
 
 
 @pytest.mark.parametrize("pre", WORD_SPLITS)
-def test_every_way_to_split_words(tmp_path: Path, pre: str) -> None:
+def test_every_pre_tokenizer_gives_llama_cpps_ids(tmp_path: Path, pre: str) -> None:
     tokens = [*LETTERS, *MERGED, ("<|im_end|>", CONTROL), ("<tool>", USER_DEFINED)]
     both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, pre=pre, merges=MERGES))
     both.check_facts()
@@ -83,7 +83,7 @@ def test_every_way_to_split_words(tmp_path: Path, pre: str) -> None:
     assert [text for text in islice(texts, 1500) if both.differ(text)] == []
 
 
-def test_a_byte_without_a_token_keeps_its_neighbours_apart(tmp_path: Path) -> None:
+def test_neighbours_of_a_byte_without_a_token_are_not_merged(tmp_path: Path) -> None:
     letters = [token for token in LETTERS if token[0] not in "ñÀ"]
     both = Both.of(
         write_vocabulary(tmp_path / "v.gguf", [*letters, *MERGED, ("½½", NORMAL)], merges=[*MERGES, "½ ½"])
@@ -91,7 +91,7 @@ def test_a_byte_without_a_token_keeps_its_neighbours_apart(tmp_path: Path) -> No
     text = b"\xf1\xbd\xbd\xbd".decode()
     assert not both.differ(text)
     assert both.ours.encode(text * 2) == both.reference.encode(text * 2)
-    assert len(both.ours.encode("a\U0007d148b")) == 5, "four bytes of which one has no token"
+    assert len(both.ours.encode("a\U0007d148b")) == 5, "a and b, and three of four bytes: one has no token"
 
 
 SENTENCEPIECE = [
@@ -107,7 +107,7 @@ SENTENCEPIECE = [
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(alphabet="ab é\n<tol>s/", max_size=24))
-def test_pieces_merge_by_their_scores(sentencepiece: Both, text: str) -> None:
+def test_sentencepiece_merges_by_score_as_llama_cpp_does(sentencepiece: Both, text: str) -> None:
     assert not sentencepiece.differ(text)
 
 
@@ -118,7 +118,7 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 
 @pytest.mark.parametrize("flags", [{"add_space_prefix": False}, {"add_bos_token": False}, {"add_bos_token": True}])
-def test_what_stands_before_a_text(tmp_path: Path, flags: Mapping[str, bool]) -> None:
+def test_begin_token_and_prepended_blank_follow_the_files_flags(tmp_path: Path, flags: Mapping[str, bool]) -> None:
     both = Both.of(write_vocabulary(tmp_path / "v.gguf", SENTENCEPIECE, model="llama", pre="default", flags=flags))
     both.check_facts()
     for text in ("", " a", "ab<s>ab", "<s>", "<s> ab</s>a", "a<tool>b<tool><tool> a"):
@@ -142,7 +142,9 @@ def test_what_stands_before_a_text(tmp_path: Path, flags: Mapping[str, bool]) ->
     ],
 )
 @pytest.mark.parametrize("kind", [NORMAL, CONTROL, USER_DEFINED])
-def test_ends_go_by_their_texts(tmp_path: Path, texts: list[str], ids: Mapping[str, int], kind: int) -> None:
+def test_stop_tokens_are_recognised_by_their_texts(
+    tmp_path: Path, texts: list[str], ids: Mapping[str, int], kind: int
+) -> None:
     tokens = [*((text, kind) for text in texts), *LETTERS, *MERGED]
     both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids=ids))
     both.check_facts()
@@ -150,7 +152,7 @@ def test_ends_go_by_their_texts(tmp_path: Path, texts: list[str], ids: Mapping[s
         assert not both.differ(text), text
 
 
-def test_phi_3_strips_what_follows_a_special_token(tmp_path: Path) -> None:
+def test_phi_3_strips_blanks_after_a_special_token(tmp_path: Path) -> None:
     tokens = [*SENTENCEPIECE, ("<|end|>", CONTROL), ("<|user|>", CONTROL), ("<|endoftext|>", CONTROL)]
     path = write_vocabulary(tmp_path / "v.gguf", tokens, model="llama", pre="default", name="Phi-3-mini")
     both = Both.of(path)
@@ -159,48 +161,48 @@ def test_phi_3_strips_what_follows_a_special_token(tmp_path: Path) -> None:
         assert not both.differ(text), text
 
 
-def test_special_tokens_within_one_another(tmp_path: Path) -> None:
+def test_overlapping_special_tokens_match_as_in_llama_cpp(tmp_path: Path) -> None:
     specials = [(text, CONTROL) for text in ("<ab>", "<ab", "b><", "><", "<<ab>>", "aa")]
     both = Both.of(write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED, *specials], merges=MERGES))
     for text in ("<ab><ab>", "<<ab>><ab", "aaa<ab>a", "b><ab><", "<ab>" * 40):
         assert not both.differ(text), text
 
 
-# --------------------------------------------------------------------------------------------- what is refused
+# --------------------------------------------------------------------------------------------- refused files
 
 
-def test_two_tokens_with_one_text_are_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_with_two_tokens_of_the_same_text_is_refused(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "v.gguf", [*LETTERS, ("a", NORMAL)])
     with pytest.raises(ModelFileError, match="tokens 97 and 256 have the same text"):
         GgufTokenizer(read_header(path))
 
 
 @pytest.mark.parametrize("merges", [["( |"], ["a b", "ab"], ["ab a"], [" "], ["a b c"]])
-def test_odd_merges_are_a_sentence(tmp_path: Path, merges: list[str]) -> None:
+def test_invalid_merges_raise_an_error_with_a_readable_message(tmp_path: Path, merges: list[str]) -> None:
     tokens = [*LETTERS, ("ab", NORMAL), ("a b c", NORMAL)]
     path = write_vocabulary(tmp_path / "v.gguf", tokens, merges=merges)
     with pytest.raises(ModelFileError, match=f"{path}: its (merge .+ makes no token|tokenizer cannot be built)"):
         GgufTokenizer(read_header(path))
 
 
-def test_a_text_that_the_library_gives_up_on_is_a_sentence(tmp_path: Path) -> None:
+def test_a_text_that_makes_the_library_panic_raises_a_readable_error(tmp_path: Path) -> None:
     tokenizer = GgufTokenizer(read_header(write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED], merges=MERGES)))
     try:
         ids = tokenizer.encode(" " * 11_000_000 + "x")
     except InvalidRequestError as error:
-        assert "blanks" in (error.hint or "")  # noqa: PT017 - another build of the library may take more
+        assert "blanks" in (error.hint or "")  # noqa: PT017 - another build of the library may accept the text
     else:
         assert ids
 
 
-def test_a_file_without_tokens_is_a_sentence(tmp_path: Path) -> None:
+def test_a_file_without_tokens_raises_a_readable_error(tmp_path: Path) -> None:
     header = read_header(write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED], merges=MERGES))
     metadata = {key: value for key, value in header.metadata.items() if key != "tokenizer.ggml.tokens"}
     with pytest.raises(ModelFileError, match="it holds no vocabulary"):
         GgufTokenizer(replace(header, metadata=metadata))
 
 
-def test_a_piece_of_any_length_takes_no_time(tmp_path: Path) -> None:
+def test_a_vocabulary_with_a_very_long_piece_opens_quickly(tmp_path: Path) -> None:
     long = "ab" * 200_000
     path = write_vocabulary(tmp_path / "v.gguf", [*SENTENCEPIECE, (long, NORMAL)], model="llama", pre="default")
     tokenizer = GgufTokenizer(read_header(path))
@@ -208,7 +210,7 @@ def test_a_piece_of_any_length_takes_no_time(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(tokenizer.vocabulary_size - 1) == long.encode()
 
 
-def test_merges_of_what_is_no_token_are_refused(tmp_path: Path) -> None:
+def test_a_merge_of_texts_that_are_not_tokens_is_refused(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "v.gguf", LETTERS, merges=["a b"])
     with pytest.raises(ModelFileError, match="its merge 'a b' makes no token"):
         GgufTokenizer(read_header(path))
@@ -218,7 +220,7 @@ def test_merges_of_what_is_no_token_are_refused(tmp_path: Path) -> None:
     ("model", "pre", "reason"),
     [("bert", "jina", "its tokenizer is 'bert'"), ("gpt2", "mystery", "its pre-tokenizer is 'mystery'")],
 )
-def test_what_only_llama_cpp_knows_names_it(
+def test_without_llama_cpp_an_unsupported_vocabulary_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, pre: str, reason: str
 ) -> None:
     def missing() -> None:
@@ -234,7 +236,7 @@ def test_what_only_llama_cpp_knows_names_it(
     assert "edgespec[llama]" in (caught.value.hint or "")
 
 
-def test_llama_cpp_takes_what_it_alone_knows(tmp_path: Path) -> None:
+def test_an_unsupported_vocabulary_is_opened_by_llama_cpp(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED], pre="falcon", merges=MERGES)
     with closing(open_tokenizer(path)) as tokenizer:
         assert isinstance(tokenizer, LlamaTokenizer)
@@ -257,13 +259,13 @@ def real() -> dict[str, Path]:
         pytest.skip(f"the vocabularies cannot be fetched: {error}")
 
 
-def test_the_families_known(real: dict[str, Path]) -> None:
+def test_our_tokenizer_supports_the_known_real_vocabularies(real: dict[str, Path]) -> None:
     assert tuple(name for name, path in real.items() if unsupported(read_header(path)) is None) == KNOWN
 
 
 @pytest.mark.models
 @pytest.mark.parametrize("name", KNOWN)
-def test_real_vocabularies(real: dict[str, Path], name: str) -> None:
+def test_our_ids_equal_llama_cpps_on_real_vocabularies(real: dict[str, Path], name: str) -> None:
     both = Both.of(real[name])
     both.check_facts()
     for text, ids in _own_tests(real[name]):
@@ -275,7 +277,7 @@ def test_real_vocabularies(real: dict[str, Path], name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.models
-def test_both_class_every_character_alike_but_those_of_unicode_16(real: dict[str, Path]) -> None:
+def test_both_tokenizers_class_characters_equally_except_unicode_16_ones(real: dict[str, Path]) -> None:
     both = Both.of(real["qwen35"])
     unlike = [
         chr(point)
@@ -286,7 +288,7 @@ def test_both_class_every_character_alike_but_those_of_unicode_16(real: dict[str
 
 
 def _own_tests(path: Path) -> Iterator[tuple[str, list[int]]]:
-    """llama.cpp's test texts of a vocabulary, and the ids that they are."""
+    """llama.cpp's own test texts for a vocabulary, with their ids."""
     asked, told = Path(f"{path}.inp"), Path(f"{path}.out")
     if asked.exists():
         texts = asked.read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")

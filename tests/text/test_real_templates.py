@@ -1,4 +1,4 @@
-"""The chat templates of real models give what plain jinja gives, in every conversation that can be had with them."""
+"""Real models' chat templates give the same text as in plain jinja, for every supported conversation."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
 FEWEST_TEMPLATES = 50
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-# A busy machine makes no difference between two texts.
+# No deadline: a busy machine must not change the result.
 LIMITS = TemplateLimits(deadline_s=60)
 
 Message = dict[str, Any]
 
 
 class Noon(datetime):
-    """A clock that stands still, so that both sides print the same date."""
+    """A fixed clock, so that both sides print the same date."""
 
     @classmethod
     def now(cls, tz: Any = None) -> Noon:
         return cls(2025, 3, 9, 12, 34, 56, tzinfo=tz)
 
 
-def said(*turns: tuple[str, str | None]) -> list[Message]:
-    return [{"role": role, "content": content} for role, content in turns]
+def said(*pairs: tuple[str, str | None]) -> list[Message]:
+    return [{"role": role, "content": content} for role, content in pairs]
 
 
 WEATHER: dict[str, Any] = {
@@ -153,14 +153,14 @@ CONVERSATIONS: dict[str, tuple[list[Message], dict[str, Any]]] = {
     ),
     "thinking on": (said(("system", "s"), ("user", "a")), {"enable_thinking": True, "thinking": True}),
     "thinking off": (said(("system", "s"), ("user", "a")), {"enable_thinking": False, "thinking": False}),
-    # Firefunction cannot do without them.
+    # Firefunction requires these values.
     "functions": (said(("user", "Hi!")), {"functions": "[]", "datetime": "noon"}),
     "effort low": (said(("user", "a")), {"reasoning_effort": "low"}),
     "effort medium": (said(("user", "a")), {"reasoning_effort": "medium"}),
     "effort high": (said(("user", "a")), {"reasoning_effort": "high"}),
 }
 
-# What differs, by template and conversation, and why it may. What no longer differs must leave.
+# Accepted differences by template and conversation, with reasons. An entry without a difference must be removed.
 WITH_TOOLS = (
     "thoughts before a call", "tools", "two tools", "tools of either type", "call", "call and answer",
     "call with arguments as text", "two calls",
@@ -188,7 +188,7 @@ DIFFERENCES: dict[str, tuple[tuple[str, ...], str, str]] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """One template on both sides."""
+    """One template in our sandbox and in plain jinja."""
 
     ours: ChatTemplate | TemplateError
     plain: jinja2.Template | jinja2.TemplateError
@@ -219,7 +219,7 @@ def pair(source: str) -> Pair:
 
 
 def difference(both: Pair, messages: list[Message], add_generation_prompt: bool, extra: dict[str, Any]) -> str | None:
-    """What a template of ours does otherwise than plain jinja, or None."""
+    """The difference between our rendering and plain jinja's, or None."""
     ours: str | TemplateError
     plain: str | Exception
     try:
@@ -233,7 +233,7 @@ def difference(both: Pair, messages: list[Message], add_generation_prompt: bool,
             raise both.plain
         variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **TOKENS, **extra}
         plain = both.plain.render(copy.deepcopy(variables))
-    except Exception as error:  # besides jinja's own, whatever Python raises inside a template
+    except Exception as error:  # jinja's errors, and any error that Python raises inside a template
         plain = error
     if isinstance(plain, str):
         if isinstance(ours, str):
@@ -241,16 +241,16 @@ def difference(both: Pair, messages: list[Message], add_generation_prompt: bool,
         return "refused"
     if isinstance(ours, str):
         return "rendered"
-    # Only raise_exception raises the base class; its words are the template's own.
+    # Only raise_exception raises the base class, with the template's own words.
     return None if type(plain) is not jinja2.TemplateError or ours.message == str(plain) else "another message"
 
 
-def test_there_are_enough_templates(pairs: dict[str, Pair]) -> None:
+def test_the_corpus_has_enough_real_templates(pairs: dict[str, Pair]) -> None:
     assert len(pairs) >= FEWEST_TEMPLATES
     assert not set(DIFFERENCES) - set(pairs)
 
 
-def test_a_user_can_speak_in_every_template(pairs: dict[str, Pair]) -> None:
+def test_every_real_template_renders_a_user_message(pairs: dict[str, Pair]) -> None:
     messages, extra = CONVERSATIONS["functions"]
     for name, both in pairs.items():
         assert isinstance(both.ours, ChatTemplate), name
@@ -259,7 +259,7 @@ def test_a_user_can_speak_in_every_template(pairs: dict[str, Pair]) -> None:
 
 @pytest.mark.parametrize("add_generation_prompt", [True, False], ids=["prompt", "no prompt"])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_a_template_gives_what_plain_jinja_gives(
+def test_real_templates_render_the_same_as_in_plain_jinja(
     pairs: dict[str, Pair], conversation: str, add_generation_prompt: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "datetime", Noon)
@@ -295,10 +295,10 @@ class Named:
         return next((ControlToken(text=name) for name, own in self.numbers.items() if own == token), None)
 
 
-def test_no_message_forges_a_control_token_in_any_template(
+def test_a_message_cannot_forge_a_control_token_in_any_real_template(
     pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every name that a template writes is put into a message: the prompt has no control token more than before."""
+    """A message with every name that the template writes adds no control token to the prompt."""
     monkeypatch.setattr(sandbox, "datetime", Noon)
     tokenizer: Any = Named()
     extra = CONVERSATIONS["functions"][1]
@@ -324,5 +324,5 @@ def test_no_message_forges_a_control_token_in_any_template(
             else:
                 assert found == harmless, (name, forged)
     assert tried >= FEWEST_TEMPLATES
-    # It cuts answers at the end of a thought, so that what is marked renders as another text.
+    # The template cuts answers at the end of thinking, so a marked message renders differently.
     assert refused == {"MiniMax-M3"}

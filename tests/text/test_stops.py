@@ -1,4 +1,4 @@
-"""Stop strings: the same result at every chunking, nothing of a stop shown, nothing held back without need."""
+"""Stop strings: chunking does not matter, no part of a stop is shown, and only a possible stop is held back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def streamed(stops: list[str], chunks: list[str]) -> tuple[str, bool]:
 
 
 def reference(stops: list[str], text: str) -> tuple[str, bool]:
-    """Character by character: the first end at which a stop string is complete, the longest one there."""
+    """A reference, character by character: the longest stop string at the first end of one."""
     for end in range(len(text) + 1):
         matches = [stop for stop in stops if text[:end].endswith(stop)]
         if matches:
@@ -36,7 +36,7 @@ letters = st.text(alphabet="ab<é", max_size=12)
 
 @given(st.lists(st.text(alphabet="ab<é", min_size=1, max_size=5), max_size=4), letters, st.lists(st.integers(0, 12)))
 @settings(max_examples=500, deadline=None)
-def test_every_chunking_gives_what_the_whole_text_gives(stops: list[str], text: str, cuts: list[int]) -> None:
+def test_stop_strings_give_the_same_result_for_every_chunking(stops: list[str], text: str, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     chunks = [text[a:b] for a, b in itertools.pairwise(edges)]
     assert streamed(stops, chunks) == streamed(stops, list(text)) == reference(stops, text)
@@ -44,7 +44,7 @@ def test_every_chunking_gives_what_the_whole_text_gives(stops: list[str], text: 
 
 @given(st.lists(st.text(alphabet="ab<", min_size=1, max_size=5), max_size=4), letters)
 @settings(max_examples=300, deadline=None)
-def test_held_back_is_exactly_the_longest_end_that_begins_a_stop(stops: list[str], text: str) -> None:
+def test_only_the_longest_suffix_that_may_begin_a_stop_string_is_held_back(stops: list[str], text: str) -> None:
     watcher = StopStrings(stops)
     shown = ""
     for index, character in enumerate(text):
@@ -58,7 +58,7 @@ def test_held_back_is_exactly_the_longest_end_that_begins_a_stop(stops: list[str
         assert len(seen) - len(shown) == max(begins, default=0)
 
 
-def test_a_stop_across_chunks() -> None:
+def test_a_stop_string_that_spans_two_chunks_is_found() -> None:
     watcher = StopStrings(["</s>", "User:"])
     assert watcher.feed("Hello <") == ("Hello ", False)
     assert watcher.feed("/") == ("", False)
@@ -71,33 +71,33 @@ def test_a_stop_across_chunks() -> None:
 @pytest.mark.parametrize(
     ("stops", "text", "expected"),
     [
-        (["bc", "abcd"], "xabcdy", "xa"),  # complete first, though it starts later
-        (["bc", "abc"], "xabcd", "x"),  # complete together: the longest
-        (["ab", "abc"], "xabc", "x"),  # never waits for a longer one
+        (["bc", "abcd"], "xabcdy", "xa"),  # complete first, although it starts later
+        (["bc", "abc"], "xabcd", "x"),  # complete at the same character: the longest counts
+        (["ab", "abc"], "xabc", "x"),  # does not wait for a longer stop
         (["b", "a"], "xab", "x"),
         (["aa"], "aaa", ""),
         (["aab"], "aaab", "a"),  # the held-back text overlaps itself
     ],
 )
-def test_ties(stops: list[str], text: str, expected: str) -> None:
+def test_the_stop_string_that_is_complete_first_ends_the_text(stops: list[str], text: str, expected: str) -> None:
     watcher = StopStrings(stops)
     assert watcher.feed(text) == (expected, True)
 
 
-def test_flush_gives_the_rest() -> None:
+def test_flush_returns_the_held_back_text() -> None:
     watcher = StopStrings(["END"])
     assert watcher.feed("the EN") == ("the ", False)
     assert watcher.flush() == "EN"
     assert watcher.flush() == ""
 
 
-def test_no_stops_pass_everything_through() -> None:
+def test_without_stop_strings_all_text_is_passed_through() -> None:
     watcher = StopStrings([])
     assert watcher.feed("anything") == ("anything", False)
     assert watcher.flush() == ""
 
 
-def test_what_cannot_be_a_stop_is_refused() -> None:
+def test_invalid_stop_strings_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="empty"):
         StopStrings(["a", ""])
     with pytest.raises(InvalidRequestError, match="list"):

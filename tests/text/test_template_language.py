@@ -1,4 +1,4 @@
-"""The template language: what each operator, filter, test, method and tag gives, as in stock jinja."""
+"""The template language: the results of operators, filters, tests, methods and tags equal stock jinja's."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def show(expression: str, **extra: Any) -> str:
         ("messages[5] is defined", "False"),
     ],
 )
-def test_the_language(expression: str, expected: str) -> None:
+def test_template_expressions_give_jinjas_results(expression: str, expected: str) -> None:
     assert show(expression) == expected
 
 
-def test_tojson_is_python_s_json_without_html_escapes() -> None:
+def test_tojson_equals_pythons_json_without_html_escapes() -> None:
     value = {"b": [1, 2.5, None, True, "<&'\">é\n\u2028"], "a": {"c": {}, "d": [[]]}}
     assert show("v | tojson", v=value) == json.dumps(value, ensure_ascii=False)
     assert show("v | tojson(indent=4)", v=value) == json.dumps(value, ensure_ascii=False, indent=4)
@@ -99,7 +99,7 @@ def test_tojson_is_python_s_json_without_html_escapes() -> None:
     )
 
 
-def test_loops_macros_and_blocks() -> None:
+def test_loops_macros_and_set_blocks_render_as_in_jinja() -> None:
     source = """
 {%- for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ' first' if loop.first }}{{ ' last' if loop.last }}
 {%- if loop.previtem is defined %} after {{ loop.previtem.role }}{% endif %} {{ loop.cycle('a', 'b') }};
@@ -119,5 +119,5 @@ def test_loops_macros_and_blocks() -> None:
     assert template(source).render([USER, ASSISTANT]) == expected
 
 
-def test_blocks_are_trimmed_as_chat_templates_expect() -> None:
+def test_whitespace_around_block_tags_is_trimmed() -> None:
     assert template("a\n  {% if true %}\nb\n  {% endif %}\nc\n").render([]) == "a\nb\nc"

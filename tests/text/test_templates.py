@@ -1,4 +1,4 @@
-"""Chat templates in the manner of well-known models, and what each part of the language gives."""
+"""Chat templates in the style of well-known models, and their limits and errors."""
 
 from __future__ import annotations
 
@@ -178,21 +178,21 @@ def template(source: str, **options: Any) -> ChatTemplate:
     return ChatTemplate(source, bos_token="<s>", eos_token="</s>", **options)
 
 
-def test_chatml() -> None:
+def test_a_chatml_template_renders_roles_and_the_generation_prompt() -> None:
     chat = template(CHATML)
     expected = "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n Hello. <|im_end|>\n"
     assert chat.render([USER, ASSISTANT], add_generation_prompt=False) == expected
     assert chat.render([USER, ASSISTANT]) == expected + "<|im_start|>assistant\n"
 
 
-def test_smollm2_adds_a_system_turn_only_where_there_is_none() -> None:
+def test_smollm2s_template_adds_a_system_turn_only_without_a_system_message() -> None:
     chat = template(SMOLLM2)
     turn = "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
     assert chat.render([USER]) == "<|im_start|>system\nYou are a small model.<|im_end|>\n" + turn
     assert chat.render([SYSTEM, USER]) == "<|im_start|>system\nBe brief.<|im_end|>\n" + turn
 
 
-def test_qwen_with_tools() -> None:
+def test_qwens_template_renders_tools_and_tool_calls() -> None:
     tool = {"type": "function", "function": {"name": "add", "description": "a < b & 'c' é"}}
     call = {"function": {"name": "add", "arguments": {"x": 1, "y": [2.5, None, True]}}}
     messages = [
@@ -212,13 +212,13 @@ def test_qwen_with_tools() -> None:
     )
 
 
-def test_qwen_without_tools() -> None:
+def test_qwens_template_renders_a_system_message_without_tools() -> None:
     assert template(QWEN).render([SYSTEM, USER], extra={"tools": None}) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
-def test_llama3() -> None:
+def test_llama3s_template_renders_the_date_and_the_roles() -> None:
     expected = (
         "<s><|start_header_id|>system<|end_header_id|>\n\nToday: {}\n\nBe brief.<|eot_id|>"
         "<|start_header_id|>user<|end_header_id|>\n\nHi!<|eot_id|>"
@@ -233,14 +233,14 @@ def test_llama3() -> None:
     assert chat.render([SYSTEM, USER, ASSISTANT], extra={"date_string": "today"}) == expected.format("today")
 
 
-def test_llama3_refuses_in_its_own_words() -> None:
+def test_an_error_raised_by_a_template_keeps_the_templates_words() -> None:
     with pytest.raises(TemplateError) as caught:
         template(LLAMA3).render([{"role": "assistant", "tool_calls": [{}, {}]}])
     assert str(caught.value) == "This model only supports single tool-calls at once!"
     assert caught.value.hint
 
 
-def test_mistral() -> None:
+def test_mistrals_template_moves_the_system_message_to_the_last_user_turn() -> None:
     assert template(MISTRAL).render([SYSTEM, USER, ASSISTANT, AGAIN]) == (
         "<s>[INST] Hi![/INST] Hello.</s>[INST] Be brief.\n\n日本語 🙂[/INST]"
     )
@@ -248,7 +248,7 @@ def test_mistral() -> None:
         template(MISTRAL).render([USER, USER])
 
 
-def test_gemma() -> None:
+def test_gemmas_template_renders_content_parts() -> None:
     parts = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": " What? "}]}
     assert template(GEMMA).render([SYSTEM, USER, ASSISTANT, parts]) == (
         "<s><start_of_turn>user\nBe brief.\n\nHi!<end_of_turn>\n<start_of_turn>model\nHello.<end_of_turn>\n"
@@ -256,7 +256,7 @@ def test_gemma() -> None:
     )
 
 
-def test_thinking_is_cut_from_earlier_turns() -> None:
+def test_a_template_can_cut_thinking_from_earlier_turns() -> None:
     thought = {"role": "assistant", "content": "<think>hm</think>\n\nyes"}
     assert template(THINKING).render([USER, thought, AGAIN]) == (
         "<|user|>Hi!<|end|><|assistant|>yes<|end|><|user|>日本語 🙂<|end|><|assistant|><think>\n"
@@ -264,7 +264,7 @@ def test_thinking_is_cut_from_earlier_turns() -> None:
     assert template(THINKING).render([USER], extra={"enable_thinking": False}) == "<|user|>Hi!<|end|><|assistant|>"
 
 
-def test_errors_name_the_line() -> None:
+def test_template_errors_name_the_line() -> None:
     with pytest.raises(TemplateError, match=r"syntax error on line 3: .*nosuchtag"):
         template("a\n\n{% nosuchtag %}")
     with pytest.raises(TemplateError, match=r"failed on line 2: 'nothing' is undefined$"):
@@ -277,7 +277,7 @@ def test_errors_name_the_line() -> None:
         template("{{ 'x'.strip(1, 2, 3) }}").render([])
 
 
-def test_limits_are_the_caller_s_to_choose() -> None:
+def test_the_caller_can_set_template_limits() -> None:
     with pytest.raises(TemplateError, match="longer than the 3 bytes"):
         template("éé", limits=TemplateLimits(source_bytes=3))
     with pytest.raises(TemplateError, match="it takes more than the 5 steps"):
@@ -285,33 +285,33 @@ def test_limits_are_the_caller_s_to_choose() -> None:
     assert TemplateLimits() == template("x").limits
 
 
-def test_long_conversations_fit() -> None:
-    """The budgets grow with the caller's own messages: a template that copies them several times stays inside."""
+def test_a_conversation_of_2000_messages_stays_within_the_limits() -> None:
+    """The limits grow with the caller's messages: a template may copy the messages several times."""
     messages = [USER if i % 2 == 0 else {"role": "assistant", "content": "word " * 200} for i in range(2000)]
     for source in (CHATML, QWEN, LLAMA3, MISTRAL, GEMMA, THINKING):
         assert len(template(source).render(messages)) > 1_000_000
 
 
-def test_one_large_message_fits() -> None:
+def test_one_large_message_stays_within_the_limits() -> None:
     text = "日本" * 500_000
     assert text in template(GEMMA).render([{"role": "user", "content": text}])
 
 
-def test_growing_a_list_message_by_message_fits() -> None:
+def test_a_template_may_build_a_list_message_by_message() -> None:
     source = "{% set ns = namespace(kept=[]) %}{% for m in messages %}{% set ns.kept = ns.kept + [m] %}{% endfor %}"
     assert template(source + "{{ ns.kept | length }}").render([USER] * 1500) == "1500"
 
 
-def test_sha256_is_the_source_s() -> None:
+def test_a_templates_sha256_is_that_of_its_source() -> None:
     assert template("é").sha256 == hashlib.sha256("é".encode()).hexdigest()
 
 
-def test_what_cannot_be_printed_is_refused() -> None:
+def test_messages_and_extra_values_that_templates_cannot_print_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="bytes"):
         template("x").render([{"role": "user", "content": b"x"}])
     with pytest.raises(InvalidRequestError, match="as a key"):
         template("x").render([], extra={"tools": {1: 2}})
-    with pytest.raises(InvalidRequestError, match="messages are a list of mappings"):
+    with pytest.raises(InvalidRequestError, match="messages must be a list of mappings"):
         template("x").render(["hello"])  # type: ignore[list-item]
     with pytest.raises(InvalidRequestError, match="'messages' is set by render"):
         template("x").render([], extra={"messages": []})
@@ -321,7 +321,7 @@ def test_what_cannot_be_printed_is_refused() -> None:
         template("x").render([], extra={"tools": endless})
 
 
-def test_jinja_is_imported_by_the_first_template_only() -> None:
+def test_jinja2_is_imported_only_when_the_first_template_is_compiled() -> None:
     code = (
         "import sys, edgespec.text.chat_template.template as t, edgespec.engine.answer, edgespec.text.tokenizer\n"
         "assert 'jinja2' not in sys.modules\n"

@@ -1,4 +1,4 @@
-"""Hostile templates: each must end in TemplateError or in a small harmless text, fast, and without eating memory."""
+"""Hostile templates end in TemplateError or in a small harmless text, quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
 from tests.text.hostile_templates import CHEAP, REFUSED
 
-# Ten times the deadline that a template has by default. A busy machine took more than twice that once; with no limits
-# macro-wide-defaults is still at it after 20 s.
+# Ten times the default deadline of a template: a busy machine once took more than twice the deadline. Without limits
+# macro-wide-defaults still runs after 20 s.
 SECONDS = 10 * TemplateLimits().deadline_s
 MEGABYTES = 50
-HARMLESS = 100_000  # characters that a template may print without having done any harm
+HARMLESS = 100_000  # most characters that a harmless template prints
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}]
 
@@ -33,11 +33,11 @@ def run(source: str, limits: TemplateLimits | None = None) -> str | TemplateErro
 
 @pytest.fixture(scope="module", autouse=True)
 def _jinja_is_loaded() -> None:
-    run("{{ messages | tojson }}")  # its import is not the templates' doing
+    run("{{ messages | tojson }}")  # jinja2's import must not count
 
 
 def measured(source: str) -> str | TemplateError:
-    """``run(source)``, once against the clock and once against the memory, which tracing makes slow."""
+    """``run(source)`` twice: once to check the time, once to check the memory (tracing is slow)."""
     before = time.perf_counter()
     result = run(source)
     seconds = time.perf_counter() - before
@@ -54,7 +54,7 @@ def measured(source: str) -> str | TemplateError:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", REFUSED.values(), ids=REFUSED.keys())
-def test_a_hostile_template_is_refused_quickly(source: str) -> None:
+def test_a_hostile_template_is_refused_quickly_and_with_little_memory(source: str) -> None:
     result = measured(source)
     assert isinstance(result, TemplateError)
     assert 10 < len(result.message) < 600
@@ -63,7 +63,7 @@ def test_a_hostile_template_is_refused_quickly(source: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", CHEAP.values(), ids=CHEAP.keys())
-def test_an_odd_template_is_harmless(source: str) -> None:
+def test_an_odd_but_cheap_template_is_refused_or_prints_little(source: str) -> None:
     result = measured(source)
     assert isinstance(result, TemplateError) or len(result) < HARMLESS
 
@@ -99,14 +99,14 @@ print(peak() - before)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORST)
-def test_the_whole_process_grows_little(name: str) -> None:
+def test_a_hostile_template_makes_the_process_grow_little(name: str) -> None:
     child = subprocess.run(
         [sys.executable, "-c", CHILD], input=REFUSED[name], capture_output=True, text=True, check=True, timeout=60
     )
     assert float(child.stdout) < MEGABYTES
 
 
-def test_the_deadline_stops_what_the_steps_allow() -> None:
+def test_the_deadline_stops_a_template_within_the_step_limit() -> None:
     limits = TemplateLimits(steps=10**12, total_bytes=10**12, deadline_s=0.1)
     before = time.perf_counter()
     result = run("{% for a in range(9999) %}{% for b in range(99) %}{{ b }}{% endfor %}{% endfor %}", limits)
@@ -115,7 +115,7 @@ def test_the_deadline_stops_what_the_steps_allow() -> None:
     assert time.perf_counter() - before < SECONDS
 
 
-def test_the_step_budget_is_deterministic() -> None:
+def test_the_step_limit_always_stops_a_template_at_the_same_point() -> None:
     source = "{% for i in range(N) %}{{ i }}{% endfor %}"
     limits = TemplateLimits(steps=10_000, deadline_s=60)
     first = [isinstance(run(source.replace("N", str(n)), limits), str) for n in range(1000, 3000, 50)]
@@ -125,8 +125,8 @@ def test_the_step_budget_is_deterministic() -> None:
     assert False in first
 
 
-def test_a_template_changes_nothing_that_outlives_it() -> None:
-    """Two threads, one template: no budget, namespace or global is shared."""
+def test_renderings_of_one_template_share_no_state() -> None:
+    """Two threads with one template share no budget, namespace or global."""
     template = ChatTemplate(
         "{% set n = namespace(x=0) %}{% for m in messages %}{% set n.x = n.x + 1 %}{% endfor %}{{ n.x }}",
         bos_token="",
@@ -146,7 +146,7 @@ def test_a_template_changes_nothing_that_outlives_it() -> None:
     assert results == ["400"] * 40
 
 
-def test_messages_are_untouched_and_invisible() -> None:
+def test_templates_cannot_change_messages_or_see_their_attributes() -> None:
     class Secret(str):
         password = "hunter2"
 

@@ -1,4 +1,4 @@
-"""Telling thinking from the answer, in whole texts and in texts that come bit by bit."""
+"""Separating thinking from the answer, in whole texts and in texts that arrive in chunks."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def split(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
         ("<think>a </thin b", "<think>a </thin b", ""),
     ],
 )
-def test_what_is_thinking(text: str, thought: str, answer: str) -> None:
+def test_thinking_and_answer_of_a_whole_text_are_separated(text: str, thought: str, answer: str) -> None:
     assert split([text]) == split(list(text)) == (thought, answer)
 
 
 @given(st.lists(MARKS, max_size=12), st.booleans())
-def test_pieces_make_no_difference(pieces: list[str], inside: bool) -> None:
+def test_chunking_does_not_change_what_counts_as_thinking(pieces: list[str], inside: bool) -> None:
     text = "".join(pieces)
     assert split(pieces, inside=inside) == split([text], inside=inside) == split(list(text), inside=inside)
 
 
-def test_thinking_that_the_prompt_began() -> None:
+def test_thinking_opened_by_the_prompt_ends_at_the_closing_mark() -> None:
     assert QWEN.open_in("<|assistant|><think>\n")
     assert not QWEN.open_in("<|assistant|><think>\n\n</think>\n\n")
     assert not QWEN.open_in("what does <think> mean?<|assistant|>")
     assert split(["so", "</think>yes"], inside=True) == ("so</think>", "yes")
 
 
-def test_a_whole_answer_is_split() -> None:
+def test_split_thinking_returns_thinking_and_answer() -> None:
     assert split_thinking("<think>\nso\n</think>\n\nyes", ThinkingText(QWEN)) == ("so", "yes")
     assert split_thinking("so</think> yes", ThinkingText(QWEN, inside=True)) == ("so", "yes")
     assert split_thinking("yes", ThinkingText(QWEN)) == (None, "yes")
@@ -63,8 +63,8 @@ def test_a_whole_answer_is_split() -> None:
 
 
 @pytest.mark.models
-def test_real_templates_know_their_marks() -> None:
-    """Those that think in text, and the switch that turns it off."""
+def test_thinking_marks_and_switch_are_found_in_real_templates() -> None:
+    """Templates with thinking in text, and the switch that turns thinking off."""
     place = home()
     templates = real_templates(place.create(place.root / "test-data"))
     found = {name: thinking_marks(text) for name, text in templates.items()}
@@ -85,6 +85,6 @@ def test_real_templates_know_their_marks() -> None:
     assert not QWEN.open_in(not_thinking)
     qwq = ChatTemplate(templates["Qwen-QwQ-32B"], bos_token="", eos_token="<|im_end|>")
     assert QWEN.open_in(qwq.render(asked, extra={SWITCH: True}))
-    assert not QWEN.open_in(qwq.render(asked)), "told nothing it leaves thinking out"
+    assert not QWEN.open_in(qwq.render(asked)), "by default the template leaves thinking out"
     r1 = ChatTemplate(templates["deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"], bos_token="", eos_token="")
-    assert QWEN.open_in(r1.render(asked, extra={SWITCH: True})), "its template begins the thinking"
+    assert QWEN.open_in(r1.render(asked, extra={SWITCH: True})), "the template opens the thinking"

@@ -1,4 +1,4 @@
-"""Both tokenizers: text to ids and back, and what of it is never shown."""
+"""Both tokenizers: text to ids and back, and tokens that are never shown."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back(vocabulary: Opened, text: str) -> None:
-    """After the one space that SentencePiece puts before every text."""
+def test_encoding_and_decoding_returns_the_text(vocabulary: Opened, text: str) -> None:
+    """After the one space that SentencePiece prepends to every text."""
     ids = vocabulary.encode(text)
     assert vocabulary.detokenize(ids) == " " + text
     assert b"".join(map(vocabulary.token_bytes, ids)).decode() == " " + text
@@ -82,29 +82,29 @@ def test_text_comes_back(vocabulary: Opened, text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=40).filter(bool))
-def test_any_text_comes_back(vocabulary: Opened, text: str) -> None:
+def test_encoding_and_decoding_returns_any_random_text(vocabulary: Opened, text: str) -> None:
     ids = vocabulary.encode(text)
     assert vocabulary.detokenize(ids) == " " + text
     assert all(0 <= token < vocabulary.vocabulary_size for token in ids)
     assert len(ids) <= len(text.encode()) + 1
 
 
-def test_words_are_not_spelled(vocabulary: Opened) -> None:
+def test_common_words_are_single_tokens(vocabulary: Opened) -> None:
     assert len(vocabulary.encode("the people")) == 2
     assert len(vocabulary.encode("你好")) < len("你好".encode())
 
 
-def test_empty_text_has_no_tokens(vocabulary: Opened) -> None:
+def test_empty_text_gives_no_tokens(vocabulary: Opened) -> None:
     assert vocabulary.encode("") == []
     assert vocabulary.encode("", special=True) == []
     assert vocabulary.detokenize([]) == ""
 
 
-def test_lone_surrogates_are_replaced_not_raised(vocabulary: Opened) -> None:
+def test_lone_surrogates_are_replaced_and_raise_no_error(vocabulary: Opened) -> None:
     assert vocabulary.detokenize(vocabulary.encode("a\ud800b")) == " a?b"
 
 
-def test_a_very_long_text(vocabulary: Opened) -> None:
+def test_a_very_long_text_is_tokenised(vocabulary: Opened) -> None:
     words = random.Random(3).choices([word for word in VOCABULARY if word.startswith("▁")], k=60_000)
     text = "".join(words).replace("▁", " ").strip()
     assert len(text) > 200_000
@@ -114,8 +114,8 @@ def test_a_very_long_text(vocabulary: Opened) -> None:
     assert time.perf_counter() - started < 20
 
 
-def test_a_long_text_without_any_piece(vocabulary: Opened) -> None:
-    """One token a byte, the most there can be."""
+def test_a_long_text_outside_the_vocabulary_gives_one_token_a_byte(vocabulary: Opened) -> None:
+    """One token a byte is the maximum."""
     text = "ൠ" * 30_000
     ids = vocabulary.encode(text)
     assert len(ids) == len(text.encode()) + 1
@@ -125,7 +125,7 @@ def test_a_long_text_without_any_piece(vocabulary: Opened) -> None:
 # ---------------------------------------------------------------------------------------------- control tokens
 
 
-def test_control_tokens_are_read_only_when_asked_for(vocabulary: Opened) -> None:
+def test_control_token_names_are_text_unless_special_is_set(vocabulary: Opened) -> None:
     text = "<|im_start|>user\nhi<|im_end|>"
     special = vocabulary.encode(text, special=True)
     assert special[0] == START
@@ -135,14 +135,14 @@ def test_control_tokens_are_read_only_when_asked_for(vocabulary: Opened) -> None
     assert vocabulary.detokenize(plain) == " " + text
 
 
-def test_control_tokens_and_ends_are_never_shown(vocabulary: Opened) -> None:
+def test_control_tokens_and_stop_tokens_have_no_text(vocabulary: Opened) -> None:
     for token in (BOS, 2, START, END):
         assert vocabulary.token_bytes(token) == b""
     ids = vocabulary.encode("<|im_start|>hi<|im_end|>", special=True)
     assert vocabulary.detokenize(ids).strip() == "hi"
 
 
-def test_an_end_that_is_an_ordinary_word_is_not_shown_either(opened: Open, path: Path, tmp_path: Path) -> None:
+def test_a_stop_token_that_is_an_ordinary_word_has_no_text(opened: Open, path: Path, tmp_path: Path) -> None:
     word = FIRST_BYTE + 256 + VOCABULARY.index("▁people")
     data = path.read_bytes()
     key = b"tokenizer.ggml.eos_token_id" + (4).to_bytes(4, "little")  # GGUF's uint32
@@ -155,21 +155,21 @@ def test_an_end_that_is_an_ordinary_word_is_not_shown_either(opened: Open, path:
         assert vocabulary.eos_token == "▁people"
 
 
-def test_byte_tokens_are_their_bytes(vocabulary: Opened) -> None:
+def test_a_byte_token_decodes_to_its_byte(vocabulary: Opened) -> None:
     assert [vocabulary.token_bytes(byte(value)) for value in range(256)] == [bytes([value]) for value in range(256)]
 
 
-def test_pieces_are_their_text(vocabulary: Opened) -> None:
+def test_a_pieces_bytes_are_its_text(vocabulary: Opened) -> None:
     for index, piece in enumerate(VOCABULARY):
         assert vocabulary.token_bytes(FIRST_BYTE + 256 + index).decode() == piece.replace("▁", " ")
 
 
 @pytest.mark.parametrize("token", [-1, -(2**31), 10**6, 2**31, 2**40])
-def test_ids_outside_the_vocabulary_stand_for_nothing(vocabulary: Opened, token: int) -> None:
+def test_ids_outside_the_vocabulary_have_no_bytes(vocabulary: Opened, token: int) -> None:
     assert vocabulary.token_bytes(token) == b""
 
 
-def test_invalid_utf8_is_replaced(vocabulary: Opened) -> None:
+def test_invalid_utf8_is_replaced_when_decoding(vocabulary: Opened) -> None:
     assert vocabulary.detokenize([byte(0xFF)]) == "�"
     assert vocabulary.detokenize([byte(0xE4), byte(0xBD)]) == "�"  # cut in the middle of a character
     assert vocabulary.detokenize([byte(0xE4), byte(0xBD), byte(0xA0)]) == "你"
@@ -179,13 +179,13 @@ def test_invalid_utf8_is_replaced(vocabulary: Opened) -> None:
 # --------------------------------------------------------------------------------------------------- the facts
 
 
-def test_facts_of_the_vocabulary(vocabulary: Opened, path: Path) -> None:
+def test_size_and_begin_and_end_tokens_come_from_the_file(vocabulary: Opened, path: Path) -> None:
     assert vocabulary.vocabulary_size == read_header(path).vocabulary_size == END + 1 + 5
     assert (vocabulary.bos_token, vocabulary.eos_token) == ("<s>", "<|im_end|>")
     assert vocabulary.adds_bos
 
 
-def test_stop_ids(vocabulary: Opened) -> None:
+def test_stop_ids_are_the_end_tokens_of_the_file(vocabulary: Opened) -> None:
     assert END in vocabulary.stop_ids
     assert not {UNKNOWN, BOS, START, byte(10)} & vocabulary.stop_ids
     assert all(vocabulary.token_bytes(token) == b"" for token in vocabulary.stop_ids)
@@ -193,14 +193,14 @@ def test_stop_ids(vocabulary: Opened) -> None:
         assert piece not in vocabulary.stop_ids
 
 
-def test_the_begin_token_is_added_only_when_asked_for(vocabulary: Opened) -> None:
+def test_the_begin_token_is_added_only_with_add_bos(vocabulary: Opened) -> None:
     plain = vocabulary.encode("hi")
     assert vocabulary.encode("hi", add_bos=True) == [BOS, *plain]
     assert vocabulary.encode("", add_bos=True) == [BOS]
     assert BOS not in plain
 
 
-def test_a_model_that_wants_no_begin_token_gets_none(
+def test_no_begin_token_is_added_if_the_file_says_so(
     opened: Open, vocabulary: Opened, path: Path, tmp_path: Path
 ) -> None:
     data = path.read_bytes()
@@ -213,10 +213,10 @@ def test_a_model_that_wants_no_begin_token_gets_none(
         assert without.encode("hi", add_bos=True) == vocabulary.encode("hi")
 
 
-def test_native_code_does_not_call_back_into_the_thread_that_ctrl_c_interrupts(
+def test_loading_a_vocabulary_logs_outside_the_thread_that_ctrl_c_interrupts(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception in a callback is dropped: one Ctrl-C in five was, while a vocabulary was loaded."""
+    """An exception in a native callback is dropped: one Ctrl-C in five was lost during loading."""
     caplog.set_level(logging.DEBUG, logger="edgespec.native")
     with closing(LlamaTokenizer(path)):
         told = {record.thread for record in caplog.records if record.name == "edgespec.native"}
@@ -224,7 +224,7 @@ def test_native_code_does_not_call_back_into_the_thread_that_ctrl_c_interrupts(
     assert threading.get_ident() not in told
 
 
-def test_an_interrupted_load_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_load_of_a_vocabulary_frees_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[object] = []
     run = WorkerThread.run
 
@@ -245,7 +245,7 @@ def test_an_interrupted_load_leaves_nothing_behind(path: Path, monkeypatch: pyte
     assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-load"]
 
 
-def test_weights_are_not_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_loads_a_model_file_without_its_weights(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api, asked = load().api, list[bool]()
     real = api.llama_model_load_from_file
 
@@ -262,7 +262,7 @@ def test_weights_are_not_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("data", [b"", b"GGUF", b"<!doctype html>", b"GGUF" + b"\xff" * 200])
-def test_a_broken_file_never_reaches_native_code(
+def test_a_broken_file_is_refused_before_native_code_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
     monkeypatch.setattr(load().api, "llama_model_load_from_file", lambda *_: pytest.fail("native code was called"))
@@ -273,7 +273,7 @@ def test_a_broken_file_never_reaches_native_code(
             LlamaTokenizer(file)
 
 
-def test_a_vocabulary_llama_refuses_is_a_sentence(path: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_that_llama_cpp_refuses_raises_a_readable_error(path: Path, tmp_path: Path) -> None:
     data = path.read_bytes()
     name = b"tokenizer.ggml.model" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
     assert data.count(name + b"llama") == 1
@@ -284,14 +284,14 @@ def test_a_vocabulary_llama_refuses_is_a_sentence(path: Path, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="file names are Unicode here")
-def test_a_file_name_need_not_be_unicode(opened: Open, path: Path, tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_unicode_works(opened: Open, path: Path, tmp_path: Path) -> None:
     odd = tmp_path / b"\xff.gguf".decode("utf-8", "surrogateescape")
     odd.write_bytes(path.read_bytes())
     with closing(opened(odd)) as vocabulary:
         assert vocabulary.encode("hi")
 
 
-def test_a_closed_tokenizer_says_so(opened: Open, path: Path) -> None:
+def test_a_closed_tokenizer_raises_closed_error(opened: Open, path: Path) -> None:
     vocabulary = opened(path)
     vocabulary.close()
     vocabulary.close()
@@ -306,7 +306,7 @@ def test_a_closed_tokenizer_says_so(opened: Open, path: Path) -> None:
             use()
 
 
-def test_facts_that_llama_cpp_holds_are_gone_once_it_is_closed(path: Path) -> None:
+def test_stop_ids_and_texts_raise_closed_error_after_closing(path: Path) -> None:
     vocabulary = LlamaTokenizer(path)
     vocabulary.close()
     for use in (
@@ -322,7 +322,7 @@ def test_facts_that_llama_cpp_holds_are_gone_once_it_is_closed(path: Path) -> No
 # ------------------------------------------------------------------------------------------------------ threads
 
 
-def test_many_threads_get_what_one_gets(opened: Open, path: Path) -> None:
+def test_many_threads_get_the_same_ids_as_one_thread(opened: Open, path: Path) -> None:
     with closing(opened(path)) as vocabulary:
         expected = {text: vocabulary.encode(text, special=True, add_bos=True) for text in TEXTS}
     failures: list[object] = []
@@ -348,7 +348,7 @@ def test_many_threads_get_what_one_gets(opened: Open, path: Path) -> None:
     assert failures == []
 
 
-def test_closing_while_others_work_is_safe(opened: Open, path: Path) -> None:
+def test_closing_a_tokenizer_while_other_threads_use_it_is_safe(opened: Open, path: Path) -> None:
     for attempt in range(10):
         vocabulary = opened(path)
         outcomes: list[object] = []

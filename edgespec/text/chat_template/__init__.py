@@ -1,1 +1,1 @@
-"""Chat templates, rendered in a sandbox of our own."""
+"""Chat templates, rendered in a metered sandbox."""

@@ -1,11 +1,10 @@
-"""What a chat template may consume: steps, bytes and time, counted before they are spent; and the methods of text and
-mappings that it may call.
+"""Limits of a chat template (steps, bytes, time), counted before they are spent; and the methods it may call.
 
-Jinja's sandbox keeps a template away from Python's internals; it bounds neither CPU nor memory. Everything that a
-template does in ``sandbox.py`` and ``filters.py`` is announced here first.
+Jinja's sandbox keeps a template away from Python's internals, but it bounds neither CPU nor memory. Every operation
+in ``sandbox.py`` and ``filters.py`` is counted here before it runs.
 
-The methods are an allow-list: what is not here does not exist for a template. ``ljust``, ``zfill``, ``expandtabs``
-and the like are left out on purpose, since a few characters of them make gigabytes and no known template uses them.
+The methods are an allow-list: a template cannot call any other one. ``ljust``, ``zfill``, ``expandtabs`` and similar
+ones are left out: a few characters of source make gigabytes, and no known template uses them.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from typing import Any
 
 from edgespec.errors import TemplateError
 
-# A str or list pays for its header too, or a million empty ones would be free (sys.getsizeof("") is 49, [] is 56).
+# A str or list also costs its header: a million empty ones must not be free (sys.getsizeof("") is 49, [] is 56).
 HEADER_BYTES = 64
-# One slot of a container with the number it may be the only owner of (8-byte pointer, 32-byte int).
+# One container slot with a number that only this slot refers to (8-byte pointer, 32-byte int).
 SLOT_BYTES = 40
-# One slot of a copied container, whose values exist already. Templates build lists by ``list = list + [item]``.
+# One slot of a copied container: its values exist already. Templates build lists by ``list = list + [item]``.
 POINTER_BYTES = 8
-# Text that the C level walks in about the time of one interpreted step (measured: str.upper, 1-3 ns a character).
+# Bytes of text that C code scans in about the time of one interpreted step (measured: str.upper, 1-3 ns a character).
 BYTES_PER_STEP = 64
-# Deepest container that is compared, printed or serialised. JSON schemas of real tools nest about ten deep, and
-# CPython's own C recursion stays far from its limit.
+# Deepest container that may be compared, printed or serialised. JSON schemas of real tools nest about ten deep; the
+# limit keeps CPython's C recursion far from its own.
 NESTING = 64
-# Macros inside macros and loops inside loops. Recursive macros that print a tool's type nest about ten deep.
+# Depth of nested macro and loop calls. Recursive macros that print a tool's type nest about ten deep.
 CALL_DEPTH = 48
 # No prompt needs larger numbers; 256 bits keep every conversion to text instant.
 INTEGER_BITS = 256
@@ -36,36 +35,36 @@ INTEGER_BITS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateLimits:
-    """What one template may use. The caller's own messages raise the budgets that must grow with them.
+    """The limits of one template. The caller's messages raise the limits that must grow with them.
 
-    A long conversation is the caller's doing, not the template's: every byte of input allows one more step, one
-    more byte per value, two of output and sixteen in total (a template that trims, splits and concatenates touches
-    a message five to ten times).
+    A long conversation is not the template's fault. So every byte of input allows one more step, one more byte per
+    value, two more of output and sixteen more in total: a template that trims, splits and concatenates touches a
+    message five to ten times.
     """
 
-    #: The longest template in common use (gpt-oss, Command A) is about 20 kB; hostile source of 64 kB compiles in
-    #: well under a second.
+    #: The longest template in common use (gpt-oss, Command A) is about 20 kB; a hostile 64 kB compiles in well under
+    #: a second.
     source_bytes: int = 64 * 1024
-    #: A message costs 50 to 200 steps in real templates, so this allows 2 000 and more before the input adds any.
+    #: A message costs 50 to 200 steps in real templates: enough for 2 000 messages without the input's share.
     steps: int = 400_000
-    #: A context of 256 k tokens is about 1 MB of English; four times that.
+    #: Four times a context of 256 k tokens of English text (about 1 MB).
     output_bytes: int = 4 * 1024 * 1024
-    #: The largest single str or list: no more than a whole output.
+    #: The largest single str or list: as large as a whole output.
     value_bytes: int = 4 * 1024 * 1024
-    #: All values ever made, freed or not, so that it also bounds the peak: with the output and its pieces the
-    #: process grows by less than 50 MB.
+    #: All values made, freed or not, which also bounds the peak: with the output and its pieces the process grows by
+    #: less than 50 MB.
     total_bytes: int = 20 * 1024 * 1024
-    #: Real templates render in 1 to 10 ms, so this is fifty times what they need, on a machine under load too.
+    #: Real templates render in 1 to 10 ms: this is fifty times as much, for machines under load.
     deadline_s: float = 0.5
 
 
 def stored_bytes(text: str) -> int:
-    """At most what Python needs to store ``text``: one byte per ASCII character, else up to four."""
+    """Upper bound of the bytes that Python needs to store ``text``: one byte per ASCII character, else up to four."""
     return len(text) if text.isascii() else 4 * len(text)
 
 
 class Budget:
-    """What is left of one rendering's limits. Every method raises TemplateError when something runs out."""
+    """The remaining limits of one rendering. Every method raises TemplateError if a limit is exceeded."""
 
     __slots__ = ("_deadline", "_depth", "_limits", "_steps", "_total", "_value_bytes", "output_bytes")
 
@@ -82,9 +81,9 @@ class Budget:
         """Count work that is about to be done."""
         self._steps -= count
         if self._steps < 0:
-            raise TemplateError(f"it takes more than the {self._limits.steps} steps it may take")
+            raise TemplateError(f"it takes more than the {self._limits.steps} steps allowed")
         if time.monotonic() > self._deadline:
-            raise TemplateError(f"it runs longer than the {self._limits.deadline_s} s it may run")
+            raise TemplateError(f"it runs longer than the {self._limits.deadline_s} s allowed")
 
     def scan(self, size: int) -> None:
         """Count the reading of ``size`` bytes."""
@@ -93,10 +92,10 @@ class Budget:
     def make(self, size: int) -> None:
         """Count a value of ``size`` bytes that is about to exist."""
         if size > self._value_bytes:
-            raise TemplateError(f"it makes a value of more than the {self._limits.value_bytes} bytes one may have")
+            raise TemplateError(f"it makes a value of more than the {self._limits.value_bytes} bytes allowed")
         self._total -= size + HEADER_BYTES
         if self._total < 0:
-            raise TemplateError(f"it makes values of more than the {self._limits.total_bytes} bytes all may have")
+            raise TemplateError(f"it makes values of more than the {self._limits.total_bytes} bytes allowed in total")
         self.step(1 + size // BYTES_PER_STEP)
 
     def make_slots(self, count: int) -> None:
@@ -105,24 +104,24 @@ class Budget:
         self.make(SLOT_BYTES * count)
 
     def slots_left(self) -> int:
-        """How many more values could be made, at most."""
+        """Upper bound of the number of values that can still be made."""
         return min(self._total, self._value_bytes) // (HEADER_BYTES + SLOT_BYTES)
 
     def enter(self) -> None:
-        """Count one more call inside the present ones."""
+        """Count one more call inside the running ones."""
         self._depth += 1
         if self._depth > CALL_DEPTH:
             raise TemplateError(f"its macros and loops call each other more than {CALL_DEPTH} deep")
 
     def leave(self) -> None:
-        """The call that ``enter`` counted has ended."""
+        """End the call that ``enter`` counted."""
         self._depth -= 1
 
     def measure(self, value: Any, depth: int = 0) -> int:
-        """Bytes of ``value`` printed, at most. Walks every path, as printing and comparing do.
+        """Upper bound of the bytes of ``value`` printed. Walks every path, as printing and comparing do.
 
-        ``[x, x]`` made thirty times over is small in memory and endless to walk; the walk itself is counted, so it
-        ends here and not in C code that nothing can stop.
+        ``[x, x]`` nested thirty times is small in memory and endless to walk. The walk is counted, so that it ends
+        here and not in C code that cannot be stopped.
         """
         self.step()
         if depth > NESTING:
@@ -138,22 +137,22 @@ class Budget:
             return sum(self.measure(k, depth + 1) + self.measure(v, depth + 1) + 4 for k, v in value.items()) + 2
         if value is None or type(value) in (bool, int, float):
             return self.integer_digits(value) if type(value) is int else 24
-        raise TemplateError(f"it uses {kind(value)} where only text, numbers, lists and mappings can stand")
+        raise TemplateError(f"it uses {kind(value)} where only text, numbers, lists and mappings are allowed")
 
     def integer_digits(self, value: int) -> int:
-        """Digits of ``value``, at most; refuses integers no prompt needs."""
+        """Upper bound of the digits of ``value``; refuses integers larger than any prompt needs."""
         if value.bit_length() > INTEGER_BITS:
             raise TemplateError(f"it makes an integer of more than {INTEGER_BITS} bits")
         return value.bit_length() // 3 + 2
 
     def made(self, text: str) -> str:
-        """``text``, counted after it was made: for results whose size was known to be bounded."""
+        """Return ``text``, counted after it was made: for results of bounded size."""
         self.make(stored_bytes(text))
         return text
 
 
 def kind(value: object) -> str:
-    """What ``value`` is, in words for a message; never its content, which may be endless."""
+    """The kind of ``value`` in words, for a message; never its content, which may be very long."""
     names = {
         "str": "text",
         "int": "a number",
@@ -176,7 +175,7 @@ Method = Callable[..., Any]
 
 
 class BoundMethod:
-    """A method taken from a value; only the sandbox calls it, through ``METHODS``."""
+    """A method of a value. Only the sandbox calls the method, through ``METHODS``."""
 
     __slots__ = ("name", "owner")
 
@@ -186,7 +185,7 @@ class BoundMethod:
 
 
 def check_key(key: Any) -> None:
-    """Refuse mapping keys that take long to hash: a tuple of tuples is walked anew each time."""
+    """Refuse mapping keys that take long to hash: every lookup walks a tuple of tuples again."""
     if not isinstance(key, str | int | float | None):
         raise TemplateError(f"it uses {kind(key)} as the key of a mapping")
 
@@ -205,7 +204,7 @@ def _bounded_index(value: Any) -> None:
 def trimmed(budget: Budget, text: str, characters: str | None = None, side: str = "strip") -> str:
     """``text.strip(characters)`` or lstrip or rstrip."""
     _text(text, *(() if characters is None else (characters,)))
-    # The C code looks each character up in the whole set, so a megabyte of set is a megabyte per character.
+    # The C code searches the whole set for each character: a set of 1 MB costs 1 MB per character.
     budget.scan(len(text) * (1 if characters is None else len(characters)))
     result = text.strip(characters) if side == "strip" else _one_side(text, characters, side)
     return result if len(result) == len(text) else budget.made(result)
@@ -216,7 +215,7 @@ def _one_side(text: str, characters: str | None, side: str) -> str:
 
 
 def replaced(budget: Budget, text: str, old: str, new: str, count: int = -1) -> str:
-    """``text.replace(old, new, count)``, its size known before it is made."""
+    """``text.replace(old, new, count)``, its size counted before it is made."""
     _text(text, old, new)
     _bounded_index(count)
     budget.scan(len(text) + len(old))
@@ -229,7 +228,7 @@ def replaced(budget: Budget, text: str, old: str, new: str, count: int = -1) -> 
 
 
 def _charged(name: str, charge: Callable[..., None]) -> Method:
-    """The method ``name`` of text, run once ``charge`` has counted what it costs with these arguments."""
+    """The method ``name`` of text; ``charge`` counts its cost with the arguments first."""
     method = getattr(str, name)
 
     def run(budget: Budget, text: str, *arguments: Any) -> Any:
@@ -255,7 +254,7 @@ def _charge_searched(budget: Budget, text: str, what: str) -> None:
 
 def _charge_searched_backwards(budget: Budget, text: str, what: str) -> None:
     _text(what)
-    # CPython searches forwards in linear time; backwards it may compare the whole needle at each character.
+    # CPython searches forwards in linear time; backwards, it may compare the whole needle at each character.
     budget.scan(len(text) * max(len(what), 1))
 
 
@@ -307,11 +306,11 @@ def _split(name: str) -> Method:
         limit = budget.slots_left()
         if sep is None:
             budget.scan(len(text))
-            # How many words there are is known only by splitting, so it splits no further than it could afford.
+            # Only splitting shows the number of words: split no further than the budget allows.
             bound = limit if maxsplit < 0 else min(maxsplit, limit)
             parts = method(text, None, bound)
             if bound == limit and len(parts) > limit:
-                raise TemplateError("it splits a text into more pieces than it may make")
+                raise TemplateError("it splits a text into more pieces than allowed")
             _pieces(budget, text, len(parts))
             return parts
         _text(sep)
@@ -341,7 +340,7 @@ def _join(budget: Budget, text: str, parts: Any) -> str:
 
 
 def _format(budget: Budget, text: str, *values: Any) -> str:
-    """``text.format(*values)`` with bare ``{}`` alone: any other field can make gigabytes or reach attributes."""
+    """``text.format(*values)`` with bare ``{}`` alone: other fields can make gigabytes or reach attributes."""
     budget.scan(len(text))
     if text.count("{}") * 2 != text.count("{") + text.count("}"):
         raise TemplateError("it formats text with fields other than {}")
@@ -389,7 +388,7 @@ _CHARGES: dict[Callable[..., None], tuple[str, ...]] = {
     _charge_rpartition: ("rpartition",),
 }  # fmt: skip
 
-# By exact type, and called with the budget first. Views are lists here: a template can only walk and measure them.
+# By exact type; the budget is the first argument. Views are lists here: templates only walk and measure views.
 METHODS: dict[type, dict[str, Method]] = {
     str: {
         **{name: _charged(name, charge) for charge, names in _CHARGES.items() for name in names},

@@ -1,8 +1,8 @@
-"""The filters and tests a chat template may use, each counted before it runs.
+"""The filters and tests that a chat template may use, each counted before it runs.
 
-Imports jinja2, so it is itself imported only when a template is compiled. An allow-list written anew rather than
-jinja's own filters: those return lazy generators, format text and walk values where nothing is counted. Filters that
-hardly any chat template uses (``urlize``, ``wordwrap``, ``center``, ``groupby``, ``unique``, ...) are absent.
+Imports jinja2, so this module is imported only when a template is compiled. The filters are an allow-list and not
+jinja's own: jinja's return lazy generators, format text and walk values without counting. Filters that hardly any
+chat template uses (``urlize``, ``wordwrap``, ``center``, ``groupby``, ``unique``, ...) are absent.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from jinja2.runtime import Undefined
 from edgespec.errors import TemplateError
 from edgespec.text.chat_template.budget import METHODS, POINTER_BYTES, Budget, kind, replaced, stored_bytes, trimmed
 
-# More than any prompt indents by; JSON is indented by 2 to 4.
+# More than any prompt's indentation; JSON is indented by 2 to 4.
 INDENT = 32
 # Longest text that |int and |float convert: Python's own limit is 4 300 digits, and 64 exceed every double.
 NUMBER_CHARACTERS = 64
 
 
 class Rendering(Protocol):
-    """What filters need of the sandbox that they run in."""
+    """The part of the sandbox that filters use."""
 
     budget: Budget
     tests: dict[str, Any]
@@ -43,7 +43,7 @@ class Rendering(Protocol):
 
 
 class Filters:
-    """Filters bound to one rendering's sandbox and budget. ``table`` maps names to them."""
+    """Filters bound to one rendering's sandbox and budget. ``table`` maps names to filters."""
 
     def __init__(self, sandbox: Rendering) -> None:
         self._sandbox = sandbox
@@ -71,7 +71,7 @@ class Filters:
             )
         }
         cased = {name: partial(self._text_method, name) for name in ("capitalize", "lower", "title", "upper")}
-        # "safe" turns off an escaping that is off anyway.
+        # "safe" turns off escaping, which is off here.
         return {**by_name, **cased, "count": self.length_, "d": self.default_, "safe": self.string_}
 
     # ------------------------------------------------------------------------------------------------ text
@@ -125,7 +125,7 @@ class Filters:
             pair = self._sandbox.sequence(separators)
             # measure() allows for separators of two characters, which is what the default ones have.
             if len(pair) != 2 or any(type(part) is not str or len(part) > 2 for part in pair):
-                raise TemplateError("it calls tojson with separators that are not two short texts")
+                raise TemplateError("it calls tojson with separators other than two short texts")
         self._budget.make(size)
         return json.dumps(
             value,
@@ -157,7 +157,7 @@ class Filters:
         return abs(self._number(value))
 
     def round_(self, value: Any, precision: int = 0, method: str = "common") -> float:
-        # An int rounded to -10**9 digits would compute 10**10**9; a double has no use for more than 15.
+        # An int rounded to -10**9 digits would compute 10**10**9; a double has at most 15 useful digits.
         if type(precision) is not int or not 0 <= precision <= 15 or method not in ("common", "ceil", "floor"):
             raise TemplateError("it calls round with a precision or method that is not allowed")
         number = float(self._number(value))
@@ -257,7 +257,7 @@ class Filters:
         return result
 
     def _parts_of(self, value: Any) -> Any:
-        """``value`` as a sequence, its result paid for; jinja maps and selects from none, 0 and false as from []."""
+        """``value`` as a sequence, with the result counted. As in jinja, none, 0 and false count as []."""
         parts = self._sandbox.sequence(value) if value else []
         self._budget.make_slots(len(parts))
         return parts
@@ -294,7 +294,7 @@ class Filters:
 
 
 def _levels(value: Any, depth: int) -> int:
-    """How many levels of indentation JSON of ``value`` holds; only after measure() has walked every path."""
+    """Levels of indentation of ``value`` as JSON. Call measure() first: it bounds the walk."""
     if type(value) not in (list, tuple, dict):
         return 0
     items = value.values() if type(value) is dict else value
@@ -302,7 +302,7 @@ def _levels(value: Any, depth: int) -> int:
 
 
 def tests_table(compare: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
-    """Every test by its name in templates; ``compare(left, operator, right)`` is the sandbox's counted one."""
+    """Every test by its name in templates; ``compare(left, operator, right)`` is the sandbox's counted comparison."""
 
     def compared(operator: str) -> Callable[..., bool]:
         return lambda value, other: compare(value, operator, other)

@@ -1,12 +1,12 @@
 """The environment a chat template runs in: jinja's immutable sandbox, with allow-lists and a budget.
 
-Imports jinja2, so it is itself imported only when a template is compiled. One environment serves one rendering: it
-holds that rendering's budget, and nothing a template does outlives it.
+Imports jinja2, so this module is imported only when a template is compiled. One environment serves one rendering: it
+holds that rendering's budget, and no change by a template outlives it.
 
-A parsed template is rewritten so that everything it does is counted, and refused if it holds anything else. Counting
-is by basic block, as in a metered virtual machine: each list of statements starts with one step that costs the
-number of syntax nodes in it. Nodes whose cost depends on their values (loops, ``~``, comparisons, slices, lists)
-become calls of internal filters, whose names hold a space and so cannot be written in a template.
+A parsed template is rewritten so that every operation is counted; a template with other operations is refused. Basic
+blocks are counted, as in a metered virtual machine: each list of statements starts with a charge for its number of
+syntax nodes. Nodes whose cost depends on values (loops, ``~``, comparisons, slices, lists) become calls of internal
+filters; their names contain a space, so a template cannot name them.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ ITERATE = " iterate"
 MAPPING = " mapping"
 SLICE = " slice"
 
-# The compiler recurses per level and CPython refuses 200 nested parentheses; real templates stay under 30.
+# The compiler recurses per level, and CPython refuses 200 nested parentheses. Real templates stay under 30.
 DEPTH = 100
-# Qwen2.5's template has 190 nodes in 2.5 kB, so the largest in use have about 1 500.
+# Qwen2.5's template has 190 nodes in 2.5 kB, so the largest templates in use have about 1 500.
 NODES = 6_000
 # A macro object with its closure, its function and its argument names (measured with tracemalloc).
 MACRO_BYTES = 800
@@ -67,7 +67,7 @@ _EXPRESSIONS: tuple[type[nodes.Node], ...] = (
 
 
 class GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's part for training; for a prompt it changes nothing."""
+    """``{% generation %}`` marks the assistant's part for training; in a prompt the tag has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance variable
 
@@ -77,12 +77,12 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-# A node, the field that holds its statements, and the steps that entering them costs besides.
+# A node, the field that holds its statements, and the extra steps for entering them.
 _Block = tuple[nodes.Node, str, int]
 
 
 def rewrite(template: nodes.Template) -> nodes.Template:
-    """``template``, counted. Raises TemplateError for what no chat template may contain."""
+    """Rewrite ``template`` so that it is counted. Raises TemplateError for forbidden syntax."""
     _Rewriter().block(template, "body", 0)
     return template
 
@@ -92,7 +92,7 @@ class _Rewriter:
         self._nodes = 0
 
     def block(self, parent: nodes.Node, field: str, depth: int, per_entry: int = 0) -> None:
-        """Rewrite one list of statements and put its charge, with ``per_entry`` steps more, in front."""
+        """Rewrite one list of statements and prepend its charge, plus ``per_entry`` steps."""
         statements: list[nodes.Node] = getattr(parent, field)
         if not statements:
             return
@@ -101,7 +101,7 @@ class _Rewriter:
         for statement in statements:
             self._statement(statement, depth + 1, blocks)
             macros += isinstance(statement, nodes.Macro | nodes.CallBlock)
-        # Only what runs with this list is its cost; the lists inside charge for themselves when they run.
+        # The charge covers this list only; nested lists are charged when they run.
         steps = self._nodes - start + per_entry
         charge: list[nodes.Expr] = [nodes.Const(steps), nodes.Const(macros * MACRO_BYTES)]
         for inner, name, head in blocks:
@@ -122,11 +122,11 @@ class _Rewriter:
                 own.append(field)
             else:
                 setattr(node, field, self._field(value, depth))
-        # Defaults of a macro's arguments are computed at each call.
+        # Defaults of a macro's arguments are evaluated at each call.
         head = self._nodes - start if isinstance(node, nodes.Macro | nodes.CallBlock) else 0
         blocks += [(node, field, head) for field in own]
         if isinstance(node, nodes.Output):
-            # Text repeated in a loop is output like any other: as a constant it passes through the counted output.
+            # Literal text in a loop must be counted too: as a constant it passes through the counted output.
             node.nodes = [
                 nodes.Const(part.data, lineno=part.lineno) if isinstance(part, nodes.TemplateData) else part
                 for part in node.nodes
@@ -198,11 +198,11 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class TemplateRaisedError(TemplateError):
-    """The template itself called ``raise_exception``: its message stands alone."""
+    """The template itself called ``raise_exception``: its message is shown unchanged."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """One rendering's environment. Also used, with a budget nobody spends, to parse and compile."""
+    """One rendering's environment. Also used to parse and compile, with an unused budget."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -213,8 +213,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", GenerationTag],
-            finalize=self._output,  # takes the context, so jinja computes no output at compile time
-            optimized=False,  # the optimizer would evaluate constant expressions uncounted at compile time
+            finalize=self._output,  # takes the context: jinja cannot compute output at compile time
+            optimized=False,  # the optimizer would evaluate constant expressions without counting
             autoescape=False,
             cache_size=0,
         )
@@ -245,7 +245,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     # ----------------------------------------------------------------------------------------- attributes
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """What ``obj.attribute`` is, of what a template may see; jinja's rules otherwise."""
+        """``obj.attribute`` by jinja's rules, if a template may see it."""
         if isinstance(obj, Undefined):
             obj._fail_with_undefined_error()
         if attribute in METHODS.get(type(obj), ()):
@@ -267,7 +267,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.undefined(obj=obj, name=attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """What ``obj[argument]`` is; a name that is no item is looked up as an attribute, as jinja does."""
+        """``obj[argument]``; as in jinja, a name without an item is looked up as an attribute."""
         if isinstance(obj, Undefined):
             obj._fail_with_undefined_error()
         if isinstance(argument, Undefined):
@@ -288,7 +288,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     # ---------------------------------------------------------------------------------------------- calls
 
     def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a method, macro, loop or global function of the allow-list; nothing else is callable."""
+        """Call a method, macro, loop or global function of the allow-list; other values are not callable."""
         self.budget.make_slots(len(args) + len(kwargs))
         if type(__obj) is BoundMethod:
             kwargs.pop("_loop_vars", None)
@@ -313,7 +313,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if isinstance(method.owner, LoopContext):
                 return method.owner.cycle(*args, **kwargs)
             return METHODS[type(method.owner)][method.name](self.budget, method.owner, *args, **kwargs)
-        except TypeError as error:  # its text would name functions of ours
+        except TypeError as error:  # its text would show internal function names
             raise TemplateError(f"it calls {method.name!r} with arguments that it does not take") from error
 
     def _range(self, *args: int) -> list[int]:
@@ -330,7 +330,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _dict(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         if any(type(one) is not dict for one in args):
-            raise TemplateError("it makes a mapping of something that is no mapping")
+            raise TemplateError("it makes a mapping of something that is not a mapping")
         self.budget.make_slots(3 * (len(kwargs) + sum(len(one) for one in args)) + 2)
         return dict(*args, **kwargs)
 
@@ -345,7 +345,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     # ------------------------------------------------------------------------------------------ operators
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """``left operator right``, its size checked before it is computed."""
+        """``left operator right``, with the result's size checked first."""
         self.budget.step()
         kinds = type(left), type(right)
         if isinstance(left, Undefined) or isinstance(right, Undefined):
@@ -380,7 +380,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if type(result) is int:
             self.budget.integer_digits(result)
         elif type(result) is not float:
-            raise TemplateError("it computes a number that is neither integer nor real")
+            raise TemplateError("it computes a complex number")
         return result
 
     def _concat(self, parts: list[Any]) -> str:
@@ -408,7 +408,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.scan(len(left) + len(right) if within else min(len(left), len(right)))
         else:
             for side in (left, right):
-                # Comparing two mappings or lists walks them, every path anew.
+                # Comparing two mappings or lists walks every path.
                 if type(side) in (list, tuple, dict):
                     self.budget.scan(self.budget.measure(side))
                     if name in ("in", "notin") and type(left) is str:
@@ -446,14 +446,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _iterate(self, value: Any, per_item: int = 1) -> Any:
         parts = self.sequence(value)
-        # A recursive loop is called without its own cost per item, so the largest seen stands for it.
+        # A recursive call does not pass its cost per item: use the largest one seen.
         self._per_item = max(self._per_item, per_item)
         self.budget.make(LOOP_BYTES)
         self.budget.step(per_item * len(parts))
         return parts
 
     def sequence(self, value: Any) -> Any:
-        """``value`` as a list or tuple: what loops and filters walk."""
+        """``value`` as a list or tuple, for loops and filters."""
         if type(value) in _SEQUENCES:
             return value
         if isinstance(value, Undefined):
@@ -462,7 +462,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.make_slots(len(value))
             return list(value)
         if type(value) is str:
-            # Characters beyond Latin-1 become objects of their own.
+            # Characters beyond Latin-1 become separate objects.
             self.budget.make_slots(len(value) * (1 if value.isascii() else 2))
             return list(value)
         raise TemplateError(f"it walks through {kind(value)}, which has no items")
@@ -481,6 +481,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
     @pass_context
     def _output(self, context: Context, value: Any) -> str:
         text = self.text(value)
-        # Inside a macro or a set block this is joined to a copy later; the budget counts that copy here.
+        # Inside a macro or a set block the output is joined to a copy later: count that copy here.
         self.budget.make(stored_bytes(text))
         return text

@@ -1,7 +1,7 @@
-"""Chat templates: messages in, prompt text out. A template comes with a model file, so it is hostile until run.
+"""Chat templates: messages in, prompt text out. A template comes with a model file, so it is hostile input.
 
-It runs in jinja's immutable sandbox behind an allow-list (``sandbox.py``) and on a budget of steps, bytes
-and time (``budget.py``). Importing this module does not import jinja2; compiling a template does.
+It runs in jinja's immutable sandbox behind an allow-list (``sandbox.py``), with limits on steps, bytes and time
+(``budget.py``). Importing this module does not import jinja2; compiling a template does.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _FILENAME = "<chat template>"
-# A hostile template can put megabytes into a name that jinja then reports.
+# A hostile template can make jinja report a name of megabytes.
 _REASON_CHARACTERS = 300
-# Python's compiler takes about 110 bytes a character (measured with tracemalloc), so this is about 30 MB. Qwen2.5's
-# template of 2.5 kB becomes 8 kB of Python.
+# Python's compiler takes about 110 bytes a character (measured with tracemalloc): about 30 MB. Qwen2.5's template of
+# 2.5 kB becomes 8 kB of Python.
 _PYTHON_CHARACTERS = 256 * 1024
 _RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token"})
 
@@ -30,18 +30,18 @@ class ChatTemplate:
     """One compiled chat template. Rendering shares nothing between calls, so any thread may render at any time."""
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str, limits: TemplateLimits | None = None) -> None:
-        """Compile ``source``; the two tokens are the model's own, and what the template may print as such.
+        """Compile ``source``; ``bos_token`` and ``eos_token`` are the texts of the model's tokens, for the template.
 
-        Raises TemplateError if the source is too large, malformed, or holds what no chat template needs.
+        Raises TemplateError if the source is too large, malformed, or uses forbidden syntax.
         """
         self.limits = TemplateLimits() if limits is None else limits
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        # Cut first: each character is at least a byte, and a gigabyte of source need not be encoded to be refused.
+        # Cut first, so that a gigabyte of source is refused without encoding it: a character has at least a byte.
         encoded = source[: self.limits.source_bytes + 1].encode("utf-8", "surrogatepass")
         if len(encoded) > self.limits.source_bytes:
             raise TemplateError(
-                f"the chat template is longer than the {self.limits.source_bytes} bytes one may have",
-                hint="give another template, or raise the limit if you trust this one",
+                f"the chat template is longer than the {self.limits.source_bytes} bytes allowed",
+                hint="use another template, or raise the limit if you trust this one",
             )
         self.sha256 = hashlib.sha256(encoded).hexdigest()
         self._code = _compile(source, self.limits)
@@ -53,17 +53,17 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for ``messages``; ``extra`` holds what else the template may ask for (``tools``, switches).
+        """The prompt for ``messages``; ``extra`` holds the template's other variables (``tools``, switches).
 
-        Raises TemplateError if the template refuses the messages (with the template's own words), fails, or uses more
-        than its limits; InvalidRequestError if the arguments hold anything but text, numbers, lists and mappings.
+        Raises TemplateError if the template refuses the messages (in the template's own words), fails, or exceeds its
+        limits; InvalidRequestError if the arguments hold anything but text, numbers, lists and mappings.
         """
         from jinja2 import Template
 
         from edgespec.text.chat_template.sandbox import Sandbox
 
         if isinstance(messages, str) or any(not isinstance(message, Mapping) for message in messages):
-            raise InvalidRequestError("messages are a list of mappings, each with a role and a content")
+            raise InvalidRequestError("messages must be a list of mappings, each with a role and a content")
         variables = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **self._tokens}
         if extra is not None:
             if taken := _RESERVED.intersection(extra):
@@ -79,7 +79,7 @@ class ChatTemplate:
             return _collect(template, sandbox.budget)
         except Exception as error:
             failure = _failure(error, template)
-        # Outside the handler: a traceback of the template's frames would keep everything it made alive.
+        # Outside the handler: the traceback would keep the template's values alive.
         raise failure
 
 
@@ -94,7 +94,7 @@ def _compile(source: str, limits: TemplateLimits) -> CodeType:
         tree.set_environment(sandbox)
         python = sandbox.compile(tree, raw=True)
         if len(python) > _PYTHON_CHARACTERS:
-            raise TemplateError("the chat template is too complicated to be compiled")
+            raise TemplateError("the chat template is too complex to compile")
         return compile(python, _FILENAME, "exec")
     except TemplateError:
         raise
@@ -107,11 +107,11 @@ def _compile(source: str, limits: TemplateLimits) -> CodeType:
 
 def _collect(template: Template, budget: Budget) -> str:
     pieces, size = [], 0
-    # Not Template.render(): on an error that rebuilds every frame of the traceback, which recursion makes slow.
+    # Not Template.render(): on an error jinja rebuilds every frame of the traceback, which is slow after recursion.
     for piece in template.root_render_func(template.new_context()):
         size += stored_bytes(piece)
         if size > budget.output_bytes:
-            raise TemplateError(f"it writes more than the {budget.output_bytes} bytes it may write")
+            raise TemplateError(f"it writes more than the {budget.output_bytes} bytes allowed")
         pieces.append(piece)
     return "".join(pieces)
 
@@ -127,7 +127,7 @@ def _failure(error: Exception, template: Template) -> TemplateError:
 
 
 def _line(trace: TracebackType | None, template: Template) -> int | None:
-    """The template's line that was running: the innermost of its frames."""
+    """The template's line that failed: the line of its innermost frame."""
     found = None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == _FILENAME:
@@ -150,7 +150,7 @@ def _short(text: str) -> str:
 
 
 def _plain(value: Any, depth: int) -> tuple[Any, int]:
-    """A copy of ``value`` made of exact built-in types only, and its size: the template sees no object of ours."""
+    """A copy of ``value`` in exact built-in types, and its size: templates see no other object."""
     if depth > NESTING:
         raise InvalidRequestError(f"a message or extra value nests more than {NESTING} deep")
     if value is None or isinstance(value, bool):
