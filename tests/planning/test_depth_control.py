@@ -446,7 +446,7 @@ def test_an_answer_that_was_long_enough_is_not_called_too_short() -> None:
     assert why is not None
     assert (why.code, why.text.partition(";")[0]) == (
         "not_paying_now",
-        "the drafting model's guesses have hardly paid of late",
+        "the drafting model's guesses hardly paid in recent answers",
     )
     why = begun(control()).why_off("model")
     assert why is not None
