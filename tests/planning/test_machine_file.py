@@ -136,7 +136,7 @@ def test_a_target_without_layers_is_not_split() -> None:
         (("devices", 0, "verify_curve"), [[1, 1.0, 2]], "pairs of a width and a ratio"),
         (("devices", 0, "verify_curve"), [[1, 1.0], [2, 0]], "verify_curve must be a number from 0.01"),
         (("devices", 0, "verify_curve"), [[True, 1.0]], "pairs of a width and a ratio"),
-        (("devices", 0, "shares_memory_with"), "Vulkan0", "stands beside memory_bytes"),
+        (("devices", 0, "shares_memory_with"), "Vulkan0", "exclude each other"),
         (("devices", 1, "shares_memory_with"), "Vulkan0", 'shares_memory_with must be "cpu"'),
         (("devices", 1, "name"), "cpu", "is the name of another device"),
         (("shared_bandwidth", 0, "devices"), ["cpu"], "a list of 2 to 64 entries"),

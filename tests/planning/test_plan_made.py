@@ -112,7 +112,7 @@ def test_a_plan_says_what_its_drafter_leaves_out_and_puts_forward_besides() -> N
 
 
 def test_a_plan_says_how_small_its_drafter_is_kept() -> None:
-    said = "the drafter's weights are kept in four bits: 278 MB where its file has 392 MB"
+    said = "the drafter's weights are kept in four bits: 278 MB instead of the file's 392 MB"
     wishes: dict[str, Any] = {**MODEL, "drafter_bytes": (278_000_000, 391_600_000)}
     assert said in plan(stable_to(4), **wishes).reasons
     assert said not in plan(stable_to(4), **{**wishes, "depth": 0}).reasons

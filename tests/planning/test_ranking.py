@@ -102,7 +102,7 @@ def test_the_drafter_on_the_gpu_beside_a_target_that_does_not_fit_there() -> Non
     # Five tokens are drafted in a forward: four wait to be verified, and the fifth is the first one in flight.
     assert ranking.best.depth == 4
     assert ranking.best.tokens_per_round == pytest.approx(5 / (1 + 0.8 / (1 - 0.8**5)))
-    assert "the target is at work 100 % of the time and the drafter 100 %" in best_said(ranking)
+    assert "the target is busy 100 % of the time and the drafter 100 %" in best_said(ranking)
     assert "large on GPU0: needs 4.69 GiB on GPU0 and 3.00 GiB may be used" in texts(ranking)
 
 
@@ -112,7 +112,7 @@ def test_the_reverse_where_the_target_leaves_no_room_on_the_gpu() -> None:
     ranking = rank(targets, drafters, {**ROOMY, "GPU0": 5 * GIB}, contention=APART)
     assert placed(ranking) == ("pipelined", "GPU0", "cpu")
     assert reason_for(ranking, "small on GPU0 drafting for large on GPU0") == (
-        "needs 1.44 GiB on GPU0 and 0.31 GiB are left beside the target"
+        "needs 1.44 GiB on GPU0 and 0.31 GiB are free with the target loaded"
     )
     with_room = rank(targets, drafters, ROOMY, contention=APART)
     assert placed(with_room) == ("serial", "GPU0", "GPU0")
@@ -129,7 +129,7 @@ def test_plain_where_nothing_pays() -> None:
 def test_too_little_memory_drops_the_drafter_and_says_so() -> None:
     ranking = rank([target()], [drafter()], {"cpu": 6 * GIB})
     assert placed(ranking) == ("plain", "cpu", None)
-    assert "needs 1.44 GiB on cpu and 1.31 GiB are left beside the target" in " ".join(texts(ranking))
+    assert "needs 1.44 GiB on cpu and 1.31 GiB are free with the target loaded" in " ".join(texts(ranking))
     assert placed(rank([target()], [drafter()], {"cpu": 7 * GIB})) == ("serial", "cpu", "cpu")
 
 
@@ -143,7 +143,7 @@ def test_a_drafter_never_pushes_the_target_out() -> None:
 def test_two_devices_of_one_memory_share_it() -> None:
     integrated = drafter("Vulkan0", memory="cpu")
     ranking = rank([target()], [integrated], {"cpu": 6 * GIB})
-    assert "on cpu and 1.31 GiB are left beside the target" in reason_for(ranking, "Vulkan0")
+    assert "on cpu and 1.31 GiB are free with the target loaded" in reason_for(ranking, "Vulkan0")
 
 
 def test_a_target_that_fits_nowhere() -> None:
@@ -181,7 +181,7 @@ def test_a_slower_class_has_to_repay_its_price() -> None:
     assert ranking.best.speedup == pytest.approx(
         choose_depth(exact.curve, DraftCost(token_s=0.01), (0.8,), 6).tokens_per_s * 0.1
     )
-    assert "plain decoding takes 1.25x as long as in the fastest place" in best_said(ranking)[-1]
+    assert "plain decoding takes 1.25x as long as on the fastest device" in best_said(ranking)[-1]
     assert "repack off" in ranking.best.what
 
     poor = drafter(token_s=0.01, acceptance=(0.1,))
@@ -224,7 +224,7 @@ def test_one_device_is_run_twice_at_once_only_where_that_was_measured() -> None:
     assert not unknown.rejected
     measured = rank([target()], [drafter()], ROOMY, contention={("cpu", "cpu"): Contention(target_factor=1.8)})
     (in_turns,) = [refusal.verdict.text for refusal in measured.rejected]
-    assert in_turns.startswith("side by side ")
+    assert in_turns.startswith("pipelined ")
 
 
 def test_what_two_devices_cost_each_other_has_to_be_known() -> None:
@@ -270,7 +270,7 @@ def test_contention_that_makes_it_lose_is_the_reason() -> None:
     assert ranking.best.mode == "serial"
     in_turns = ranking.best.speedup
     (refusal,) = [one for one in ranking.rejected if one.verdict.code == "in_turns"]
-    assert refusal.verdict.text == f"side by side {refusal.speedup:.2f}x, in turns {in_turns:.2f}x: in turns"
+    assert refusal.verdict.text == f"pipelined {refusal.speedup:.2f}x, serial {in_turns:.2f}x: serial"
     assert refusal.speedup is not None
     assert refusal.speedup < in_turns
 
@@ -351,7 +351,7 @@ def test_of_equals_the_simpler_goes_first() -> None:
     sure = drafter("GPU0", 0.0, acceptance=(1.0,))
     both = rank([target(depth_cap_stable=2)], [sure], ROOMY, contention=APART)
     assert [candidate.mode for candidate in both.candidates] == ["serial", "plain"]
-    assert reason_for(both, "pipelined") == "side by side 3.00x, in turns 3.00x: in turns"
+    assert reason_for(both, "pipelined") == "pipelined 3.00x, serial 3.00x: serial"
 
 
 # ------------------------------------------------------------------------------------------------- in words

@@ -73,7 +73,9 @@ def test_a_drafter_that_could_pay_is_planned_and_promises_nothing() -> None:
 def test_a_drafter_that_memory_drops_is_named_with_the_numbers_and_comes_back_with_memory() -> None:
     board = machine_called("board-4gb")
     plan = plan_of(board, simulate(board))
-    assert any("needs 0.69 GiB on cpu and 0.25 GiB are left beside the target" in reason for reason in plan.reasons)
+    assert any(
+        "needs 0.69 GiB on cpu and 0.25 GiB are free with the target loaded" in reason for reason in plan.reasons
+    )
     more = with_memory(board, "cpu", 4_000_000_000)
     assert plan_of(more, simulate(more)).mode == "serial"
 

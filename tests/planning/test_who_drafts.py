@@ -76,7 +76,7 @@ def test_two_that_do_not_touch_work_at_once() -> None:
     assert (found.mode, found.sources) == ("pipelined", ("model",))
     assert found.tokens_per_s == pytest.approx(at_once.tokens_per_s)
     assert at_once.tokens_per_s > choose_depth(FLAT, SLOW_DRAFTER, (0.8,), 4).tokens_per_s
-    assert said(costs(contention=APART))["contention"] == "at the same time neither side slows the other down"
+    assert said(costs(contention=APART))["contention"] == "in parallel neither side slows the other down"
 
 
 def test_two_that_share_the_memory_take_turns_and_the_contention_is_the_reason() -> None:
@@ -84,14 +84,14 @@ def test_two_that_share_the_memory_take_turns_and_the_contention_is_the_reason()
     assert found.mode == "serial"
     in_turns = choose_depth(FLAT, SLOW_DRAFTER, (0.8,), 4)
     assert found.tokens_per_s == pytest.approx(in_turns.tokens_per_s)
-    assert reasons["contention"] == "at the same time the target takes 1.90x and the drafter 2.10x as long as alone"
-    assert reasons["in_turns"].endswith(f"x, in turns {in_turns.speedup:.2f}x: in turns")
+    assert reasons["contention"] == "in parallel the target takes 1.90x and the drafter 2.10x as long as alone"
+    assert reasons["in_turns"].endswith(f"x, serial {in_turns.speedup:.2f}x: serial")
 
 
 def test_where_contention_was_not_measured_they_take_turns() -> None:
     assert best(costs()).mode == "serial"
     reason = said(costs())["contention_not_measured"]
-    assert reason == "serial: how much both slow each other down has not been measured"
+    assert reason == "serial: how much target and drafter slow each other down has not been measured"
 
 
 @pytest.mark.parametrize(("mode", "words"), [("serial", "serial: asked for"), ("pipelined", "pipelined: asked for")])

@@ -71,7 +71,7 @@ _RECENT_DRAFTS = 5
 
 
 class DepthControl:
-    """State shared by the answers of one engine. ``priors`` are keyed by source (sampled answers: source + SAMPLED)."""
+    """State shared by the answers of one engine. ``priors`` are keyed by source (if sampled: source + SAMPLED)."""
 
     def __init__(
         self,
@@ -332,7 +332,7 @@ class AnswerDepth:
         return self._earns(price_s, gain, price_s)
 
     def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
-        """Whether to spend ``price_s`` on a ``gain`` in plain steps a token; ``lost_s`` is the largest single loss."""
+        """Whether to spend ``price_s`` on a ``gain`` in plain steps a token; ``lost_s`` is the most it can lose."""
         step_s = self._now[0]
         longer = self._control.lengths.longer_than(self._done, self._most)
         before = self.ledger.plain_s / step_s - self._done
@@ -346,7 +346,7 @@ class AnswerDepth:
             self._bought_at = self._done
 
     def _usual(self, skipped: int) -> float:
-        """Share of a token's time that drafting saves where it pays, if ``skipped`` tokens of the text were not read."""
+        """Share of a token's time that drafting saves where it pays, with ``skipped`` tokens of the text unread."""
         rate = self._rate
         if rate is None:
             rate = max(GOOD_RATE, self._experience.sources["model"].overall)
@@ -471,7 +471,7 @@ class AnswerDepth:
             if not self._guessed and self._experience.gain(usual) <= 0.5 * PAYS * usual:
                 said = "the drafting model's guesses hardly paid in recent answers; later answers try it again"
                 return Reason("not_paying_now", said)
-            said = "this answer was too short for guesses to repay the drafting model's reading; longer answers get guesses"
+            said = "this answer was too short to repay the drafting model's reading; longer answers get guesses"
             return Reason("answer_too_short", said)
 
 
