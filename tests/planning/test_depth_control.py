@@ -450,7 +450,7 @@ def test_an_answer_that_was_long_enough_is_not_called_too_short() -> None:
     )
     why = begun(control()).why_off("model")
     assert why is not None
-    assert why.text.endswith("longer ones get guesses")
+    assert why.text.endswith("longer answers get guesses")
 
 
 def test_without_calibration_nothing_drafts_and_plain_speed_is_measured_all_the_same() -> None:

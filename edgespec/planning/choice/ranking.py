@@ -264,15 +264,15 @@ def _labels(options: Sequence[TargetOption | DrafterOption]) -> list[str]:
     ]
 
 
-def _differing(option: TargetOption | DrafterOption, alike: Sequence[TargetOption | DrafterOption]) -> list[str]:
+def _differing(option: TargetOption | DrafterOption, similar: Sequence[TargetOption | DrafterOption]) -> list[str]:
     parts = []
-    if len({other.runtime for other in alike}) > 1:
+    if len({other.runtime for other in similar}) > 1:
         parts.append(str(option.runtime))
-        alike = [other for other in alike if other.runtime == option.runtime]
-    if len({other.threads for other in alike}) > 1:
+        similar = [other for other in similar if other.runtime == option.runtime]
+    if len({other.threads for other in similar}) > 1:
         parts.append(f"{option.threads} thread{'s' if option.threads > 1 else ''}")
     if isinstance(option, TargetOption):
-        settings = [dict(other.settings) for other in alike if isinstance(other, TargetOption)]
+        settings = [dict(other.settings) for other in similar if isinstance(other, TargetOption)]
         for key in sorted({key for one in settings for key in one}):
             if any(one.get(key) != settings[0].get(key) for one in settings):
                 parts.append(f"{key} {_setting(option.settings.get(key))}")

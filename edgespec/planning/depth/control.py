@@ -105,7 +105,7 @@ class DepthControl:
             self._slow: deque[float] = deque(maxlen=_RECENT_DRAFTS)
             self._slow_reading: deque[float] = deque(maxlen=_RECENT_DRAFTS)
             self.possible = self.speedup(1.0)
-            # The share of a token's time that drafting saves where it pays, from measured times.
+            # The share of a token's time that drafting saves while it is useful, from measured times.
             self.good_gain = max(0.0, 1.0 - 1.0 / (self.speedup(GOOD_RATE) or 1.0))
             self.hopeless = self.possible <= DRAFT_MARGIN
 
@@ -346,7 +346,7 @@ class AnswerDepth:
             self._bought_at = self._done
 
     def _usual(self, skipped: int) -> float:
-        """Share of a token's time that drafting saves where it pays, with ``skipped`` tokens of the text unread."""
+        """Share of a token's time that drafting saves when useful, with ``skipped`` tokens of the text unread."""
         rate = self._rate
         if rate is None:
             rate = max(GOOD_RATE, self._experience.sources["model"].overall)

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.planning.cost.acceptance import NO_PRIOR, Acceptance, AcceptancePrior, SiblingOdds
 
-# Before a pair has any experience: drafting pays in three of four answers, with an acceptance of 0.8 where it pays
+# Before a pair has any experience: drafting pays in three of four answers, with an acceptance of 0.8 in those
 # (0.5B for 1.5B, depth 3: coding 0.91, translation 0.45). With the prompt read, all 13 Spec-Bench categories gained
 # (docs/results/promises.md).
 PAYS = 0.75
@@ -104,7 +104,7 @@ class Experience:
     def gain(self, usual: float) -> float:
         """Share of a token's time that drafting should save in the next answer; drafting that loses is stopped.
 
-        ``usual`` is the share that drafting saves where it pays.
+        ``usual`` is the share that drafting saves in an answer where it gains.
         """
         broad = _BROAD * (self.tokens / self.answers if self.answers else 1.0)
         return (self.saved + broad * PAYS * usual) / (self.tokens + broad)

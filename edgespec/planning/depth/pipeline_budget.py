@@ -98,11 +98,11 @@ class MeasuredBudget:
 
         Without forks a second branch would evict the first from the cache.
         """
-        met, stood = self._tried["correction"].now, self._tried["branch"].now
+        met, kept = self._tried["correction"].now, self._tried["branch"].now
         if met < (_BRANCHING_PAYS if forks else _BRANCHING_PAYS_UNFORKED):
             return 0
         most = self._depth_cap + 1 if forks else 1
-        return most if branch_pays(self.acceptance, stood, self._depth_cap) else 0
+        return most if branch_pays(self.acceptance, kept, self._depth_cap) else 0
 
     def learn(self, what: str, well: bool) -> None:
         self._tried[what].learn(well)
