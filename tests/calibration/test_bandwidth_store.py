@@ -143,4 +143,4 @@ def test_a_failed_bandwidth_write_keeps_the_earlier_file(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", fail)
     save_bandwidth(tmp_path, MACHINE, replace(MEASURED, buffer_bytes=1))
     assert load_bandwidth(tmp_path, MACHINE) == MEASURED
-    assert stored_file(tmp_path).is_file(), "and nothing beside it"
+    assert stored_file(tmp_path).is_file(), "no temporary file remains"

@@ -79,7 +79,7 @@ def test_head_times_use_the_real_clock_by_default() -> None:
     assert 0 < seconds < 10
 
 
-# ------------------------------------------------------------------------------------------ what rows are worth
+# ------------------------------------------------------------------------------------------ the worth of rows
 
 
 def worth(texts: list[tuple[list[int], list[int]]], kept: range, model: FakeModel) -> float | None:
@@ -109,7 +109,7 @@ def test_right_of_lost_is_the_share_of_lost_tokens_the_model_predicts() -> None:
     lost = sum(token >= 20 for token in right)
     assert lost > ENOUGH_LOST
     assert worth([([1, 2, 3], right)], range(20), model) == 1.0
-    assert worth([([1, 2, 3], right)], range(40), model) is None, "nothing is lost"
+    assert worth([([1, 2, 3], right)], range(40), model) is None, "no token is lost"
     spoilt = [token if place % 2 else (token + 7) % 40 for place, token in enumerate(right)]
     said = [int(np.argmax(model.scores([1, 2, 3, *spoilt[:place]]))) for place in range(len(spoilt))]
     missing = [place for place, token in enumerate(spoilt) if token >= 20]

@@ -121,25 +121,25 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "no curve": ("times", lambda d: changed(d, "times", "forward_s", to=[])),
     "a row too few": ("times", lambda d: changed(d, "times", "forward_s", to=[[0.1, 0.2, 0.3]])),
     "a short row": ("times", lambda d: changed(d, "times", "forward_s", 0, to=[0.1, 0.2])),
-    "a forward in no time": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=0)),
-    "a forward before its start": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=-0.1)),
-    "a forward without end": ("times", lambda d: changed(d, "times", "forward_s", 1, 2, to=math.inf)),
+    "a forward of 0 s": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=0)),
+    "a negative forward": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=-0.1)),
+    "an infinite forward": ("times", lambda d: changed(d, "times", "forward_s", 1, 2, to=math.inf)),
     "not a time": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=math.nan)),
     "no width 1": ("times", lambda d: changed(d, "times", "widths", to=[2, 3, 4])),
     "widths out of order": ("times", lambda d: changed(d, "times", "widths", to=[1, 4, 2])),
-    "an endless width": ("times", lambda d: changed(d, "times", "widths", to=[1, 2, math.inf])),
+    "an infinite width": ("times", lambda d: changed(d, "times", "widths", to=[1, 2, math.inf])),
     "contexts out of order": ("times", lambda d: changed(d, "times", "contexts", to=[1018, 96])),
     "a context twice": ("times", lambda d: changed(d, "times", "contexts", to=[96, 96])),
     "contexts as a number": ("times", lambda d: changed(d, "times", "contexts", to=2)),
-    "a free prompt": ("times", lambda d: changed(d, "times", "prompt_token_s", to=0)),
-    "an endless prompt": ("times", lambda d: changed(d, "times", "prompt_token_s", to=math.inf)),
-    "a prompt in words": ("times", lambda d: changed(d, "times", "prompt_token_s", to="fast")),
+    "a prompt time of 0": ("times", lambda d: changed(d, "times", "prompt_token_s", to=0)),
+    "an infinite prompt time": ("times", lambda d: changed(d, "times", "prompt_token_s", to=math.inf)),
+    "a prompt time as text": ("times", lambda d: changed(d, "times", "prompt_token_s", to="fast")),
     "no repetition": ("times", lambda d: changed(d, "times", "repetitions", to=0)),
     "times as a list": ("times", lambda d: changed(d, "times", to=[1])),
-    "plain in no time": ("plain", lambda d: changed(d, "plain", "forward_s", to=0)),
-    "plain without end": ("plain", lambda d: changed(d, "plain", "forward_s", to=math.inf)),
+    "plain of 0 s": ("plain", lambda d: changed(d, "plain", "forward_s", to=0)),
+    "plain infinite": ("plain", lambda d: changed(d, "plain", "forward_s", to=math.inf)),
     "plain not a number": ("plain", lambda d: changed(d, "plain", "forward_s", to=math.nan)),
-    "plain nothing": ("plain", lambda d: changed(d, "plain", "forward_s", to=None)),
+    "plain null": ("plain", lambda d: changed(d, "plain", "forward_s", to=None)),
     "faster together": ("contention", lambda d: changed(d, "contention", "target_factor", to=0.5)),
     "never ready together": ("contention", lambda d: changed(d, "contention", "drafter_factor", to=math.inf)),
     "no factor": ("contention", lambda d: changed(d, "contention", to={})),
@@ -163,7 +163,7 @@ def test_implausible_numbers_in_a_measurement_are_ignored(kept: Measurements, na
     assert load(kept) == value
 
 
-# -------------------------------------------------------------------------------------- what it depends on
+# -------------------------------------------------------------------------------------- keys
 
 
 def test_times_depend_on_the_power_source_and_widths_do_not(kept: Measurements) -> None:
@@ -258,7 +258,7 @@ def test_the_calibration_lock_is_released_after_an_error(kept: Measurements, tmp
 
 
 def test_calibration_proceeds_if_no_lock_file_can_be_created(kept: Measurements, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    (tmp_path / "file").write_text("a file", encoding="utf-8")
     for wait in (False, True):
         with kept.exclusive(tmp_path / "file" / "locks", wait=wait) as alone:
             assert alone

@@ -236,20 +236,18 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
     "infinite width": lambda d: changed(d, "widths", "widths", to=[1, math.inf]),
     "not a width": lambda d: changed(d, "widths", "widths", to=[1, math.nan]),
     "nested widths": lambda d: changed(d, "widths", "widths", to=[1, [2]]),
-    "words for widths": lambda d: changed(d, "widths", "widths", to=[1, "two"]),
+    "widths as text": lambda d: changed(d, "widths", "widths", to=[1, "two"]),
     "widths that also differ": lambda d: changed(d, "widths", "widths", to=[1, 2, 3, 4]),
-    "a forward in no time": lambda d: changed(d, "widths", "plain_forward_s", to=0),
-    "a forward without end": lambda d: changed(d, "widths", "plain_forward_s", to=math.inf),
-    "a forward in words": lambda d: changed(d, "widths", "plain_forward_s", to="fast"),
+    "a forward of 0 s": lambda d: changed(d, "widths", "plain_forward_s", to=0),
+    "an infinite forward": lambda d: changed(d, "widths", "plain_forward_s", to=math.inf),
+    "a forward as text": lambda d: changed(d, "widths", "plain_forward_s", to="fast"),
     "contexts of the wrong kind": lambda d: changed(d, "widths", "contexts", to=7),
     "context without start": lambda d: changed(d, "widths", "contexts", 0, to={}),
     "infinite start": lambda d: changed(d, "widths", "contexts", 0, "start", to=math.inf),
     "differences as a list": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to=[1.0]),
-    "a difference that is none": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": 0.0}),
+    "a difference of 0": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": 0.0}),
     "a negative difference": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": -1.0}),
-    "a difference that is no number": lambda d: changed(
-        d, "widths", "contexts", 0, "max_abs_diff", to={"3": math.nan}
-    ),
+    "a NaN difference": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": math.nan}),
 }
 
 
@@ -322,7 +320,7 @@ def test_a_folder_at_the_measurements_path_is_not_an_error(kept: Measurements) -
 
 
 def test_an_uncreatable_folder_keeps_measurements_in_this_process(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    (tmp_path / "file").write_text("a file", encoding="utf-8")
     kept = Measurements(tmp_path / "file" / "measurements", "machine-1")
     kept.save_widths(FACTS, PROBE)
     assert kept.load_widths(FACTS) == PROBE  # the measurement is kept while this process lives

@@ -54,7 +54,7 @@ def test_every_prior_names_its_source(name: str) -> None:
     for path, section in re.findall(r'(docs/\S+\.md), "([^"]+)"', source.replace("\n", " ")):
         text = (ROOT / path).read_text(encoding="utf-8")
         assert re.search(rf"^#+ .*{re.escape(section)}", text, re.MULTILINE), (path, section)
-    assert not re.search(r"(^|\s)/\w|shared/", source), "nothing outside of this repository"
+    assert not re.search(r"(^|\s)/\w|shared/", source), "sources outside this repository are not allowed"
 
 
 def test_every_vectorised_level_has_priors_and_portable_c_has_none() -> None:

@@ -36,7 +36,7 @@ def differing(probe: WidthProbe) -> list[list[int]]:
     return [sorted(context.max_abs_diff) for context in probe.contexts]
 
 
-# --------------------------------------------------------------------------------------------- what is found
+# ------------------------------------------------------------------------------------------- equal and unequal widths
 
 
 def test_without_noise_every_width_is_bit_equal() -> None:
@@ -301,7 +301,7 @@ def test_the_largest_difference_covers_all_contexts() -> None:
     assert WidthProbe(widths=(1,), contexts=contexts).max_abs_diff == 0.75
 
 
-# -------------------------------------------------------------------------------------------------- for real
+# -------------------------------------------------------------------------------------------------- with a real model
 
 
 def test_a_real_models_width_class_holds_for_other_tokens_and_contexts(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def share(*seen: Used | None) -> float:
 def test_the_share_leaves_out_this_process_own_use() -> None:
     assert share(Used(0, 0, 0), Used(1, 3, 4)) == 0.5
     assert share(Used(5, 50, 500), Used(6, 51, 504)) == 0.0
-    assert share(Used(0, 0, 0), Used(2, 1.9, 4)) == 0.0, "they are counted in steps"
+    assert share(Used(0, 0, 0), Used(2, 1.9, 4)) == 0.0, "systems count in steps"
 
 
 def test_only_time_inside_the_context_manager_is_added_up() -> None:

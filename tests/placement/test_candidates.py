@@ -280,7 +280,7 @@ def test_a_placement_without_measurements_is_rejected_as_not_measured(
     assert refusal.needed_bytes is None
 
 
-# -------------------------------------------------------------------------------------- before anything is measured
+# -------------------------------------------------------------------------------------- before measurement
 
 
 def chosen(target: LocatedModel, allowed: int, **values: Any) -> tuple[str, int | None]:
@@ -294,7 +294,7 @@ def chosen(target: LocatedModel, allowed: int, **values: Any) -> tuple[str, int 
 def test_an_unmeasured_target_runs_on_the_device_where_it_fits(cards: Install, target: LocatedModel) -> None:
     plenty = 1 << 40
     cards()
-    assert chosen(target, plenty) == chosen(target, 0) == ("cpu", None), "as ever, without a card"
+    assert chosen(target, plenty) == chosen(target, 0) == ("cpu", None), "unchanged without a GPU"
     cards(gpu("Vulkan0"))
     assert chosen(target, plenty) == ("Vulkan0", None)
     assert chosen(target, plenty, device="cpu") == ("cpu", None)
@@ -303,7 +303,7 @@ def test_an_unmeasured_target_runs_on_the_device_where_it_fits(cards: Install, t
     assert chosen(target, plenty, device="Vulkan0", gpu_layers=1) == ("Vulkan0", 1)
     cards(gpu("Vulkan0", free=5))
     assert chosen(target, plenty) == ("cpu", None)
-    assert chosen(target, plenty, device="Vulkan0") == ("Vulkan0", None), "for require_room to refuse"
+    assert chosen(target, plenty, device="Vulkan0") == ("Vulkan0", None), "require_room refuses it later"
 
 
 def test_a_target_too_large_for_one_memory_is_split_between_two(cards: Install, target: LocatedModel) -> None:

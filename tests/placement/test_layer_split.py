@@ -60,7 +60,7 @@ def test_layers_are_moved_to_the_device_from_the_end(header: GgufHeader, layers:
     assert split.device_cache == blocks * 100 * model.block_cache[0]
     assert split.device_weights + split.host_weights == header.tensor_bytes
     assert split.device_cache + split.host_cache == 100 * header.kv_bytes_per_token(F16)
-    assert split.host_weights >= model.input_weights, "the table that tokens are looked up in stays"
+    assert split.host_weights >= model.input_weights, "the token embedding stays on the host"
     assert split.device_bytes == split.device_weights + split.device_cache
     assert split.host_bytes == split.host_weights + split.host_cache
 

@@ -90,7 +90,7 @@ def test_the_first_gpu_with_room_is_chosen(two_devices: None) -> None:
 def test_a_device_is_found_by_name_without_regard_to_case(two_devices: None) -> None:
     assert LlamaRuntime().find_device("vulkan0", BIG) == "Vulkan0"
     assert LlamaRuntime().find_device("Vulkan1", BIG) == "Vulkan1"
-    assert LlamaRuntime().find_device("CUDA7", BIG) == "CUDA7", "for loading to refuse"
+    assert LlamaRuntime().find_device("CUDA7", BIG) == "CUDA7", "loading refuses it later"
     assert LlamaRuntime().find_device("CPU", BIG) == "cpu"
 
 
@@ -226,7 +226,7 @@ def test_layers_on_a_gpu_take_no_memory_of_the_machine(two_devices: None, locate
     assert 0 < whole.weights_bytes < some.weights_bytes < here.weights_bytes
     assert some.cache_bytes == here.cache_bytes / 2, "one block of two"
     assert whole.buffers_bytes == here.buffers_bytes
-    assert needed(device="Vulkan1") == here, "a GPU in the processor has none of its own"
+    assert needed(device="Vulkan1") == here, "an integrated GPU uses the machine's memory"
     assert needed(device="CUDA7") == here
 
 

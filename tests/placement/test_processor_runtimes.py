@@ -105,7 +105,7 @@ def narrow(tiny: TinyModels, locate: Locate) -> LocatedModel:
     return locate(tiny._make("narrow-alone", heads=4, kv_heads=4))
 
 
-# --------------------------------------------------------------------------------------------------- which, and why
+# ---------------------------------------------------------------------------------------------- the choice of runtime
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [("auto", BOTH), ("native", ("native",)), ("llama", ("llama",))])
@@ -338,7 +338,7 @@ def test_before_measurement_the_first_placement_with_room_is_used(
     smaller = native if native.needed_bytes["cpu"] == least else llama
     assert smaller is llama, "its cache is quantised"
     assert before_measuring(target, found, least) == llama.settings
-    assert before_measuring(target, found, least - 1) == native.settings, "for loading to refuse"
+    assert before_measuring(target, found, least - 1) == native.settings, "loading refuses it later"
     levels(monkeypatch, "portable")
     assert before_measuring(target, places(target), PLENTY) == llama.settings
 

@@ -29,7 +29,7 @@ def test_acceptance_starts_at_a_default_rate() -> None:
     assert acceptance.by_position(10) == pytest.approx((UNKNOWN,) * 10)
     assert acceptance.by_position(0) == ()
     for sure in (0.0, 0.3, 1.0):
-        assert acceptance.given(sure) == pytest.approx(sure), "a confidence is taken at its word"
+        assert acceptance.given(sure) == pytest.approx(sure), "a confidence is used as a probability at first"
     assert acceptance.as_prior() == NO_PRIOR == AcceptancePrior()
 
 
@@ -49,7 +49,7 @@ def test_positions_have_separate_rates_and_the_last_one_is_repeated() -> None:
     assert first > 0.95
     assert second > 0.95
     assert third < 0.1
-    assert 0.4 < fourth < 0.8, "never seen: as any token"
+    assert 0.4 < fourth < 0.8, "an unseen position has the overall rate"
     deep = Acceptance()
     for _ in range(100):
         deep.learn((), [True] * (POSITIONS + 3))
@@ -65,7 +65,7 @@ def test_a_dozen_tokens_outweigh_the_prior_rate() -> None:
     guessed = Acceptance()
     for _ in range(12):
         guessed.learn((), [False])
-    assert guessed.by_position(1)[0] < 0.2, "and a guess sooner"
+    assert guessed.by_position(1)[0] < 0.2, "a guess without experience gives way sooner"
 
 
 def test_acceptance_of_old_text_decays() -> None:
@@ -73,7 +73,7 @@ def test_acceptance_of_old_text_decays() -> None:
     for _ in range(60):
         acceptance.learn((), [False])
     assert acceptance.by_position(1)[0] < 0.25
-    assert acceptance.seen == 1060, "which says how much there was, not what it is worth"
+    assert acceptance.seen == 1060, "the prior records all tokens, though their weight is capped"
 
 
 def test_confidence_levels_have_separate_rates() -> None:
@@ -162,7 +162,7 @@ def test_a_prior_of_few_tokens_gives_way_to_more() -> None:
     assert first > 0.6, "24 of 25 were right at this position"
     for _ in range(30):
         prior = taught_further(prior, 100)
-    assert prior.tokens == 256, "no more than matters"
+    assert prior.tokens == 256, "capped at HANDED_ON_STRENGTH"
 
 
 def taught_further(prior: AcceptancePrior, tokens: int) -> AcceptancePrior:
@@ -190,7 +190,7 @@ def test_faded_counts_give_way_to_the_next_tokens() -> None:
     assert acceptance.by_position(2)[1] > 0.55
     assert acceptance.given(0.5) == pytest.approx(before, abs=0.05), "confidences are the drafter's own"
     acceptance.fade(10**6)
-    assert acceptance.by_position(2)[1] > 0.55, "nothing is made worth more"
+    assert acceptance.by_position(2)[1] > 0.55, "fading never raises a weight"
 
 
 def test_too_few_tokens_make_no_prior() -> None:

@@ -205,7 +205,7 @@ def test_more_acceptance_cheaper_drafts_or_a_higher_cap_never_hurt(
     assert best_possible(curve, DraftCost(token_s=token_s), cap).tokens_per_s >= before * slack
 
 
-# --------------------------------------------------------------------------------- what drafting would come to
+# --------------------------------------------------------------------------------- speed-up of drafting
 
 
 @given(curve=curves, token_s=st.floats(0, 0.5), acceptance=st.lists(probabilities, min_size=1, max_size=6))
@@ -252,9 +252,9 @@ def windowed(curve: Curve, token_s: float, acceptance: float, window: int, round
         target_s = curve.seconds(compared)
         drafted = overlapped_tokens(target_s, DraftCost(token_s=token_s), acceptance, 9)
         seconds += max(target_s, drafted * token_s)
-        stood = next((place for place in range(compared) if chance.random() >= acceptance), compared)
-        tokens += min(compared, stood + 1)
-        empty = stood < compared
+        kept = next((place for place in range(compared) if chance.random() >= acceptance), compared)
+        tokens += min(compared, kept + 1)
+        empty = kept < compared
     return tokens / seconds
 
 

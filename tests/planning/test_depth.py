@@ -99,8 +99,8 @@ def test_specdec_stops_once_a_rejection_is_likely() -> None:
     assert not gate.needs_entropy
     assert gate.admits(0.9, None)
     assert gate.goes_on()
-    assert gate.admits(0.7, None), "0.63 of such chains stand whole"
-    assert not gate.admits(0.9, None), "0.57 do"
+    assert gate.admits(0.7, None), "0.63 of such chains are accepted whole"
+    assert not gate.admits(0.9, None), "0.57 are accepted whole"
     assert not ConfidenceGate(0.4).admits(0.59, None)
 
 

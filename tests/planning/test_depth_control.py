@@ -164,7 +164,7 @@ def test_experience_follows_recent_answers_and_fades_without_trials() -> None:
     assert known.gain(0.4) == pytest.approx(0.5, abs=0.05)
 
 
-# ------------------------------------------------------------------------------------------------ T(w) as it is
+# ------------------------------------------------------------------------------------------------ current T(w)
 
 
 def test_times_beyond_the_calibrated_contexts_are_extrapolated_linearly() -> None:
@@ -300,7 +300,7 @@ def test_after_failures_the_drafter_reads_a_few_tokens_to_test_its_guesses() -> 
     known = looked(disappointed(), [True] * 10 + [False] * 4)
     allowance = known.allow("model", 1, 295)
     assert allowance.depth > 0
-    assert allowance.window is not None, "now more of the text is read"
+    assert allowance.window is not None, "more of the text is read by now"
     assert allowance.window > LOOK
     assert known.why_off("model") is None
     unknown = looked(disappointed(), [False] * 13 + [True])
@@ -410,7 +410,7 @@ def test_code_is_drafted_from_the_first_answers() -> None:
     assert decider.control.modes[False].gain(0.5) > 0.3
 
 
-# ------------------------------------------------------------------------------------------------- what it says
+# ------------------------------------------------------------------------------------------------- reasons
 
 
 def test_no_reason_is_given_before_the_first_token_or_for_active_drafters() -> None:
@@ -494,7 +494,7 @@ def test_a_load_starts_once_and_no_times_are_learned_until_it_ends() -> None:
     own = control(load_s=0.2)
     own.lengths = Lengths([400] * 20)
     answer = begun(own)
-    assert not own.answer(prompt_tokens=9).buys_load("model"), "an answer that has not begun"
+    assert not own.answer(prompt_tokens=9).buys_load("model"), "no load before the first token"
     assert answer.buys_load("model", 100)
     assert not answer.buys_load("model", 100)
     before = own.times.factor if own.times is not None else 0.0
@@ -503,10 +503,10 @@ def test_a_load_starts_once_and_no_times_are_learned_until_it_ends() -> None:
         answer.record(round_of(factor=3.0))
     assert own.times is not None
     assert own.times.factor == before
-    assert answer.ledger.room_s < spent_s - 5 * 1.8 * STEP_S, "what the load slows is the load's price"
+    assert answer.ledger.room_s < spent_s - 5 * 1.8 * STEP_S, "a round during a load counts toward the load's cost"
     assert answer.allow("model", 105).depth > 0
     answer.record(round_of(factor=3.0))
-    assert begun(own).buys_load("model", 100), "another answer waits for the same load, which is paid for"
+    assert begun(own).buys_load("model", 100), "another answer uses the same load, already paid for"
 
 
 def test_a_load_that_costs_more_than_the_answer_may_lose_waits() -> None:
@@ -514,7 +514,7 @@ def test_a_load_that_costs_more_than_the_answer_may_lose_waits() -> None:
     own.lengths = Lengths([400] * 20)
     answer = begun(own)
     assert not answer.buys_load("model", 100)
-    assert begun(own).allow("model", 100).depth > 0, "who is asked is loaded"
+    assert begun(own).allow("model", 100).depth > 0, "a drafter that is asked is loaded"
 
 
 def test_missed_savings_are_counted_until_they_pay_for_the_load() -> None:
@@ -604,7 +604,7 @@ def test_a_session_with_a_long_context_does_not_change_another_sessions_depth() 
     assert short._now == pytest.approx(own.times.all_now(short._context) if own.times is not None else [])
 
 
-# ---------------------------------------------------------------------------------------------- what it remembers
+# ---------------------------------------------------------------------------------------------- memory of answers
 
 
 def test_sampled_and_greedy_answers_learn_separately() -> None:
@@ -620,7 +620,9 @@ def test_sampled_and_greedy_answers_learn_separately() -> None:
     once = DepthControl(believed(NATIVE), 7, {"model": priors["model"]})
     begun(once, sampled=True)
     first = once.modes[True].sources["model"].by_position(1)[0]
-    assert first == pytest.approx(priors["model"].by_position[0]), "the other way of sampling is better than nothing"
+    assert first == pytest.approx(priors["model"].by_position[0]), (
+        "without a prior for sampled answers the greedy one is used"
+    )
     assert own.modes[True] is not own.modes[False]
 
 
@@ -691,7 +693,7 @@ def test_threads_can_share_a_depth_control() -> None:
     assert len(own.history().lengths) == 24
 
 
-# --------------------------------------------------------------------------------- target and drafter at once
+# --------------------------------------------------------------------------------- target and drafter in parallel
 
 
 def beside(contention: Contention | None = None, world: World = NATIVE) -> DepthControl:
@@ -750,7 +752,7 @@ def test_overlapped_rounds_never_count_as_plain_rounds() -> None:
         assert answer.allow("model", 1).depth == 5
         answer.record(overlapped(1, 2, slower=1.2))
     assert own.plain_tokens_per_s == plain
-    assert answer.allow("model", 1).depth == 0, "now plain decoding is timed"
+    assert answer.allow("model", 1).depth == 0, "plain decoding is timed in this round"
     answer.record(round_of())
     assert answer.allow("model", 1).depth == 5
 

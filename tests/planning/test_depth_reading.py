@@ -26,7 +26,7 @@ def test_all_half_or_a_quarter_of_the_text_may_be_read() -> None:
     assert readings(40, 0, 400) == [40, 20]
     assert readings(2 * LEAST_READ, 0, 40) == [2 * LEAST_READ, LEAST_READ]
     assert readings(3, 0, 3) == [3]
-    assert readings(8, 380, 400) == [400, 200, 100, 8], "anew, or on with what there is"
+    assert readings(8, 380, 400) == [400, 200, 100, 8], "from scratch, or only the lag"
     assert readings(8, 250, 400) == [400, 200, 8], "a quarter is less than it has"
 
 

@@ -268,7 +268,7 @@ def test_drafting_survives_the_noise_of_a_shared_machine() -> None:
     assert min(bad) > 0.96
 
 
-# --------------------------------------------------------------------------------------------------- looking again
+# --------------------------------------------------------------------------------------------------- trying again
 
 
 def between_looks(places: Sequence[int]) -> list[int]:
@@ -295,7 +295,7 @@ def test_a_drafter_parked_by_bad_luck_is_resumed() -> None:
 
 
 def taught(rate: float) -> DepthControl:
-    """A policy that earlier conversations taught how often its drafter is right; the drafter has to catch up first."""
+    """A policy with a learned acceptance of ``rate``, whose drafter has to catch up first."""
     prior = AcceptancePrior(
         by_position=(rate,) * POSITIONS, by_confidence=tuple((i + 0.5) / BINS for i in range(BINS))
     )

@@ -48,7 +48,9 @@ def test_half_of_a_hand_over_precedes_the_drafting_and_half_follows() -> None:
     soon = flight(0.2, 2, hand_over_s=0.2)
     assert lap(soon, 1.0, ALONE) == pytest.approx((1.0, 1.0, 0.4)), "hidden behind the forward"
     late = flight(0.2, 2, hand_over_s=3.0)
-    assert lap(late, 1.0, ALONE) == pytest.approx((3.2, 1.0, 0.2)), "told before it began, it drafts one token"
+    assert lap(late, 1.0, ALONE) == pytest.approx((3.2, 1.0, 0.2)), (
+        "stopped before its first token, it drafts one token"
+    )
     assert late.drafted == 1
 
 

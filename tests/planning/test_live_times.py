@@ -100,7 +100,7 @@ def test_a_width_that_becomes_slower_is_corrected_at_the_fourth_forward(slower: 
 def test_a_slower_width_is_detected_even_if_plain_forwards_are_rare() -> None:
     times = forwards(fresh(), [1, *[4] * 62] * 3, w4=2.0)
     assert off(times, 4) == pytest.approx(2.0, rel=0.01)
-    assert times.moved == pytest.approx(1.0, rel=0.01), "plain decoding is as fast as ever"
+    assert times.moved == pytest.approx(1.0, rel=0.01), "the speed of plain decoding is unchanged"
 
 
 def test_the_correction_of_a_width_is_undone_once_its_times_recover() -> None:
@@ -137,7 +137,7 @@ def test_forwards_long_after_a_plain_one_do_not_correct_their_width() -> None:
     forwards(times, [4] * 100, w4=1.5)
     assert off(times, 4) == pytest.approx(1.0)
     assert times.factor == pytest.approx(1.5)
-    assert times.moved == pytest.approx(1.5), "which is why plain decoding is timed again"
+    assert times.moved == pytest.approx(1.5), "so plain decoding has to be timed again"
 
 
 def test_three_slow_forwards_change_the_pace_and_two_do_not() -> None:

@@ -94,7 +94,7 @@ def test_pipelined_rounds_correct_the_calibrated_times() -> None:
     alone = MeasuredBudget(2, known(curve))
     for each in flat * 40:
         alone.record(replace(each, overlapped=False))
-    assert alone.window(2) == 0, "without the drafter the target takes another time"
+    assert alone.window(2) == 0, "a round without drafting has another time"
 
 
 def test_reuse_of_proposed_tokens_is_tried_and_stops_if_it_fails() -> None:
@@ -171,7 +171,7 @@ def test_a_branch_pays_even_slightly_below_the_usual_acceptance() -> None:
             assert branch_pays(acceptance, acceptance, window)
             assert not branch_pays(acceptance, 0.0, window)
             pays = [branch_pays(acceptance, step / 100, window) for step in range(101)]
-            assert pays == sorted(pays), "the more of it stands the better"
+            assert pays == sorted(pays), "a higher acceptance never hurts"
             assert 0.1 < pays.index(True) / 100 / acceptance < 0.95
     assert branch_pays(0.0, 0.1, 3)
     assert branch_pays(1.0, 1.0, 3)
@@ -186,9 +186,9 @@ def test_branch_pays_agrees_with_simulated_rounds() -> None:
         for _ in range(rounds):
             places, odds = (window + 1, acceptance) if full else (window + 1, standing) if branch else (1, acceptance)
             assert odds is not None
-            stood = next((place for place in range(places) if source.random() >= odds), places)
-            total += stood if stood == places else stood + 1
-            full, branch = stood == places, stood < places and standing is not None
+            kept = next((place for place in range(places) if source.random() >= odds), places)
+            total += kept if kept == places else kept + 1
+            full, branch = kept == places, kept < places and standing is not None
         return total / rounds
 
     for acceptance, window in ((0.8, 3), (0.6, 3), (0.7, 1)):

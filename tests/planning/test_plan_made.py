@@ -104,7 +104,7 @@ def notes(made: Plan) -> tuple[bool, bool]:
 def test_a_plan_reports_a_trimmed_head_and_siblings() -> None:
     wishes: dict[str, Any] = {**MODEL, "drafter_head": (49152, 151936), "weighs_siblings": True}
     assert notes(plan(stable_to(4), facts=BRANCHING, **wishes)) == (True, True)
-    assert notes(plan(stable_to(4), **wishes)) == (True, False), "its target scores no trees"
+    assert notes(plan(stable_to(4), **wishes)) == (True, False), "the target cannot score siblings"
     assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "depth": 2})) == (True, False)
     assert notes(plan(stable_to(4), facts=BRANCHING, **MODEL)) == (False, False)
     assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "sources": ("lookup",)})) == (False, False)
@@ -209,7 +209,7 @@ def test_a_requested_depth_is_among_the_reasons(depth: int, said: str) -> None:
     made = plan(stable_to(4), depth=depth)
     assert Reason("depth_asked", said) in made.why
     assert "depth_asked" not in {reason.code for reason in plan(stable_to(4), depth=9).why}, (
-        "more than keeps the text"
+        "deeper than the bit-equal widths allow"
     )
     assert "depth_asked" not in {reason.code for reason in plan(stable_to(4)).why}
 
@@ -283,7 +283,7 @@ def test_a_plan_as_json() -> None:
     assert plan(None).as_json()["drafter"] is None
 
 
-# ------------------------------------------------------------------------------------- who drafts, by the times
+# ------------------------------------------------------------------------------------- drafters and times
 
 
 def both(**wish: Any) -> Plan:

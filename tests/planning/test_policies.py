@@ -78,8 +78,8 @@ def test_pipelined_policies_allow_one_more_token_in_a_chain(name: PolicyName) ->
 def test_a_pipelined_budget_uses_the_contention() -> None:
     apart, crowded = costs_of(SOURCES), replace(costs_of(SOURCES), contention=Contention(target_factor=1.5))
     assert MeasuredBudget(4, Costs()).window(9) == 4
-    assert not MeasuredBudget(4, apart).overlaps_prefill, "what it would cost is not known"
+    assert not MeasuredBudget(4, apart).overlaps_prefill, "the contention is unknown"
     assert MeasuredBudget(4, replace(apart, contention=Contention())).overlaps_prefill
     assert not MeasuredBudget(4, crowded).overlaps_prefill
     assert MeasuredBudget(4, Costs()).patience_s() < 1.0
-    assert MeasuredBudget(4, Costs(), waits=True).patience_s() > 3600.0, "as long as a drafter reads"
+    assert MeasuredBudget(4, Costs(), waits=True).patience_s() > 3600.0, "waits while the drafter reads the prompt"

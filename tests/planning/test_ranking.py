@@ -91,7 +91,7 @@ def reason_for(ranking: Ranking, words: str) -> str:
     return found
 
 
-# ------------------------------------------------------------------------------------------- which one wins
+# ------------------------------------------------------------------------------------------- the winner
 
 
 def test_a_drafter_on_the_gpu_wins_if_the_target_does_not_fit_there() -> None:
@@ -215,7 +215,7 @@ def test_the_depth_limit_is_respected() -> None:
     assert rank([target()], [free], ROOMY, depth_limit=3).best.depth == 3
 
 
-# --------------------------------------------------------------------------------------- running both at once
+# --------------------------------------------------------------------------------------- running both in parallel
 
 
 def test_one_device_runs_both_models_in_parallel_only_if_that_was_measured() -> None:
@@ -313,7 +313,7 @@ def test_copies_in_addition_to_a_model_change_neither_cost_nor_gain() -> None:
     assert ranking.best.sources == ("lookup", "model")
     assert ranking.best.tokens_per_s == rank([target()], [alone], ROOMY).best.tokens_per_s
     poor = rank([target()], [replace(LOOKUP, acceptance=()), replace(both, acceptance=(0.0,))], ROOMY)
-    assert poor.best.sources == ("lookup", "model"), "whatever could pay is planned"
+    assert poor.best.sources == ("lookup", "model"), "a drafter that could pay is planned"
 
 
 def test_a_requested_depth_is_ranked_first_whatever_its_speed() -> None:

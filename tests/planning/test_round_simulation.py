@@ -126,7 +126,7 @@ def test_the_expected_course_equals_the_mean_of_random_rounds(one: SimulatedPair
 
 def test_a_drafter_that_is_always_right_settles_in_a_periodic_course() -> None:
     sure = expected_pipelined(pair(flat(0.05), 0.01, 1.0), 8)
-    assert sure.tokens_per_round == pytest.approx(5.0), "what is drafted in a forward, and the pipe never empties"
+    assert sure.tokens_per_round == pytest.approx(5.0), "the tokens drafted in a forward; the pipe never empties"
     capped = expected_pipelined(pair(flat(0.05), 0.01, 1.0), 3)
     assert capped.tokens_per_round == pytest.approx(4.0)
     assert capped.round_s == pytest.approx(0.05)
@@ -140,7 +140,7 @@ def test_a_drafter_that_is_always_wrong_gives_one_token_a_forward() -> None:
     assert wrong.seconds == pytest.approx(0.028)
     assert simulate_pipelined(pair(GENTLE, 0.007, 0.0), 5, rounds=100).tokens == 100
     late = expected_pipelined(pair(GENTLE, 0.1, 0.0), 5)
-    assert late.seconds == pytest.approx(0.1), "it finishes the token at hand, and is waited for"
+    assert late.seconds == pytest.approx(0.1), "the target waits for the current token"
     assert late.target_busy == pytest.approx(0.28)
 
 

@@ -54,13 +54,15 @@ def test_the_likeliest_siblings_are_chosen_if_there_is_room_for_few() -> None:
 
 def test_several_siblings_share_one_step_of_the_curve() -> None:
     reach, odds = [1.0, 1.0, 1.0], [[0.1], [0.08], [0.07]]
-    assert choose_siblings(times(STEPS), reach, odds, 9, 1.0) == [(0, 0), (1, 0), (2, 0)], "one alone would not pay"
+    assert choose_siblings(times(STEPS), reach, odds, 9, 1.0) == [(0, 0), (1, 0), (2, 0)], (
+        "one sibling alone would not pay"
+    )
     assert choose_siblings(times(STEPS), reach[:2], odds[:2], 9, 1.0) == [(0, 0)], "the row before the step is free"
     assert choose_siblings(times(STEPS), reach, odds, 2, 1.0) == []
 
 
 def test_each_step_of_siblings_needs_the_least_gain() -> None:
-    assert choose_siblings(times(LINE), [1.0], [[0.06]], 9, 1.0) == [(0, 0)], "none unless told"
+    assert choose_siblings(times(LINE), [1.0], [[0.06]], 9, 1.0) == [(0, 0)], "no least gain by default"
     assert choose_siblings(times(LINE), [1.0], [[0.06]], 9, 1.0, 0.02) == []
     assert choose_siblings(times(LINE), [1.0], [[0.08, 0.06]], 9, 1.0, 0.02) == [(0, 0)]
 
@@ -69,7 +71,9 @@ def test_siblings_with_zero_odds_are_never_chosen() -> None:
     free = Curve(widths=(1, 9), forward_s=(1.0, 1.0))
     assert choose_siblings(times(free), [1.0, 0.0], [[0.5, 0.0], [0.9]], 9, 1.0) == [(0, 0)]
     assert choose_siblings(times(free), [], [], 9, 1.0) == []
-    assert choose_siblings(times(free), [1.0], [[0.5], [0.5]], 9, 1.0) == [(0, 0)], "a place that nobody let through"
+    assert choose_siblings(times(free), [1.0], [[0.5], [0.5]], 9, 1.0) == [(0, 0)], (
+        "a position that the gate did not admit"
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -147,7 +151,7 @@ def test_siblings_that_are_never_right_are_no_longer_proposed() -> None:
     assert chosen() == [(0, 0)]
     for _ in range(100):
         answer.learn_siblings("model", [0.4, 0.3], [False, False])
-        answer.learn_siblings("nobody", [0.4, 0.3], [True, False])
+        answer.learn_siblings("unknown", [0.4, 0.3], [True, False])
     assert chosen() == []
 
 

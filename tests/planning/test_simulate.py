@@ -150,7 +150,7 @@ def test_a_model_stays_on_its_allowed_devices() -> None:
     assert {candidate.target.device for candidate in simulate(machine_called("phone-npu")).candidates} == {"cpu"}
 
 
-# --------------------------------------------------------------------------------------------- a target in two parts
+# --------------------------------------------------------------------------------------------- a split target
 
 
 def test_a_target_too_large_for_the_gpu_is_split_with_the_layers_that_fit() -> None:
@@ -214,7 +214,7 @@ def test_the_hand_over_of_a_split_target_is_that_of_its_farther_part() -> None:
     assert curve.plain_s > 0.02
 
 
-# ------------------------------------------------------------------------------------------------- rounds at once
+# ------------------------------------------------------------------------------------------------- pipelined rounds
 
 
 def test_the_pipelined_rate_equals_the_simulated_rounds() -> None:

@@ -178,7 +178,7 @@ def test_the_same_seed_gives_the_same_request_and_times() -> None:
     assert one.request(1) != one.request(2)
 
 
-# -------------------------------------------------------------------------------------- the stand-in and the loop
+# -------------------------------------------------------------------------------------- simulated and real loop
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def test_the_simulated_loop_does_the_rounds_of_the_real_loop(seed: int) -> None:
         assert served.spent == pytest.approx(course.clock.spent)
 
 
-# ------------------------------------------------------------------------------------------------ what is drawn
+# ------------------------------------------------------------------------------------------ random machines and texts
 
 
 def test_random_machines_and_texts_cover_the_required_range() -> None:

@@ -104,14 +104,14 @@ def test_a_requested_mode_is_kept(mode: Any, words: str) -> None:
     assert (copies.mode, copies.sources) == (mode, ("lookup",))
 
 
-def test_a_drafter_that_pays_only_if_pipelined_is_planned_pipelined() -> None:
+def test_a_drafter_that_gains_only_if_pipelined_is_planned_pipelined() -> None:
     steep = Curve(widths=(1, 16), forward_s=(0.1, 0.85))
     dear = costs(steep, drafts={"model": DraftCost(token_s=0.06)}, contention=APART, acceptance={"model": (0.99,)})
     assert best(dear).mode == "pipelined"
     assert best(replace(dear, contention=None)).sources == ()
 
 
-def test_a_drafter_that_pays_in_neither_mode_is_rejected_with_both_figures() -> None:
+def test_a_drafter_that_gains_in_neither_mode_is_rejected_with_both_figures() -> None:
     known = costs(drafts={"model": DraftCost(token_s=0.3)}, contention=CROWDED)
     ranking = rank_pair(request(), FACTS, probe(4), known)
     assert ranking is not None
