@@ -1,1 +1,1 @@
-"""Measuring models on this machine, and keeping what was measured."""
+"""Measuring models on this machine, and storing the measurements."""

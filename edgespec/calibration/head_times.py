@@ -1,4 +1,4 @@
-"""What rows of an output head cost, by timing models that differ in their heads only, and what they are worth."""
+"""Times output heads, with models that differ only in their heads, and measures what their rows are worth."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import closing
 from edgespec.calibration.timing import Clock, time_plain
 from edgespec.interfaces.model import Model
 
-# Tokens before the timed forward: as good as none, so that the time is that of the weights. Longer contexts add the
-# same to every head.
+# Tokens before the timed forward: few, so that the time is that of the weights. Longer contexts add the same to every
+# head.
 CONTEXT_TOKENS = 64
 
-# Timed forwards of each model. The median of 21 is that of at least 11 undisturbed ones unless half of them were hit.
+# Timed forwards of each model. The median of 21 is undisturbed unless half of them were hit.
 REPETITIONS = 21
 
-ROWS_AT_ONCE = 64  # of scores: what a Sequence gives at most
+ROWS_AT_ONCE = 64  # rows of scores: the most that a Sequence gives
 
-# Fewer lost tokens than these say nothing: of 30, a share is known to within 9 points (one deviation).
+# Fewer lost tokens are not significant: with 30, a share is known to within 9 points (one deviation).
 ENOUGH_LOST = 30
 
 
@@ -30,7 +30,7 @@ def measure_heads(
     repetitions: int = REPETITIONS,
     clock: Clock = time.perf_counter,
 ) -> Generator[float, None, tuple[float, ...]]:
-    """Median seconds of a forward of width 1 of each of ``models``, as ``time_plain`` takes them, in steps."""
+    """Median seconds of a width-1 forward of each of ``models``, measured as in ``time_plain``, in steps."""
     samples = yield from time_plain(models, context_tokens, repetitions, clock)
     return tuple(statistics.median(kept) for kept in samples)
 
@@ -38,10 +38,10 @@ def measure_heads(
 def right_of_lost(
     model: Model, texts: Sequence[tuple[Sequence[int], Sequence[int]]], kept: Iterable[int]
 ) -> Generator[float, None, float | None]:
-    """The share of the tokens outside ``kept`` that ``model`` has as its first choice, in steps; yields what is done.
+    """Share of the tokens outside ``kept`` that ``model`` ranks first, in steps; yields the fraction done.
 
-    ``texts`` are (tokens before it, the text), in which every token is predicted from all before it. None where too
-    few tokens are outside ``kept`` to tell. Raises what opening a sequence and a forward raise.
+    ``texts`` are (tokens before the text, the text); every token is predicted from all tokens before it. None if too
+    few tokens are outside ``kept``. Raises what opening a sequence and a forward raise.
     """
     held, lost, right = frozenset(kept), 0, 0
     pairs = [(list(before), list(text)) if before else (list(text[:1]), list(text[1:])) for before, text in texts]

@@ -1,4 +1,4 @@
-"""Measurements kept between runs: versioned, filed under what they depend on, thrown away when that changes."""
+"""Measurements kept between runs: versioned, filed under what they depend on, discarded when that changes."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from edgespec.planning.depth.experience import History
 SCHEMA_VERSION = 3
 BANDWIDTH_SCHEMA_VERSION = 1
 
-# A measurement is a few kilobytes, one of every thread count of a large server some tens of them; anything larger is
-# not one of ours.
+# A measurement is a few kilobytes, at most some tens with every thread count of a large server; a larger file is not
+# a measurement of ours.
 _LARGEST_FILE_BYTES = 2**20
 
-# Threads and layers beyond this are not ours.
+# Larger numbers of threads and layers are invalid.
 _MOST_COUNTED = 4096
 
 T = TypeVar("T")
 
 
 class _UnusableError(Exception):
-    """A file that was there and says nothing about this machine and model."""
+    """A file exists but does not apply to this machine and model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """The folder that measurements of this machine are kept in. It need not exist.
+    """The folder of this machine's measurements. It need not exist.
 
-    ``notes`` collects a sentence for every file that was there and could not be used. Width classes do not depend on
-    the power source; times do. ``create`` makes a folder before it is written to.
+    ``notes`` collects a sentence for every file that could not be used. Width classes do not depend on the power
+    source; times do. ``create`` makes a folder before the first write.
     """
 
     folder: Path
@@ -58,11 +58,11 @@ class Measurements:
     notes: list[str] = field(default_factory=list, compare=False)
     _unwritten: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
     _refusals: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
-    # By kind, what other builds may have stored: read once.
+    # By kind, keys that other builds may have stored: read once.
     _keys: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def on_power(self, power_source: str) -> Measurements:
-        """The same folder, for a machine that runs on another source of power."""
+        """The same folder, for a machine on another power source."""
         other = replace(self, power_source=power_source, notes=[])
         other._unwritten.update(self._unwritten)
         other._refusals.update(self._refusals)
@@ -71,12 +71,12 @@ class Measurements:
     # ---------------------------------------------------------------------------- what one model takes
 
     def load_widths(self, facts: ModelFacts) -> WidthProbe | None:
-        """The width probe of this model, build and setting on this machine, or None if there is none to trust.
+        """The width probe of this model, build and setting on this machine, or None if there is no valid one.
 
-        Of rows that are bit-equal by construction it is a self-check of file, build and level, on any machine.
+        For rows that are bit-equal by construction: a self-check of file, build and level, valid on any machine.
         """
         probe = self._load("widths", self._widths_key(facts), widths_from_json)
-        if probe is None and facts.bit_equal_by_construction:  # as it was filed before there was a self-check
+        if probe is None and facts.bit_equal_by_construction:  # the key used before self-checks existed
             probe = self._load("widths", self._model_key(facts), widths_from_json)
         return probe
 
@@ -84,11 +84,11 @@ class Measurements:
         self._save("widths", self._widths_key(facts), widths_to_json(probe))
 
     def load_times(self, facts: ModelFacts) -> ModelTimes | None:
-        """What the forwards of this model take in this setting, on this source of power; None if not measured."""
+        """Times of this model's forwards in this setting, on this power source; None if not measured."""
         return self._load_timing("times", self._times_key(facts), ModelTimes.from_json, facts)
 
     def save_times(self, facts: ModelFacts, times: ModelTimes, *, busy: float = 0.0) -> None:
-        """``busy``: the share of the processors that other programs took meanwhile, if that was too much.
+        """``busy``: the share of the processors that other programs used during the measurement, if too large.
 
         Times of a busy machine never replace those of a quieter one.
         """
@@ -97,11 +97,11 @@ class Measurements:
             self._save("times", self._times_key(facts), stored)
 
     def busy_share(self, facts: ModelFacts) -> float:
-        """``busy`` of the times that are stored; 0 where they were measured in quiet, or not at all."""
+        """``busy`` of the stored times; 0 if measured on a quiet machine, or not at all."""
         return self._load_timing("times", self._times_key(facts), _share_from_json, facts) or 0.0
 
     def forget_times(self, facts: ModelFacts) -> None:
-        """Throw an old curve away, which newer times of this setting contradict."""
+        """Delete an old curve that newer times of this setting contradict."""
         self._forget("times", facts)
 
     def _forget(self, kind: str, facts: ModelFacts) -> None:
@@ -118,11 +118,11 @@ class Measurements:
         return self.load_plain_s(facts) if times is None else times.curves.curves[0].plain_s
 
     def load_plain_s(self, facts: ModelFacts) -> float | None:
-        """T(1) of this model in this setting, where only that was measured."""
+        """T(1) of this model in this setting, if only that was measured."""
         return self._load_timing("plain", self._times_key(facts), _seconds_from_json, facts)
 
     def forget_plain_s(self, facts: ModelFacts) -> None:
-        """Throw T(1) in a setting away, which could not be measured again."""
+        """Delete T(1) of a setting that could not be measured again."""
         self._forget("plain", facts)
 
     def save_plain_s(self, facts: ModelFacts, seconds: float) -> None:
@@ -141,7 +141,7 @@ class Measurements:
     def load_acceptance(self, target: ModelFacts, source: str) -> AcceptancePrior | None:
         """What earlier conversations taught about ``source`` (a drafter's identity) drafting for this target.
 
-        It depends on the texts, not on the machine: only the models enter its key.
+        Depends on the texts, not on the machine: only the models enter the key.
         """
         return self._load("acceptance", _acceptance_key(target, source), AcceptancePrior.from_json)
 
@@ -158,20 +158,20 @@ class Measurements:
     # ------------------------------------------------------------------------------- what is settled
 
     def load_place(self, model: ModelFacts) -> Settled[Place]:
-        """Where calibrations have agreed that a target runs on this machine, whatever drafts for it."""
+        """The placement of a target on which calibrations have agreed for this machine, for any drafter."""
         return self._load("settled", self._settled_key(model, "place"), _place_from_json) or Settled()
 
     def save_place(self, model: ModelFacts, settled: Settled[Place]) -> None:
         self._save("settled", self._settled_key(model, "place"), asdict(settled))
 
     def load_threads(self, model: ModelFacts, runtime: str) -> Settled[int]:
-        """On how many threads calibrations have agreed that a target runs fastest in a runtime."""
+        """The fastest number of threads for a target in a runtime, on which calibrations have agreed."""
         return self._load("settled", self._settled_key(model, f"threads of {runtime}"), _count_from_json) or Settled()
 
     def settle_threads(self, most: ModelFacts, fastest: int) -> int:
-        """On how many threads a target runs from now on, after a calibration that found ``fastest``.
+        """A target's number of threads from now on, after a calibration that found ``fastest``.
 
-        Where they change no bits it is those, elsewhere what calibrations agree on. ``most`` are the target's facts
+        ``fastest`` itself if threads change no bits, else what calibrations agree on. ``most`` are the target's facts
         with all threads.
         """
         settled = self.load_threads(most, most.runtime)
@@ -190,9 +190,9 @@ class Measurements:
     def exclusive(
         self, lock_folder: Path, *, wait: bool, waiting: Callable[[], object] = lambda: None
     ) -> Iterator[bool]:
-        """Hold the one lock under which anything is timed; False if another process holds it and ``wait`` is off.
+        """Hold the lock under which everything is timed; False if another process holds it and ``wait`` is False.
 
-        Two calibrations at once would measure each other. ``waiting`` is called where there is something to wait for.
+        Two calibrations in parallel would disturb each other. ``waiting`` is called before a wait.
         """
         try:
             self.create(lock_folder)
@@ -201,7 +201,8 @@ class Measurements:
         except filelock.Timeout:
             yield False
             return
-        except (OSError, EdgespecError, NotImplementedError):  # nowhere to put a lock: nobody else has one either
+        # without a place for locks no other process has one either
+        except (OSError, EdgespecError, NotImplementedError):
             yield True
             return
         try:
@@ -212,9 +213,10 @@ class Measurements:
     def _load_timing(
         self, kind: str, key: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], T], *models: ModelFacts
     ) -> T | None:
-        """What this build was timed at, else what the latest other one was, where it computes the same.
+        """This build's times, else the latest of another build that computes the same.
 
-        Other kernels of ours take about as long, which decoding corrects; measuring anew takes a minute.
+        Our kernels take about as long in each build, and decoding corrects the difference; measuring again takes a
+        minute.
         """
         found = self._load(kind, key, parse)
         for other in () if found is not None else self._of_other_builds(kind, key, *models):
@@ -224,7 +226,7 @@ class Measurements:
         return found
 
     def _of_other_builds(self, kind: str, key: Mapping[str, Any], *models: ModelFacts) -> list[Mapping[str, Any]]:
-        """Keys of what is stored that differ in the builds of our own kernels alone, the latest first."""
+        """Stored keys that differ only in the builds of our kernels, the latest first."""
         ours = {facts.runtime for facts in models if facts.bit_equal_by_construction}
         if not ours:
             return []
@@ -234,7 +236,7 @@ class Measurements:
         return [other for other in self._keys[kind] if other != key and _of_any_build(other, ours) == wanted]
 
     def _stored_keys(self, kind: str) -> list[Mapping[str, Any]]:
-        """The keys of every measurement of a kind that can be read, the latest first."""
+        """The keys of every readable measurement of a kind, the latest first."""
         found: list[tuple[int, Mapping[str, Any]]] = []
         with suppress(OSError):
             for path in self.folder.glob(f"{kind}-*.json"):
@@ -275,7 +277,7 @@ class Measurements:
         return path.read_text(encoding="utf-8")
 
     def _save(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
-        """A folder that cannot be written costs a new measurement in the next process, not an error now."""
+        """Store a measurement; if the folder is not writable, the next process measures again."""
         path = self._path(kind, key)
         document = {"schema_version": SCHEMA_VERSION, "key": dict(key), kind: dict(value)}
         try:
@@ -289,7 +291,7 @@ class Measurements:
 
     @property
     def unstored(self) -> str | None:
-        """Why something that was measured is only known to this process; None if all of it is stored."""
+        """Why a measurement is only kept in this process; None if all are stored."""
         return next((self._refusals[name] for name in self._unwritten), None)
 
     def _model_key(self, facts: ModelFacts) -> dict[str, Any]:
@@ -327,7 +329,7 @@ class Measurements:
 
 
 def _acquire(lock: filelock.BaseFileLock, waiting: Callable[[], object] | None) -> None:
-    """Raises filelock.Timeout where somebody else has it and ``waiting`` is None."""
+    """Raises filelock.Timeout if another process holds the lock and ``waiting`` is None."""
     try:
         lock.acquire()
     except filelock.Timeout:
@@ -342,7 +344,7 @@ def _said(error: OSError, path: Path) -> str:
 
 
 def _of_any_build(key: Mapping[str, Any], runtimes: Collection[str]) -> dict[str, Any]:
-    """The key of a model, or of a pair, without the builds of those runtimes."""
+    """The key of a model, or of a pair, without the builds of ``runtimes``."""
     if key.get("runtime") in runtimes:
         return {name: value for name, value in key.items() if name != "build"}
     return {name: _of_any_build(v, runtimes) if isinstance(v, Mapping) else v for name, v in key.items()}
@@ -359,14 +361,14 @@ def _acceptance_key(target: ModelFacts, source: str) -> dict[str, Any]:
 def _seconds_from_json(stored: Mapping[str, Any]) -> float:
     seconds = float(stored["forward_s"])
     if not 0 < seconds < float("inf"):
-        raise ValueError("a forward takes some time")
+        raise ValueError("the seconds of a forward are positive and finite")
     return seconds
 
 
 def _share_from_json(stored: Mapping[str, Any]) -> float:
     share = float(stored.get("busy", 0.0))
     if not 0 <= share <= 1:
-        raise ValueError("a share is a part of the whole")
+        raise ValueError("a share is between 0 and 1")
     return share
 
 
@@ -391,7 +393,7 @@ def _one_place(stored: Any) -> Place:
 
 def _one_count(stored: Any) -> int:
     if not isinstance(stored, int) or not 1 <= stored <= _MOST_COUNTED:
-        raise ValueError("so many there are of nothing")
+        raise ValueError(f"a count is an integer from 1 to {_MOST_COUNTED}")
     return stored
 
 
@@ -400,7 +402,7 @@ def _contention_from_json(stored: Mapping[str, Any]) -> Contention:
         target_factor=float(stored["target_factor"]), drafter_factor=float(stored["drafter_factor"])
     )
     if not all(1 <= factor < float("inf") for factor in (contention.target_factor, contention.drafter_factor)):
-        raise ValueError("nothing runs faster beside another")
+        raise ValueError("contention factors are finite and at least 1")
     return contention
 
 
@@ -408,7 +410,7 @@ def _contention_from_json(stored: Mapping[str, Any]) -> Contention:
 
 
 def load_bandwidth(folder: Path, machine: Machine) -> BandwidthMeasurement | None:
-    """The bandwidth measured on this machine at its present power source, or None if there is none to trust."""
+    """The bandwidth measured on this machine with its current power source; None if there is no valid one."""
     try:
         path = _bandwidth_path(folder, machine)
         if path.stat().st_size > _LARGEST_FILE_BYTES:
@@ -419,11 +421,11 @@ def load_bandwidth(folder: Path, machine: Machine) -> BandwidthMeasurement | Non
             return None
         return BandwidthMeasurement.from_json(stored["bandwidth"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # missing, or damaged: measured again
+        return None  # missing or damaged: measured again
 
 
 def save_bandwidth(folder: Path, machine: Machine, measurement: BandwidthMeasurement) -> None:
-    """Keep a measurement. A folder that cannot be written costs a new one next time, not an error now."""
+    """Store a measurement; if the folder is not writable, the next process measures again."""
     document = {
         "schema_version": BANDWIDTH_SCHEMA_VERSION,
         "machine": machine.fingerprint,

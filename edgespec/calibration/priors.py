@@ -1,4 +1,4 @@
-"""What models are expected to take on a machine that was not measured, by ratios of others (``priors.toml``)."""
+"""Expected times of models on a machine that was not measured, from ratios on other machines (``priors.toml``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
 
-# Where the second curve stands: what a token of context adds is a straight line, so any two will do.
+# Context of the second curve: the cost of context is linear, so any two contexts will do.
 _FAR_TOKENS = 4096
 
 
@@ -22,14 +22,14 @@ def _tables() -> Mapping[str, Any]:
 
 
 def expected_plain_s(facts: ModelFacts) -> float:
-    """T(1) in seconds by the bytes that a forward reads: right within a factor of three or so."""
+    """T(1) in seconds by the bytes that a forward reads: right within a factor of about three."""
     return facts.bytes_per_forward / float(_tables()["reading"]["bytes_per_s"])
 
 
 def expected_curves(facts: ModelFacts, plain_s: float) -> ContextCurves | None:
     """T(w) in seconds of a model whose T(1) is about ``plain_s``.
 
-    None where rows may cost as much as forwards: other runtimes than our own, and our own in portable C.
+    None if rows may cost as much as forwards: in runtimes other than ours, and in our portable C.
     """
     shape = _tables()["verification"].get(_level(facts))
     if shape is None:
@@ -45,7 +45,7 @@ def expected_curves(facts: ModelFacts, plain_s: float) -> ContextCurves | None:
 
 
 def expected_draft_cost(drafter: ModelFacts, target: ModelFacts, plain_s: float) -> DraftCost | None:
-    """What drafting is expected to take beside a target whose T(1) is ``plain_s``; None where nobody can tell."""
+    """Expected cost of drafting for a target whose T(1) is ``plain_s``; None if it cannot be estimated."""
     drafting, level = _tables()["drafting"], _level(drafter)
     if level not in drafting["reading"] or _level(target) not in drafting["reading"]:
         return None
@@ -54,7 +54,7 @@ def expected_draft_cost(drafter: ModelFacts, target: ModelFacts, plain_s: float)
 
 
 def expected_acceptance(source: str) -> float:
-    """The probability that a token drafted by ``source`` is accepted, whatever the text."""
+    """The probability that a token drafted by ``source`` is accepted, without regard to the text."""
     return float(_tables()["acceptance"][source])
 
 

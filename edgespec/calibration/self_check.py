@@ -1,4 +1,4 @@
-"""One look at rows that are bit-equal by construction: the model in this file, by these kernels, at mixed widths."""
+"""Checks bit-equality by construction for the model in this file, with these kernels, at mixed widths."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from edgespec.calibration.width_probe import probe_tokens
 from edgespec.interfaces.model import Model, Sequence
 from edgespec.planning.cost.widths import POSITIONS, WIDEST, ContextProbe, WidthProbe
 
-# The same 12 tokens in forwards of these widths, each pass from an empty cache: 9 forwards, which take 12 to 13 times
-# T(1) with AVX-512 (0.5 s for a 1.5B model of 38 ms). Every width up to 8, the inputs that a kernel takes at once, is
-# compared with width 1 through the rows that both have in common with the widest. The last forward is of width 1 and
-# finds its weights in place: its time is a first T(1).
+# The same 12 tokens in forwards of these widths, each pass from an empty cache: 9 forwards, 12 to 13 times T(1) with
+# AVX-512 (0.5 s for a 1.5B model of 38 ms). Every width up to 8, a kernel's largest input, is compared with width 1
+# through the rows that both share with the widest. The last forward has width 1 and warm weights: it gives a first
+# T(1).
 PASSES = ((WIDEST,), (8, 4), (7, 5), (6, 3, 2, 1))
 
 
@@ -21,7 +21,7 @@ def self_check(
 ) -> Generator[float, None, WidthProbe]:
     """Compare rows bit by bit, in steps of a forward; yields the fraction done. Raises what a forward raises.
 
-    The probe has every width, or width 1 alone if any bit differs; its T(1) is that of one forward, in seconds.
+    The probe has every width, or only width 1 if any bit differs; its T(1) is that of one forward, in seconds.
     """
     tokens = probe_tokens(POSITIONS, vocabulary_size)
     first: list[bytes] = []
@@ -51,7 +51,7 @@ def self_check(
 
 
 class SelfCheck:
-    """A ``self_check`` on the thread of a Sequence of its own, while the caller does something else."""
+    """A ``self_check`` on a separate Sequence's thread, in parallel with the caller."""
 
     def __init__(self, model: Model) -> None:
         self._sequence = model.open(POSITIONS)
@@ -68,7 +68,7 @@ class SelfCheck:
                 return probe
 
     def result(self) -> WidthProbe:
-        """Wait for it. Raises what a forward raises."""
+        """Wait for the result. Raises what a forward raises."""
         try:
             return self._found.result()
         finally:

@@ -1,7 +1,7 @@
-"""Measuring a loaded model on this machine: T(w), the price of reading a prompt, width classes, contention.
+"""Measures a loaded model on this machine: T(w), the cost of reading a prompt, width classes, contention.
 
-Everything runs in steps of well under a second, as generators: ``edgespec calibrate`` runs them to the end, a chat
-runs some of them between two answers.
+Measurements are generators with steps of well under a second: ``edgespec calibrate`` runs them to the end, a chat
+runs some steps between two answers.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
 from edgespec.planning.cost.widths import POSITIONS, WidthProbe, probe_starts
 
-# Widths worth knowing: every one a chain may use, then enough to see where the curve bends.
+# Timed widths: every width of a chain, then enough to show where the curve bends.
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 
-# A drafter's own widths: one token at a time, two when it catches up after a round.
+# A drafter's widths: one token at a time, two when it catches up after a round.
 DRAFTER_WIDTHS = (1, 2, 4)
 
-# Timed forwards a width: a quarter of five is the second fastest, which three interruptions do not move.
+# Timed forwards a width: the lower quartile of five is the second fastest, which three interruptions do not change.
 QUICK_REPETITIONS = 5
 FULL_REPETITIONS = 9
 
-# Plain forwards by which two settings are compared: differences of 3 % decide.
+# Plain forwards for a comparison of two settings: differences of 3 % decide.
 PLAIN_REPETITIONS = 16
 
-# Beyond the widths that chains use a forward takes a quarter of a second, and two of them show where a curve goes.
+# Beyond the widths of chains a forward takes a quarter of a second, and two are enough for the curve.
 _OFTEN_TIMED = 8
 _SELDOM = 2
 
-# Tokens of each answer that drafter and target are compared on, and the length of the chains counted in it.
+# Tokens of each answer on which drafter and target are compared, and the length of the chains counted in it.
 AGREEMENT_TOKENS = 24
 AGREEMENT_DEPTH = 4
 
-# Seconds for which both sides run at once, in so many turns: someone who types a prompt waits for the end of one.
+# Seconds for which both sides run in parallel, in this many turns: a user who types a prompt waits for one turn.
 CONTENTION_S = 1.0
 _CONTENTION_TURNS = 4
 
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """How much to measure. ``complete`` also bounds the differences of unstable widths (near exactness needs it).
+    """How much to measure. ``complete`` also bounds the differences of unstable widths, for near exactness.
 
     ``to_end``: widths are compared up to the end of the context, unless its length is known not to matter.
     """
@@ -75,9 +75,9 @@ FULL = Scope(repetitions=FULL_REPETITIONS, every_context=True, complete=True, to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTimes:
-    """What one model in one setting takes: lower quartiles in seconds, by context length and width.
+    """Times of a model in one setting: lower quartiles in seconds, by context length and width.
 
-    ``prompt_token_s`` is the price of a prompt token, read ``STEP_TOKENS`` at a time.
+    ``prompt_token_s`` is the time of a prompt token, read ``STEP_TOKENS`` at a time.
     """
 
     contexts: tuple[int, ...]
@@ -88,10 +88,10 @@ class ModelTimes:
 
     @property
     def curves(self) -> ContextCurves:
-        """T(w) by context, freed of interruptions. Raises ValueError if the numbers are none of a measurement.
+        """T(w) by context, without interruptions. Raises ValueError for numbers that no measurement gives.
 
-        A forward of fewer rows, or after less text, cannot take longer than one of more: it could be padded. So where
-        it was measured to, something else had the machine, and the shorter of the two times holds for both.
+        A forward of fewer rows, or after less text, cannot take longer than a larger one, since it could be padded.
+        If it was measured as longer, another program interfered, and the shorter of the two times is used for both.
         """
         rows, later = [], (float("inf"),) * len(self.widths)
         for seconds in reversed(self.forward_s):
@@ -131,7 +131,7 @@ class ModelTimes:
             repetitions=int(stored["repetitions"]),
         )
         if not 0 < times.prompt_token_s < float("inf") or times.repetitions < 1:
-            raise ValueError("a prompt token takes some time")
+            raise ValueError("the seconds of a prompt token are positive and finite")
         times.curves  # noqa: B018  (checks the rest)
         return times
 
@@ -141,8 +141,8 @@ def measure_target(
 ) -> Generator[float, None, tuple[ModelTimes, WidthProbe]]:
     """T(w) and width classes, in steps; yields the fraction done. Raises what a forward raises.
 
-    One walk through the contexts serves both: at each of them the widths are compared, and at the first and the last
-    (every one if the scope says so) also timed. Rows that are bit-equal by construction get a self-check instead.
+    One walk through the contexts serves both: widths are compared at each context, and timed at the first and the
+    last (at each, if the scope asks for that). Rows that are bit-equal by construction get a self-check instead.
     """
     by_construction = model.facts.bit_equal_by_construction
     starts = probe_starts(context_length, to_end=scope.to_end and not by_construction)
@@ -151,7 +151,7 @@ def measure_target(
     widest = max(*scope.widths, POSITIONS)
     widths = tuple(width for width in scope.widths if width <= context_length)
     rows: list[tuple[float, ...]] = []
-    reached = 0  # comparing widths goes back and forth; what is done does not
+    reached = 0  # comparing widths moves back and forth; progress does not
     with closing(model.open(end + widest)) as sequence:
         prober = WidthProber(sequence, end, model.facts.vocabulary_size, complete=scope.complete)
         checked = None
@@ -178,7 +178,7 @@ def measure_target(
 
 
 def _without_progress(steps: Generator[float, None, T]) -> Generator[float, None, T]:
-    """The same steps, none of which is said to be any of the work."""
+    """The same steps, without reporting progress."""
     while True:
         try:
             next(steps)
@@ -213,10 +213,10 @@ def measure_drafter(
 def time_plain(
     models: Collection[Model], context_tokens: int, repetitions: int, clock: Clock
 ) -> Generator[float, None, list[list[float]]]:
-    """Seconds of so many forwards of width 1 of each of ``models``, in steps; yields the fraction done.
+    """Seconds of ``repetitions`` width-1 forwards of each model, in steps; yields the fraction done.
 
-    They take turns, so that a busy machine slows all of them alike. All are fed the same tokens, of the smallest
-    vocabulary. Picking the best token is part of the time, as it is in drafting. Raises what a forward raises.
+    The models run alternately, so that a busy machine slows all of them equally. All read the same tokens, from the
+    smallest vocabulary. The time includes picking the best token, as drafting does. Raises what a forward raises.
     """
     tokens = probe_tokens(context_tokens + 1, min(model.facts.vocabulary_size for model in models))
     samples: list[list[float]] = [[] for _ in models]
@@ -226,7 +226,7 @@ def time_plain(
             if context_tokens:
                 sequence.forward(tokens[:context_tokens], 0)
             yield 0.0
-        # Once around without counting: kernels and pages warm up.
+        # The first turn is not counted: kernels and pages warm up.
         for turn in range(repetitions + 1):
             for sequence, kept in zip(sequences, samples, strict=True):
                 sequence.rewind(context_tokens)
@@ -243,8 +243,8 @@ def measure_plain_ratio(
 ) -> Generator[float, None, float]:
     """T(1) of ``other`` over T(1) of ``own`` at the first context.
 
-    The upper quartile of the ratios of each turn: another setting is called faster only as far as three turns in four
-    agree, because on a noisy machine any two settings differ by more than 3 % now and then.
+    The upper quartile of the ratios of all turns: another setting counts as faster only if three turns in four agree,
+    because on a noisy machine any two settings sometimes differ by more than 3 %.
     """
     start = probe_starts(context_length)[0]
     own_s, other_s = yield from time_plain((own, other), start, PLAIN_REPETITIONS, clock)
@@ -261,17 +261,17 @@ def _time_widths(
     clock: Clock,
     done: float,
 ) -> Generator[float, None, tuple[float, ...]]:
-    """Typical seconds of a forward of each width after ``start`` tokens, the widths taking turns. Yields ``done``."""
+    """Typical seconds of a forward of each width after ``start`` tokens, measured alternately. Yields ``done``."""
     samples: dict[int, list[float]] = {width: [] for width in widths}
     longer = list(itertools.islice(itertools.cycle(tokens), start + max(widths)))
-    # Once around without counting: kernels and pages warm up.
+    # The first turn is not counted: kernels and pages warm up.
     for turn in range(repetitions + 1):
         for width in widths:
             if width > _OFTEN_TIMED and not 1 <= turn <= _SELDOM:
                 continue
             sequence.rewind(min(start, sequence.length))
             before = clock()
-            sequence.forward(longer[start : start + width], width).argmax()  # as verification does
+            sequence.forward(longer[start : start + width], width).argmax()  # as in verification
             if turn:
                 samples[width].append(clock() - before)
             yield done
@@ -279,12 +279,12 @@ def _time_widths(
 
 
 def _typical(samples: list[float]) -> float:
-    """The lower quartile: whatever else the machine does only ever makes a forward slower."""
+    """The lower quartile: other programs only make a forward slower."""
     return sorted(samples)[(len(samples) - 1) // 4]
 
 
 def _time_prompt(sequence: Sequence, tokens: list[int], clock: Clock) -> Generator[float, None, list[float]]:
-    """Seconds a token of ``STEP_TOKENS`` (or all there are) read at once, a few times."""
+    """Seconds per token of ``STEP_TOKENS`` (or all) read in one forward, a few times."""
     size = min(STEP_TOKENS, sequence.context_length, len(tokens))
     samples = []
     for _ in range(3):
@@ -301,7 +301,7 @@ def measure_contention(
 ) -> Generator[float, None, Contention]:
     """How much target and drafter slow each other down, each decoding plainly on its own thread.
 
-    Alone and together they take turns, so that a machine that is busy anyway cancels out.
+    Turns alone and together alternate, so that the load of other programs cancels out.
     """
     models, turn_s = (target, drafter), seconds / _CONTENTION_TURNS
     alone: tuple[list[float], ...] = ([], [])
@@ -334,8 +334,8 @@ def measure_agreement(
 ) -> Generator[float, None, Acceptance]:
     """How often the drafter's best token is the target's, greedily, by position and confidence: a first prior.
 
-    The target writes ``tokens`` after each prompt; the drafter then reads prompt and answer at once, and is right at
-    a position exactly if a chain that got there would have been.
+    The target writes ``tokens`` after each prompt. The drafter then reads prompt and answer in one forward, and is
+    right at a position exactly if a chain that reached it would have been.
     """
     acceptance = Acceptance()
     for prompt in prompts:
@@ -346,8 +346,8 @@ def measure_agreement(
                 answer.append(writing.forward(answer[-1:], 1).argmax_row(0))
                 yield len(answer) / tokens
             if isinstance(reading, FrequentHeadSequence):
-                reading.score_frequent(prompt)  # what the text has had; the answer's own words come one by one
-            # The last prompt token's scores are about the first token of the answer.
+                reading.score_frequent(prompt)  # the prompt's tokens; the answer's follow one by one
+            # The last prompt token's scores predict the first token of the answer.
             if len(prompt) > 1:
                 reading.forward(prompt[:-1], 0)
             rows = reading.forward([prompt[-1], *answer[:-1]], tokens)
@@ -362,13 +362,13 @@ def measure_agreement(
 
 
 def _confidence(logits: LogitsArray) -> float:
-    """The highest probability of softmax(logits); 0.0 where a score is NaN or infinite, which no draft survives."""
+    """The highest probability of softmax(logits); 0.0 if a score is NaN or infinite, which rejects any draft."""
     best = logits.max()
     return float(1.0 / np.exp(logits - best).sum()) if np.isfinite(best) else 0.0
 
 
 def _decode_for(sequence: Sequence, vocabulary_size: int, seconds: float, clock: Clock) -> Future[list[float]]:
-    """Seconds of each forward of width 1, for so many seconds, on the sequence's own thread."""
+    """Seconds of each width-1 forward, for ``seconds`` seconds, on the sequence's own thread."""
     token = probe_tokens(1, vocabulary_size)
 
     def job() -> list[float]:

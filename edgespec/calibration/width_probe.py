@@ -1,8 +1,8 @@
-"""Which forward widths are bit-equal: measured for one model, build and setting, and searched for the best.
+"""Measures which forward widths are bit-equal for one model, build and setting.
 
-A row's scores may depend on how many rows were computed beside it (another kernel, another rounding). Speculation
-emits plain decoding's text only if verification stays within widths whose rows are bit-equal to width 1's, read
-through the cache those widths themselves wrote.
+A row's scores may depend on how many rows are computed with it (another kernel, another rounding). Speculation emits
+plain decoding's text only if verification uses widths whose rows are bit-equal to width 1's, read through the cache
+that those widths wrote.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from edgespec.planning.cost.widths import (
     probe_starts,
 )
 
-# Tokens read at a time on the way to a probe: under a second on a machine that reads a prompt at 77 tokens a second.
+# Tokens read at a time before a probe: under a second on a machine that reads 77 prompt tokens a second.
 STEP_TOKENS = 64
 
 # A mixture of widths must agree as well: kernels could each be stable and yet leave different caches. As in decoding,
-# each forward keeps only its first few rows, so that every width's cache is read by another.
+# each forward keeps only its first few rows, so that another width reads every width's cache.
 _MIXTURE_SEED = 7
 _MIXTURE_KEEPS = 4
 
 
 def probe_tokens(count: int, vocabulary_size: int) -> list[int]:
-    """Pseudo-random token ids, the same every time."""
+    """Pseudo-random token ids, the same on every call."""
     return random.Random(_MIXTURE_SEED).choices(range(vocabulary_size), k=count)
 
 
@@ -50,7 +50,7 @@ def probe_widths(
 ) -> WidthProbe:
     """Measure the width class of ``model`` up to ``widest``, at contexts on both sides of each border.
 
-    A width that differs anywhere is left out, and not measured further unless ``complete``. ``progress`` is given
+    A width that differs at a context is left out, and not measured further unless ``complete``. ``progress`` receives
     the fraction done. Raises what a forward raises.
     """
     starts = probe_starts(context_length)
@@ -66,7 +66,7 @@ def probe_widths(
 
 
 class WidthProber:
-    """Probes one sequence at one context after the other, in steps short enough to stop between any two.
+    """Probes one sequence at ascending contexts, in short steps; the caller may stop between steps.
 
     ``end`` is where the last probe ends, in tokens.
     """
@@ -83,7 +83,7 @@ class WidthProber:
         self.tokens = probe_tokens(end, vocabulary_size)
 
     def steps_at(self, start: int) -> Iterator[None]:
-        """Probe at ``start``, which ascends from call to call; the prompt before it is read first."""
+        """Probe at ``start``, which ascends from call to call, after reading the prompt before it."""
         sequence, tokens = self._sequence, self.tokens
         yield from self.read_to(start)
         span = tokens[start : start + POSITIONS]
@@ -103,7 +103,7 @@ class WidthProber:
             widths = [mixture.choice([1, *self._equal]) for _ in span]
             mixed = [(width, mixture.randint(1, min(width, _MIXTURE_KEEPS))) for width in widths]
             diff = _difference(sequence, start, span, mixed, reference, stop_early=False)
-            if diff > 0:  # stable one by one but not together: only width 1 is safe
+            if diff > 0:  # stable alone but not when mixed: only width 1 is safe
                 diffs[0] = diff
                 self._differing.extend(self._equal)
                 self._equal = []
@@ -111,7 +111,7 @@ class WidthProber:
         yield
 
     def read_to(self, start: int) -> Iterator[None]:
-        """Leave the first ``start`` tokens in the cache."""
+        """Fill the cache with exactly the first ``start`` tokens."""
         sequence = self._sequence
         sequence.rewind(min(sequence.length, start))
         while sequence.length < start:
@@ -119,7 +119,7 @@ class WidthProber:
             yield
 
     def result(self) -> WidthProbe:
-        """What the contexts probed so far have shown."""
+        """The result of the contexts probed so far."""
         return WidthProbe(
             widths=(1, *self._equal),
             contexts=tuple(self._contexts),
@@ -129,7 +129,7 @@ class WidthProber:
 
 
 def _plain_rows(sequence: Sequence, start: int, span: list[int]) -> tuple[list[LogitsArray], list[float]]:
-    """The scores after each token of ``span`` at width 1, and the seconds each forward took."""
+    """The scores after each token of ``span`` at width 1, and the seconds of each forward."""
     rows, seconds = [], []
     sequence.rewind(start)
     for token in span:
@@ -155,7 +155,7 @@ def _rows(
         group = span[done : done + width]
         if not group:
             return
-        # The last group is filled up to the full width, so that every forward really has it.
+        # The last group is padded, so that every forward has the full width.
         rows = sequence.forward((group + span * width)[:width], width)
         kept = min(kept, len(group))
         for index in range(kept):
@@ -178,7 +178,7 @@ def _difference(
     for row, expected in zip(_rows(sequence, start, span, forwards), reference, strict=False):
         if not np.array_equal(row, expected):
             difference = float(np.abs(row - expected).max())
-            largest = max(largest, difference if difference > 0 else float("inf"))  # not a number: no bound
+            largest = max(largest, difference if difference > 0 else float("inf"))  # NaN: no bound
             if stop_early:
                 break
     return largest

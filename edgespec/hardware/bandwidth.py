@@ -1,4 +1,4 @@
-"""What the memory delivers to threads that only read it, and how much of that a model's kernels make use of."""
+"""Read bandwidth of the memory by number of threads, and the share of it that a model's kernels use."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from edgespec.hardware.machine import memory_bytes
 
 Chunk = npt.NDArray[np.int32]
 
-# Eight times a last-level cache of 32 MiB. Such a cache still raised the best pass over 64 MiB by a third; 512 MiB
-# gave the same figure as 256.
+# Eight times a last-level cache of 32 MiB. That cache still raised the best pass over 64 MiB by a third; 512 MiB gave
+# the same figure as 256.
 BUFFER_BYTES = 256 * 2**20
 
-# Anything less would measure the cache of a common desktop processor.
+# A smaller buffer would measure the cache of a common desktop processor.
 SMALLEST_BUFFER_BYTES = 64 * 2**20
 
-# Leaves three quarters to whatever runs beside; below 256 MiB available there is nothing to measure with.
+# Leaves three quarters to other programs; below 256 MiB available, too little is left to measure with.
 _SHARE_OF_AVAILABLE = 0.25
 
-# About 60 passes at 20 GB/s, whose median no hiccup moves; with the buffer to fill it is over in 1 to 1.5 seconds.
+# About 60 passes at 20 GB/s, whose median is robust; filling the buffer included, 1 to 1.5 seconds.
 SECONDS = 0.8
 
-# Each thread count gets this many timed passes however slow the memory, so that best and median mean something.
+# Timed passes of each thread count on slow memory, so that best and median mean something.
 FEWEST_PASSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadBandwidth:
-    """Bytes a second that ``threads`` threads read together: in the best pass, and in the median one."""
+    """Bytes a second that ``threads`` threads read together: in the best pass, and in the median pass."""
 
     threads: int
     best_bytes_per_s: float
@@ -59,11 +59,11 @@ class BandwidthMeasurement:
 
     @property
     def read_bytes_per_s(self) -> float:
-        """What memory-bound work can count on: the highest median over the thread counts."""
+        """The bandwidth available to memory-bound work: the highest median of all thread counts."""
         return self.fastest.median_bytes_per_s
 
     def as_json(self) -> dict[str, Any]:
-        """Every field, and ``read_bytes_per_s`` for those who want one number."""
+        """Every field, and ``read_bytes_per_s`` as the one number."""
         return {
             "read_bytes_per_s": self.read_bytes_per_s,
             "buffer_bytes": self.buffer_bytes,
@@ -79,7 +79,7 @@ class BandwidthMeasurement:
 
     @classmethod
     def from_json(cls, stored: object) -> BandwidthMeasurement:
-        """What ``as_json`` made. Raises ValueError for anything it could not have made."""
+        """Read what ``as_json`` made. Raises ValueError for anything else."""
         table = _table(stored, {"read_bytes_per_s", "buffer_bytes", "by_threads"})
         rows = table["by_threads"]
         if not isinstance(rows, list) or not rows:
@@ -102,13 +102,12 @@ def measure_read_bandwidth(
     clock: Callable[[], float] = time.perf_counter,
     read: Callable[[Chunk], object] | None = None,
 ) -> BandwidthMeasurement:
-    """Read a buffer over and over with each number of threads; takes about ``seconds`` beside filling the buffer.
+    """Read a buffer repeatedly with each number of threads; takes about ``seconds`` plus filling the buffer.
 
-    The buffer has ``buffer_bytes``, or a quarter of the available memory if that is less. Caches that hold more than
-    a quarter of it (large servers) make the result too high. Each thread reads its own part. ``read`` reads one part,
-    ``clock`` is in seconds; both are here to be replaced.
-
-    Raises InvalidRequestError for arguments out of range and MemoryLimitError if there is too little memory.
+    The buffer has ``buffer_bytes``, or a quarter of the available memory if that is less. A cache larger than a
+    quarter of the buffer (large servers) makes the result too high. Each thread reads its own part. ``read`` reads
+    one part, ``clock`` is in seconds; tests replace both. Raises InvalidRequestError for arguments out of range and
+    MemoryLimitError if there is too little memory.
     """
     counts = sorted(set(threads))
     if not counts or counts[0] < 1:
@@ -134,7 +133,7 @@ def measure_read_bandwidth(
 
 
 def kernel_bandwidth(bytes_per_token: int, plain_tokens_per_s: float) -> float:
-    """Bytes a second that plain decoding reads: each token takes every weight, and the cache, once.
+    """Bytes a second that plain decoding reads: each token reads every weight and the cache once.
 
     Raises InvalidRequestError unless both are positive and finite.
     """
@@ -145,8 +144,7 @@ def kernel_bandwidth(bytes_per_token: int, plain_tokens_per_s: float) -> float:
 def utilisation(kernel_bytes_per_s: float, read_bytes_per_s: float) -> float:
     """The share of the measured read bandwidth that decoding uses.
 
-    Well above 1 means that one of the two was not measured right. Raises InvalidRequestError unless both are positive
-    and finite.
+    Well above 1 means that one measurement is wrong. Raises InvalidRequestError unless both are positive and finite.
     """
     _require_positive(kernel_bytes_per_s=kernel_bytes_per_s, read_bytes_per_s=read_bytes_per_s)
     return kernel_bytes_per_s / read_bytes_per_s
@@ -157,30 +155,30 @@ def _filled_buffer(wanted_bytes: int) -> Chunk:
     size = min(wanted_bytes, int(available * _SHARE_OF_AVAILABLE))
     if size < SMALLEST_BUFFER_BYTES:
         raise MemoryLimitError(
-            f"measuring bandwidth takes {SMALLEST_BUFFER_BYTES // 2**20} MiB, too much of the "
+            f"measuring bandwidth needs {SMALLEST_BUFFER_BYTES // 2**20} MiB, too much of the "
             f"{available // 2**20} MiB that are available",
             needed_bytes=int(SMALLEST_BUFFER_BYTES / _SHARE_OF_AVAILABLE),
             available_bytes=available,
             hint="close other programs",
         )
-    # Written, not zeroed: pages never written to are all one page, which the cache would hold.
+    # Written, not zeroed: pages that were never written share one page, which the cache would hold.
     return np.full(size // np.dtype(np.int32).itemsize, 1, dtype=np.int32)
 
 
 def _read(chunk: Chunk) -> object:
-    # The reduction with the least work per byte, and numpy lets go of the interpreter meanwhile. From a cache, where
-    # memory is no limit, one thread does 100 GB/s of it, of bitwise_or 60 and of a float32 sum 28, the last of which
-    # would already be the bottleneck. Of 32 bits because every common vector unit has that maximum.
+    # The reduction with the least work per byte; numpy releases the interpreter lock. From a cache one thread reaches
+    # 100 GB/s (bitwise_or 60; float32 sum 28, already a bottleneck). 32 bits: every common vector unit has that
+    # maximum.
     return np.maximum.reduce(chunk)
 
 
 def _time_passes(
     chunks: Sequence[Chunk], seconds: float, clock: Callable[[], float], read: Callable[[Chunk], object]
 ) -> list[float]:
-    """Seconds of each pass over all chunks, a thread to each, until ``seconds`` are over."""
+    """Seconds of each pass over all chunks, one thread each, until ``seconds`` are over."""
     passes: list[float] = []
     with ThreadPoolExecutor(len(chunks), thread_name_prefix="edgespec-bandwidth") as pool:
-        list(pool.map(read, chunks))  # starts the threads, wakes the processor up; not timed
+        list(pool.map(read, chunks))  # starts the threads and wakes the processor; not timed
         started = clock()
         while True:
             before = clock()
@@ -211,7 +209,7 @@ def _thread_bandwidth(row: object) -> ThreadBandwidth:
 
 def _table(stored: object, keys: set[str]) -> Mapping[str, object]:
     if not isinstance(stored, dict) or set(stored) != keys:
-        raise ValueError(f"not an object of {', '.join(sorted(keys))}")
+        raise ValueError(f"not an object with {', '.join(sorted(keys))}")
     return stored
 
 
@@ -227,4 +225,4 @@ def _rate(value: object) -> float:
     try:
         return float(value)
     except OverflowError as error:
-        raise ValueError("a rate beyond all floats") from error
+        raise ValueError("the rate is beyond the range of a float") from error

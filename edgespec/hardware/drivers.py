@@ -1,4 +1,4 @@
-"""What computes on a GPU besides our runtimes: drivers, their libraries, and the variables that change either."""
+"""Identity of the GPU software outside our runtimes: drivers, libraries and the variables that affect them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-# Beginnings of variables by which users choose other kernels or another driver.
+# Prefixes of variables with which users choose other kernels or another driver.
 _VARIABLES = (
     "AMD_VULKAN",
     "ANV_",
@@ -31,10 +31,10 @@ _VARIABLES = (
     "VK_LOADER_DRIVERS",
 )
 
-# Kernel modules that tell a version of their own; the others are the kernel's.
+# Kernel modules with a separate version; the others have the kernel's.
 _MODULES = ("amdgpu", "i915", "nvidia", "xe")
 
-# Libraries of the GPU's maker that a runtime has loaded beside its own.
+# Libraries of the GPU's maker that a runtime has loaded.
 _MAKERS_LIBRARY = re.compile(r"lib(amdhip|cublas|cuda|cudart|hipblas|rocblas|ze_loader)[^/]*\.so[^/]*$")
 
 _ICD_FOLDERS = ("etc/vulkan/icd.d", "usr/local/share/vulkan/icd.d", "usr/share/vulkan/icd.d")
@@ -48,15 +48,15 @@ _LIBRARY_FOLDERS = (
 
 @functools.cache
 def gpu_drivers() -> str:
-    """``driver_identity`` of this process, asked once: what one process plans with stays one thing."""
+    """``driver_identity`` of this process, computed once so that it cannot change within a process."""
     return driver_identity()
 
 
 def driver_identity(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> str:
-    """Short, and another one whenever anything here does that rows of a GPU may depend on.
+    """A short digest that changes whenever GPU software changes that may affect a row's bits.
 
-    A driver compiles shaders and brings kernels of its own: after its update the same program may round otherwise. On
-    Linux versions and files are looked at, elsewhere the system's version stands for all of it.
+    A driver compiles shaders and brings its own kernels, so the same program may round differently after an update.
+    Linux reports versions and files; elsewhere the system's version is used for everything.
     """
     digest = hashlib.sha256()
     for part in (*_system(), *_modules(root), *_vulkan(root, environ), *_loaded(root), *_chosen(environ)):
@@ -75,7 +75,7 @@ def _modules(root: Path) -> Iterator[str]:
 
 
 def _vulkan(root: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    """Drivers that Vulkan's loader would load, each by its file: packages are updated without another name."""
+    """Drivers that Vulkan's loader would load, with their files: a package update may keep the name."""
     manifests = [path for folder in _ICD_FOLDERS for path in sorted((root / folder).glob("*.json"))]
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         manifests += [Path(path) for path in environ.get(name, "").split(os.pathsep) if path]
@@ -92,7 +92,7 @@ def _vulkan(root: Path, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _loaded(root: Path) -> Iterator[str]:
-    """The maker's libraries that are loaded already, as those are that a runtime is linked with."""
+    """The maker's libraries that are loaded already, such as those a runtime is linked with."""
     with suppress(OSError):
         maps = (root / "proc/self/maps").read_text(encoding="utf-8", errors="replace")
         paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if line.count("/")}

@@ -1,4 +1,4 @@
-"""The processor and the memory that this process may use, and an identity for measurements to be filed under.
+"""The processor and memory that this process may use, and a fingerprint under which measurements are filed.
 
 The limits of Linux control groups count: a container has fewer processors than its machine.
 """
@@ -20,7 +20,7 @@ import psutil
 
 PowerSource = Literal["mains", "battery"]
 
-# Linux's names for the instruction sets that CPU inference kernels are chosen by.
+# Linux's names of the instruction sets by which CPU inference kernels are chosen.
 _ISA_OF_INTEREST = (
     "sse4_2",
     "avx",
@@ -39,17 +39,17 @@ _ISA_OF_INTEREST = (
     "sve",
 )
 
-# Names of the kernel's drivers for sensors in the processor itself: Intel, AMD, and boards whose device tree names
-# a zone "cpu...". ACPI zones are left out: many report a constant.
+# Driver names of processor sensors: Intel, AMD, and boards whose device tree has a zone "cpu...". ACPI zones are left
+# out: many report a constant.
 _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "x86_pkg_temp", "cpu", "soc_thermal")
 
-# Processors shut down around 100 to 115 degrees; a sensor that says more, or nothing above zero, is broken.
+# Processors shut down around 100 to 115 degrees; a sensor above this, or not above zero, is broken.
 _TOO_HOT_TO_BE_TRUE_C = 150.0
 
 # What psutil's sensors raise on platforms without them and on odd entries below /sys.
 _SENSOR_FAILURES = (AttributeError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
 
-# A name is worth no longer wait: a system too busy to answer by then gets the generic one.
+# A name is worth no longer wait; after it the generic name is used.
 _SYSCTL_TIMEOUT_S = 2.0
 
 
@@ -57,8 +57,8 @@ _SYSCTL_TIMEOUT_S = 2.0
 class Machine:
     """This machine, as far as it matters to running models. Bytes and counts; ``isa`` is in order of width.
 
-    ``power_source`` is None where the system tells nothing, as desktops and virtual machines do: having no battery
-    to ask is not the same as being on mains.
+    ``power_source`` is None if the system does not report it, as on desktops and virtual machines: no battery does
+    not imply mains.
     """
 
     system: str
@@ -72,24 +72,24 @@ class Machine:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when this is another machine, which no measurement outlives.
+        """Identity of the machine; a change invalidates all measurements.
 
-        The power source is not in it, because it comes and goes; measurements are filed under it separately.
+        The power source is not in it, because it changes often; measurements are filed under it separately.
         """
         facts = (self.system, self.processor, self.isa, self.physical_cores, self.logical_cores)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     def as_json(self) -> dict[str, Any]:
-        """The machine as reports have it: every field, and ``fingerprint``."""
+        """The machine in reports: every field, and ``fingerprint``."""
         return {**asdict(self), "isa": list(self.isa), "fingerprint": self.fingerprint}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What changes by the minute and disturbs measurements; None where the system does not tell.
+    """Conditions that change by the minute and disturb measurements; None if the system does not report them.
 
-    ``temperature_c`` is the hottest sensor of the processor, in degrees Celsius; ``load_average`` the system's own,
-    over the last minute.
+    ``temperature_c`` is the processor's hottest sensor, in degrees Celsius; ``load_average`` the system's own, over
+    the last minute.
     """
 
     temperature_c: float | None = None
@@ -97,13 +97,13 @@ class Conditions:
 
 
 def usable_processors() -> int:
-    """Logical processors that this process may keep busy: what it is bound to, or a container's quota."""
+    """Logical processors that this process may keep busy: its affinity, or a container's quota."""
     logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(logical, processor_limit() or logical))
 
 
 def describe_machine() -> Machine:
-    """Look at the machine now."""
+    """Describe the machine as it is now."""
     logical = usable_processors()
     physical = psutil.cpu_count(logical=False) or logical
     name, flags = _cpu_name_and_flags()
@@ -121,7 +121,7 @@ def describe_machine() -> Machine:
 
 
 def describe_conditions() -> Conditions:
-    """Look at what changes by the minute."""
+    """Read the current conditions."""
     return Conditions(temperature_c=_temperature_c(), load_average=_load_average())
 
 
@@ -147,7 +147,7 @@ def _cpu_name_and_flags() -> tuple[str, frozenset[str]]:
 
 
 def _name_from_sysctl() -> str | None:
-    """Elsewhere macOS only says "arm" or "i386"."""
+    """The processor's name; other sources on macOS only report "arm" or "i386"."""
     command = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SYSCTL_TIMEOUT_S, check=True)
@@ -157,7 +157,7 @@ def _name_from_sysctl() -> str | None:
 
 
 def _name_from_registry() -> str | None:
-    """Elsewhere Windows only has the family and the stepping."""
+    """The processor's name; other sources on Windows only report family and stepping."""
     winreg: Any = importlib.import_module("winreg")
     try:
         with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
@@ -167,7 +167,7 @@ def _name_from_registry() -> str | None:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(total, available) bytes for this process: the machine's, or its control groups' where that is less."""
+    """(total, available) bytes for this process: the machine's, or its control groups' if less."""
     memory = psutil.virtual_memory()
     total, available = int(memory.total), int(memory.available)
     for group in memory_limits():
@@ -177,7 +177,7 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def power_source() -> PowerSource | None:
-    """Where the power comes from now; None where the system does not tell."""
+    """The current power source; None if the system does not report it."""
     try:
         battery = psutil.sensors_battery()
     except _SENSOR_FAILURES:
@@ -203,7 +203,7 @@ def _temperature_c() -> float | None:
 
 
 def _load_average() -> float | None:
-    # Only systems that keep one: psutil would start a thread of its own to make one up elsewhere.
+    # Only where the system keeps one: elsewhere psutil would start a thread to emulate it.
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -223,16 +223,16 @@ class MemoryLimit:
 
 
 def memory_limits() -> list[MemoryLimit]:
-    """Every limit on this process's memory, from its own group up to the root; all of them hold at once."""
-    # Page cache counts as used in a group and is given back on demand. Version 1 prefixes what includes subgroups.
+    """Every limit on this process's memory, from its own group up to the root; all apply together."""
+    # Page cache counts as used in a group but is freed on demand. Version 1's prefix "total_" includes subgroups.
     found = _limits(_folders("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return found + _limits(_folders(""), "memory.max", "memory.current", "inactive_file")
 
 
 def processor_limit() -> int | None:
-    """Whole processors that this process may keep busy, or None without a limit. More threads would be throttled."""
+    """Whole processors that this process may keep busy, None without a limit. More threads would be throttled."""
     quotas = []
-    for folder in _folders("cpu"):  # version 1: a quota of -1 is none
+    for folder in _folders("cpu"):  # version 1: a quota of -1 means none
         quotas.append((_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")))
     for folder in _folders(""):
         quota, _, period = _text(folder / "cpu.max").partition(" ")
@@ -257,17 +257,17 @@ def _limits(folders: Iterator[Path], limit_name: str, used_name: str, cache_name
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """This process's group and the groups around it. ``controller`` is version 1's; the empty one is version 2.
+    """This process's group and its parents. ``controller`` is version 1's; the empty string is version 2.
 
-    A container may see the names of its host's groups without their folders; then only the root is there, and that
-    is the container's own group.
+    A container may see its host's group names without their folders. Then only the root exists, which is the
+    container's own group.
     """
     root = _MOUNT / controller
     own = Path()
     for line in _text(_MEMBERSHIP).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        # A group outside of this process's view is written with "..".
+        # A group outside this process's view is written with "..".
         if controller in controllers.split(",") and ".." not in Path(path).parts:
             own = Path(path.lstrip("/"))
     for folder in (own, *own.parents):
@@ -287,7 +287,7 @@ def _is_count(text: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    """The file's text, empty if there is none to read."""
+    """The file's text, empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):

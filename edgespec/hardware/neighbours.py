@@ -1,4 +1,4 @@
-"""What other programs take of the processors that this process may use, while it measures."""
+"""How much processor time other programs use while this process measures."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from types import TracebackType
 
 import psutil
 
-# Share of the processors that others may take before times are not believed. What runs on an idle desktop takes 1
-# to 3 in a hundred; a program that keeps one of up to ten processors busy is above it.
+# Share of the processors that other programs may use before times are rejected. An idle desktop uses 1 to 3 in a
+# hundred; a program that keeps one of up to ten processors busy exceeds it.
 BUSY_SHARE = 0.1
 
-# Systems count processor seconds in steps of 10 ms; a share of less than this is made of too few.
+# Systems count processor time in steps of 10 ms; shares of less time than this are too coarse.
 _LEAST_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Processor seconds since some moment: of this process, of all there are, and how many could have been used."""
+    """Processor seconds since some moment: used by this process, used in all, and available in all."""
 
     own_s: float
     busy_s: float
@@ -27,9 +27,9 @@ class Used:
 
 
 def processor_seconds() -> Used | None:
-    """How the processors that this process may run on were used so far; None where the system does not tell.
+    """How the processors that this process may run on were used so far; None if the system does not report it.
 
-    What a hypervisor gave to another machine counts as used.
+    Time that a hypervisor gave to another machine counts as used.
     """
     try:
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
@@ -44,7 +44,7 @@ def processor_seconds() -> Used | None:
 
 
 class Neighbours:
-    """Adds up what others took while it was entered: a context manager, to be used again and again."""
+    """Adds up what other programs used while entered: a reusable context manager."""
 
     def __init__(self, look: Callable[[], Used | None] | None = None) -> None:
         self._look = look or processor_seconds
@@ -66,12 +66,12 @@ class Neighbours:
 
     @property
     def share(self) -> float:
-        """The part of the processors that others took, 0 to 1; 0 where nobody can tell."""
+        """The share of the processors that other programs used, 0 to 1; 0 if unknown."""
         if self._total_s < _LEAST_S:
             return 0.0
         return min(1.0, max(0.0, self._others_s / self._total_s))
 
     @property
     def busy(self) -> bool:
-        """Whether they took so much that times are not to be believed."""
+        """Whether other programs used so much that times are not reliable."""
         return self.share > BUSY_SHARE

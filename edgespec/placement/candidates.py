@@ -1,7 +1,7 @@
 """Where target and drafter could run on this machine: whole on each device, or as many layers as fit on it.
 
 Dovetail (Zhang et al., 2024) puts the drafter on the GPU and the target on the CPU, DuoDecoding (Lv et al., 2025) the
-reverse. The rival of both is to give the GPU as many layers of the target as it holds, so that is a place as well.
+reverse. Both compete with a GPU that holds as many layers of the target as fit, so that is a placement as well.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Known = Callable[[ModelFacts], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A model in one place. ``layers`` is (on the device, of all) where only some are there.
+    """A model on one device. ``layers`` is (on the device, total) if only some are on the device.
 
-    ``split`` are the bytes of weights and cache on the device and beside it, ``buffers_bytes`` those of its working
-    buffers in the machine's memory, ``memory`` the device whose memory holds what is on the device.
+    ``split`` are the bytes of weights and cache on the device and on the host, ``buffers_bytes`` those of working
+    buffers in the machine's memory, ``memory`` the device whose memory holds the device's part.
     """
 
     settings: Settings
@@ -49,26 +49,26 @@ class Placement:
     @property
     def name(self) -> str:
         facts = self.facts
-        runtime = f" ({facts.runtime})" if facts.device == HOST else ""  # on the processor there may be two
+        runtime = f" ({facts.runtime})" if facts.device == HOST else ""  # the processor may have two runtimes
         return f"{placed_name(facts.name, facts.device, self.layers)}{runtime}"
 
     @property
     def key(self) -> Place:
-        """What it is stored under."""
+        """The key under which this placement is stored."""
         return self.facts.runtime, self.facts.device, None if self.layers is None else self.layers[0]
 
     def is_of(self, settings: Settings) -> bool:
-        """Whether these settings put a model here."""
+        """Whether ``settings`` put a model here."""
         return _where(self.settings) == _where(settings)
 
     def put(self, settings: Settings) -> Settings:
-        """Those settings, as they put a model here."""
+        """``settings``, changed to put a model here."""
         own = self.settings
         return runtime_of(own).moved(settings, own) if own.runtime == settings.runtime else own
 
     @property
     def needed_bytes(self) -> Mapping[str, int]:
-        """What it takes of each memory; working buffers are counted in both, as either may hold them."""
+        """Bytes needed of each memory; working buffers are counted in both, as either may hold them."""
         if self.memory == HOST:
             return {HOST: self.split.device_bytes + self.split.host_bytes + self.buffers_bytes}
         return {
@@ -77,7 +77,7 @@ class Placement:
         }
 
     def target_option(self, curve: Curve, depth_cap: int | None, *, eligible: bool = True) -> TargetOption:
-        """This placement of the target, with what was measured of it."""
+        """This placement of the target, with its measurements."""
         facts, split = self.facts, self.split
         return TargetOption(
             model=facts.name,
@@ -96,7 +96,7 @@ class Placement:
         )
 
     def drafter_option(self, cost: DraftCost, rates: tuple[float, ...], *, eligible: bool = True) -> DrafterOption:
-        """This placement of the drafter, with what was measured of it."""
+        """This placement of the drafter, with its measurements."""
         facts, split = self.facts, self.split
         on_host = self.memory == HOST
         return DrafterOption(
@@ -115,15 +115,15 @@ class Placement:
         )
 
     def not_measured(self, *, drafting: bool = False) -> Rejected:
-        """That nobody has timed it; a time is not guessed."""
+        """The rejection of a placement that was not timed; times are not guessed."""
         return Rejected(what=f"{self.name}, drafting" if drafting else self.name, verdict=NOT_MEASURED, target=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placements:
-    """Every place of target and drafter; none at all where there is nothing but the processor and one runtime for it.
+    """All placements of target and drafter; empty if there is only the processor with one runtime.
 
-    ``memory_bytes`` is what may be used of each GPU's own memory; one that does not tell is not in it.
+    ``memory_bytes`` is the usable part of each GPU's own memory, without GPUs that do not report it.
     """
 
     targets: tuple[Placement, ...] = ()
@@ -131,11 +131,11 @@ class Placements:
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def room(self, place: Placement) -> bool:
-        """Whether it fits in a GPU's own memory; true where that is the machine's, false where nobody knows."""
+        """Whether the model fits in a GPU's own memory. True for the machine's memory, False for an unknown size."""
         return place.memory == HOST or place.needed_bytes[place.memory] <= self.memory_bytes.get(place.memory, 0)
 
     def too_small(self, place: Placement, *, drafting: bool = False) -> Rejected | None:
-        """Why a GPU cannot hold it, or may not; None if it can."""
+        """Why a GPU cannot hold the model, or its size is unknown; None if it can."""
         if self.room(place):
             return None
         needed, available = place.needed_bytes[place.memory], self.memory_bytes.get(place.memory)
@@ -155,11 +155,11 @@ class Placements:
 def find_placements(
     prepare: Preparation, target: LocatedModel, drafter: LocatedModel | None, known: Known = lambda _facts: False
 ) -> Placements:
-    """Where the profile lets the two run, and in which runtime; ONNX models stay where they are put.
+    """Where the profile lets target and drafter run, and in which runtime; ONNX models are not moved.
 
-    A GPU that is too small for all of the target is offered as many layers as fit on it, by themselves and beside the
-    drafter. Of the settings a place can be used in the first that is ``known`` (measured) counts, else the fastest.
-    Asks no driver for anything if only the CPU is asked for. Raises RuntimeUnavailableError, ModelFileError.
+    A GPU that is too small for the whole target is offered as many layers as fit, alone and together with the
+    drafter. Of a placement's settings the first that is ``known`` (measured) is used, else the fastest. No driver is
+    queried if only the CPU is requested. Raises RuntimeUnavailableError, ModelFileError.
     """
     profile = prepare.profile
     wanted, wanted_drafter = profile.device.lower(), profile.draft_device.lower()
@@ -174,7 +174,7 @@ def find_placements(
     }
     drafters: list[Placement] = []
     for device, runtime in _allowed(wanted_drafter, gpus, draft_runtimes):
-        assert drafter is not None  # else there are no runtimes for it
+        assert drafter is not None  # runtimes were found for a drafter
         drafters.append(_placement(prepare, prepare.drafter_at(drafter, runtime, _name(device)), device))
     targets: list[Placement] = []
     for device, runtime in _allowed(wanted, gpus, runtimes):
@@ -188,9 +188,9 @@ def find_placements(
 
 
 def default_settings(prepare: Preparation, target: LocatedModel, places: Placements, allowed_bytes: int) -> Settings:
-    """How the target runs before anything is measured: where ``Preparation.target`` says, if all of it fits there.
+    """The target's settings before any measurement: those of ``Preparation.target``, if all of it fits there.
 
-    Else on the CPU, if it has room in ``allowed_bytes`` of the machine's memory, else with as many layers on a GPU as
+    Else the CPU, if the target fits in ``allowed_bytes`` of the machine's memory, else as many layers on a GPU as
     fit: a model too large for one memory may fit in two. Raises InvalidRequestError.
     """
     settings = prepare.target(target).settings
@@ -205,7 +205,7 @@ def default_settings(prepare: Preparation, target: LocatedModel, places: Placeme
 
 
 def require_room(settings: Settings, places: Placements) -> None:
-    """Raise MemoryLimitError if what these settings put on a GPU does not fit in the GPU's own memory."""
+    """Raise MemoryLimitError if these settings put more on a GPU than its own memory holds."""
     for place in places.targets:
         if place.memory in places.memory_bytes and place.is_of(settings) and not places.room(place):
             needed, allowed = place.needed_bytes[place.memory], places.memory_bytes[place.memory]
@@ -218,9 +218,9 @@ def require_room(settings: Settings, places: Placements) -> None:
 
 
 def room_for_drafter(settings: Settings, device: str, places: Placements) -> tuple[int, int] | None:
-    """(needed, left) bytes of the GPU's own memory for a drafter on ``device`` beside a target in these settings.
+    """(needed, left) bytes of the GPU's own memory for a drafter on ``device`` with the target in these settings.
 
-    None where that is not known, or no GPU's own.
+    None if the size is unknown, or the GPU shares the machine's memory.
     """
     place = next((p for p in places.drafters if p.facts.device == device), None)
     if place is None or place.memory not in places.memory_bytes:
@@ -252,7 +252,7 @@ def _name(device: Device | None) -> str:
 
 
 def _runtimes(wanted: str, located: LocatedModel | None) -> Sequence[Runtime]:
-    """What may run a model on the processor; nothing for an ONNX model, which is not placed here."""
+    """The runtimes for a model on the processor; empty for an ONNX model, which is not placed here."""
     if located is None or located.onnx is not None:
         return ()
     return processor_runtimes(wanted, HOST, located)
@@ -261,7 +261,7 @@ def _runtimes(wanted: str, located: LocatedModel | None) -> Sequence[Runtime]:
 def _allowed(
     wanted: str, gpus: Sequence[Device], runtimes: Sequence[Runtime]
 ) -> Iterator[tuple[Device | None, Runtime]]:
-    """The devices a profile's value allows, and the runtimes on them; None is the CPU."""
+    """The devices that a profile's value allows, and the runtimes on them; None is the CPU."""
     if wanted in ("auto", HOST):
         for runtime in runtimes:
             yield None, runtime
@@ -279,14 +279,14 @@ def _layer_counts(
     room: int | None,
     taken_bytes: int,
 ) -> list[int | None]:
-    """How many layers of the target are worth offering a device: all (None), and what fits where they do not."""
+    """How many layers of the target to offer a device: all (None), and the numbers that fit if all do not."""
     if device is None:
         return [None]
     wanted = prepare.profile.gpu_layers
     if wanted != "auto":
         return [wanted] if wanted else []
     counts: list[int | None] = [None]
-    if room is None:  # not known, or the machine's own memory, of which a part is no easier to have than the whole
+    if room is None:  # size unknown, or the machine's own memory, where a part is as hard to fit as the whole
         return counts
     whole = prepare.target_at(target, runtime, device.name)[0]
     layers = layer_bytes(target.header, runtime.cache_bits(whole.settings))

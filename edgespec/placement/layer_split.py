@@ -1,8 +1,8 @@
-"""How much of a model goes on a device: bytes layer by layer from the file's header, and how many layers fit.
+"""How much of a model a device can hold: bytes by layer from the file header, and how many layers fit.
 
-Layers are counted as llama.cpp counts them: from the end, the output head being one more than the model's blocks. One
-layer is the head alone, ``block_count`` + 1 layers are everything; the table that tokens are looked up in stays in
-the machine's memory all the same. A layer's cache lies where the layer does.
+Layers are counted as in llama.cpp: from the end, with the output head as one layer more than the model's blocks. One
+layer is the head alone, ``block_count`` + 1 layers are the whole model. The token embedding always stays in the
+machine's memory. A layer's cache is in the layer's memory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from edgespec.files.gguf.records import GgufHeader
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
-# Tensors that only the first step of a forward reads; llama.cpp puts no GPU to that.
+# Tensors that only the first step of a forward reads; llama.cpp never moves that step to a GPU.
 _INPUT_TABLES = ("token_embd", "token_types", "position_embd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """What a placed model takes, in bytes: on the device, and beside it in the machine's memory."""
+    """The bytes of a placed model: on the device, and in the machine's memory."""
 
     device_weights: int
     device_cache: int
@@ -39,9 +39,9 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """A model's weights and the cache of one token in bytes, block by block; the cache need not be whole bytes.
+    """Bytes of a model's weights and of one token's cache, block by block; the cache may be fractional.
 
-    ``shared_weights`` of the head are the input's own table: only a device needs them a second time.
+    ``shared_weights`` of the head are the input's embedding: only a device needs a second copy.
     """
 
     input_weights: int
@@ -52,13 +52,13 @@ class LayerBytes:
 
     @property
     def layers(self) -> int:
-        """All that can be put on a device: the blocks, and the head."""
+        """The largest number of layers on a device: the blocks and the head."""
         return len(self.block_weights) + 1
 
     def split(self, gpu_layers: int | None, context_length: int) -> Split:
-        """The bytes with so many layers on a device (None: all) and a cache for ``context_length`` tokens."""
+        """The bytes with ``gpu_layers`` layers on a device (None: all) and a cache for ``context_length`` tokens."""
         moved = self.layers if gpu_layers is None else max(0, min(gpu_layers, self.layers))
-        first = self.layers - moved  # the first block that is not the CPU's
+        first = self.layers - moved  # the first block on the device
         host_head = 0 if moved else self.head_weights - self.shared_weights
         return Split(
             device_weights=sum(self.block_weights[first:]) + (self.head_weights if moved else 0),
@@ -69,7 +69,7 @@ class LayerBytes:
 
 
 def layer_bytes(header: GgufHeader, kv_bits_per_element: float) -> LayerBytes:
-    """Bytes of each layer of the model of this header. Raises ModelFileError if it states no blocks or heads."""
+    """Bytes of each layer of a model. Raises ModelFileError if the header has no blocks or heads."""
     blocks = header.block_count
     weights = [0] * blocks
     entrance = head = shared = 0

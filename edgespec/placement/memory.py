@@ -1,4 +1,4 @@
-"""Whether a model fits, decided before it is loaded."""
+"""Whether a model fits, decided before loading."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from edgespec.placement.layer_split import layer_bytes
 from edgespec.runtimes.runtime import Settings
 from edgespec.runtimes.table import runtime_of
 
-# Bytes per scored row and vocabulary entry that a forward may hold at once: the scores and one copy of them.
+# Bytes per scored row and vocabulary entry that a forward may hold at a time: the scores and one copy.
 _SCRATCH_BYTES_PER_SCORE = 8
 _SCORED_ROWS = 64
 
-# What a llama.cpp context was seen to allocate beside cache and scores, for models of 0.1 to 2 billion weights.
+# Largest allocation seen for a llama.cpp context, without cache and scores, for models of 0.1 to 2 billion weights.
 _CONTEXT_OVERHEAD_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes a model needs: its weights, its cache at the wanted context, and working buffers."""
+    """Bytes that a model needs: weights, cache for the whole context, and working buffers."""
 
     weights_bytes: int
     cache_bytes: int
@@ -34,7 +34,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(header: GgufHeader, context_length: int, kv_bits_per_element: float) -> MemoryEstimate:
-    """What a model of this header will take with a cache of ``context_length`` tokens."""
+    """What a model with this header takes with a cache of ``context_length`` tokens."""
     return MemoryEstimate(
         weights_bytes=header.tensor_bytes,
         cache_bytes=header.kv_bytes_per_token(kv_bits_per_element) * context_length,
@@ -45,7 +45,7 @@ def estimate_memory(header: GgufHeader, context_length: int, kv_bits_per_element
 def memory_needed(file: LocatedModel, settings: Settings, context_length: int) -> MemoryEstimate:
     """What a model takes of the machine's own memory: weights, cache for ``context_length`` tokens, working buffers.
 
-    What lies in a GPU's memory is not in it; what stays beside a GPU is.
+    The part in a GPU's memory is excluded; the part that stays on the host is included.
     """
     runtime = runtime_of(settings)
     bits = runtime.cache_bits(settings)
@@ -57,7 +57,7 @@ def memory_needed(file: LocatedModel, settings: Settings, context_length: int) -
 
 
 def require_memory(name: str, estimate: MemoryEstimate, allowed_bytes: int) -> None:
-    """Raise MemoryLimitError, with the sum spelled out, if the estimate does not fit in ``allowed_bytes``."""
+    """Raise MemoryLimitError, with the sum, if the estimate does not fit in ``allowed_bytes``."""
     if estimate.total_bytes <= allowed_bytes:
         return
     raise MemoryLimitError(
@@ -70,5 +70,5 @@ def require_memory(name: str, estimate: MemoryEstimate, allowed_bytes: int) -> N
 
 
 def too_large_words(name: str, needed_bytes: int, left_bytes: int) -> str:
-    """Why a drafter is left out: it would push the target out."""
-    return f"{name} needs about {gib(needed_bytes)} and {gib(left_bytes)} may be used beside the target"
+    """Why a drafter is left out: it does not fit in addition to the target."""
+    return f"{name} needs about {gib(needed_bytes)} and {gib(left_bytes)} may be used with the target loaded"

@@ -1,4 +1,4 @@
-"""The models of an engine beside its target: drafters, loaded once when they are wanted, and models to be timed."""
+"""The models of an engine other than its target: drafters, loaded on demand, and models to be timed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
 
-# Bytes of a model's file that a load takes in within a second: mapped from what an earlier load prepared, and laid
-# out anew. The slower of two machines with two cores each: 1.12 GB in 0.3 s, and 0.49 GB in 1.6 s
-# (docs/results/native.md). For other runtimes it is a guess, until they were loaded once.
+# Bytes of a model's file loaded a second: mapped from an earlier load's result, and prepared from scratch. The slower
+# of two 2-core machines: 1.12 GB in 0.3 s, and 0.49 GB in 1.6 s (docs/results/native.md). For other runtimes a guess,
+# until the first load.
 _MAPPED_BYTES_PER_S, _PREPARED_BYTES_PER_S = 3.7e9, 0.3e9
 
 
 class ModelPool:
-    """Loads models as long as all of them together leave the target its memory. Thread-safe.
+    """Loads models while all of them together leave the target its memory. Thread-safe.
 
-    ``target`` is the target's file and ``drafter`` the model that drafts for it; ``whole_drafter`` is the file that a
-    drafter with a trimmed head was made from. ``places`` are all that target and drafter could be in, those in use
-    included. ``left_bytes`` may be used beyond the target and one session.
+    ``target`` is the target's file and ``drafter`` its drafting model; ``whole_drafter`` is the file from which a
+    drafter with a trimmed head was made. ``places`` are all placements of target and drafter, those in use included.
+    ``left_bytes`` may be used beyond the target and one session.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ModelPool:
         self._worker = worker
         self._lock = threading.Lock()
         self._drafting: dict[str, tuple[BackgroundModel, PreparedModel]] = {}  # by identity
-        self._took_s: dict[str, float] = {}  # what loading them took the last time
+        self._took_s: dict[str, float] = {}  # seconds that their last load took
         self._others: list[LoadedModel] = []
         self._closed = False
 
@@ -60,15 +60,15 @@ class ModelPool:
     def drafter_model(self) -> BackgroundModel:
         """The drafter, shared by all sessions. Nothing is loaded before its ``load``.
 
-        Loading it fails with MemoryLimitError, before it begins, if it does not fit beside the target. Raises
-        ClosedError if there is none.
+        Its load fails early with MemoryLimitError if the drafter does not fit in addition to the target. Raises
+        ClosedError if there is no drafter.
         """
         return self._drafter(self.drafter)
 
     def whole_drafter_model(self) -> BackgroundModel:
-        """The model that a trimmed drafter was made from, for texts that are not what the head was cut for.
+        """The model from which a trimmed drafter was made, for texts that the trimmed head does not cover.
 
-        As ``drafter_model``. Raises what describing it raises as well.
+        Behaves as ``drafter_model``; also raises what describing the model raises.
         """
         whole = self.whole_drafter
         return self._drafter(None if whole is None else self._prepare.drafter(whole))
@@ -79,22 +79,22 @@ class ModelPool:
                 raise ClosedError("this engine is closed")
             identity = drafter.file.identity
             if identity not in self._drafting:
-                # Weakly: a pool that is forgotten must not live on through its own models.
+                # Weak, so that the models do not keep an unused pool alive.
                 check = partial(_check_memory, weakref.ref(self), drafter)
                 self._drafting[identity] = drafter.in_background(self._worker, check), drafter
             return self._drafting[identity][0]
 
     def load_prepared(self) -> None:
-        """Begin to load the drafter where that only maps what an earlier load prepared. Returns at once."""
+        """Start loading the drafter if that only maps an earlier load's result. Returns immediately."""
         if self.drafter is not None and self.drafter.is_prepared:
             self.drafter_model().load()
 
     @property
     def load_s(self) -> float:
-        """Seconds that loading the drafter is expected to take from an answer under way; 0.0 once it is loaded, where
-        there is none, and on a device of its own, where an answer goes on beside it.
+        """Expected seconds that loading the drafter takes from the current answer: as last time, or by size.
 
-        As long as the last time, or by its size.
+        0.0 if it is loaded, if there is none, and on another device than the host, where an answer continues in
+        parallel.
         """
         own = self.drafter
         if own is None or own.settings.device != HOST:
@@ -109,29 +109,29 @@ class ModelPool:
         return max(0.0, took_s - model.loading_for_s)
 
     def _taken_bytes(self, drafter: PreparedModel) -> int:
-        """What drafters other than that one take, those included that are being loaded."""
+        """Bytes of the other drafters, loaded or loading."""
         with self._lock:
             others = [own for model, own in self._drafting.values() if model.begun and own is not drafter]
         return sum(own.memory.total_bytes for own in others)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the drafters that are loaded now, or about to be."""
+        """Names of the drafters that are loaded or loading."""
         with self._lock:
             return tuple(model.facts.name for model, _ in self._drafting.values() if model.begun)
 
     def use_threads(self, threads: int) -> None:
-        """Close the drafters; they are loaded again, on so many threads, when they are wanted."""
+        """Close the drafters; the next use loads them again with ``threads`` threads."""
         own = self._prepare
         if threads != own.threads:
             self._prepare = Preparation(own.profile, threads, own.context_length)
             if self.drafter is not None:
                 self.drafter = self._prepare.drafter(self.drafter.file)
         for model in self._unload():
-            model.wait_until_ended()  # two in memory at once are one too many
+            model.wait_until_ended()  # avoids two in memory at the same time
 
     def _unload(self) -> list[BackgroundModel]:
-        """Close the drafters; one that is being loaded ends by itself."""
+        """Close the drafters; a drafter that is loading ends by itself."""
         with self._lock:
             loaded, self._drafting = self._drafting, {}
         models = [model for model, _ in loaded.values()]
@@ -145,7 +145,7 @@ class ModelPool:
     # ------------------------------------------------------------------------------ models to be timed
 
     def open_target(self, place: Placement) -> BackgroundModel:
-        """The target in another place, to be loaded, timed there and closed.
+        """The target in another placement, to be loaded, timed there and closed.
 
         Raises MemoryLimitError if the machine's own memory has no room for it, and what describing it raises.
         """
@@ -154,12 +154,12 @@ class ModelPool:
         return model.in_background(self._worker)
 
     def open_drafter(self, place: Placement) -> BackgroundModel:
-        """The drafter in another place, to be loaded, timed there and closed.
+        """The drafter in another placement, to be loaded, timed there and closed.
 
         Raises ClosedError if there is none, MemoryLimitError, and what describing it raises.
         """
         if self.drafter is None:
-            raise ClosedError("there is no drafter to be loaded in another place")
+            raise ClosedError("there is no drafter to load on another device")
         own = self._prepare
         drafter = prepare_drafter(own.profile, self.drafter.file, place.settings, own.context_length)
         require_memory(place.name, drafter.memory, self.left_bytes)
@@ -168,13 +168,11 @@ class ModelPool:
     def load_comparable(
         self, files: Sequence[LocatedModel], context_length: int, *, for_prompts: bool = False
     ) -> tuple[LoadedModel, ...]:
-        """Other models, each in the setting that is known to decode fastest; closed with the pool.
+        """Load other models, each in the setting known to decode fastest; closed with the pool.
 
-        ``for_prompts``: after them those that can decode, each in the setting that reads prompts fastest, where that
-        is another one.
-
-        Raises MemoryLimitError, before anything is loaded, if they do not all fit beside the drafter with two caches
-        each (a session's, and one to be timed in), and what loading raises.
+        With ``for_prompts``, models that can decode follow again in the setting that reads prompts fastest, if that
+        differs. Raises MemoryLimitError, before loading, unless all fit in addition to the drafter with two caches
+        each (a session's and one for timing), and what loading raises.
         """
         models = [self._prepare.target(file) for file in files]
         if for_prompts:
@@ -193,13 +191,13 @@ class ModelPool:
         return tuple(self.keep(model.load()) for model in models)
 
     def keep(self, model: LoadedModel) -> LoadedModel:
-        """That model, which is closed with the pool from now on."""
+        """Return ``model``, which the pool now closes."""
         with self._lock:
             self._others.append(model)
         return model
 
     def close(self) -> None:
-        """Close what is loaded, for ever. Idempotent."""
+        """Close all models permanently. Idempotent."""
         with self._lock:
             self._closed = True
             others, self._others = self._others, []
@@ -209,14 +207,14 @@ class ModelPool:
 
 
 def _expected_s(drafter: PreparedModel) -> float:
-    """Seconds to load it, by its size."""
+    """Expected seconds of a load, by file size."""
     rate = _MAPPED_BYTES_PER_S if drafter.is_prepared else _PREPARED_BYTES_PER_S
     return drafter.file.weight_bytes / rate
 
 
 def _check_memory(reference: weakref.ref[ModelPool], drafter: PreparedModel) -> None:
-    """Raises MemoryLimitError if the drafter does not fit beside what is loaded, ClosedError without a pool."""
+    """Raises MemoryLimitError if the drafter does not fit with the loaded models, ClosedError without a pool."""
     pool = reference()
     if pool is None:
-        raise ClosedError("this engine is gone")
+        raise ClosedError("this engine is closed")
     require_memory(drafter.file.name, drafter.memory, pool.left_bytes - pool._taken_bytes(drafter))

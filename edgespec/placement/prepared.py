@@ -1,4 +1,4 @@
-"""A model as it would be loaded: runtime, settings, facts and memory, computed once and handed on."""
+"""A model as it would be loaded: runtime, settings, facts and memory, computed once and passed on."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from edgespec.runtimes.process.settings import WorkerSettings, run_in_process
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, LoadedModel, Runtime, Settings
 from edgespec.runtimes.table import runtime_of
 
-# What a worker process holds beside its model (the interpreter, numpy, a runtime): 51 MiB resident with llama.cpp,
-# 68 MiB with ONNX Runtime, on Linux with a tiny model. What a driver adds for its device is not in it.
+# What a worker process holds without its model (interpreter, numpy, runtime): 51 MiB resident with llama.cpp, 68 MiB
+# with ONNX Runtime, on Linux with a tiny model, without a device driver's memory.
 PROCESS_BYTES = 68 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """A file in one setting. ``facts`` are those it would have if it were loaded.
+    """A file in one setting. ``facts`` are those of the model once loaded.
 
-    ``memory`` is what it takes of the machine's own memory. ``form`` is what a drafter leaves out of its file;
-    ``in_process``: it is loaded in a process of its own.
+    ``memory`` are the bytes needed of the machine's own memory. ``form`` is what a drafter leaves out of its file.
+    ``in_process``: the model is loaded in a separate process.
     """
 
     file: LocatedModel
@@ -40,27 +40,27 @@ class PreparedModel:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether loading it in this process only has to map what an earlier load prepared."""
+        """Whether loading in this process only maps an earlier load's result."""
         return not self.in_process and runtime_of(self.settings).is_prepared(self.file, self.settings, self.form)
 
     @property
     def will_prepare(self) -> bool:
-        """Whether loading it in this process prepares it, so that later loads only map what this one kept."""
+        """Whether loading in this process stores a result that later loads only map."""
         return not self.in_process and runtime_of(self.settings).will_prepare(self.file, self.settings, self.form)
 
     @property
     def spared_bytes(self) -> int:
-        """How many bytes less than in its file the weights take."""
+        """How many bytes less than in the file the weights take."""
         return self.file.weight_bytes - self.facts.weight_bytes
 
     def load(self, stop: threading.Event | None = None) -> LoadedModel:
-        """The model, in this process. Raises what ``Runtime.load`` raises, which says what ``stop`` is."""
+        """Load the model in this process. ``stop`` and errors are those of ``Runtime.load``."""
         return runtime_of(self.settings).load(self.file, self.settings, self.form, stop)
 
     def in_background(self, worker: WorkerSettings, check: Callable[[], object] = lambda: None) -> BackgroundModel:
-        """The model, on its way as soon as its ``load`` is called: on a thread, or in a process of its own.
+        """The model, loading once its ``load`` is called: on a thread or in a separate process.
 
-        ``check`` is called before anything is loaded, and may raise.
+        ``check`` is called before loading, and may raise.
         """
         if not self.in_process:
 
@@ -83,7 +83,7 @@ class PreparedModel:
 
 
 def prepare_model(file: LocatedModel, settings: Settings, context_length: int) -> PreparedModel:
-    """A model as its file has it. Raises what ``Runtime.describe`` raises."""
+    """A model with all that its file holds. Raises what ``Runtime.describe`` raises."""
     facts = runtime_of(settings).describe(file, settings)
     return PreparedModel(
         file=file, settings=settings, facts=facts, memory=memory_needed(file, settings, context_length)
@@ -91,7 +91,7 @@ def prepare_model(file: LocatedModel, settings: Settings, context_length: int) -
 
 
 def prepare_drafter(profile: Profile, file: LocatedModel, settings: Settings, context_length: int) -> PreparedModel:
-    """A drafter, with what it leaves out of its file, in this process or in one of its own.
+    """A drafter without what ``form`` leaves out of its file, in this or a separate process.
 
     Raises what ``Runtime.describe`` raises.
     """
@@ -110,9 +110,9 @@ def prepare_drafter(profile: Profile, file: LocatedModel, settings: Settings, co
 
 
 def drafts_in_process(profile: Profile, device: str) -> bool:
-    """Whether a drafter on that device has a process of its own: a GPU or an NPU, unless the profile says more.
+    """Whether a drafter on that device runs in a separate process: GPU and NPU do, unless the profile decides.
 
-    Their drivers fail and hang, and take the process along that uses them.
+    A failing or hanging driver takes down the process that uses it.
     """
     if profile.draft_isolation == "auto":
         return device.lower() != HOST
@@ -120,7 +120,7 @@ def drafts_in_process(profile: Profile, device: str) -> bool:
 
 
 class Preparation:
-    """The models of one load: each setting is chosen, described and weighed once, however often it is asked for."""
+    """The models of one load: each setting is chosen, described and sized once, however often it is requested."""
 
     def __init__(self, profile: Profile, threads: int, context_length: int) -> None:
         self.profile = profile
@@ -129,7 +129,7 @@ class Preparation:
         self._prepared: dict[tuple[Path, str, str, str, int | None, bool], Sequence[PreparedModel]] = {}
 
     def target(self, file: LocatedModel) -> PreparedModel:
-        """The target in the fastest setting it is known to run in. Raises what ``choose_runtime`` raises."""
+        """The target in its fastest known setting. Raises what ``choose_runtime`` raises."""
         profile = self.profile
         layers = None if profile.gpu_layers == "auto" else profile.gpu_layers
         wanted_device = HOST if layers == 0 and file.onnx is None else profile.device
@@ -140,7 +140,7 @@ class Preparation:
     def target_at(
         self, file: LocatedModel, runtime: Runtime, device: str, layers: int | None = None
     ) -> Sequence[PreparedModel]:
-        """The target on a device, in the settings worth probing for widths with equal bits, the fastest first."""
+        """The target on a device, in the settings worth probing for bit-equal widths, the fastest first."""
         key = (file.path, file.name, runtime.name, device, layers, False)
         if key not in self._prepared:
             preferred = self._settings(file, runtime, device, layers)
@@ -149,21 +149,21 @@ class Preparation:
         return self._prepared[key]
 
     def for_prompts(self, model: PreparedModel) -> PreparedModel | None:
-        """The same model in the setting that reads prompts fastest; None if that is its own, or if it only drafts."""
+        """The model in the setting that reads prompts fastest; None if unchanged or if the model only drafts."""
         settings = runtime_of(model.settings).prompt_settings(model.settings)
         if settings == model.settings or model.file.drafts_only:
             return None
         return prepare_model(model.file, settings, self.context_length)
 
     def drafter(self, file: LocatedModel) -> PreparedModel:
-        """The drafter in its fastest setting: how it rounds decides nothing but its own proposals.
+        """The drafter in its fastest setting: its rounding affects only its own proposals.
 
         Raises what ``choose_runtime`` raises.
         """
         return self.drafter_at(file, *choose_runtime(self.profile.draft_runtime, self.profile.draft_device, file))
 
     def decided_drafter(self, file: LocatedModel, device: str, runtime: str | None = None) -> PreparedModel:
-        """The drafter where it was decided to run, which the profile says from now on."""
+        """The drafter on the chosen device, which the profile holds from now on."""
         profile = self.profile
         self.profile = replace(profile, draft_device=device, draft_runtime=runtime or profile.draft_runtime)
         return self.drafter(file)

@@ -1,4 +1,4 @@
-"""Which runtime a model is begun with, on which device and threads, and in which other settings it could run."""
+"""Which runtime, device and threads a model starts with, and in which other settings it could run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def choose_threads(profile: Profile, machine: Machine, max_threads: int | None) 
 
 
 def choose_runtime(wanted: str, wanted_device: str, file: LocatedModel) -> tuple[Runtime, str]:
-    """The runtime to begin with and its device: one that found a device beside the processor, else the preferred one.
+    """The runtime to start with and its device: one with a device other than the processor, else the preferred one.
 
     Raises what ``processor_runtimes`` raises.
     """
@@ -36,16 +36,15 @@ def choose_runtime(wanted: str, wanted_device: str, file: LocatedModel) -> tuple
 
 
 def _possible(wanted: str, file: LocatedModel) -> Sequence[Runtime]:
-    """The runtimes for files of this format; the ``wanted`` one alone if it is one of them."""
+    """The runtimes for files of this format; only ``wanted`` if it is among them."""
     possible = [runtime for runtime in RUNTIMES.values() if runtime.runs(file)]
     return [runtime for runtime in possible if runtime.name == wanted] or possible
 
 
 def processor_runtimes(wanted: str, device: str, file: LocatedModel) -> Sequence[Runtime]:
-    """The runtimes that may run a file on ``device``, the one to begin with first.
+    """The runtimes that may run a file on ``device``, the preferred one first.
 
-    Raises ModelFileError, RuntimeUnavailableError or InvalidRequestError, with the reason, where the only one there
-    is cannot.
+    Raises ModelFileError, RuntimeUnavailableError or InvalidRequestError, with the reason, if no runtime can.
     """
     possible = _possible(wanted, file)
     if len(possible) == 1:
@@ -66,7 +65,7 @@ def _can(runtime: Runtime, file: LocatedModel, device: str) -> bool:
 
 
 def _none_can(runtimes: Sequence[Runtime], file: LocatedModel) -> EdgespecError:
-    """Why the best of several runtimes cannot run the file, and how the next best would be had."""
+    """Why the best of several runtimes cannot run the file, and how to get the next best."""
     errors: list[EdgespecError] = []
     for runtime in runtimes:
         try:
@@ -78,7 +77,7 @@ def _none_can(runtimes: Sequence[Runtime], file: LocatedModel) -> EdgespecError:
 
 
 def other_settings(target: LoadedModel) -> list[Mapping[str, Any]]:
-    """Settings that plain decoding may be faster in, as arguments of ``with_settings``."""
+    """Settings in which plain decoding may be faster, as arguments of ``with_settings``."""
     return [*({"threads": threads} for threads in fewer_threads(target)), *other_caches(target)]
 
 
@@ -89,12 +88,12 @@ def fewer_threads(target: LoadedModel) -> list[int]:
 
 
 def other_caches(target: LoadedModel) -> list[Mapping[str, Any]]:
-    """Caches that plain decoding may be faster with."""
+    """Caches with which plain decoding may be faster."""
     return list(runtime_of(target.settings).other_caches(target.settings))
 
 
 def setting_words(facts: ModelFacts) -> str:
-    """What is particular about a setting, short."""
+    """The distinctive settings of a model, in short words."""
     parts = [f"{facts.threads} thread{'s' if facts.threads != 1 else ''}", f"a {facts.kv_type} cache"]
     if not facts.settings.get("flash_attention", True):
         parts.append("no flash attention")

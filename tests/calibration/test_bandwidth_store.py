@@ -1,4 +1,4 @@
-"""The machine's own measurements between runs: found again on the same machine and power, and only there."""
+"""Stored bandwidth: found again on the same machine and power source only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stored_file(folder: Path) -> Path:
     return path
 
 
-def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
+def test_a_saved_bandwidth_is_loaded_again(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet" / "there"
     assert load_bandwidth(folder, MACHINE) is None
     save_bandwidth(folder, MACHINE, MEASURED)
@@ -42,7 +42,7 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     assert load_bandwidth(folder, replace(MACHINE, available_memory_bytes=1)) == MEASURED
 
 
-def test_the_file_is_as_documented(tmp_path: Path) -> None:
+def test_the_bandwidth_file_is_as_documented(tmp_path: Path) -> None:
     save_bandwidth(tmp_path, MACHINE, MEASURED)
     path = stored_file(tmp_path)
     assert path.name == f"machine-{MACHINE.fingerprint}.json"
@@ -54,7 +54,7 @@ def test_the_file_is_as_documented(tmp_path: Path) -> None:
     }
 
 
-def test_a_later_measurement_replaces_the_former(tmp_path: Path) -> None:
+def test_a_later_bandwidth_replaces_the_earlier_one(tmp_path: Path) -> None:
     save_bandwidth(tmp_path, MACHINE, MEASURED)
     save_bandwidth(tmp_path, MACHINE, replace(MEASURED, buffer_bytes=2**27))
     found = load_bandwidth(tmp_path, MACHINE)
@@ -65,12 +65,12 @@ def test_a_later_measurement_replaces_the_former(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"power_source": "battery"}, {"power_source": None}, {"processor": "Another"}], ids=str
 )
-def test_other_power_and_other_machines_measure_for_themselves(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_bandwidth_is_stored_by_power_source_and_machine(tmp_path: Path, change: dict[str, Any]) -> None:
     save_bandwidth(tmp_path, MACHINE, MEASURED)
     assert load_bandwidth(tmp_path, replace(MACHINE, **change)) is None
 
 
-def test_a_file_under_the_wrong_name_is_not_believed(tmp_path: Path) -> None:
+def test_a_bandwidth_file_under_the_wrong_name_is_ignored(tmp_path: Path) -> None:
     other = replace(MACHINE, processor="Another")
     save_bandwidth(tmp_path, other, MEASURED)
     stored_file(tmp_path).rename(tmp_path / f"machine-{MACHINE.fingerprint}.json")
@@ -89,7 +89,7 @@ def test_a_file_under_the_wrong_name_is_not_believed(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_another_version_or_a_damaged_document_is_not_believed(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_bandwidth_file_with_a_wrong_value_is_ignored(tmp_path: Path, change: dict[str, Any]) -> None:
     save_bandwidth(tmp_path, MACHINE, MEASURED)
     path = stored_file(tmp_path)
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def test_another_version_or_a_damaged_document_is_not_believed(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("missing", ["schema_version", "machine", "power_source", "bandwidth"])
-def test_an_incomplete_document_is_not_believed(tmp_path: Path, missing: str) -> None:
+def test_a_bandwidth_file_with_a_missing_key_is_ignored(tmp_path: Path, missing: str) -> None:
     save_bandwidth(tmp_path, MACHINE, MEASURED)
     path = stored_file(tmp_path)
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -108,33 +108,33 @@ def test_an_incomplete_document_is_not_believed(tmp_path: Path, missing: str) ->
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[]", b"null", b"7", b"{", b"[" * 100_000, b'{"a": NaN}'])
-def test_a_damaged_file_is_not_believed(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_bandwidth_file_is_ignored(tmp_path: Path, data: bytes) -> None:
     save_bandwidth(tmp_path, MACHINE, MEASURED)
     stored_file(tmp_path).write_bytes(data)
     assert load_bandwidth(tmp_path, MACHINE) is None
 
 
-def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+def test_a_huge_bandwidth_file_is_not_read(tmp_path: Path) -> None:
     save_bandwidth(tmp_path, MACHINE, MEASURED)
     path = stored_file(tmp_path)
     path.write_bytes(path.read_bytes() + b" " * 2**20)
     assert load_bandwidth(tmp_path, MACHINE) is None
 
 
-def test_a_folder_in_the_files_place_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_at_the_bandwidth_files_path_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / f"machine-{MACHINE.fingerprint}.json").mkdir()
     assert load_bandwidth(tmp_path, MACHINE) is None
     save_bandwidth(tmp_path, MACHINE, MEASURED)
     assert load_bandwidth(tmp_path, MACHINE) is None
 
 
-def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
+def test_an_uncreatable_bandwidth_folder_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     save_bandwidth(tmp_path / "file" / "measurements", MACHINE, MEASURED)
     assert load_bandwidth(tmp_path / "file" / "measurements", MACHINE) is None
 
 
-def test_a_write_that_fails_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_bandwidth_write_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_bandwidth(tmp_path, MACHINE, MEASURED)
 
     def fail(_descriptor: int) -> None:
@@ -143,4 +143,4 @@ def test_a_write_that_fails_keeps_what_was_there(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", fail)
     save_bandwidth(tmp_path, MACHINE, replace(MEASURED, buffer_bytes=1))
     assert load_bandwidth(tmp_path, MACHINE) == MEASURED
-    assert stored_file(tmp_path).is_file(), "and nothing beside it"
+    assert stored_file(tmp_path).is_file(), "no temporary file remains"

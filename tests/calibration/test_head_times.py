@@ -14,7 +14,7 @@ def constant(seconds: float) -> Price:
 
 
 def timed(prices: list[Price], **settings: object) -> tuple[tuple[float, ...], list[TimedModel]]:
-    """The medians of models with those prices, and the models; they share one clock."""
+    """The medians of models with those times, and the models; they share one clock."""
     models = [TimedModel(price) for price in prices]
     steps = measure_heads(models, clock=lambda: sum(model.now_s for model in models), **settings)  # type: ignore[arg-type]
     fractions = []
@@ -27,7 +27,7 @@ def timed(prices: list[Price], **settings: object) -> tuple[tuple[float, ...], l
             return done.value, models
 
 
-def test_each_model_is_timed_by_itself() -> None:
+def test_heads_are_timed_separately_and_their_sequences_closed() -> None:
     found, models = timed([constant(0.010), constant(0.016)])
     assert found == pytest.approx((0.010, 0.016))
     for model in models:
@@ -35,7 +35,7 @@ def test_each_model_is_timed_by_itself() -> None:
         assert sequence.closed
 
 
-def test_forwards_of_width_one_after_some_context_in_turns() -> None:
+def test_heads_are_timed_alternately_at_width_one_after_some_context() -> None:
     _, models = timed([constant(0.010), constant(0.016)])
     for model in models:
         log = model.sequences[0].log
@@ -46,29 +46,29 @@ def test_forwards_of_width_one_after_some_context_in_turns() -> None:
     assert (CONTEXT_TOKENS, REPETITIONS) == (64, 21)
 
 
-def test_a_warm_up_and_interruptions_do_not_count() -> None:
+def test_warm_up_and_interruptions_do_not_change_a_heads_time() -> None:
     def price(_width: int, _length: int, count: int) -> float:
-        # The context is the first forward, the warm-up the second; then a tenth of a second now and then.
+        # The context is the first forward, the warm-up the second; then a tenth of a second occasionally.
         return 5.0 if count <= 2 else 0.1 if count % 3 == 0 else 0.010
 
     found, _ = timed([price, constant(0.016)])
     assert found == pytest.approx((0.010, 0.016))
 
 
-def test_other_settings() -> None:
+def test_context_and_repetitions_of_head_times_can_be_set() -> None:
     found, models = timed([constant(0.010), constant(0.016)], context_tokens=0, repetitions=3)
     assert found == pytest.approx((0.010, 0.016))
     assert models[0].sequences[0].log.widths == [1] * 4
 
 
-def test_a_forward_that_fails_is_told_and_nothing_stays_open() -> None:
+def test_a_failing_forward_is_raised_and_every_head_closed() -> None:
     models = [TimedModel(constant(0.01)), TimedModel(constant(0.01), faults=Faults(raise_at=3))]
     with pytest.raises(ForwardError):
         list(measure_heads(models))
     assert [model.open_sequences for model in models] == [0, 0]
 
 
-def test_real_seconds_unless_told_otherwise() -> None:
+def test_head_times_use_the_real_clock_by_default() -> None:
     steps = measure_heads([TimedModel(constant(0.01))], repetitions=1)
     seconds = None
     while seconds is None:
@@ -79,7 +79,7 @@ def test_real_seconds_unless_told_otherwise() -> None:
     assert 0 < seconds < 10
 
 
-# ------------------------------------------------------------------------------------------ what rows are worth
+# ------------------------------------------------------------------------------------------ the worth of rows
 
 
 def worth(texts: list[tuple[list[int], list[int]]], kept: range, model: FakeModel) -> float | None:
@@ -103,13 +103,13 @@ def greedy(model: FakeModel, before: list[int], count: int) -> list[int]:
     return text
 
 
-def test_lost_tokens_are_worth_what_the_whole_head_says_of_them() -> None:
+def test_right_of_lost_is_the_share_of_lost_tokens_the_model_predicts() -> None:
     model = FakeModel(40, seed=3)
     right = greedy(model, [1, 2, 3], 150)
     lost = sum(token >= 20 for token in right)
     assert lost > ENOUGH_LOST
     assert worth([([1, 2, 3], right)], range(20), model) == 1.0
-    assert worth([([1, 2, 3], right)], range(40), model) is None, "nothing is lost"
+    assert worth([([1, 2, 3], right)], range(40), model) is None, "no token is lost"
     spoilt = [token if place % 2 else (token + 7) % 40 for place, token in enumerate(right)]
     said = [int(np.argmax(model.scores([1, 2, 3, *spoilt[:place]]))) for place in range(len(spoilt))]
     missing = [place for place, token in enumerate(spoilt) if token >= 20]
@@ -118,13 +118,13 @@ def test_lost_tokens_are_worth_what_the_whole_head_says_of_them() -> None:
     assert expected < 1
 
 
-def test_a_text_without_anything_before_it_is_predicted_from_its_second_token_on() -> None:
+def test_a_text_without_context_is_predicted_from_its_second_token() -> None:
     model = FakeModel(40, seed=3)
     text = [7, *greedy(model, [7], 150)]
     assert worth([([], text), ([], []), ([], [3])], range(20), model) == 1.0
 
 
-def test_too_few_lost_tokens_say_nothing() -> None:
+def test_too_few_lost_tokens_give_no_share() -> None:
     model = FakeModel(40, seed=3)
     assert worth([([1], greedy(model, [1], ENOUGH_LOST - 1))], range(0), model) is None
     assert worth([([1], greedy(model, [1], ENOUGH_LOST))], range(0), model) == 1.0

@@ -1,4 +1,4 @@
-"""Every kind of measurement: kept, found again under what it depends on, and ignored with a note when damaged."""
+"""Every kind of measurement: stored, found under its key, and ignored with a note if damaged."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
-def test_each_kind_is_found_again(kept: Measurements, kind: Kind) -> None:
+def test_each_kind_of_measurement_is_loaded_again(kept: Measurements, kind: Kind) -> None:
     save, load, value = kind
     assert load(kept) is None
     save(kept)
@@ -64,7 +64,7 @@ def test_each_kind_is_found_again(kept: Measurements, kind: Kind) -> None:
     assert kept.notes == []
 
 
-def test_the_kinds_do_not_overwrite_each_other(kept: Measurements) -> None:
+def test_kinds_of_measurements_do_not_overwrite_each_other(kept: Measurements) -> None:
     for save, _, _ in KINDS.values():
         save(kept)
     assert all(load(kept) == value for _, load, value in KINDS.values())
@@ -97,7 +97,7 @@ def test_a_damaged_file_of_each_kind_is_ignored_with_a_note(kept: Measurements, 
     assert load(kept) == value
 
 
-def test_a_file_from_the_future_of_each_kind_is_ignored_with_a_note(kept: Measurements, kind: Kind) -> None:
+def test_a_file_of_a_newer_version_of_each_kind_is_ignored_with_a_note(kept: Measurements, kind: Kind) -> None:
     save, load, _ = kind
     save(kept)
     path = stored_file(kept)
@@ -107,7 +107,7 @@ def test_a_file_from_the_future_of_each_kind_is_ignored_with_a_note(kept: Measur
     assert "another version of edgespec wrote it" in kept.notes[0]
 
 
-def test_a_foreign_file_of_each_kind_is_ignored_with_a_note(kept: Measurements, kind: Kind) -> None:
+def test_a_file_with_another_key_of_each_kind_is_ignored_with_a_note(kept: Measurements, kind: Kind) -> None:
     save, load, _ = kind
     save(kept)
     path = stored_file(kept)
@@ -121,25 +121,25 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "no curve": ("times", lambda d: changed(d, "times", "forward_s", to=[])),
     "a row too few": ("times", lambda d: changed(d, "times", "forward_s", to=[[0.1, 0.2, 0.3]])),
     "a short row": ("times", lambda d: changed(d, "times", "forward_s", 0, to=[0.1, 0.2])),
-    "a forward in no time": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=0)),
-    "a forward before its start": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=-0.1)),
-    "a forward without end": ("times", lambda d: changed(d, "times", "forward_s", 1, 2, to=math.inf)),
+    "a forward of 0 s": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=0)),
+    "a negative forward": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=-0.1)),
+    "an infinite forward": ("times", lambda d: changed(d, "times", "forward_s", 1, 2, to=math.inf)),
     "not a time": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=math.nan)),
     "no width 1": ("times", lambda d: changed(d, "times", "widths", to=[2, 3, 4])),
     "widths out of order": ("times", lambda d: changed(d, "times", "widths", to=[1, 4, 2])),
-    "an endless width": ("times", lambda d: changed(d, "times", "widths", to=[1, 2, math.inf])),
+    "an infinite width": ("times", lambda d: changed(d, "times", "widths", to=[1, 2, math.inf])),
     "contexts out of order": ("times", lambda d: changed(d, "times", "contexts", to=[1018, 96])),
     "a context twice": ("times", lambda d: changed(d, "times", "contexts", to=[96, 96])),
     "contexts as a number": ("times", lambda d: changed(d, "times", "contexts", to=2)),
-    "a free prompt": ("times", lambda d: changed(d, "times", "prompt_token_s", to=0)),
-    "an endless prompt": ("times", lambda d: changed(d, "times", "prompt_token_s", to=math.inf)),
-    "a prompt in words": ("times", lambda d: changed(d, "times", "prompt_token_s", to="fast")),
+    "a prompt time of 0": ("times", lambda d: changed(d, "times", "prompt_token_s", to=0)),
+    "an infinite prompt time": ("times", lambda d: changed(d, "times", "prompt_token_s", to=math.inf)),
+    "a prompt time as text": ("times", lambda d: changed(d, "times", "prompt_token_s", to="fast")),
     "no repetition": ("times", lambda d: changed(d, "times", "repetitions", to=0)),
     "times as a list": ("times", lambda d: changed(d, "times", to=[1])),
-    "plain in no time": ("plain", lambda d: changed(d, "plain", "forward_s", to=0)),
-    "plain without end": ("plain", lambda d: changed(d, "plain", "forward_s", to=math.inf)),
+    "plain of 0 s": ("plain", lambda d: changed(d, "plain", "forward_s", to=0)),
+    "plain infinite": ("plain", lambda d: changed(d, "plain", "forward_s", to=math.inf)),
     "plain not a number": ("plain", lambda d: changed(d, "plain", "forward_s", to=math.nan)),
-    "plain nothing": ("plain", lambda d: changed(d, "plain", "forward_s", to=None)),
+    "plain null": ("plain", lambda d: changed(d, "plain", "forward_s", to=None)),
     "faster together": ("contention", lambda d: changed(d, "contention", "target_factor", to=0.5)),
     "never ready together": ("contention", lambda d: changed(d, "contention", "drafter_factor", to=math.inf)),
     "no factor": ("contention", lambda d: changed(d, "contention", to={})),
@@ -151,7 +151,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_numbers_of_no_measurement_are_not_believed(kept: Measurements, name: str) -> None:
+def test_implausible_numbers_in_a_measurement_are_ignored(kept: Measurements, name: str) -> None:
     which, damage = HOSTILE[name]
     save, load, value = KINDS[which]
     save(kept)
@@ -163,10 +163,10 @@ def test_numbers_of_no_measurement_are_not_believed(kept: Measurements, name: st
     assert load(kept) == value
 
 
-# -------------------------------------------------------------------------------------- what it depends on
+# -------------------------------------------------------------------------------------- keys
 
 
-def test_times_depend_on_the_source_of_power_and_widths_do_not(kept: Measurements) -> None:
+def test_times_depend_on_the_power_source_and_widths_do_not(kept: Measurements) -> None:
     for save, _, _ in KINDS.values():
         save(kept)
     for power in ("battery", None):
@@ -176,11 +176,11 @@ def test_times_depend_on_the_source_of_power_and_widths_do_not(kept: Measurement
         assert other.notes == []
 
 
-def test_the_source_of_power_is_unknown_by_default(tmp_path: Path) -> None:
+def test_the_power_source_is_unknown_by_default(tmp_path: Path) -> None:
     assert Measurements(tmp_path, "machine-1") == Measurements(tmp_path, "machine-1", None)
 
 
-def test_acceptance_depends_on_the_models_and_not_on_the_machine(kept: Measurements) -> None:
+def test_acceptance_is_keyed_by_the_models_and_not_the_machine(kept: Measurements) -> None:
     kept.save_acceptance(FACTS, "model:a", PRIOR)
     elsewhere = Measurements(kept.folder, "machine-2", "battery")
     assert elsewhere.load_acceptance(replace(FACTS, threads=1, build="other", device="gpu0"), "model:a") == PRIOR
@@ -188,14 +188,14 @@ def test_acceptance_depends_on_the_models_and_not_on_the_machine(kept: Measureme
     assert elsewhere.load_acceptance(replace(FACTS, sha256="sha256:00"), "model:a") is None
 
 
-def test_contention_depends_on_both_sides(kept: Measurements) -> None:
+def test_contention_is_keyed_by_target_and_drafter(kept: Measurements) -> None:
     kept.save_contention(FACTS, SMALL, BOTH)
     assert kept.load_contention(SMALL, FACTS) is None
     assert kept.load_contention(replace(FACTS, threads=1), SMALL) is None
     assert kept.load_contention(FACTS, replace(SMALL, threads=1)) is None
 
 
-def test_times_as_json_and_back() -> None:
+def test_model_times_survive_json() -> None:
     assert ModelTimes.from_json(json.loads(json.dumps(TIMES.as_json()))) == TIMES
     assert TIMES.curves.at(96).plain_s == 0.1
     assert TIMES.curves.at(2000).plain_s == 0.2
@@ -214,7 +214,7 @@ with Measurements(Path("unused"), "machine").exclusive(Path(sys.argv[1]), wait=F
 """
 
 
-def test_another_process_that_calibrates_is_noticed_and_waited_for(kept: Measurements, tmp_path: Path) -> None:
+def test_a_second_calibration_waits_for_the_first_process(kept: Measurements, tmp_path: Path) -> None:
     locks = tmp_path / "not" / "yet" / "locks"
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(locks)],
@@ -250,15 +250,15 @@ def test_another_process_that_calibrates_is_noticed_and_waited_for(kept: Measure
         assert alone
 
 
-def test_the_lock_is_given_back_after_an_error(kept: Measurements, tmp_path: Path) -> None:
+def test_the_calibration_lock_is_released_after_an_error(kept: Measurements, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), kept.exclusive(tmp_path / "locks", wait=True):
         raise ZeroDivisionError
     with kept.exclusive(tmp_path / "locks", wait=False) as alone:
         assert alone
 
 
-def test_where_no_lock_can_be_put_nobody_else_has_one(kept: Measurements, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+def test_calibration_proceeds_if_no_lock_file_can_be_created(kept: Measurements, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file", encoding="utf-8")
     for wait in (False, True):
         with kept.exclusive(tmp_path / "file" / "locks", wait=wait) as alone:
             assert alone

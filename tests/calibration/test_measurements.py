@@ -1,4 +1,4 @@
-"""Measurements between runs: found again when everything is as it was, and only then."""
+"""Stored measurements: found again only if nothing that they depend on has changed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def stored_file(kept: Measurements) -> Path:
     return path
 
 
-def test_what_was_saved_is_found_again(kept: Measurements) -> None:
+def test_a_saved_width_probe_is_loaded_again(kept: Measurements) -> None:
     assert kept.load_widths(FACTS) is None
     kept.save_widths(FACTS, PROBE)
     assert kept.load_widths(FACTS) == PROBE
@@ -80,7 +80,7 @@ def test_what_was_saved_is_found_again(kept: Measurements) -> None:
     diffs=st.lists(st.floats(min_value=0, exclude_min=True, allow_infinity=True), max_size=4),
     complete=st.booleans(),
 )
-def test_every_probe_makes_the_round_trip(
+def test_every_width_probe_survives_the_store(
     tmp_path_factory: pytest.TempPathFactory, widths: set[int], diffs: list[float], complete: bool
 ) -> None:
     kept = Measurements(tmp_path_factory.mktemp("kept"), "machine-1")
@@ -92,7 +92,7 @@ def test_every_probe_makes_the_round_trip(
     assert kept.load_widths(FACTS) == probe
 
 
-def test_a_difference_without_a_bound_is_kept_as_such(kept: Measurements) -> None:
+def test_an_unbounded_difference_survives_the_store(kept: Measurements) -> None:
     probe = WidthProbe(widths=(1,), contexts=(ContextProbe(start=96, positions=12, max_abs_diff={2: math.inf}),))
     kept.save_widths(FACTS, probe)
     found = kept.load_widths(FACTS)
@@ -100,7 +100,7 @@ def test_a_difference_without_a_bound_is_kept_as_such(kept: Measurements) -> Non
     assert found.max_abs_diff == math.inf
 
 
-def test_a_later_probe_replaces_the_former(kept: Measurements) -> None:
+def test_a_later_probe_replaces_the_earlier_one(kept: Measurements) -> None:
     kept.save_widths(FACTS, PROBE)
     kept.save_widths(FACTS, replace(PROBE, widths=(1, 2)))
     assert len(list(kept.folder.iterdir())) == 1
@@ -127,16 +127,16 @@ def test_a_later_probe_replaces_the_former(kept: Measurements) -> None:
     ],
     ids=str,
 )
-def test_whatever_it_depends_on_makes_it_unknown(kept: Measurements, change: dict[str, Any]) -> None:
+def test_a_probe_is_not_found_once_anything_in_its_key_changes(kept: Measurements, change: dict[str, Any]) -> None:
     kept.save_widths(FACTS, PROBE)
     assert kept.load_widths(replace(FACTS, **change)) is None
     assert kept.load_widths(FACTS) == PROBE
     kept.save_times(FACTS, TIMES)
     assert kept.load_times(replace(FACTS, **change)) is None
-    assert kept.notes == []  # not there is not damaged
+    assert kept.notes == []  # a missing file is not damaged
 
 
-def test_another_machine_measures_for_itself(kept: Measurements) -> None:
+def test_a_probe_from_another_machine_is_not_used(kept: Measurements) -> None:
     kept.save_widths(FACTS, PROBE)
     assert Measurements(kept.folder, "machine-2").load_widths(FACTS) is None
 
@@ -145,19 +145,19 @@ OURS = replace(FACTS, runtime="native", build="7+abc", settings={"level": "avx2"
 
 
 @pytest.mark.parametrize("change", [{"threads": 9}, {"device": "cpu2"}])
-def test_a_self_check_holds_for_file_build_and_level(kept: Measurements, change: dict[str, Any]) -> None:
+def test_a_self_check_applies_to_any_machine_and_thread_count(kept: Measurements, change: dict[str, Any]) -> None:
     kept.save_widths(OURS, PROBE)
     assert kept.load_widths(replace(OURS, **change)) == PROBE
     assert Measurements(kept.folder, "machine-2").load_widths(OURS) == PROBE
 
 
 @pytest.mark.parametrize("change", [{"build": "8+def"}, {"settings": {"level": "avx-vnni"}}, {"sha256": "sha256:cd"}])
-def test_another_build_level_or_file_is_checked_for_itself(kept: Measurements, change: dict[str, Any]) -> None:
+def test_another_build_level_or_file_needs_a_new_self_check(kept: Measurements, change: dict[str, Any]) -> None:
     kept.save_widths(OURS, PROBE)
     assert kept.load_widths(replace(OURS, **change)) is None
 
 
-def test_another_build_of_our_kernels_keeps_what_was_timed(kept: Measurements) -> None:
+def test_times_of_another_build_of_our_kernels_are_used(kept: Measurements) -> None:
     drafter = replace(OURS, name="small")
     kept.save_times(OURS, TIMES, busy=0.5)
     kept.save_plain_s(OURS, 0.5)
@@ -172,7 +172,7 @@ def test_another_build_of_our_kernels_keeps_what_was_timed(kept: Measurements) -
     assert later.notes == []
 
 
-def test_of_other_builds_the_latest_counts_and_the_own_before_it(kept: Measurements) -> None:
+def test_times_of_this_build_then_of_the_latest_build_are_used(kept: Measurements) -> None:
     builds = {"1+a": 1000, "3+c": 3000, "2+b": 2000}
     for build, moment in builds.items():
         before = set(kept.folder.glob("*"))
@@ -188,7 +188,7 @@ def test_of_other_builds_the_latest_counts_and_the_own_before_it(kept: Measureme
     assert list(kept.folder.iterdir()) == []
 
 
-def test_a_damaged_file_of_another_build_is_passed_over(kept: Measurements) -> None:
+def test_a_damaged_file_of_another_build_is_skipped(kept: Measurements) -> None:
     kept.save_plain_s(OURS, 0.5)
     stored_file(kept).write_text("{")
     later = Measurements(kept.folder, "machine-1")
@@ -196,8 +196,8 @@ def test_a_damaged_file_of_another_build_is_passed_over(kept: Measurements) -> N
     assert later.notes == []
 
 
-def test_a_file_under_the_wrong_name_is_not_believed(kept: Measurements) -> None:
-    """As if two keys had one digest, or someone had renamed it."""
+def test_a_measurement_under_the_wrong_name_is_ignored(kept: Measurements) -> None:
+    """As if two keys had one digest, or the user had renamed the file."""
     kept.save_widths(FACTS, PROBE)
     mine = stored_file(kept)
     data = mine.read_bytes()
@@ -236,31 +236,29 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
     "infinite width": lambda d: changed(d, "widths", "widths", to=[1, math.inf]),
     "not a width": lambda d: changed(d, "widths", "widths", to=[1, math.nan]),
     "nested widths": lambda d: changed(d, "widths", "widths", to=[1, [2]]),
-    "words for widths": lambda d: changed(d, "widths", "widths", to=[1, "two"]),
+    "widths as text": lambda d: changed(d, "widths", "widths", to=[1, "two"]),
     "widths that also differ": lambda d: changed(d, "widths", "widths", to=[1, 2, 3, 4]),
-    "a forward in no time": lambda d: changed(d, "widths", "plain_forward_s", to=0),
-    "a forward without end": lambda d: changed(d, "widths", "plain_forward_s", to=math.inf),
-    "a forward in words": lambda d: changed(d, "widths", "plain_forward_s", to="fast"),
+    "a forward of 0 s": lambda d: changed(d, "widths", "plain_forward_s", to=0),
+    "an infinite forward": lambda d: changed(d, "widths", "plain_forward_s", to=math.inf),
+    "a forward as text": lambda d: changed(d, "widths", "plain_forward_s", to="fast"),
     "contexts of the wrong kind": lambda d: changed(d, "widths", "contexts", to=7),
     "context without start": lambda d: changed(d, "widths", "contexts", 0, to={}),
     "infinite start": lambda d: changed(d, "widths", "contexts", 0, "start", to=math.inf),
     "differences as a list": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to=[1.0]),
-    "a difference that is none": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": 0.0}),
+    "a difference of 0": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": 0.0}),
     "a negative difference": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": -1.0}),
-    "a difference that is no number": lambda d: changed(
-        d, "widths", "contexts", 0, "max_abs_diff", to={"3": math.nan}
-    ),
+    "a NaN difference": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": math.nan}),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_document_is_measured_again(kept: Measurements, name: str) -> None:
+def test_a_malformed_document_is_noted_and_replaced(kept: Measurements, name: str) -> None:
     kept.save_widths(FACTS, PROBE)
     path = stored_file(kept)
     path.write_text(json.dumps(DAMAGES[name](json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
     assert kept.load_widths(FACTS) is None
     assert kept.load_widths(FACTS) is None
-    (note,) = kept.notes  # once, however often it is looked for
+    (note,) = kept.notes  # once, however often it is loaded
     assert note.startswith(f"the measurement {path.name} is ignored and made again: ")
     words = {"older version": "another version", "newer version": "another version", "another key": "another machine"}
     assert words.get(name, "") in note
@@ -281,7 +279,7 @@ def test_a_damaged_document_is_measured_again(kept: Measurements, name: str) -> 
     ],
     ids=["empty", "cut", "not UTF-8", "zeros", "deep", "long number", "no numbers"],
 )
-def test_a_damaged_file_is_measured_again(kept: Measurements, data: bytes) -> None:
+def test_a_damaged_file_is_noted_and_replaced(kept: Measurements, data: bytes) -> None:
     kept.save_widths(FACTS, PROBE)
     stored_file(kept).write_bytes(data)
     assert kept.load_widths(FACTS) is None
@@ -289,7 +287,7 @@ def test_a_damaged_file_is_measured_again(kept: Measurements, data: bytes) -> No
     assert "is ignored and made again" in kept.notes[0]
 
 
-def test_a_truncated_file_at_any_byte_is_measured_again(kept: Measurements) -> None:
+def test_a_file_truncated_at_any_byte_is_ignored(kept: Measurements) -> None:
     kept.save_widths(FACTS, PROBE)
     path = stored_file(kept)
     data = path.read_bytes()
@@ -298,7 +296,7 @@ def test_a_truncated_file_at_any_byte_is_measured_again(kept: Measurements) -> N
         assert kept.load_widths(FACTS) is None, length
 
 
-def test_a_huge_file_is_not_read(kept: Measurements) -> None:
+def test_a_huge_measurement_file_is_not_read(kept: Measurements) -> None:
     kept.save_widths(FACTS, PROBE)
     path = stored_file(kept)
     data = path.read_bytes()
@@ -309,7 +307,7 @@ def test_a_huge_file_is_not_read(kept: Measurements) -> None:
     assert kept.load_widths(FACTS) == PROBE
 
 
-def test_a_folder_in_the_files_place_is_no_error(kept: Measurements) -> None:
+def test_a_folder_at_the_measurements_path_is_not_an_error(kept: Measurements) -> None:
     kept.save_widths(FACTS, PROBE)
     path = stored_file(kept)
     path.unlink()
@@ -321,16 +319,16 @@ def test_a_folder_in_the_files_place_is_no_error(kept: Measurements) -> None:
     assert Measurements(kept.folder, "machine-1").load_widths(FACTS) is None
 
 
-def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+def test_an_uncreatable_folder_keeps_measurements_in_this_process(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file", encoding="utf-8")
     kept = Measurements(tmp_path / "file" / "measurements", "machine-1")
     kept.save_widths(FACTS, PROBE)
-    assert kept.load_widths(FACTS) == PROBE  # what was measured serves as long as this process lives
+    assert kept.load_widths(FACTS) == PROBE  # the measurement is kept while this process lives
     assert Measurements(kept.folder, "machine-1").load_widths(FACTS) is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folder permissions do not forbid writing on Windows")
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_read_only_folder_keeps_measurements_in_this_process(tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
     if os.access(folder, os.W_OK):
@@ -340,7 +338,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert Measurements(folder, "machine-1").load_widths(FACTS) is None
 
 
-def test_a_full_disk_is_no_error(kept: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_measurements_in_this_process(kept: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -354,7 +352,9 @@ def test_a_full_disk_is_no_error(kept: Measurements, monkeypatch: pytest.MonkeyP
     assert Measurements(kept.folder, "machine-1").load_widths(FACTS) == replace(PROBE, complete=False)
 
 
-def test_why_something_is_not_stored_is_told_until_it_is(kept: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unstored_gives_the_reason_until_everything_is_stored(
+    kept: Measurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert kept.unstored is None
 
     def full(*_arguments: object) -> None:
@@ -381,7 +381,7 @@ def test_why_something_is_not_stored_is_told_until_it_is(kept: Measurements, mon
 # ------------------------------------------------------------------------------------------------ a busy machine
 
 
-def test_times_of_a_busy_machine_are_kept_until_there_are_better_ones(kept: Measurements) -> None:
+def test_times_of_a_busy_machine_are_replaced_only_by_quieter_ones(kept: Measurements) -> None:
     assert kept.busy_share(FACTS) == 0.0
     kept.save_times(FACTS, TIMES, busy=0.5)
     assert (kept.load_times(FACTS), kept.busy_share(FACTS)) == (TIMES, 0.5)
@@ -397,7 +397,7 @@ def test_times_of_a_busy_machine_are_kept_until_there_are_better_ones(kept: Meas
     assert kept.load_times(FACTS) == TIMES
 
 
-def test_plain_times_are_forgotten_alone(kept: Measurements) -> None:
+def test_forgetting_plain_times_keeps_everything_else(kept: Measurements) -> None:
     kept.save_times(FACTS, TIMES)
     kept.save_plain_s(FACTS, 0.5)
     kept.forget_plain_s(FACTS)

@@ -1,4 +1,4 @@
-"""What ships about machines like this one: every number with its source, and never more than can be said."""
+"""The shipped priors for unmeasured machines: every number has its source."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ def tables_with_numbers(table: Mapping[str, Any], name: str = "priors") -> Itera
 FOUND = dict(tables_with_numbers(TABLES))
 
 
-def test_every_kind_of_number_is_there() -> None:
+def test_priors_have_every_kind_of_number() -> None:
     assert {name.split(".")[1] for name in FOUND} == {"reading", "verification", "context", "drafting", "acceptance"}
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_every_number_names_its_source(name: str) -> None:
+def test_every_prior_names_its_source(name: str) -> None:
     source = FOUND[name]["source"]
     assert len(source.split()) >= 10
     for path, section in re.findall(r'(docs/\S+\.md), "([^"]+)"', source.replace("\n", " ")):
         text = (ROOT / path).read_text(encoding="utf-8")
         assert re.search(rf"^#+ .*{re.escape(section)}", text, re.MULTILINE), (path, section)
-    assert not re.search(r"(^|\s)/\w|shared/", source), "nothing outside of this repository"
+    assert not re.search(r"(^|\s)/\w|shared/", source), "sources outside this repository are not allowed"
 
 
-def test_every_vectorised_level_has_numbers_and_portable_c_has_none() -> None:
+def test_every_vectorised_level_has_priors_and_portable_c_has_none() -> None:
     levels = set(LEVELS) - {PORTABLE}
     assert set(TABLES["verification"]) == levels
     assert set(TABLES["drafting"]["reading"]) - {"source"} == levels
 
 
 @pytest.mark.parametrize("level", sorted(set(LEVELS) - {PORTABLE}))
-def test_curves_begin_at_what_plain_decoding_takes_and_rise(level: str) -> None:
+def test_expected_curves_start_at_plain_time_and_rise(level: str) -> None:
     curves = expected_curves(replace(TARGET, settings={"level": level}), 0.04)
     assert curves is not None
     assert curves.at(0).plain_s == pytest.approx(0.04)
@@ -75,7 +75,7 @@ def test_curves_begin_at_what_plain_decoding_takes_and_rise(level: str) -> None:
     assert curves.at(1000).seconds(8) > curves.at(0).seconds(8)
 
 
-def test_the_default_pair_s_numbers() -> None:
+def test_priors_give_the_default_pairs_numbers() -> None:
     curves, cost = expected_curves(TARGET, 0.04), expected_draft_cost(DRAFTER, TARGET, 0.04)
     assert curves is not None
     assert [curves.at(0).ratio(width) for width in (2, 4, 8)] == pytest.approx([1.12, 1.27, 1.5])
@@ -90,7 +90,7 @@ def test_the_default_pair_s_numbers() -> None:
     [{"settings": {"level": PORTABLE}}, {"settings": {}}, {"bit_equal_by_construction": False}, {"device": "cuda0"}],
     ids=str,
 )
-def test_nothing_is_said_of_what_nobody_measured(change: dict[str, Any]) -> None:
+def test_models_without_priors_have_no_expected_times(change: dict[str, Any]) -> None:
     other = replace(TARGET, **change)
     assert expected_curves(other, 0.04) is None
     assert expected_draft_cost(other, TARGET, 0.04) is None
@@ -98,5 +98,5 @@ def test_nothing_is_said_of_what_nobody_measured(change: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("source", ["model", "lookup"])
-def test_acceptance_is_what_policies_begin_with(source: str) -> None:
+def test_prior_acceptance_equals_the_policies_initial_rate(source: str) -> None:
     assert expected_acceptance(source) == UNKNOWN

@@ -1,4 +1,4 @@
-"""Rows that are bit-equal by construction are looked at once: twelve tokens, nine forwards, mixed widths."""
+"""The self-check of rows that are bit-equal by construction: twelve tokens, nine forwards, mixed widths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drained(steps: Generator[float, None, WidthProbe]) -> tuple[list[float], Wid
             return told, end.value
 
 
-def test_nine_forwards_of_twelve_rows_a_pass() -> None:
+def test_a_self_check_takes_nine_forwards_in_passes_of_twelve_rows() -> None:
     sequence = FakeModel().open(POSITIONS)
     told, probe = drained(self_check(sequence, 12))
     assert sequence.log.widths == [12, 8, 4, 7, 5, 6, 3, 2, 1]
@@ -34,13 +34,13 @@ def test_nine_forwards_of_twelve_rows_a_pass() -> None:
     assert widths_from_json(widths_to_json(probe)) == probe
 
 
-def test_every_pass_has_the_same_rows() -> None:
+def test_every_pass_of_a_self_check_compares_the_same_rows() -> None:
     assert {sum(widths) for widths in PASSES} == {POSITIONS}
     assert {width for widths in PASSES for width in widths} >= {*range(1, 9), WIDEST}
 
 
 @pytest.mark.parametrize("width", sorted({width for widths in PASSES for width in widths}))
-def test_a_width_that_differs_leaves_width_one_alone(width: int) -> None:
+def test_a_self_check_that_finds_a_difference_leaves_only_width_one(width: int) -> None:
     model = NoisyModel(lambda own, _position, _written: 0.5 * (own == width))
     _, probe = drained(self_check(model.open(POSITIONS), 8))  # type: ignore[arg-type]
     assert probe.widths == (1,)
@@ -49,7 +49,7 @@ def test_a_width_that_differs_leaves_width_one_alone(width: int) -> None:
     assert widths_from_json(widths_to_json(probe)) == probe
 
 
-def test_the_last_forward_s_time_is_that_of_plain_decoding() -> None:
+def test_a_self_check_gives_the_last_forwards_time_as_plain_time() -> None:
     class Clock:
         now = 0.0
 
@@ -62,7 +62,7 @@ def test_the_last_forward_s_time_is_that_of_plain_decoding() -> None:
     assert probe.plain_forward_s == 0.25
 
 
-def test_it_runs_beside_the_caller_and_closes_its_sequence() -> None:
+def test_a_self_check_runs_in_parallel_and_closes_its_sequence() -> None:
     model = FakeModel()
     check = SelfCheck(model)
     assert check.result().depth_cap == WIDEST - 1
@@ -70,14 +70,14 @@ def test_it_runs_beside_the_caller_and_closes_its_sequence() -> None:
     assert model.sequences[0].closed
 
 
-def test_a_forward_that_fails_is_raised_and_its_sequence_closed() -> None:
+def test_a_failing_self_check_raises_and_closes_its_sequence() -> None:
     model = FakeModel(faults=Faults(raise_at=3, error=lambda: ForwardError("the device went away", code=-3)))
     with pytest.raises(ForwardError, match="the device went away"):
         SelfCheck(model).result()
     assert model.sequences[0].closed
 
 
-def test_it_holds_for_any_context_where_length_does_not_matter() -> None:
+def test_a_self_check_applies_to_any_context_if_length_does_not_matter() -> None:
     by_construction, other = FakeModel(bit_equal_by_construction=True), FakeModel()
     probe = SelfCheck(by_construction).result()
     assert holds_for(probe, by_construction.facts, 32768)

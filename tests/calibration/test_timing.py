@@ -1,4 +1,4 @@
-"""Measuring models whose times are known, by a clock that only forwards move."""
+"""Measuring models with known times, on a clock that only forwards advance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def finish(steps: Generator[float, None, T]) -> tuple[T, list[float]]:
-    """What the steps come to, and the fractions they told."""
+    """The result of the steps, and the fractions that they yielded."""
     told = []
     while True:
         try:
@@ -50,7 +50,7 @@ def target(model: TimedModel, context_length: int = 4096, scope: Scope = QUICK) 
 # --------------------------------------------------------------------------------------------------- target
 
 
-def test_every_width_gets_its_own_time() -> None:
+def test_every_width_is_timed_separately() -> None:
     times, probe = target(TimedModel())
     assert times.widths == WIDTHS
     assert times.contexts == (96, 1018)
@@ -64,7 +64,7 @@ def test_every_width_gets_its_own_time() -> None:
     assert not probe.complete
 
 
-def test_the_context_is_part_of_the_time() -> None:
+def test_a_target_is_timed_at_several_context_lengths() -> None:
     times, _ = target(TimedModel(lambda width, length, _: 0.01 * width + 1e-5 * length))
     first, last = times.forward_s
     assert first[0] == pytest.approx(0.01 + 96e-5)
@@ -80,7 +80,7 @@ def test_a_full_scope_times_every_context_and_completes_the_probe() -> None:
 
 
 @pytest.mark.parametrize("by_construction", [False, True])
-def test_a_full_scope_compares_widths_to_the_end_where_length_may_matter(by_construction: bool) -> None:
+def test_a_full_scope_compares_widths_to_the_end_if_length_may_matter(by_construction: bool) -> None:
     model = TimedModel(bit_equal_by_construction=by_construction)
     _, probe = target(model, scope=FULL)
     assert probe.context_range[1] == (POSITIONS if by_construction else 4096)
@@ -89,20 +89,20 @@ def test_a_full_scope_compares_widths_to_the_end_where_length_may_matter(by_cons
 
 
 @pytest.mark.parametrize(("context_length", "contexts"), [(4096, (96, 1018)), (300, (96, 250)), (120, (96,))])
-def test_no_context_beyond_the_one_asked_for_is_timed(context_length: int, contexts: tuple[int, ...]) -> None:
+def test_no_context_beyond_the_requested_length_is_timed(context_length: int, contexts: tuple[int, ...]) -> None:
     times, probe = target(TimedModel(), context_length)
     assert times.contexts == contexts
     assert probe.covers(context_length)
 
 
 @pytest.mark.parametrize(("context_length", "widths"), [(20, WIDTHS[:10]), (5, (1, 2, 3, 4, 5)), (1, (1,))])
-def test_widths_stay_within_the_context(context_length: int, widths: tuple[int, ...]) -> None:
+def test_timed_widths_stay_within_the_context(context_length: int, widths: tuple[int, ...]) -> None:
     times, _ = target(TimedModel(), context_length)
     assert times.widths == widths
     assert times.contexts == (0,)
 
 
-def test_a_forward_now_and_then_disturbed_changes_nothing() -> None:
+def test_occasional_interruptions_do_not_change_the_measured_times() -> None:
     """Two of each five repetitions are interrupted: the lower quartile is that of the other three."""
 
     def price(width: int, length: int, count: int) -> float:
@@ -114,8 +114,8 @@ def test_a_forward_now_and_then_disturbed_changes_nothing() -> None:
         assert row == pytest.approx([by_width(width, 0, 0) for width in often.widths])
 
 
-def test_the_widths_take_turns() -> None:
-    """A machine that becomes slower half-way is slower for all widths, not for the last ones."""
+def test_widths_are_timed_alternately() -> None:
+    """A machine that slows down half-way slows all widths, not only the last ones."""
     model = TimedModel()
     scope = Scope(widths=(1, 2, 3), repetitions=4)
     target(model, 120, scope)
@@ -124,7 +124,7 @@ def test_the_widths_take_turns() -> None:
     assert any(widths[at : at + len(turns)] == turns for at in range(len(widths)))
 
 
-def test_wide_forwards_are_timed_seldom_and_the_first_turn_counts_nothing() -> None:
+def test_wide_forwards_are_timed_less_often_after_an_uncounted_turn() -> None:
     model = TimedModel(lambda width, length, count: by_width(width, length, count) * (1 + 100 * (count < 200)))
     sequence_before = len(model.sequences)
     times, _ = target(model, 120, Scope(widths=(1, 32), repetitions=5))
@@ -134,7 +134,7 @@ def test_wide_forwards_are_timed_seldom_and_the_first_turn_counts_nothing() -> N
     assert widths[-3:] == [64, 64, 64]
 
 
-def test_progress_never_goes_back_and_ends_at_one() -> None:
+def test_measurement_progress_never_falls_and_ends_at_one() -> None:
     model = TimedModel()
     for steps in (
         measure_target(model, 4096, FULL, clock=model.clock),
@@ -149,7 +149,7 @@ def test_progress_never_goes_back_and_ends_at_one() -> None:
         assert told[-1] == 1
 
 
-def test_a_scope_is_quick_unless_told_otherwise() -> None:
+def test_measurements_use_the_quick_scope_by_default() -> None:
     assert (Scope(), QUICK.every_context, QUICK.complete, QUICK.widths) == (QUICK, False, False, WIDTHS)
     assert (QUICK.to_end, FULL.to_end) == (False, True)
     model = TimedModel()
@@ -160,7 +160,7 @@ def test_a_scope_is_quick_unless_told_otherwise() -> None:
 # -------------------------------------------------------------------------------------- drafter, plain, both
 
 
-def test_a_drafters_price() -> None:
+def test_a_drafters_cost_has_forward_and_prompt_times() -> None:
     model = TimedModel()
     times, _ = finish(measure_drafter(model, 4096, clock=model.clock))
     assert (times.contexts, times.widths) == ((96,), (1, 2, 4))
@@ -180,7 +180,7 @@ def test_a_drafters_widths_stay_within_the_context(context_length: int, widths: 
 
 
 class OneClock:
-    """A clock that several models move."""
+    """A clock that several models advance."""
 
     def __init__(self) -> None:
         self.models: list[TimedModel] = []
@@ -193,7 +193,7 @@ class OneClock:
         return self.models[-1]
 
 
-def test_two_settings_are_compared_in_turns() -> None:
+def test_two_settings_are_timed_alternately() -> None:
     clock = OneClock()
     own, other = clock.model(), clock.model(lambda width, length, count: 0.013 + 0.001 * length / 96)
     ratio, told = finish(measure_plain_ratio(own, other, 4096, clock=clock))
@@ -205,14 +205,14 @@ def test_two_settings_are_compared_in_turns() -> None:
         assert model.open_sequences == 0
 
 
-def test_a_machine_that_slows_down_meanwhile_cancels_out() -> None:
+def test_a_slowing_machine_does_not_change_the_ratio_of_two_settings() -> None:
     """Timed one after the other, the second would seem to be slower."""
     clock = OneClock()
     own, other = (clock.model(lambda _width, _length, count: 0.01 * (1 + count)) for _ in range(2))
     assert finish(measure_plain_ratio(own, other, 4096, clock=clock))[0] == pytest.approx(1.0)
 
 
-def test_two_settings_in_a_context_too_short_for_a_probe() -> None:
+def test_two_settings_are_compared_in_a_context_too_short_for_a_probe() -> None:
     clock = OneClock()
     own, other = clock.model(), clock.model(lambda *_: 0.005)
     assert finish(measure_plain_ratio(own, other, 20, clock=clock))[0] == pytest.approx(0.5)
@@ -226,7 +226,7 @@ def test_contention_is_the_ratio_of_together_and_alone(factor: float, monkeypatc
     def decode_for(sequence: FakeSequence, _size: int, seconds: float, _clock: object) -> Future[list[float]]:
         asked.append((sequence.model, seconds))
         place, turn = (len(asked) - 1) % 4, (len(asked) - 1) // 4
-        busy = 2.0**turn  # with something else, which slows all of a turn down alike
+        busy = 2.0**turn  # with another program, which slows all of a turn equally
         done: Future[list[float]] = Future()
         done.set_result([0.01 * busy * (factor if place == 2 else 1.0)] * 3)
         return done
@@ -243,7 +243,7 @@ def test_contention_is_the_ratio_of_together_and_alone(factor: float, monkeypatc
     assert big.open_sequences == small.open_sequences == 0
 
 
-def test_noise_that_makes_both_faster_together_is_no_gain() -> None:
+def test_contention_measured_below_one_is_reported_as_one() -> None:
     model = TimedModel(lambda _width, _length, count: 0.01 / count)
     both, _ = finish(measure_contention(model, model, seconds=0.02, clock=model.clock))
     assert both == Contention(target_factor=1.0, drafter_factor=1.0)
@@ -282,7 +282,7 @@ MEASURES: dict[str, Callable[[TimedModel], Generator[float, None, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_closing_between_any_two_steps_frees_the_sequences(name: str) -> None:
+def test_stopping_a_measurement_at_any_step_closes_its_sequences(name: str) -> None:
     steps = len(finish(MEASURES[name](TimedModel()))[1])
     for stop_after in range(steps + 1):
         model = TimedModel()
@@ -319,14 +319,14 @@ def test_a_pause_between_two_steps_is_not_measured(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_a_failing_forward_is_raised_and_everything_closed(name: str) -> None:
+def test_a_failing_forward_is_raised_and_the_timed_sequences_closed(name: str) -> None:
     model = TimedModel(faults=Faults(raise_at=5))
     with pytest.raises(ForwardError):
         finish(MEASURES[name](model))
     assert model.open_sequences == 0
 
 
-def test_a_step_is_a_few_forwards() -> None:
+def test_a_measurement_step_is_at_most_a_few_forwards() -> None:
     """A chat that wants to answer waits for one step."""
     model = TimedModel()
     measuring, before, longest = measure_target(model, 4096, clock=model.clock), 0.0, 0.0

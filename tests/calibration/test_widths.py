@@ -36,10 +36,10 @@ def differing(probe: WidthProbe) -> list[list[int]]:
     return [sorted(context.max_abs_diff) for context in probe.contexts]
 
 
-# --------------------------------------------------------------------------------------------- what is found
+# ------------------------------------------------------------------------------------------- equal and unequal widths
 
 
-def test_without_noise_every_width_is_equal() -> None:
+def test_without_noise_every_width_is_bit_equal() -> None:
     probe = probe_widths(NoisyModel())
     assert probe.widths == ALL
     assert probe.depth_cap == WIDEST - 1
@@ -51,14 +51,14 @@ def test_without_noise_every_width_is_equal() -> None:
 
 
 @pytest.mark.parametrize("width", ALL[1:])
-def test_one_noisy_width_is_the_one_left_out(width: int) -> None:
+def test_only_the_noisy_width_is_left_out(width: int) -> None:
     probe = probe_widths(NoisyModel(noise_of(width)))
     assert probe.widths == tuple(w for w in ALL if w != width)
     assert probe.depth_cap == width - 2
     assert differing(probe) == [[width], [], [], []]  # and not measured again
 
 
-def test_the_least_difference_counts() -> None:
+def test_the_smallest_possible_difference_is_detected() -> None:
     def rule(width: int, _position: int, _written: Sequence[int]) -> float:
         return 1e-6 if width == 6 else 0.0
 
@@ -66,7 +66,7 @@ def test_the_least_difference_counts() -> None:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_noise_beyond_a_border_is_found_there(number: int) -> None:
+def test_noise_beyond_a_border_is_detected_there(number: int) -> None:
     start = STARTS[number]
     border = 96 if number == 0 else BORDERS[number - 1]
     probe = probe_widths(NoisyModel(noise_of(4, 9, at=range(border, 10**6))))
@@ -76,7 +76,7 @@ def test_noise_beyond_a_border_is_found_there(number: int) -> None:
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("offset", [0, POSITIONS - 1], ids=["first", "last"])
-def test_noise_in_one_position_of_a_probe_is_found(start: int, offset: int) -> None:
+def test_noise_in_one_position_of_a_probe_is_detected(start: int, offset: int) -> None:
     position = start + offset
     probe = probe_widths(NoisyModel(noise_of(*ALL[1:], at=range(position, position + 1))))
     assert probe.widths == (1,)
@@ -85,7 +85,7 @@ def test_noise_in_one_position_of_a_probe_is_found(start: int, offset: int) -> N
 
 @settings(max_examples=40, deadline=None)
 @given(noisy=st.dictionaries(st.integers(2, WIDEST), st.sampled_from(STARTS), max_size=WIDEST - 1))
-def test_any_set_of_noisy_widths_is_found_exactly(noisy: dict[int, int]) -> None:
+def test_any_set_of_noisy_widths_is_detected_exactly(noisy: dict[int, int]) -> None:
     def rule(width: int, position: int, _written: Sequence[int]) -> float:
         return 0.5 if noisy.get(width, 10**6) <= position else 0.0
 
@@ -94,7 +94,7 @@ def test_any_set_of_noisy_widths_is_found_exactly(noisy: dict[int, int]) -> None
     assert differing(probe) == [sorted(w for w, at in noisy.items() if at == start) for start in STARTS]
 
 
-def test_widths_equal_one_by_one_but_not_in_a_mixture_are_not_equal() -> None:
+def test_widths_equal_alone_but_not_in_a_mixture_are_left_out() -> None:
     def rule(_width: int, _position: int, written: Sequence[int]) -> float:
         recent = {width for width in written[-POSITIONS:] if width <= WIDEST}
         return 0.125 if len(recent) > 1 else 0.0
@@ -106,7 +106,7 @@ def test_widths_equal_one_by_one_but_not_in_a_mixture_are_not_equal() -> None:
     assert probe.max_abs_diff == pytest.approx(0.125, rel=1e-4)
 
 
-def test_a_mixture_is_of_equal_widths_only() -> None:
+def test_the_mixture_uses_equal_widths_only() -> None:
     def rule(width: int, _position: int, written: Sequence[int]) -> float:
         return 1.0 if width != 5 and 5 in written else float(width == 5)
 
@@ -116,13 +116,13 @@ def test_a_mixture_is_of_equal_widths_only() -> None:
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
-def test_garbage_in_one_width_is_never_called_equal(garbage: float) -> None:
+def test_a_width_with_wrong_scores_is_never_bit_equal(garbage: float) -> None:
     probe = probe_widths(NoisyModel(noise_of(7, by=garbage)), complete=True)
     assert probe.widths == tuple(w for w in ALL if w != 7)
     assert probe.max_abs_diff == math.inf
 
 
-def test_not_a_number_is_not_even_equal_to_itself() -> None:
+def test_nan_scores_are_not_bit_equal() -> None:
     probe = probe_widths(NoisyModel(noise_of(*ALL, by=math.nan)))
     assert probe.widths == (1,)
     assert probe.max_abs_diff == math.inf
@@ -132,7 +132,7 @@ def test_not_a_number_is_not_even_equal_to_itself() -> None:
 
 
 def growing(width: int, position: int, _written: Sequence[int]) -> float:
-    """Width 3 differs ever more, width 5 from 512 on, all others never."""
+    """Width 3 differs more at each context, width 5 from 512 on, the other widths never."""
     return {3: position / 1024, 5: 0.25 * (position >= 512)}.get(width, 0.0)
 
 
@@ -153,7 +153,7 @@ def test_an_ordinary_probe_stops_at_the_first_difference() -> None:
     assert probe.contexts[0].max_abs_diff[3] == pytest.approx(FIRST / 1024, rel=1e-4)
 
 
-def test_an_ordinary_probe_costs_less() -> None:
+def test_an_ordinary_probe_takes_fewer_forwards_than_a_complete_one() -> None:
     quick, thorough = NoisyModel(noise_of(*ALL[1:])), NoisyModel(noise_of(*ALL[1:]))
     probe_widths(quick)
     probe_widths(thorough, complete=True)
@@ -163,7 +163,7 @@ def test_an_ordinary_probe_costs_less() -> None:
 # ------------------------------------------------------------------------------------------- how it measures
 
 
-def test_every_forward_has_the_width_it_stands_for() -> None:
+def test_every_forward_of_a_probe_has_the_full_width() -> None:
     model = NoisyModel()
     probe_widths(model, widest=5, context_length=200)
     widths = model.opened[0].widths
@@ -172,13 +172,13 @@ def test_every_forward_has_the_width_it_stands_for() -> None:
     assert widths[2 : 2 + POSITIONS] == [1] * POSITIONS
     rest = widths[2 + POSITIONS :]
     for width in (2, 3, 4, 5):
-        count = math.ceil(POSITIONS / width)  # the last one filled up to the full width
+        count = math.ceil(POSITIONS / width)  # the last one padded to the full width
         assert rest[:count] == [width] * count
         del rest[:count]
     assert len(set(rest)) > 1  # the mixture
 
 
-def test_only_widths_up_to_the_widest_are_measured() -> None:
+def test_only_widths_up_to_the_widest_are_probed() -> None:
     model = NoisyModel()
     assert probe_widths(model, widest=4).widths == (1, 2, 3, 4)
     assert probe_widths(model, widest=1).widths == (1,)
@@ -187,7 +187,7 @@ def test_only_widths_up_to_the_widest_are_measured() -> None:
     assert set(compared) == {1, 2, 3, 4}
 
 
-def test_progress_grows_to_one() -> None:
+def test_probe_progress_grows_to_one() -> None:
     for length in (20, 300, 2000):
         seen: list[float] = []
         probe_widths(NoisyModel(), context_length=length, progress=seen.append)
@@ -231,36 +231,36 @@ def test_probes_stay_within_the_context(length: int, starts: list[int]) -> None:
         (5000, [2042, 4090, 4988]),
     ],
 )
-def test_probes_to_the_end_cross_every_power_of_two_and_end_with_the_context(length: int, more: list[int]) -> None:
+def test_probes_to_the_end_cross_every_power_of_two_and_the_context_end(length: int, more: list[int]) -> None:
     assert probe_starts(length, to_end=True) == [*probe_starts(length), *more]
     assert probe_starts(length, to_end=False) == probe_starts(length)
 
 
-def test_every_border_is_crossed() -> None:
+def test_probes_cross_every_border() -> None:
     for border in BORDERS:
         assert any(start < border < start + POSITIONS for start in probe_starts(10_000)), border
 
 
-def test_a_probe_covers_no_more_than_it_looked_at() -> None:
+def test_a_probe_covers_only_the_contexts_that_it_reached() -> None:
     short, long = probe_widths(NoisyModel(), context_length=300), probe_widths(NoisyModel())
     beyond = STARTS[2] + POSITIONS
     assert [short.covers(length) for length in (108, 300, beyond - 1, beyond, 4096)] == [True] * 3 + [False] * 2
     assert all(long.covers(length) for length in (1, 108, 300, END, 10**6))
-    # A context too short for any border is probed from its first token on, which no longer one is.
+    # A context too short for any border is probed from its first token, unlike a longer one.
     tiny = probe_widths(NoisyModel(), context_length=50)
     assert tiny.covers(20)
     assert not tiny.covers(200)
     assert not WidthProbe(widths=(1, 2)).covers(1)
 
 
-def test_the_sequence_is_closed_and_the_model_is_not() -> None:
+def test_a_probe_closes_its_sequence_but_not_the_model() -> None:
     model = NoisyModel()
     probe_widths(model, widest=2)
     assert [sequence.closed for sequence in model.opened] == [True]
     assert not model.closed
 
 
-def test_a_failing_forward_is_raised_and_the_sequence_closed() -> None:
+def test_a_failing_probe_raises_and_closes_its_sequence() -> None:
     def fail(_width: int, position: int, _written: Sequence[int]) -> float:
         if position > 255:
             raise ForwardError("out of luck", code=-3)
@@ -272,7 +272,7 @@ def test_a_failing_forward_is_raised_and_the_sequence_closed() -> None:
     assert model.opened[0].closed
 
 
-def test_the_tokens_are_always_the_same_and_in_range() -> None:
+def test_probe_tokens_are_always_the_same_and_in_range() -> None:
     assert probe_tokens(50, 1000) == probe_tokens(60, 1000)[:50]
     assert set(probe_tokens(500, 3)) == {0, 1, 2}
 
@@ -284,16 +284,16 @@ def test_the_tokens_are_always_the_same_and_in_range() -> None:
     ("widths", "cap"),
     [((1,), 0), ((1, 2), 1), ((1, 2, 3, 5, 6), 2), ((1, 3, 4), 0), (ALL, WIDEST - 1), ((), 0)],
 )
-def test_the_depth_cap_goes_through_every_smaller_width(widths: tuple[int, ...], cap: int) -> None:
+def test_the_depth_cap_needs_every_smaller_width(widths: tuple[int, ...], cap: int) -> None:
     assert WidthProbe(widths=widths).depth_cap == cap
 
 
-def test_an_empty_probe_has_no_range() -> None:
+def test_an_empty_probe_has_no_context_range() -> None:
     assert WidthProbe(widths=(1,)).context_range == (0, 0)
     assert WidthProbe(widths=(1,)).max_abs_diff == 0
 
 
-def test_the_largest_difference_is_over_all_contexts() -> None:
+def test_the_largest_difference_covers_all_contexts() -> None:
     contexts = (
         ContextProbe(start=0, positions=12, max_abs_diff={2: 0.5, 3: 0.1}),
         ContextProbe(start=50, positions=12, max_abs_diff={3: 0.75}),
@@ -301,10 +301,10 @@ def test_the_largest_difference_is_over_all_contexts() -> None:
     assert WidthProbe(widths=(1,), contexts=contexts).max_abs_diff == 0.75
 
 
-# -------------------------------------------------------------------------------------------------- for real
+# -------------------------------------------------------------------------------------------------- with a real model
 
 
-def test_a_real_models_class_holds_for_other_tokens_at_other_contexts(tmp_path: Path) -> None:
+def test_a_real_models_width_class_holds_for_other_tokens_and_contexts(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", quant="Q8_0", width=128)
     with load_model(path, LlamaSettings()) as model:
         probe = probe_widths(model, context_length=300)

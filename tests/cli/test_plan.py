@@ -86,7 +86,7 @@ def test_a_lookup_drafter_has_no_place(here: InProcess, tmp_path: Path) -> None:
 
 
 def test_too_little_memory_is_said(here: InProcess) -> None:
-    assert "GiB are left beside the target" in here("plan", "--simulate", "board-4gb").out
+    assert "GiB are free with the target loaded" in here("plan", "--simulate", "board-4gb").out
 
 
 def test_explain_shows_every_candidate_and_every_rejection(here: InProcess) -> None:

@@ -48,7 +48,7 @@ def apart(tiny: TinyModels, home: Home) -> Iterator[Engine]:
 def test_without_contention_the_plan_is_pipelined_and_keeps_the_text(apart: Engine) -> None:
     assert apart.plan.mode == "pipelined"
     assert control(apart).pipelined == Contention()
-    assert "at the same time neither side slows the other down" in apart.plan.reasons
+    assert "in parallel neither side slows the other down" in apart.plan.reasons
     overlapped, cap = 0, apart.plan.depth_cap
     # Draft in every round: the gain of tiny models is not tested here.
     always = replace(apart.pair.speculation(), policy=FixedDepth(cap + 1))
@@ -73,7 +73,7 @@ def test_with_contention_the_plan_is_serial_and_names_the_reason(apart: Engine) 
     assert apart.plan.mode == "serial"
     assert control(apart).pipelined is None
     assert apart.pair.pipeline_budget() is None
-    assert "at the same time the target takes 1.90x and the drafter 2.20x as long as alone" in apart.plan.reasons
+    assert "in parallel the target takes 1.90x and the drafter 2.20x as long as alone" in apart.plan.reasons
     plan_with(apart, Contention())
     assert apart.plan.mode == "pipelined"
     plan_with(apart, Contention(target_factor=1.9, drafter_factor=2.2))

@@ -1,4 +1,4 @@
-"""Bandwidth: what is read and timed, what is made of the times, and what is not believed when it is read back."""
+"""Bandwidth: what is read and timed, how it is computed, and which stored records are rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = 64 * MIB
 
 
 class FakeMemory:
-    """Memory that takes ``seconds`` for each part read, one after the other, and a clock beside it."""
+    """Memory that takes ``seconds`` for each part read, one after the other, and a matching clock."""
 
     def __init__(self, seconds: Iterable[float]) -> None:
         self.seconds = iter(seconds)
@@ -54,7 +54,7 @@ def enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 # -------------------------------------------------------------------------------------------------- measuring
 
 
-def test_the_best_and_the_median_pass_count_and_the_first_does_not() -> None:
+def test_best_and_median_leave_out_the_first_pass() -> None:
     memory = FakeMemory([1000.0, 0.5, 0.1, 0.3, 0.2, 0.4])
     measured = measure_read_bandwidth([1], buffer_bytes=SMALL, seconds=1.5, clock=memory.clock, read=memory.read)
     (one,) = measured.by_threads
@@ -65,7 +65,7 @@ def test_the_best_and_the_median_pass_count_and_the_first_does_not() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_threads_share_the_whole_buffer_between_them(threads: int) -> None:
+def test_threads_split_the_whole_buffer_between_them(threads: int) -> None:
     memory = FakeMemory(repeat(0.25))
     measure_read_bandwidth([threads], buffer_bytes=SMALL, seconds=0.1, clock=memory.clock, read=memory.read)
     passes = len(memory.reads) / threads
@@ -76,7 +76,7 @@ def test_threads_share_the_whole_buffer_between_them(threads: int) -> None:
         assert all(a + size == b for (a, size), (b, _) in pairwise(parts)), "no gap, no overlap"
 
 
-def test_threads_read_at_the_same_time() -> None:
+def test_threads_read_in_parallel() -> None:
     meeting = threading.Barrier(3, timeout=20)
     ticks = iter(range(10**6))
     measure_read_bandwidth(
@@ -85,13 +85,13 @@ def test_threads_read_at_the_same_time() -> None:
     assert not meeting.broken
 
 
-def test_thread_counts_share_the_seconds_and_come_back_in_order() -> None:
+def test_thread_counts_split_the_time_and_are_returned_in_order() -> None:
     memory = FakeMemory(repeat(0.125))
     measured = measure_read_bandwidth(
         [2, 1, 2], buffer_bytes=SMALL, seconds=4.0, clock=memory.clock, read=memory.read
     )
     assert [found.threads for found in measured.by_threads] == [1, 2]
-    # Two seconds each: 16 passes of one part, 8 of two, and a first one each that is not timed.
+    # Two seconds each: 16 passes of one part, 8 of two, and an untimed first pass each.
     assert len(memory.reads) == (16 + 1) + (8 + 1) * 2
 
 
@@ -108,7 +108,7 @@ def test_by_default_it_reads_256_mib_for_under_a_second() -> None:
     assert len(memory.reads) == 1 + 13  # 13 passes of 1/16 second: the first sum of at least 0.8
 
 
-def test_by_default_it_really_reads() -> None:
+def test_the_default_reader_measures_real_memory() -> None:
     measured = measure_read_bandwidth([1, 2], buffer_bytes=SMALL, seconds=0.001)
     assert [found.threads for found in measured.by_threads] == [1, 2]
     assert all(found.best_bytes_per_s >= found.median_bytes_per_s > 0 for found in measured.by_threads)
@@ -122,7 +122,7 @@ def test_the_reader_reads_every_element() -> None:
         chunk[position] = 1
 
 
-def test_the_buffer_is_written_so_that_it_has_pages_of_its_own() -> None:
+def test_the_buffer_is_written_so_that_its_pages_are_distinct() -> None:
     seen: list[bool] = []
     ticks = iter(range(100))
     measure_read_bandwidth(
@@ -132,7 +132,7 @@ def test_the_buffer_is_written_so_that_it_has_pages_of_its_own() -> None:
     assert all(seen)
 
 
-def test_the_threads_are_gone_afterwards() -> None:
+def test_measuring_bandwidth_leaves_no_threads_running() -> None:
     memory = FakeMemory(repeat(1.0))
     measure_read_bandwidth([4], buffer_bytes=SMALL, clock=memory.clock, read=memory.read)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("edgespec-bandwidth")]
@@ -147,7 +147,7 @@ def test_little_memory_makes_a_small_buffer(monkeypatch: pytest.MonkeyPatch) -> 
     assert measure_read_bandwidth([1], clock=memory.clock, read=memory.read).buffer_bytes == 100 * MIB
 
 
-def test_too_little_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_the_buffer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "memory_bytes", lambda: (2**40, 255 * MIB))
     with pytest.raises(MemoryLimitError, match="255 MiB") as caught:
         measure_read_bandwidth([1])
@@ -174,13 +174,13 @@ def test_too_little_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: utilisation(1.0, math.inf),
     ],
 )
-def test_requests_out_of_range(call: Callable[[], object]) -> None:
+def test_bandwidth_arguments_out_of_range_are_refused(call: Callable[[], object]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         call()
     assert "\n" not in caught.value.message
 
 
-def test_what_kernels_use_of_it() -> None:
+def test_utilisation_is_kernel_bandwidth_over_read_bandwidth() -> None:
     assert kernel_bandwidth(1_000_000_000, 12.5) == 12.5e9
     assert utilisation(12.5e9, 25e9) == 0.5
 
@@ -197,12 +197,12 @@ MEASURED = BandwidthMeasurement(
 )
 
 
-def test_the_highest_median_counts_with_the_fewest_threads() -> None:
+def test_the_fewest_threads_with_the_highest_median_are_the_fastest() -> None:
     assert MEASURED.read_bytes_per_s == 20e9
     assert MEASURED.fastest.threads == 2
 
 
-def test_as_json() -> None:
+def test_a_bandwidth_measurement_as_json() -> None:
     assert replace(MEASURED, by_threads=MEASURED.by_threads[:1]).as_json() == {
         "read_bytes_per_s": 10e9,
         "buffer_bytes": 256 * MIB,
@@ -210,7 +210,7 @@ def test_as_json() -> None:
     }
 
 
-def test_the_round_trip() -> None:
+def test_a_bandwidth_measurement_survives_json() -> None:
     assert BandwidthMeasurement.from_json(json.loads(json.dumps(MEASURED.as_json()))) == MEASURED
     whole = MEASURED.as_json()
     whole["by_threads"][0]["best_bytes_per_s"] = 12_000_000_000
@@ -256,12 +256,12 @@ def damaged(*path: str | int, value: object) -> object:
     ],
     ids=lambda stored: json.dumps(stored)[:60],
 )
-def test_anything_off_is_a_value_error(stored: object) -> None:
+def test_a_malformed_bandwidth_record_is_a_value_error(stored: object) -> None:
     with pytest.raises(ValueError, match=r"not|ascend|faster|beyond"):
         BandwidthMeasurement.from_json(stored)
 
 
-def test_a_hiccup_does_not_move_the_median() -> None:
+def test_one_slow_pass_does_not_change_the_median() -> None:
     memory = FakeMemory(chain([1.0], [0.01] * 5, [30.0], repeat(0.01)))
     (one,) = measure_read_bandwidth(
         [1], buffer_bytes=SMALL, seconds=30.2, clock=memory.clock, read=memory.read

@@ -1,4 +1,4 @@
-"""Control groups: both versions of their files, nested groups, and files that make no sense."""
+"""Control groups: both versions of their files, nested groups, and malformed files."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def member_of(mount: Path, text: str) -> None:
 
 
 def put(folder: Path, **files: object) -> None:
-    """``memory_max=1`` writes ``memory.max``: the first underscore is the dot."""
+    """``memory_max=1`` writes ``memory.max``: the first underscore becomes the dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name.replace("_", ".", 1)).write_text(f"{content}\n", encoding="utf-8")
 
 
-def test_without_groups_there_are_no_limits(mount: Path) -> None:
+def test_without_control_groups_there_are_no_limits(mount: Path) -> None:
     assert memory_limits() == []
     assert processor_limit() is None
 
@@ -40,38 +40,38 @@ def test_without_groups_there_are_no_limits(mount: Path) -> None:
 # -------------------------------------------------------------------------------------------------- version 2
 
 
-def test_a_limit_and_what_is_left_of_it(mount: Path) -> None:
+def test_a_memory_limit_reports_the_limit_and_the_rest(mount: Path) -> None:
     put(mount, memory_max=4 * GIB, memory_current=GIB)
     assert memory_limits() == [MemoryLimit(4 * GIB, 3 * GIB)]
 
 
-def test_no_limit_is_no_limit(mount: Path) -> None:
+def test_a_group_set_to_max_has_no_limit(mount: Path) -> None:
     put(mount, memory_max="max", memory_current=GIB, cpu_max="max 100000")
     assert memory_limits() == []
     assert processor_limit() is None
 
 
-def test_page_cache_is_given_back_on_demand(mount: Path) -> None:
+def test_page_cache_counts_as_free_memory(mount: Path) -> None:
     statistics = f"anon 7\nfile 9\ninactive_file {2 * GIB}\nactive_file 3\ntotal_inactive_file {GIB}"
     put(mount, memory_max=4 * GIB, memory_current=3 * GIB, memory_stat=statistics)
     assert memory_limits() == [MemoryLimit(4 * GIB, 3 * GIB)]
 
 
 @pytest.mark.parametrize("used", [None, "", "x", 0])
-def test_more_than_the_limit_is_never_promised(mount: Path, used: object) -> None:
+def test_the_free_memory_never_exceeds_the_limit(mount: Path, used: object) -> None:
     put(mount, memory_max=2 * GIB, memory_stat=f"inactive_file {100 * GIB}")
     if used is not None:
         put(mount, memory_current=used)
     assert memory_limits() == [MemoryLimit(2 * GIB, 2 * GIB)]
 
 
-def test_a_group_over_its_limit_has_nothing_left(mount: Path) -> None:
+def test_a_group_over_its_limit_has_no_free_memory(mount: Path) -> None:
     put(mount, memory_max=GIB, memory_current=3 * GIB)
     assert memory_limits() == [MemoryLimit(GIB, 0)]
 
 
 @pytest.mark.parametrize("content", ["", "-1", "1e9", "²", "12 34", "0x10"])
-def test_garbage_is_ignored(mount: Path, content: str) -> None:
+def test_malformed_control_group_files_are_ignored(mount: Path, content: str) -> None:
     put(mount, memory_max=content, memory_stat="inactive_file\ninactive_file x")
     (mount / "memory.current").write_bytes(b"\xff")
     assert memory_limits() == []
@@ -90,12 +90,12 @@ def test_garbage_is_ignored(mount: Path, content: str) -> None:
         ("100000 100000 7", None),
     ],
 )
-def test_a_processor_quota(mount: Path, text: str, cores: int | None) -> None:
+def test_a_processor_quota_is_rounded_down_to_whole_processors(mount: Path, text: str, cores: int | None) -> None:
     put(mount, cpu_max=text)
     assert processor_limit() == cores
 
 
-def test_this_process_own_group_counts_and_so_do_those_around_it(mount: Path) -> None:
+def test_the_limits_of_parent_groups_apply_too(mount: Path) -> None:
     member_of(mount, "0::/user.slice/app.scope\n")
     put(mount / "user.slice", memory_max=4 * GIB, memory_current=GIB, cpu_max="300000 100000")
     put(mount / "user.slice" / "app.scope", memory_max=2 * GIB, memory_current=GIB, cpu_max="400000 100000")
@@ -104,14 +104,14 @@ def test_this_process_own_group_counts_and_so_do_those_around_it(mount: Path) ->
     assert processor_limit() == 3
 
 
-def test_a_group_that_cannot_be_seen_leaves_the_root(mount: Path) -> None:
+def test_a_group_without_a_visible_folder_falls_back_to_the_root(mount: Path) -> None:
     put(mount, memory_max=GIB)
     for path in ("/docker/1234", "/../../elsewhere", "/"):
         member_of(mount, f"0::{path}\n")
         assert memory_limits() == [MemoryLimit(GIB, GIB)], path
 
 
-def test_a_group_outside_of_the_view_is_not_followed(mount: Path) -> None:
+def test_a_group_outside_the_view_is_not_followed(mount: Path) -> None:
     put(mount, memory_max=4 * GIB)
     put(mount.parent / "elsewhere", memory_max=GIB)
     member_of(mount, "0::/../elsewhere\n")
@@ -119,7 +119,7 @@ def test_a_group_outside_of_the_view_is_not_followed(mount: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ":\n::\n", "no colon", "0:memory", "\0"])
-def test_an_odd_membership_leaves_the_root(mount: Path, text: str) -> None:
+def test_a_malformed_membership_falls_back_to_the_root(mount: Path, text: str) -> None:
     member_of(mount, text)
     put(mount, memory_max=GIB)
     assert MemoryLimit(GIB, GIB) in memory_limits()
@@ -128,7 +128,7 @@ def test_an_odd_membership_leaves_the_root(mount: Path, text: str) -> None:
 # -------------------------------------------------------------------------------------------------- version 1
 
 
-def test_version_1(mount: Path) -> None:
+def test_version_1_memory_and_processor_limits(mount: Path) -> None:
     statistics = f"inactive_file 1\ntotal_inactive_file {GIB}"
     put(mount / "memory", memory_limit_in_bytes=4 * GIB, memory_usage_in_bytes=3 * GIB, memory_stat=statistics)
     put(mount / "cpu", cpu_cfs_quota_us=250000, cpu_cfs_period_us=100000)
@@ -139,7 +139,7 @@ def test_version_1(mount: Path) -> None:
 def test_version_1_without_limits(mount: Path) -> None:
     put(mount / "memory", memory_limit_in_bytes=UNLIMITED_V1, memory_usage_in_bytes=GIB)
     put(mount / "cpu", cpu_cfs_quota_us=-1, cpu_cfs_period_us=100000)
-    assert [limit.limit_bytes for limit in memory_limits()] == [UNLIMITED_V1], "far above what any machine has"
+    assert [limit.limit_bytes for limit in memory_limits()] == [UNLIMITED_V1], "far above any real memory"
     assert processor_limit() is None
 
 

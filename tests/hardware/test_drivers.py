@@ -1,4 +1,4 @@
-"""What tells one state of a GPU's drivers from another."""
+"""When the identity of a GPU's drivers changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAPS = "7f00-7f01 r-xp 00000000 08:01 42    /opt/cuda/lib64/libcublas.so.12.4.5.
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A machine with a card of each kind."""
+    """A machine with a GPU of each kind."""
 
     def write(path: str, text: str) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_same_state_has_one_identity(root: Path) -> None:
+def test_unchanged_drivers_keep_their_identity(root: Path) -> None:
     first = driver_identity(root, {})
     assert driver_identity(root, {"HOME": "/root", "CUDA_VISIBLE_DEVICES": "0"}) == first
     (root / "unrelated").write_text("x")
@@ -50,7 +50,7 @@ def rewrite(path: str) -> Callable[[Path], None]:
 
 
 def touch(path: str) -> Callable[[Path], None]:
-    """Another file of the same size, as a rebuilt package brings it."""
+    """Another file of the same size, as after a rebuilt package."""
 
     def change(root: Path) -> None:
         os.utime(root / path, ns=(1, 1))
@@ -70,7 +70,7 @@ def touch(path: str) -> Callable[[Path], None]:
         touch("opt/cuda/lib64/libcublas.so.12.4.5.8"),
     ],
 )
-def test_an_update_has_another(root: Path, change: Callable[[Path], None]) -> None:
+def test_a_driver_update_changes_the_identity(root: Path, change: Callable[[Path], None]) -> None:
     before = driver_identity(root, {})
     change(root)
     assert driver_identity(root, {}) != before
@@ -79,11 +79,11 @@ def test_an_update_has_another(root: Path, change: Callable[[Path], None]) -> No
 @pytest.mark.parametrize(
     "name", ["GGML_CUDA_FORCE_MMQ", "GGML_VK_DISABLE_F16", "RADV_PERFTEST", "NVIDIA_TF32_OVERRIDE"]
 )
-def test_so_has_a_variable_that_chooses_kernels(root: Path, name: str) -> None:
+def test_a_variable_that_chooses_kernels_changes_the_driver_identity(root: Path, name: str) -> None:
     assert len({driver_identity(root, environ) for environ in ({}, {name: "1"}, {name: "0"})}) == 3
 
 
-def test_a_driver_that_is_named_by_a_variable_counts_by_its_file(root: Path) -> None:
+def test_a_driver_named_by_a_variable_is_identified_by_its_file(root: Path) -> None:
     manifest, library = root / "own.json", root / "libown.so"
     manifest.write_text(json.dumps({"ICD": {"library_path": "./libown.so"}}))
     library.write_text("driver")
@@ -93,7 +93,7 @@ def test_a_driver_that_is_named_by_a_variable_counts_by_its_file(root: Path) -> 
     assert driver_identity(root, environ) != before
 
 
-def test_a_machine_without_any_has_one_too(tmp_path: Path) -> None:
+def test_a_machine_without_gpu_drivers_has_a_stable_identity(tmp_path: Path) -> None:
     assert driver_identity(tmp_path, {}) == driver_identity(tmp_path, {})
     assert driver_identity() == driver_identity()
     assert gpu_drivers() == gpu_drivers()

@@ -1,4 +1,4 @@
-"""What is known of the machine: its memory under limits, and an identity that measurements can be filed under."""
+"""The machine: its memory under limits, and a fingerprint under which measurements are filed."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ MACHINE = Machine(
     ],
     ids=str,
 )
-def test_the_fingerprint_follows_what_measurements_depend_on(change: dict[str, object]) -> None:
+def test_the_fingerprint_changes_with_processor_cores_and_system(change: dict[str, object]) -> None:
     assert replace(MACHINE, **change).fingerprint != MACHINE.fingerprint  # type: ignore[arg-type]
 
 
-def test_the_fingerprint_does_not_follow_memory_in_use() -> None:
+def test_the_fingerprint_ignores_memory_in_use() -> None:
     assert replace(MACHINE, available_memory_bytes=1, total_memory_bytes=2).fingerprint == MACHINE.fingerprint
 
 
@@ -67,7 +67,7 @@ def test_the_fingerprint_is_the_same_in_another_process() -> None:
 # ----------------------------------------------------------------------------------------------- this machine
 
 
-def test_this_machine_makes_sense() -> None:
+def test_this_machine_has_plausible_values() -> None:
     machine = describe_machine()
     assert 1 <= machine.physical_cores <= machine.logical_cores
     assert 0 < machine.available_memory_bytes <= machine.total_memory_bytes
@@ -76,7 +76,7 @@ def test_this_machine_makes_sense() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot pin a process to cores")
-def test_cores_are_those_this_process_may_use() -> None:
+def test_only_cores_this_process_may_use_are_counted() -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
@@ -86,7 +86,7 @@ def test_cores_are_those_this_process_may_use() -> None:
     assert (machine.logical_cores, machine.physical_cores) == (1, 1)
 
 
-def test_an_unknown_number_of_cores_is_the_logical_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_number_of_physical_cores_equals_the_logical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: None)
     machine = describe_machine()
     assert machine.physical_cores == machine.logical_cores
@@ -125,7 +125,7 @@ CPUINFO_ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd asimddp i
     ],
     ids=["x86", "arm", "empty", "garbage"],
 )
-def test_name_and_instruction_sets(
+def test_name_and_instruction_sets_come_from_cpuinfo(
     monkeypatch: pytest.MonkeyPatch, text: str, name: str | None, isa: tuple[str, ...]
 ) -> None:
     read = Path.read_text
@@ -138,7 +138,7 @@ def test_name_and_instruction_sets(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux describes its processor in a file")
-def test_without_that_file_there_is_still_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cpuinfo_the_processor_still_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, **_how: str) -> str:
         raise PermissionError(str(self))
 
@@ -177,7 +177,7 @@ def test_macos_names_its_processor(monkeypatch: pytest.MonkeyPatch, answer: str 
 @pytest.mark.parametrize(
     "error", [subprocess.TimeoutExpired("sysctl", 2), subprocess.CalledProcessError(1, "sysctl")]
 )
-def test_macos_not_answering_is_no_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_failing_sysctl_on_macos_is_not_an_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def run(*_command: object, **_how: object) -> None:
         raise error
 
@@ -216,14 +216,14 @@ def test_windows_names_its_processor(monkeypatch: pytest.MonkeyPatch, answer: st
         (SimpleNamespace(power_plugged=False), "battery"),
     ],
 )
-def test_the_power_source_is_what_the_battery_says(
+def test_the_power_source_comes_from_the_battery(
     monkeypatch: pytest.MonkeyPatch, battery: object, source: str | None
 ) -> None:
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
     assert describe_machine().power_source == source
 
 
-def test_the_power_source_is_no_part_of_the_identity() -> None:
+def test_the_power_source_does_not_change_the_fingerprint() -> None:
     assert MACHINE.power_source is None
     assert replace(MACHINE, power_source="battery").fingerprint == MACHINE.fingerprint
 
@@ -244,7 +244,7 @@ def sensors(**readings: list[float | None]) -> dict[str, list[SimpleNamespace]]:
     ],
     ids=["none", "intel", "amd", "board", "others", "broken"],
 )
-def test_the_temperature_is_the_processors_hottest(
+def test_the_temperature_is_that_of_the_processors_hottest_sensor(
     monkeypatch: pytest.MonkeyPatch, found: dict[str, list[SimpleNamespace]], hottest: float | None
 ) -> None:
     monkeypatch.setattr(psutil, "sensors_temperatures", lambda: found, raising=False)
@@ -252,7 +252,7 @@ def test_the_temperature_is_the_processors_hottest(
 
 
 @pytest.mark.parametrize("error", [OSError, ValueError, RuntimeError, NotImplementedError, AttributeError])
-def test_sensors_that_fail_are_not_known(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+def test_failing_sensors_give_unknown_values(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
     def fail() -> None:
         raise error("an odd file")
 
@@ -262,7 +262,7 @@ def test_sensors_that_fail_are_not_known(monkeypatch: pytest.MonkeyPatch, error:
     assert describe_conditions().temperature_c is None
 
 
-def test_a_system_without_sensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_sensors_gives_unknown_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(psutil, "sensors_battery", raising=False)
     monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)
     monkeypatch.delattr(os, "getloadavg", raising=False)
@@ -270,7 +270,7 @@ def test_a_system_without_sensors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_conditions() == Conditions() == Conditions(temperature_c=None, load_average=None)
 
 
-def test_the_load_is_the_last_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_is_the_average_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 9.0, 9.0), raising=False)
     assert describe_conditions().load_average == 1.5
 
@@ -278,7 +278,7 @@ def test_the_load_is_the_last_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------ as a report
 
 
-def test_a_machine_in_a_report() -> None:
+def test_a_machine_as_json() -> None:
     assert replace(MACHINE, power_source="mains").as_json() == {
         "system": "Linux x86_64",
         "processor": "A processor",
@@ -293,7 +293,7 @@ def test_a_machine_in_a_report() -> None:
     assert MACHINE.as_json()["power_source"] is None
 
 
-def test_conditions_in_a_report() -> None:
+def test_machine_conditions_as_fields() -> None:
     conditions = Conditions(temperature_c=61.0, load_average=0.5)
     assert asdict(conditions) == {"temperature_c": 61.0, "load_average": 0.5}
 
@@ -303,7 +303,7 @@ def test_conditions_in_a_report() -> None:
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A control group's folder, on a machine with 16 GiB of which 8 are free."""
+    """A control group's folder, on a machine with 16 GiB, 8 of them free."""
     monkeypatch.setattr(control_groups, "_MOUNT", tmp_path)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB, available=8 * GIB))
     return tmp_path
@@ -314,21 +314,23 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (None, None, (16 * GIB, 8 * GIB)),
         ("max", GIB, (16 * GIB, 8 * GIB)),
-        (32 * GIB, GIB, (16 * GIB, 8 * GIB)),  # a limit above the machine is none
+        (32 * GIB, GIB, (16 * GIB, 8 * GIB)),  # a limit above the machine's memory has no effect
         (4 * GIB, GIB, (4 * GIB, 3 * GIB)),
         (12 * GIB, GIB, (12 * GIB, 8 * GIB)),  # the machine may have less than the group allows
         (2 * GIB, None, (2 * GIB, 2 * GIB)),
         (GIB, 3 * GIB, (GIB, 0)),
     ],
 )
-def test_memory_under_a_limit(group: Path, limit: object, used: object, expected: tuple[int, int]) -> None:
+def test_a_control_group_limits_total_and_available_memory(
+    group: Path, limit: object, used: object, expected: tuple[int, int]
+) -> None:
     for name, content in (("max", limit), ("current", used)):
         if content is not None:
             (group / f"memory.{name}").write_text(f"{content}\n", encoding="ascii")
     assert memory_bytes() == expected
 
 
-def test_the_tightest_of_several_limits_counts(group: Path) -> None:
+def test_the_tightest_of_several_memory_limits_applies(group: Path) -> None:
     version_1 = group / "memory"
     version_1.mkdir()
     (version_1 / "memory.limit_in_bytes").write_text(str(4 * GIB), encoding="ascii")

@@ -1,4 +1,4 @@
-"""How busy others keep the processors, as this process can see it."""
+"""How busy other programs keep the processors, as seen by this process."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def share(*seen: Used | None) -> float:
     return neighbours.share
 
 
-def test_the_share_is_what_is_used_and_not_by_this_process() -> None:
+def test_the_share_leaves_out_this_process_own_use() -> None:
     assert share(Used(0, 0, 0), Used(1, 3, 4)) == 0.5
     assert share(Used(5, 50, 500), Used(6, 51, 504)) == 0.0
-    assert share(Used(0, 0, 0), Used(2, 1.9, 4)) == 0.0, "they are counted in steps"
+    assert share(Used(0, 0, 0), Used(2, 1.9, 4)) == 0.0, "systems count in steps"
 
 
-def test_only_what_happens_inside_counts_and_adds_up() -> None:
+def test_only_time_inside_the_context_manager_is_added_up() -> None:
     quiet, busy = (Used(0, 0, 0), Used(1, 1, 2)), (Used(1, 90, 100), Used(2, 92, 102))
     assert share(*quiet, *busy) == pytest.approx(1 / 4)
 
 
-def test_too_short_a_time_and_systems_that_do_not_tell_are_quiet() -> None:
+def test_short_times_and_unknown_use_count_as_quiet() -> None:
     assert share(Used(0, 0, 0), Used(0, 0.05, 0.05)) == 0.0
     assert share(None, Used(0, 1, 1)) == share(Used(0, 0, 0), None) == 0.0
     assert Neighbours(looks()).share == 0.0
     assert Neighbours()._look is module.processor_seconds
 
 
-def test_busy_is_beyond_the_share_that_is_allowed() -> None:
+def test_neighbours_are_busy_above_the_allowed_share() -> None:
     for taken, expected in ((BUSY_SHARE - 0.01, False), (BUSY_SHARE + 0.01, True)):
         neighbours = Neighbours(looks(Used(0, 0, 0), Used(0, taken, 1)))
         with neighbours:
@@ -55,7 +55,7 @@ def test_busy_is_beyond_the_share_that_is_allowed() -> None:
         assert neighbours.busy is expected
 
 
-def test_a_hypervisor_that_gives_time_away_is_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_a_hypervisor_takes_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
     class Times(SimpleNamespace):
         def __iter__(self) -> Iterator[float]:
             return iter(vars(self).values())
@@ -79,7 +79,7 @@ def test_a_hypervisor_that_gives_time_away_is_a_neighbour(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process choose its processors")
-def test_a_program_that_keeps_a_processor_busy_is_seen_and_ones_own_work_is_not() -> None:
+def test_another_busy_program_is_detected_and_own_work_is_not() -> None:
     before = os.sched_getaffinity(0)
     own = {min(before)}
     os.sched_setaffinity(0, own)

@@ -1,4 +1,4 @@
-"""Where target and drafter could go on a machine with graphics cards; llama.cpp alone computes on its processor."""
+"""Placements of target and drafter on machines with GPUs; the processor has only llama.cpp."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def drafter(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
 
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Let llama.cpp list these beside its processor."""
+    """Let llama.cpp list these GPUs besides its processor."""
 
     def install(*devices: Device) -> None:
         found = (gpu("cpu", kind="cpu"), *devices)
@@ -80,7 +80,7 @@ def places(target: LocatedModel, drafter: LocatedModel | None = None, **values: 
 
 
 def needed(model: LocatedModel, layers: int | None) -> int:
-    """Bytes of device memory for so many layers, the working buffers among them."""
+    """Bytes of device memory for ``layers`` layers, working buffers included."""
     bits = KV_TYPES["q8_0"][1]
     return layer_bytes(model.header, bits).split(layers, CONTEXT).device_bytes + HEADROOM_BYTES
 
@@ -92,7 +92,7 @@ def names(found: tuple[Placement, ...]) -> list[str]:
 # ----------------------------------------------------------------------------------------------- enumeration
 
 
-def test_with_nothing_but_a_processor_there_is_nothing_to_choose(
+def test_a_machine_without_a_gpu_offers_no_placements(
     cards: Install, target: LocatedModel, drafter: LocatedModel
 ) -> None:
     cards()
@@ -101,7 +101,7 @@ def test_with_nothing_but_a_processor_there_is_nothing_to_choose(
     assert places(target, drafter) == Placements()
 
 
-def test_without_an_interest_in_cards_no_driver_is_asked(
+def test_a_cpu_only_profile_queries_no_gpu_driver(
     monkeypatch: pytest.MonkeyPatch, target: LocatedModel, drafter: LocatedModel
 ) -> None:
     def devices(_library: LlamaLibrary, *, with_memory: bool = True) -> tuple[Device, ...]:
@@ -111,11 +111,13 @@ def test_without_an_interest_in_cards_no_driver_is_asked(
     assert places(target, drafter, device="cpu", draft_device="CPU") == Placements()
 
 
-def test_each_model_on_each_device(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+def test_placements_list_each_model_on_each_device(
+    cards: Install, target: LocatedModel, drafter: LocatedModel
+) -> None:
     cards(gpu("Vulkan1", kind="igpu"), gpu("CUDA0", free=ROOMY), gpu("CUDA1", free=None))
     found = places(target, drafter)
-    everywhere = ["cpu", "CUDA0", "CUDA1", "Vulkan1"]  # those in the processor come last
-    everywhere[0] = "cpu (llama)"  # on the processor there may be two
+    everywhere = ["cpu", "CUDA0", "CUDA1", "Vulkan1"]  # integrated GPUs come last
+    everywhere[0] = "cpu (llama)"  # the processor may have two runtimes
     assert names(found.targets) == [f"target on {device}" for device in everywhere]
     assert names(found.drafters) == [f"drafter on {device}" for device in everywhere]
     assert found.memory_bytes == {"CUDA0": ROOMY}
@@ -123,7 +125,7 @@ def test_each_model_on_each_device(cards: Install, target: LocatedModel, drafter
     assert places(target).drafters == ()
 
 
-def test_the_profile_says_which_share_of_a_card_may_be_used(cards: Install, target: LocatedModel) -> None:
+def test_max_memory_fraction_limits_the_usable_gpu_memory(cards: Install, target: LocatedModel) -> None:
     cards(gpu("CUDA0", free=1000))
     assert places(target, max_memory_fraction=0.75).memory_bytes == {"CUDA0": 750}
 
@@ -137,7 +139,7 @@ def test_the_profile_says_which_share_of_a_card_may_be_used(cards: Install, targ
         ("CUDA7", "auto", [], ["cpu", "Vulkan0"]),
     ],
 )
-def test_a_profile_that_names_devices_is_obeyed(
+def test_placements_stay_on_the_devices_that_the_profile_names(
     cards: Install,
     target: LocatedModel,
     drafter: LocatedModel,
@@ -152,7 +154,7 @@ def test_a_profile_that_names_devices_is_obeyed(
     assert [place.facts.device for place in found.drafters] == drafters
 
 
-def test_models_of_onnx_stay_where_they_are_put(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+def test_onnx_models_have_no_other_placements(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
     onnx: Any = SimpleNamespace(weight_bytes=1)
     cards(gpu("Vulkan0"))
     found = places(replace(target, onnx=onnx), drafter)
@@ -164,7 +166,7 @@ def test_models_of_onnx_stay_where_they_are_put(cards: Install, target: LocatedM
 # --------------------------------------------------------------------------------------------- partial offload
 
 
-def test_a_card_too_small_for_the_target_is_offered_the_layers_that_fit(cards: Install, target: LocatedModel) -> None:
+def test_a_gpu_too_small_for_the_target_is_offered_the_layers_that_fit(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)))
     found = places(target)
     assert names(found.targets) == ["target on cpu (llama)", "target on Vulkan0", "target, 2 of 3 layers on Vulkan0"]
@@ -179,17 +181,17 @@ def test_a_card_too_small_for_the_target_is_offered_the_layers_that_fit(cards: I
 
 
 @pytest.mark.parametrize(("spare", "layers"), [(-1, [None]), (0, [None, 1]), (1 << 33, [None])])
-def test_nothing_in_part_where_nothing_or_everything_fits(
+def test_no_partial_offload_if_no_layer_or_every_layer_fits(
     cards: Install, target: LocatedModel, spare: int, layers: list[int | None]
 ) -> None:
     cards(gpu("Vulkan0", free=needed(target, 1) + spare, total=1 << 40))
     assert [p.settings.gpu_layers for p in places(target, device="Vulkan0").targets] == layers
 
 
-def test_a_drafter_on_the_same_card_takes_room_of_the_target(
+def test_a_drafter_on_the_same_gpu_reduces_the_layers_offered(
     cards: Install, target: LocatedModel, drafter: LocatedModel
 ) -> None:
-    """Alone all of it fits; beside the drafter only the head and one block do."""
+    """Alone the whole target fits; with the drafter only the head and one block do."""
     cards(gpu("Vulkan0", free=needed(target, 2) + needed(drafter, None), total=1 << 40))
     found = places(target, drafter, device="Vulkan0")
     assert [place.settings.gpu_layers for place in found.targets] == [None, 2]
@@ -197,7 +199,7 @@ def test_a_drafter_on_the_same_card_takes_room_of_the_target(
     assert [place.settings.gpu_layers for place in elsewhere.targets] == [None]
 
 
-def test_a_number_of_layers_that_was_asked_for(cards: Install, target: LocatedModel) -> None:
+def test_a_requested_number_of_layers_is_the_only_placement_on_the_gpu(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=10))
     here = "target on cpu (llama)"
     assert names(places(target, gpu_layers=2).targets) == [here, "target, 2 of 3 layers on Vulkan0"]
@@ -205,7 +207,7 @@ def test_a_number_of_layers_that_was_asked_for(cards: Install, target: LocatedMo
     assert names(places(target, gpu_layers=50).targets) == [here, "target on Vulkan0"]
 
 
-def test_what_was_measured_counts(cards: Install, target: LocatedModel) -> None:
+def test_a_placement_uses_settings_that_were_measured(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0"))
     found = places(target, known=lambda facts: not facts.settings["repack"] and facts.device == "cpu")
     assert [place.settings.repack for place in found.targets] == [False, True]
@@ -214,7 +216,7 @@ def test_what_was_measured_counts(cards: Install, target: LocatedModel) -> None:
 # ------------------------------------------------------------------------------------------------ as options
 
 
-def test_the_target_as_an_option(cards: Install, target: LocatedModel) -> None:
+def test_a_target_placement_becomes_a_target_option(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)), gpu("Vulkan1", kind="igpu"))
     curve = Curve(widths=(1,), forward_s=(0.5,))
     here, whole, some, shared = (place.target_option(curve, 3) for place in places(target).targets)
@@ -243,7 +245,9 @@ def test_the_target_as_an_option(cards: Install, target: LocatedModel) -> None:
     }
 
 
-def test_the_drafter_as_an_option(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+def test_a_drafter_placement_becomes_a_drafter_option(
+    cards: Install, target: LocatedModel, drafter: LocatedModel
+) -> None:
     cards(gpu("Vulkan0"), gpu("Vulkan1", kind="igpu"))
     cost = DraftCost(token_s=0.1)
     here, card, shared = (place.drafter_option(cost, (0.5,)) for place in places(target, drafter).drafters)
@@ -257,7 +261,9 @@ def test_the_drafter_as_an_option(cards: Install, target: LocatedModel, drafter:
     assert (card.cost, card.acceptance, card.kind, card.runtime) == (cost, (0.5,), "model", "llama")
 
 
-def test_what_nobody_measured_is_not_guessed(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+def test_a_placement_without_measurements_is_rejected_as_not_measured(
+    cards: Install, target: LocatedModel, drafter: LocatedModel
+) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)), gpu("CUDA1", free=None))
     found = places(target, drafter)
     whole, some, unknown = found.targets[1:]
@@ -274,7 +280,7 @@ def test_what_nobody_measured_is_not_guessed(cards: Install, target: LocatedMode
     assert refusal.needed_bytes is None
 
 
-# -------------------------------------------------------------------------------------- before anything is measured
+# -------------------------------------------------------------------------------------- before measurement
 
 
 def chosen(target: LocatedModel, allowed: int, **values: Any) -> tuple[str, int | None]:
@@ -285,10 +291,10 @@ def chosen(target: LocatedModel, allowed: int, **values: Any) -> tuple[str, int 
     return settings.device, settings.gpu_layers
 
 
-def test_the_target_goes_where_it_fits(cards: Install, target: LocatedModel) -> None:
+def test_an_unmeasured_target_runs_on_the_device_where_it_fits(cards: Install, target: LocatedModel) -> None:
     plenty = 1 << 40
     cards()
-    assert chosen(target, plenty) == chosen(target, 0) == ("cpu", None), "as ever, without a card"
+    assert chosen(target, plenty) == chosen(target, 0) == ("cpu", None), "unchanged without a GPU"
     cards(gpu("Vulkan0"))
     assert chosen(target, plenty) == ("Vulkan0", None)
     assert chosen(target, plenty, device="cpu") == ("cpu", None)
@@ -297,10 +303,10 @@ def test_the_target_goes_where_it_fits(cards: Install, target: LocatedModel) -> 
     assert chosen(target, plenty, device="Vulkan0", gpu_layers=1) == ("Vulkan0", 1)
     cards(gpu("Vulkan0", free=5))
     assert chosen(target, plenty) == ("cpu", None)
-    assert chosen(target, plenty, device="Vulkan0") == ("Vulkan0", None), "for require_room to refuse"
+    assert chosen(target, plenty, device="Vulkan0") == ("Vulkan0", None), "require_room refuses it later"
 
 
-def test_a_target_too_large_for_the_memory_may_fit_in_two(cards: Install, target: LocatedModel) -> None:
+def test_a_target_too_large_for_one_memory_is_split_between_two(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)))
     some = next(place for place in places(target).targets if place.layers)
     here = places(target).targets[0]
@@ -309,7 +315,7 @@ def test_a_target_too_large_for_the_memory_may_fit_in_two(cards: Install, target
     assert chosen(target, here.needed_bytes["cpu"] - 1) == ("Vulkan0", 2)
 
 
-def test_an_onnx_target_is_left_alone(cards: Install, tiny: TinyModels, tmp_path: Path) -> None:
+def test_an_onnx_target_keeps_its_settings(cards: Install, tiny: TinyModels, tmp_path: Path) -> None:
     cards(gpu("Vulkan0"))
     export_onnx(tiny.target, tmp_path / "onnx", name="onnx", sha256=None, kept=None)
     folder = Locator(store=Store(Home(tmp_path))).locate(str(tmp_path / "onnx"))
@@ -318,7 +324,7 @@ def test_an_onnx_target_is_left_alone(cards: Install, tiny: TinyModels, tmp_path
     assert settings == OnnxSettings(threads=2, provider="cpu")
 
 
-def test_a_card_without_room_is_refused_with_the_numbers(cards: Install, target: LocatedModel) -> None:
+def test_a_target_too_large_for_its_gpu_raises_with_both_sizes(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)), gpu("CUDA1", free=None))
     found = places(target)
     on_card = LlamaSettings(device="Vulkan0", kv_type="q8_0")
@@ -336,7 +342,9 @@ def test_a_card_without_room_is_refused_with_the_numbers(cards: Install, target:
     require_room(on_card, Placements())
 
 
-def test_room_for_a_drafter_beside_the_target(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+def test_room_for_a_drafter_is_what_the_target_leaves_on_the_gpu(
+    cards: Install, target: LocatedModel, drafter: LocatedModel
+) -> None:
     free = needed(target, None) + 1000
     cards(gpu("Vulkan0", free=free, total=1 << 40), gpu("CUDA1", free=None))
     found = places(target, drafter)
@@ -347,7 +355,7 @@ def test_room_for_a_drafter_beside_the_target(cards: Install, target: LocatedMod
         assert room_for_drafter(LlamaSettings(), device, found) is None
 
 
-def test_the_same_place(cards: Install, target: LocatedModel) -> None:
+def test_same_place_compares_runtime_device_and_layers(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)))
     here, whole, some = (place.facts for place in places(target).targets)
     assert same_place(here, replace(here, threads=9, kv_type="f16"))

@@ -1,4 +1,4 @@
-"""How many bytes of a model lie where, and how many of its layers fit on a device."""
+"""Bytes of a model on device and host, and how many of its layers fit on a device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def size(header: GgufHeader, prefix: str) -> int:
     return sum(tensor.byte_count for tensor in header.tensors if tensor.name.startswith(prefix))
 
 
-def test_each_byte_of_the_file_is_in_one_layer(header: GgufHeader) -> None:
+def test_the_layers_together_hold_each_byte_of_the_file_once(header: GgufHeader) -> None:
     model = layer_bytes(header, F16)
     assert model.layers == 4  # three blocks and the head
     assert model.input_weights == size(header, "token_embd")
@@ -44,7 +44,7 @@ def test_each_byte_of_the_file_is_in_one_layer(header: GgufHeader) -> None:
     assert model.input_weights + model.head_weights + sum(model.block_weights) == header.tensor_bytes
 
 
-def test_the_cache_of_all_layers_is_the_models(header: GgufHeader) -> None:
+def test_the_layers_caches_add_up_to_the_models_cache(header: GgufHeader) -> None:
     for bits in (F16, 12.25, 8.5, 4.5, 32.0):
         model = layer_bytes(header, bits)
         assert sum(model.block_cache) == pytest.approx(header.kv_bytes_per_token(bits), abs=1)
@@ -52,7 +52,7 @@ def test_the_cache_of_all_layers_is_the_models(header: GgufHeader) -> None:
 
 
 @pytest.mark.parametrize("layers", range(5))
-def test_layers_are_moved_from_the_end(header: GgufHeader, layers: int) -> None:
+def test_layers_are_moved_to_the_device_from_the_end(header: GgufHeader, layers: int) -> None:
     model = layer_bytes(header, F16)
     split = model.split(layers, 100)
     blocks = max(0, layers - 1)  # the head goes first
@@ -60,19 +60,19 @@ def test_layers_are_moved_from_the_end(header: GgufHeader, layers: int) -> None:
     assert split.device_cache == blocks * 100 * model.block_cache[0]
     assert split.device_weights + split.host_weights == header.tensor_bytes
     assert split.device_cache + split.host_cache == 100 * header.kv_bytes_per_token(F16)
-    assert split.host_weights >= model.input_weights, "the table that tokens are looked up in stays"
+    assert split.host_weights >= model.input_weights, "the token embedding stays on the host"
     assert split.device_bytes == split.device_weights + split.device_cache
     assert split.host_bytes == split.host_weights + split.host_cache
 
 
-def test_everything_and_more_than_everything(header: GgufHeader) -> None:
+def test_a_layer_count_beyond_the_model_moves_the_whole_model(header: GgufHeader) -> None:
     model = layer_bytes(header, F16)
     assert model.split(None, 10) == model.split(4, 10) == model.split(99, 10)
     assert model.split(-3, 10) == model.split(0, 10)
     assert model.split(None, 10).host_bytes == model.input_weights
 
 
-def test_a_shared_table_is_there_twice_once_the_head_is_moved(header: GgufHeader) -> None:
+def test_a_tied_embedding_is_stored_twice_once_the_head_is_moved(header: GgufHeader) -> None:
     tied = without(header, "output.weight")
     model = layer_bytes(tied, F16)
     table = size(tied, "token_embd")
@@ -83,8 +83,8 @@ def test_a_shared_table_is_there_twice_once_the_head_is_moved(header: GgufHeader
     assert moved.device_weights + moved.host_weights == tied.tensor_bytes + table
 
 
-def test_blocks_that_are_not_alike(header: GgufHeader) -> None:
-    """Some architectures give each layer its own number of heads, or none."""
+def test_layers_with_different_head_counts_have_different_caches(header: GgufHeader) -> None:
+    """Some architectures give each layer another number of heads, or none."""
     listed = stating(header, **{"attention.head_count_kv": (4, 0, 2)})
     cache = layer_bytes(listed, F16).block_cache
     assert cache[1] == 0
@@ -95,7 +95,7 @@ def test_blocks_that_are_not_alike(header: GgufHeader) -> None:
     assert layer_bytes(without_cache, F16).block_cache == (0, 0, 0)
 
 
-def test_tensors_with_unusual_names_count_somewhere(header: GgufHeader) -> None:
+def test_tensors_with_unusual_names_are_counted(header: GgufHeader) -> None:
     last = max(tensor.offset + tensor.byte_count for tensor in header.tensors)
     odd = tuple(
         TensorInfo(name, (32,), "F32", last + 128 * index, 128)
@@ -108,7 +108,7 @@ def test_tensors_with_unusual_names_count_somewhere(header: GgufHeader) -> None:
     assert after.split(0, 1).host_weights == more.tensor_bytes
 
 
-def test_a_file_that_states_no_blocks(header: GgufHeader) -> None:
+def test_a_header_without_blocks_is_refused(header: GgufHeader) -> None:
     bare = replace(header, metadata={k: v for k, v in header.metadata.items() if k != "llama.block_count"})
     with pytest.raises(ModelFileError, match="block_count"):
         layer_bytes(bare, F16)
@@ -141,11 +141,11 @@ MODEL = LayerBytes(
         (10**9, 5),
     ],
 )
-def test_as_many_layers_as_fit_to_the_byte(free: int, fitting: int) -> None:
+def test_layers_fit_up_to_the_exact_byte(free: int, fitting: int) -> None:
     assert layers_that_fit(MODEL, 100, free, headroom_bytes=50) == fitting
 
 
-def test_a_longer_context_takes_layers_away() -> None:
+def test_a_longer_context_leaves_room_for_fewer_layers() -> None:
     fitting = [layers_that_fit(MODEL, context, 800, headroom_bytes=0) for context in (0, 100, 400, 4000)]
     assert fitting == [5, 4, 2, 1]
 
@@ -158,7 +158,7 @@ def test_a_longer_context_takes_layers_away() -> None:
     free=st.integers(-100, 20_000),
     headroom=st.integers(0, 500),
 )
-def test_what_fits_fits_and_one_more_would_not(
+def test_the_layers_that_fit_are_the_most_that_fit(
     weights: list[int], cache: float, head: int, context: int, free: int, headroom: int
 ) -> None:
     model = LayerBytes(

@@ -1,4 +1,4 @@
-"""Whether a model fits: the sum, and what is said when it does not."""
+"""Whether a model fits: the sum, and the message if it does not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def header(tiny: Path) -> GgufHeader:
     return read_header(tiny)
 
 
-def test_the_parts_of_an_estimate(header: GgufHeader) -> None:
+def test_an_estimate_has_weights_cache_and_buffers(header: GgufHeader) -> None:
     estimate = estimate_memory(header, 1000, 16.0)
     assert estimate.weights_bytes == header.tensor_bytes
     # Two layers, two heads of 32, keys and values, two bytes each.
@@ -40,7 +40,7 @@ def test_the_parts_of_an_estimate(header: GgufHeader) -> None:
     assert estimate.total_bytes == estimate.weights_bytes + estimate.cache_bytes + estimate.buffers_bytes
 
 
-def test_the_cache_grows_with_context_and_bits(header: GgufHeader) -> None:
+def test_the_cache_estimate_grows_with_context_and_bits(header: GgufHeader) -> None:
     short, long = (estimate_memory(header, length, 16.0) for length in (1000, 3000))
     assert long.cache_bytes == 3 * short.cache_bytes
     assert long.total_bytes - short.total_bytes == 2 * short.cache_bytes
@@ -50,7 +50,7 @@ def test_the_cache_grows_with_context_and_bits(header: GgufHeader) -> None:
 
 
 @pytest.mark.parametrize("kv_type", sorted(KV_TYPES))
-def test_the_estimate_is_what_the_runtime_says_of_itself(tiny: Path, header: GgufHeader, kv_type: str) -> None:
+def test_the_cache_estimate_equals_what_the_runtime_reports(tiny: Path, header: GgufHeader, kv_type: str) -> None:
     with load_model(tiny, LlamaSettings(kv_type=kv_type)) as model:
         estimate = estimate_memory(header, 100, KV_TYPES[kv_type][1])
         assert estimate.cache_bytes == 100 * model.facts.kv_bytes_per_token
@@ -72,10 +72,10 @@ with load_model(Path(sys.argv[1]), LlamaSettings(kv_type="f32")) as model, model
 """
 
 
-def test_a_real_context_stays_within_its_estimate(tiny: Path, header: GgufHeader) -> None:
+def test_a_real_llama_context_stays_within_its_estimate(tiny: Path, header: GgufHeader) -> None:
     length = 32_768
     estimate = estimate_memory(header, length, KV_TYPES["f32"][1])
-    # A process of its own: in this one, memory that earlier tests gave back would be used again.
+    # In a separate process: this process would reuse memory that earlier tests freed.
     environment = {**os.environ, "PYTHONPATH": str(Path(edgespec.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, tiny, str(length)],
@@ -92,12 +92,12 @@ def test_a_real_context_stays_within_its_estimate(tiny: Path, header: GgufHeader
 ESTIMATE = MemoryEstimate(weights_bytes=3 * GIB, cache_bytes=GIB, buffers_bytes=GIB // 2)
 
 
-def test_what_fits_to_the_byte_fits() -> None:
+def test_an_estimate_equal_to_the_allowed_bytes_fits() -> None:
     require_memory("model", ESTIMATE, ESTIMATE.total_bytes)
 
 
 @pytest.mark.parametrize("allowed", [ESTIMATE.total_bytes - 1, 0, -5])
-def test_what_does_not_fit_is_spelled_out(allowed: int) -> None:
+def test_an_estimate_over_the_limit_raises_with_all_parts(allowed: int) -> None:
     with pytest.raises(MemoryLimitError) as raised:
         require_memory("the-model", ESTIMATE, allowed)
     error = raised.value

@@ -1,4 +1,4 @@
-"""Which runtime opens a model, in which settings, and what it needs of memory."""
+"""Which runtime opens a model, in which settings, and how much memory it needs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def drafter(file: LocatedModel, threads: int, **values: Any) -> PreparedModel:
 
 @pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card and a GPU in the processor, which has far more memory."""
+    """A GPU with its own memory, and an integrated GPU with far more."""
     devices = (
         gpu("cpu", kind="cpu", free=1 << 40),
         gpu("Vulkan1", kind="igpu", free=1 << 40, total=1 << 40),
@@ -87,22 +87,22 @@ def test_the_first_gpu_with_room_is_chosen(two_devices: None) -> None:
     assert LlamaRuntime().find_device("auto", BIG) == "cpu"
 
 
-def test_a_device_asked_for_by_name(two_devices: None) -> None:
+def test_a_device_is_found_by_name_without_regard_to_case(two_devices: None) -> None:
     assert LlamaRuntime().find_device("vulkan0", BIG) == "Vulkan0"
     assert LlamaRuntime().find_device("Vulkan1", BIG) == "Vulkan1"
-    assert LlamaRuntime().find_device("CUDA7", BIG) == "CUDA7", "for loading to refuse"
+    assert LlamaRuntime().find_device("CUDA7", BIG) == "CUDA7", "loading refuses it later"
     assert LlamaRuntime().find_device("CPU", BIG) == "cpu"
 
 
 @pytest.mark.parametrize(
     ("threads", "most", "expected"), [("auto", None, 6), ("auto", 4, 4), (2, None, 2), (2, 8, 2), (9, 1, 1)]
 )
-def test_threads_are_the_physical_cores_unless_told(threads: Any, most: int | None, expected: int) -> None:
+def test_threads_default_to_the_physical_cores(threads: Any, most: int | None, expected: int) -> None:
     machine: Any = SimpleNamespace(physical_cores=6)
     assert choose_threads(replace(PROFILE, threads=threads), machine, most) == expected
 
 
-def test_a_gguf_target_in_llama_cpp(two_devices: None, located: LocatedModel) -> None:
+def test_a_gguf_target_has_llama_settings_if_llama_is_requested(two_devices: None, located: LocatedModel) -> None:
     profile: dict[str, Any] = {"device": "cpu", "gpu_layers": "auto", "runtime": "llama"}
     settings = target(located, 3, **profile).settings
     assert isinstance(settings, LlamaSettings)
@@ -119,13 +119,13 @@ def test_an_onnx_folder_runs_in_onnx_runtime(folder: LocatedModel, monkeypatch: 
     def describe(artefact: Any, settings: OnnxSettings, **more: Any) -> ModelFacts:
         return describe_onnx(artefact, replace(settings, provider="cpu"), **more)
 
-    monkeypatch.setattr(onnx_runtime, "describe_onnx", describe)  # the provider need not be here
+    monkeypatch.setattr(onnx_runtime, "describe_onnx", describe)  # the provider may be missing on this machine
     for device, provider in (("auto", "cpu"), ("cpu", "cpu"), ("CPU", "cpu"), ("DirectML", "DirectML")):
         own, other = target(folder, 3, device=device), drafter(folder, 3, draft_device=device)
         assert own.settings == other.settings == OnnxSettings(threads=3, provider=provider)
 
 
-def test_a_drafter_is_repacked_whatever_the_target_needs(located: LocatedModel) -> None:
+def test_a_llama_drafter_is_repacked_even_if_the_target_is_not(located: LocatedModel) -> None:
     settings = drafter(located, 5, draft_device="cpu", draft_runtime="llama").settings
     assert isinstance(settings, LlamaSettings)
     assert settings.threads == 5
@@ -133,7 +133,7 @@ def test_a_drafter_is_repacked_whatever_the_target_needs(located: LocatedModel) 
     assert settings.flash_attention
 
 
-def test_settings_worth_probing() -> None:
+def test_each_runtime_lists_the_settings_worth_probing() -> None:
     def stable_settings(preferred: Settings) -> tuple[Settings, ...]:
         return tuple(runtime_of(preferred).stable_settings(preferred))
 
@@ -146,7 +146,7 @@ def test_settings_worth_probing() -> None:
     assert stable_settings(NativeSettings(threads=3)) == (NativeSettings(threads=3),)
 
 
-def test_settings_in_which_prompts_are_read_fastest() -> None:
+def test_each_runtime_names_its_fastest_settings_for_prompts() -> None:
     llama, as_filed = LlamaSettings(threads=3), LlamaSettings(threads=3, repack=False)
     on_gpu = LlamaSettings(threads=3, device="Vulkan0")
     for preferred, expected in ((llama, as_filed), (as_filed, as_filed), (on_gpu, on_gpu)):
@@ -155,7 +155,7 @@ def test_settings_in_which_prompts_are_read_fastest() -> None:
         assert runtime_of(other).prompt_settings(other) == other
 
 
-def test_settings_that_plain_decoding_may_be_faster_in() -> None:
+def test_other_settings_offer_fewer_threads_and_other_caches() -> None:
     def loaded(settings: Settings) -> Any:
         return SimpleNamespace(settings=settings)
 
@@ -172,7 +172,7 @@ def test_settings_that_plain_decoding_may_be_faster_in() -> None:
     assert other_settings(native) == [{"threads": 1}]
 
 
-def test_what_a_model_takes_of_memory(located: LocatedModel, folder: LocatedModel) -> None:
+def test_memory_needed_is_weights_cache_and_buffers(located: LocatedModel, folder: LocatedModel) -> None:
     header = located.header
     llama = memory_needed(located, LlamaSettings(kv_type="f16"), 512)
     assert llama == estimate_memory(header, 512, 16)
@@ -184,7 +184,7 @@ def test_what_a_model_takes_of_memory(located: LocatedModel, folder: LocatedMode
         assert prepare_model(located, settings, 512).memory == llama
 
 
-def test_a_target_runs_in_our_own_kernels_if_the_profile_says_so(located: LocatedModel) -> None:
+def test_a_target_runs_in_the_native_kernels_if_the_profile_requests_them(located: LocatedModel) -> None:
     require_native()
     prepared = target(located, 2, runtime="native")
     assert prepared.settings == NativeSettings(threads=2)
@@ -193,7 +193,7 @@ def test_a_target_runs_in_our_own_kernels_if_the_profile_says_so(located: Locate
         assert model.facts.runtime == "native"
 
 
-def test_only_a_model_from_the_store_has_a_sidecar_in_its_folder(located: LocatedModel, tmp_path: Path) -> None:
+def test_only_a_model_from_the_store_keeps_its_sidecar_in_the_store(located: LocatedModel, tmp_path: Path) -> None:
     require_native()
     folder = tmp_path / "of the model"
     folder.mkdir()
@@ -206,7 +206,7 @@ def test_only_a_model_from_the_store_has_a_sidecar_in_its_folder(located: Locate
     assert [each.name for each in folder.iterdir()] == [NATIVE_SIDECAR]
 
 
-def test_a_profile_may_do_without_sidecars(located: LocatedModel, tmp_path: Path) -> None:
+def test_a_profile_can_disable_sidecars(located: LocatedModel, tmp_path: Path) -> None:
     require_native()
     stored = replace(located, identity="sha256:ab", prepared_folder=tmp_path / "of the model")
     (tmp_path / "of the model").mkdir()
@@ -216,7 +216,7 @@ def test_a_profile_may_do_without_sidecars(located: LocatedModel, tmp_path: Path
     assert list((tmp_path / "of the model").iterdir()) == []
 
 
-def test_what_lies_on_a_card_takes_no_memory_of_the_machine(two_devices: None, located: LocatedModel) -> None:
+def test_layers_on_a_gpu_take_no_memory_of_the_machine(two_devices: None, located: LocatedModel) -> None:
     def needed(**settings: Any) -> MemoryEstimate:
         wanted = LlamaSettings(kv_type="f16", **settings)
         return memory_needed(located, wanted, 512)
@@ -226,7 +226,7 @@ def test_what_lies_on_a_card_takes_no_memory_of_the_machine(two_devices: None, l
     assert 0 < whole.weights_bytes < some.weights_bytes < here.weights_bytes
     assert some.cache_bytes == here.cache_bytes / 2, "one block of two"
     assert whole.buffers_bytes == here.buffers_bytes
-    assert needed(device="Vulkan1") == here, "a GPU in the processor has none of its own"
+    assert needed(device="Vulkan1") == here, "an integrated GPU uses the machine's memory"
     assert needed(device="CUDA7") == here
 
 
@@ -254,14 +254,14 @@ def test_facts_before_and_after_loading_agree(located: LocatedModel, runtime: An
         ("process", "cpu", True),
     ],
 )
-def test_a_drafter_on_a_gpu_or_npu_has_a_process_of_its_own(isolation: Any, device: str, expected: bool) -> None:
+def test_a_drafter_on_a_gpu_or_npu_runs_in_a_separate_process(isolation: Any, device: str, expected: bool) -> None:
     profile = replace(PROFILE, draft_isolation=isolation)
     for settings in (LlamaSettings(device=device), OnnxSettings(provider=device)):
         assert drafts_in_process(profile, settings.device) is expected
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
-def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel, runtime: str) -> None:
+def test_a_drafter_in_a_process_needs_more_memory_and_has_separate_times(located: LocatedModel, runtime: str) -> None:
     settings: Settings = NativeSettings() if runtime == "native" else LlamaSettings()
     profiles = [replace(PROFILE, draft_isolation=kind) for kind in ("thread", "process")]
     here, apart = (prepare_drafter(profile, located, settings, 512) for profile in profiles)
@@ -275,7 +275,9 @@ def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel, 
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
-def test_a_process_is_told_its_runtime(located: LocatedModel, runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafters_process_receives_its_runtime_settings_and_file(
+    located: LocatedModel, runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[LoadRequest] = []
     monkeypatch.setattr(
         prepared_module, "run_in_process", lambda facts, request, *_more: asked.append(request) or facts

@@ -1,4 +1,4 @@
-"""What computes on the processor: our own kernels, llama.cpp, or either; and the places that follow from it."""
+"""The runtimes of the processor (our kernels, llama.cpp, or either) and the resulting placements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _library() -> None:
 
 @pytest.fixture(autouse=True)
 def devices(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
-    """What llama.cpp lists: the processor, and what a test adds."""
+    """The devices that llama.cpp lists: the processor, and what a test adds."""
     found = [gpu("cpu", kind="cpu")]
     monkeypatch.setattr(LlamaLibrary, "devices", lambda _self, *, with_memory=True: tuple(found))
     return found
@@ -56,7 +56,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor whose instructions the kernels are built for."""
+    """A processor for whose instructions the kernels are built."""
     levels(monkeypatch, "portable", "fast")
 
 
@@ -101,26 +101,32 @@ def drafter(tiny: TinyModels, locate: Locate) -> LocatedModel:
 
 @pytest.fixture
 def narrow(tiny: TinyModels, locate: Locate) -> LocatedModel:
-    """Of an architecture that the kernels know, in a shape that they do not: heads of 16, with keys of their own."""
+    """A known architecture in an unsupported shape: heads of 16, with separate keys."""
     return locate(tiny._make("narrow-alone", heads=4, kv_heads=4))
 
 
-# --------------------------------------------------------------------------------------------------- which, and why
+# ---------------------------------------------------------------------------------------------- the choice of runtime
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [("auto", BOTH), ("native", ("native",)), ("llama", ("llama",))])
 @pytest.mark.parametrize("device", ["cpu", "CPU"])
-def test_a_file_that_both_run(target: LocatedModel, wanted: str, expected: tuple[str, ...], device: str) -> None:
+def test_a_file_for_both_runtimes_prefers_the_native_kernels(
+    target: LocatedModel, wanted: str, expected: tuple[str, ...], device: str
+) -> None:
     assert processor_runtimes(wanted, device, target) == expected
 
 
-def test_in_portable_c_llama_cpp_comes_first(target: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portable_kernels_are_less_preferred_than_llama_cpp(
+    target: LocatedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     levels(monkeypatch, "portable")
     assert processor_runtimes("auto", "cpu", target) == ("llama", "native")
     assert processor_runtimes("native", "cpu", target) == ("native",)
 
 
-def test_without_the_library_there_is_llama_cpp(target: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_kernel_library_llama_cpp_runs_the_file(
+    target: LocatedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_library(monkeypatch)
     assert processor_runtimes("auto", "cpu", target) == processor_runtimes("llama", "cpu", target) == ("llama",)
     with pytest.raises(RuntimeUnavailableError, match="no compiler") as caught:
@@ -128,7 +134,9 @@ def test_without_the_library_there_is_llama_cpp(target: LocatedModel, monkeypatc
     assert caught.value.hint == "install one"
 
 
-def test_who_wants_llama_cpp_needs_no_library(target: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requesting_llama_cpp_does_not_load_the_kernel_library(
+    target: LocatedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise AssertionError("it was loaded")
 
@@ -136,35 +144,35 @@ def test_who_wants_llama_cpp_needs_no_library(target: LocatedModel, monkeypatch:
     assert processor_runtimes("llama", "cpu", target) == ("llama",)
 
 
-def test_what_the_kernels_do_not_run_is_llama_cpps(narrow: LocatedModel) -> None:
+def test_a_file_without_native_kernels_runs_in_llama_cpp(narrow: LocatedModel) -> None:
     assert processor_runtimes("auto", "cpu", narrow) == ("llama",)
     with pytest.raises(RuntimeUnavailableError, match=f"does not run {narrow.name}: .*head") as caught:
         processor_runtimes("native", "cpu", narrow)
     assert caught.value.hint == 'runtime "auto" or "llama" runs it with llama.cpp'
 
 
-def test_a_trimmed_head_is_for_both(tiny: TinyModels, locate: Locate, tmp_path: Path) -> None:
+def test_both_runtimes_run_a_trimmed_head(tiny: TinyModels, locate: Locate, tmp_path: Path) -> None:
     located = locate(write_trimmed_folder(tiny.drafter, tmp_path / "trimmed", range(300)))
     assert processor_runtimes("auto", "cpu", located) == BOTH
     with NativeRuntime().load(located, NativeSettings()) as model:
         assert model.facts == NativeRuntime().describe(located, NativeSettings())
 
 
-def test_an_architecture_that_the_kernels_do_not_know(target: LocatedModel) -> None:
+def test_an_architecture_unknown_to_the_kernels_runs_in_llama_cpp(target: LocatedModel) -> None:
     other = replace(target, header=replace(target.header, architecture="mamba"))
     assert processor_runtimes("auto", "cpu", other) == ("llama",)
     with pytest.raises(RuntimeUnavailableError, match="mamba"):
         processor_runtimes("native", "cpu", other)
 
 
-def test_a_damaged_file_is_llama_cpps_to_refuse(tiny: TinyModels, locate: Locate) -> None:
+def test_a_damaged_file_is_left_for_llama_cpp_to_refuse(tiny: TinyModels, locate: Locate) -> None:
     broken = locate(tiny.broken_inside())
     assert processor_runtimes("auto", "cpu", broken) == ("llama",)
     with pytest.raises(ModelFileError, match="is missing"):
         processor_runtimes("native", "cpu", broken)
 
 
-def test_off_the_processor_there_is_llama_cpp_alone(target: LocatedModel) -> None:
+def test_other_devices_than_the_processor_run_llama_cpp_only(target: LocatedModel) -> None:
     assert (
         processor_runtimes("auto", "Vulkan0", target) == processor_runtimes("llama", "Vulkan0", target) == ("llama",)
     )
@@ -181,7 +189,7 @@ def test_settings_name_their_runtime() -> None:
     assert [runtime_of(each).name for each in settings] == ["llama", "native", "onnx"]
 
 
-def test_target_and_drafter_are_asked_for_apart(target: LocatedModel, drafter: LocatedModel) -> None:
+def test_runtime_and_draft_runtime_are_chosen_independently(target: LocatedModel, drafter: LocatedModel) -> None:
     for wanted, kind in (("auto", NativeSettings), ("native", NativeSettings), ("llama", LlamaSettings)):
         own: Any = replace(PROFILE, runtime=wanted)
         settings = target_settings(own, 2, target)
@@ -193,7 +201,7 @@ def test_target_and_drafter_are_asked_for_apart(target: LocatedModel, drafter: L
         assert isinstance(target_settings(own, 2, target), NativeSettings)
 
 
-def test_the_name_of_a_runtime_is_no_device(target: LocatedModel) -> None:
+def test_the_name_of_a_runtime_is_not_a_device(target: LocatedModel) -> None:
     runtime, device = placement_settings.choose_runtime("auto", "native", target)
     settings = runtime.settings(target, threads=2, device=device)
     assert isinstance(settings, LlamaSettings)
@@ -203,8 +211,8 @@ def test_the_name_of_a_runtime_is_no_device(target: LocatedModel) -> None:
         target_settings(replace(PROFILE, device="native"), 2, target)
 
 
-def test_a_model_that_was_asked_for_in_a_runtime_runs_there(target: LocatedModel) -> None:
-    """Whatever the profile says of the others."""
+def test_a_runtime_in_the_model_argument_overrides_the_profile(target: LocatedModel) -> None:
+    """For any runtime in the profile."""
     for wanted, kind in (("native", NativeSettings), ("llama", LlamaSettings)):
         located: Any = replace(target, runtime=wanted)
         for runtime in ("auto", *BOTH):
@@ -212,7 +220,7 @@ def test_a_model_that_was_asked_for_in_a_runtime_runs_there(target: LocatedModel
             assert isinstance(target_settings(profile, 1, located), kind)
 
 
-def test_a_card_is_llama_cpps_and_the_kernels_leave_it_alone(
+def test_a_gpu_is_used_through_llama_cpp_not_the_native_kernels(
     target: LocatedModel, drafter: LocatedModel, devices: list[Device]
 ) -> None:
     devices.append(gpu("Vulkan0"))
@@ -246,7 +254,7 @@ def names(found: tuple[Placement, ...]) -> list[str]:
     return [place.name for place in found]
 
 
-def test_a_processor_is_a_place_for_each_runtime(target: LocatedModel, drafter: LocatedModel) -> None:
+def test_the_processor_is_one_placement_for_each_runtime(target: LocatedModel, drafter: LocatedModel) -> None:
     found = places(target, drafter)
     assert names(found.targets) == ["target on cpu (native)", "target on cpu (llama)"]
     assert names(found.drafters) == ["drafter on cpu (native)", "drafter on cpu (llama)"]
@@ -257,7 +265,7 @@ def test_a_processor_is_a_place_for_each_runtime(target: LocatedModel, drafter: 
     assert all(place.needed_bytes["cpu"] > place.facts.weight_bytes for place in found.targets)
 
 
-def test_no_driver_is_asked_for_them(
+def test_placements_on_the_processor_query_no_driver(
     target: LocatedModel, drafter: LocatedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_library: LlamaLibrary, *, with_memory: bool = True) -> tuple[Device, ...]:
@@ -267,7 +275,7 @@ def test_no_driver_is_asked_for_them(
     assert len(places(target, drafter, device="cpu", draft_device="cpu").targets) == 2
 
 
-def test_with_one_runtime_there_is_nothing_to_choose(
+def test_one_runtime_on_the_processor_leaves_no_placements_to_choose(
     target: LocatedModel, drafter: LocatedModel, narrow: LocatedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for runtime in BOTH:
@@ -277,7 +285,9 @@ def test_with_one_runtime_there_is_nothing_to_choose(
     assert places(target, drafter) == Placements()
 
 
-def test_either_alone_may_have_two(target: LocatedModel, drafter: LocatedModel) -> None:
+def test_fixing_one_models_runtime_leaves_two_placements_for_the_other(
+    target: LocatedModel, drafter: LocatedModel
+) -> None:
     found = places(target, drafter, runtime="llama")
     assert [len(each) for each in (found.targets, found.drafters)] == [1, 2]
     found = places(target, drafter, draft_runtime="native")
@@ -285,14 +295,14 @@ def test_either_alone_may_have_two(target: LocatedModel, drafter: LocatedModel) 
     assert places(target, None).drafters == ()
 
 
-def test_models_of_onnx_are_no_place(target: LocatedModel, drafter: LocatedModel) -> None:
+def test_onnx_models_have_no_placement_on_the_processor(target: LocatedModel, drafter: LocatedModel) -> None:
     onnx: Any = SimpleNamespace(weight_bytes=1)
     found = places(replace(target, onnx=onnx), drafter)
     assert (found.targets, len(found.drafters)) == ((), 2)
     assert places(replace(target, onnx=onnx), replace(drafter, onnx=onnx)) == Placements()
 
 
-def test_a_card_is_offered_in_llama_cpp_only(
+def test_a_gpu_is_offered_in_llama_cpp_only(
     target: LocatedModel, drafter: LocatedModel, devices: list[Device]
 ) -> None:
     devices.append(gpu("Vulkan0"))
@@ -304,7 +314,7 @@ def test_a_card_is_offered_in_llama_cpp_only(
     assert names(found.drafters) == ["drafter on cpu (native)"]
 
 
-def test_settings_of_either_are_put_into_a_place(target: LocatedModel, devices: list[Device]) -> None:
+def test_settings_of_either_runtime_can_be_moved_to_a_placement(target: LocatedModel, devices: list[Device]) -> None:
     devices.append(gpu("Vulkan0"))
     native, llama, card = places(target).targets
     own = LlamaSettings(threads=7, repack=False)
@@ -318,7 +328,7 @@ def test_settings_of_either_are_put_into_a_place(target: LocatedModel, devices: 
     assert (put.device, put.threads, put.repack, put.kv_type) == ("Vulkan0", 7, False, "q8_0")
 
 
-def test_before_anything_is_measured_the_first_that_has_room_is_used(
+def test_before_measurement_the_first_placement_with_room_is_used(
     target: LocatedModel, devices: list[Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = places(target)
@@ -328,15 +338,15 @@ def test_before_anything_is_measured_the_first_that_has_room_is_used(
     smaller = native if native.needed_bytes["cpu"] == least else llama
     assert smaller is llama, "its cache is quantised"
     assert before_measuring(target, found, least) == llama.settings
-    assert before_measuring(target, found, least - 1) == native.settings, "for loading to refuse"
+    assert before_measuring(target, found, least - 1) == native.settings, "loading refuses it later"
     levels(monkeypatch, "portable")
     assert before_measuring(target, places(target), PLENTY) == llama.settings
 
 
-def test_a_card_without_room_is_left_for_the_first_runtime_of_the_processor(
+def test_a_target_too_large_for_its_gpu_starts_in_the_native_kernels(
     target: LocatedModel, devices: list[Device]
 ) -> None:
-    devices.append(gpu("Vulkan0", free=target.weight_bytes + 1))  # for the weights, but for nothing else
+    devices.append(gpu("Vulkan0", free=target.weight_bytes + 1))  # enough for the weights alone
     assert target_settings(PROFILE, 1, target).device == "Vulkan0"
     found = places(target)
     assert before_measuring(target, found, PLENTY) == found.targets[0].settings == NativeSettings(threads=1)

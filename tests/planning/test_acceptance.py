@@ -1,4 +1,4 @@
-"""What acceptance is taken to be after what was seen."""
+"""The acceptance estimated from observed tokens."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def taught(
     return acceptance
 
 
-def test_before_anything_is_known() -> None:
+def test_acceptance_starts_at_a_default_rate() -> None:
     acceptance = Acceptance()
     assert acceptance.overall == UNKNOWN
     assert acceptance.seen == 0
     assert acceptance.by_position(10) == pytest.approx((UNKNOWN,) * 10)
     assert acceptance.by_position(0) == ()
     for sure in (0.0, 0.3, 1.0):
-        assert acceptance.given(sure) == pytest.approx(sure), "a confidence is taken at its word"
+        assert acceptance.given(sure) == pytest.approx(sure), "a confidence is used as a probability at first"
     assert acceptance.as_prior() == NO_PRIOR == AcceptancePrior()
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.5, 0.9, 1.0])
-def test_rates_are_learned(rate: float) -> None:
+def test_acceptance_rates_follow_the_observed_tokens(rate: float) -> None:
     found = [taught(rate, depth=3, confidence=0.55, seed=seed) for seed in range(20)]
     assert sum(own.overall for own in found) / 20 == pytest.approx(rate, abs=0.08)
     assert sum(own.by_position(1)[0] for own in found) / 20 == pytest.approx(rate, abs=0.08)
     assert sum(own.given(0.55) for own in found) / 20 == pytest.approx(rate, abs=0.08)
 
 
-def test_positions_are_told_apart_and_the_last_one_goes_on() -> None:
+def test_positions_have_separate_rates_and_the_last_one_is_repeated() -> None:
     acceptance = Acceptance()
     for _ in range(100):
         acceptance.learn((), [True, True, False])
@@ -49,14 +49,14 @@ def test_positions_are_told_apart_and_the_last_one_goes_on() -> None:
     assert first > 0.95
     assert second > 0.95
     assert third < 0.1
-    assert 0.4 < fourth < 0.8, "never seen: as any token"
+    assert 0.4 < fourth < 0.8, "an unseen position has the overall rate"
     deep = Acceptance()
     for _ in range(100):
         deep.learn((), [True] * (POSITIONS + 3))
     assert len(set(deep.by_position(20)[POSITIONS - 1 :])) == 1
 
 
-def test_a_dozen_tokens_outweigh_what_was_believed() -> None:
+def test_a_dozen_tokens_outweigh_the_prior_rate() -> None:
     acceptance = Acceptance(AcceptancePrior(by_position=(0.9,) * POSITIONS))
     assert acceptance.overall == pytest.approx(0.9)
     for _ in range(12):
@@ -65,18 +65,18 @@ def test_a_dozen_tokens_outweigh_what_was_believed() -> None:
     guessed = Acceptance()
     for _ in range(12):
         guessed.learn((), [False])
-    assert guessed.by_position(1)[0] < 0.2, "and a guess sooner"
+    assert guessed.by_position(1)[0] < 0.2, "a guess without experience gives way sooner"
 
 
-def test_old_text_is_forgotten() -> None:
+def test_acceptance_of_old_text_decays() -> None:
     acceptance = taught(1.0, tokens=1000)
     for _ in range(60):
         acceptance.learn((), [False])
     assert acceptance.by_position(1)[0] < 0.25
-    assert acceptance.seen == 1060, "which says how much there was, not what it is worth"
+    assert acceptance.seen == 1060, "the prior records all tokens, though their weight is capped"
 
 
-def test_confidences_are_told_apart() -> None:
+def test_confidence_levels_have_separate_rates() -> None:
     acceptance = Acceptance()
     for _ in range(60):
         acceptance.learn((0.95,), [True])
@@ -85,7 +85,7 @@ def test_confidences_are_told_apart() -> None:
     assert acceptance.given(0.31) < 0.1
 
 
-def test_a_liar_is_believed_less_where_it_has_not_spoken_yet() -> None:
+def test_overconfidence_lowers_the_rates_of_unseen_confidence_levels() -> None:
     liar, modest = Acceptance(), Acceptance()
     for _ in range(15):
         liar.learn((0.75,), [False])
@@ -95,7 +95,7 @@ def test_a_liar_is_believed_less_where_it_has_not_spoken_yet() -> None:
     assert modest.given(1.0) == 1.0
 
 
-def test_a_change_of_the_text_is_noticed_within_a_few_tokens() -> None:
+def test_a_change_of_text_lowers_acceptance_within_a_few_tokens() -> None:
     acceptance = taught(1.0, confidence=0.85)
     assert acceptance.given(0.85) > 0.9
     for _ in range(5):
@@ -106,7 +106,7 @@ def test_a_change_of_the_text_is_noticed_within_a_few_tokens() -> None:
     assert acceptance.given(0.85) > 0.9
 
 
-def test_chance_is_no_change_of_the_text() -> None:
+def test_random_variation_does_not_count_as_a_change_of_text() -> None:
     acceptance = taught(0.9, confidence=0.85)
     before = Acceptance(acceptance.as_prior()).given(0.85)
     for hit in (True, False, True, True):
@@ -116,7 +116,7 @@ def test_chance_is_no_change_of_the_text() -> None:
 
 @given(st.lists(st.tuples(st.lists(st.floats(0, 1), max_size=9), st.lists(st.booleans(), max_size=9)), max_size=30))
 @settings(max_examples=150, deadline=None)
-def test_whatever_is_learned_rates_are_probabilities(lessons: list[tuple[list[float], list[bool]]]) -> None:
+def test_acceptance_rates_are_always_probabilities(lessons: list[tuple[list[float], list[bool]]]) -> None:
     acceptance = Acceptance()
     for confidences, hits in lessons:
         acceptance.learn(confidences, hits)
@@ -126,7 +126,7 @@ def test_whatever_is_learned_rates_are_probabilities(lessons: list[tuple[list[fl
     assert AcceptancePrior.from_json(prior.as_json()) == prior
 
 
-def test_a_prior_is_of_all_that_was_seen_and_not_of_the_end() -> None:
+def test_a_prior_is_learned_from_all_tokens_not_only_the_last() -> None:
     acceptance = taught(0.9, depth=1, confidence=0.85)
     for _ in range(50):
         acceptance.learn((0.85,), [False])
@@ -137,7 +137,7 @@ def test_a_prior_is_of_all_that_was_seen_and_not_of_the_end() -> None:
     assert seen == pytest.approx((0.8, 0.8), abs=0.03), "360 of 450"
 
 
-def test_one_answer_does_not_outweigh_what_many_taught() -> None:
+def test_one_answer_does_not_outweigh_the_prior_of_many() -> None:
     known = AcceptancePrior(by_position=(0.8,) * POSITIONS, by_confidence=(0.8,) * BINS, tokens=256)
     acceptance = Acceptance(known)
     for _ in range(64):
@@ -147,7 +147,7 @@ def test_one_answer_does_not_outweigh_what_many_taught() -> None:
     assert left.by_confidence == (*known.by_confidence[:8], pytest.approx(0.8 * 256 / 320), 0.8)
 
 
-def test_what_few_tokens_taught_gives_way_to_more() -> None:
+def test_a_prior_of_few_tokens_gives_way_to_more() -> None:
     acceptance = Acceptance()
     acceptance.learn((), [False] * 6)
     prior = acceptance.as_prior()
@@ -162,7 +162,7 @@ def test_what_few_tokens_taught_gives_way_to_more() -> None:
     assert first > 0.6, "24 of 25 were right at this position"
     for _ in range(30):
         prior = taught_further(prior, 100)
-    assert prior.tokens == 256, "no more than matters"
+    assert prior.tokens == 256, "capped at HANDED_ON_STRENGTH"
 
 
 def taught_further(prior: AcceptancePrior, tokens: int) -> AcceptancePrior:
@@ -171,14 +171,14 @@ def taught_further(prior: AcceptancePrior, tokens: int) -> AcceptancePrior:
     return acceptance.as_prior()
 
 
-def test_a_file_that_does_not_say_how_much_it_knows_holds_little() -> None:
+def test_a_stored_prior_without_a_token_count_has_little_weight() -> None:
     stored = AcceptancePrior(by_position=(0.5,) * POSITIONS, tokens=200).as_json()
     assert AcceptancePrior.from_json(stored).tokens == 200
     del stored["tokens"]
     assert AcceptancePrior.from_json(stored).tokens == 30
 
 
-def test_what_fades_gives_way_to_the_next_tokens() -> None:
+def test_faded_counts_give_way_to_the_next_tokens() -> None:
     acceptance, other = taught(0.1, depth=2, confidence=0.5), taught(0.1, depth=2, confidence=0.5)
     before = acceptance.given(0.5)
     acceptance.fade(8)
@@ -190,11 +190,11 @@ def test_what_fades_gives_way_to_the_next_tokens() -> None:
     assert acceptance.by_position(2)[1] > 0.55
     assert acceptance.given(0.5) == pytest.approx(before, abs=0.05), "confidences are the drafter's own"
     acceptance.fade(10**6)
-    assert acceptance.by_position(2)[1] > 0.55, "nothing is made worth more"
+    assert acceptance.by_position(2)[1] > 0.55, "fading never raises a weight"
 
 
-def test_a_few_tokens_make_no_prior() -> None:
-    """The next conversation would take their chance for knowledge."""
+def test_too_few_tokens_make_no_prior() -> None:
+    """The next conversation would take chance for knowledge."""
     acceptance = Acceptance()
     acceptance.learn((0.5,) * 3, (True, True, False))
     assert acceptance.seen == 3
@@ -204,7 +204,7 @@ def test_a_few_tokens_make_no_prior() -> None:
     assert acceptance.as_prior() != NO_PRIOR
 
 
-def test_a_prior_carries_over() -> None:
+def test_a_prior_is_used_by_the_next_conversation() -> None:
     acceptance = taught(0.9, depth=2, confidence=0.35)
     prior = AcceptancePrior.from_json(acceptance.as_prior().as_json())
     again = Acceptance(prior)
@@ -230,6 +230,6 @@ def test_a_prior_carries_over() -> None:
         {"by_position": 3, "by_confidence": [None] * BINS},
     ],
 )
-def test_a_stored_prior_that_is_spoilt_is_refused(stored: dict[str, object]) -> None:
+def test_a_malformed_stored_prior_is_refused(stored: dict[str, object]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         AcceptancePrior.from_json(stored)

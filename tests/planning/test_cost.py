@@ -24,7 +24,7 @@ from edgespec.planning.cost.curve import (
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 
 FLAT = Curve(widths=(1, 16), forward_s=(0.1, 0.1))
-# llama.cpp, Q4_K_M: the price of verification today.
+# llama.cpp, Q4_K_M: the measured cost of verification.
 STEEP = Curve(
     widths=(1, 2, 3, 4, 5, 8, 16), forward_s=tuple(0.0347 * r for r in (1, 1.64, 2.18, 2.63, 3.25, 6.1, 7.09))
 )
@@ -38,7 +38,7 @@ curves = st.lists(st.floats(0.001, 1.0), min_size=2, max_size=8).map(
 # ------------------------------------------------------------------------------------------------ the curve
 
 
-def test_a_curve_is_what_was_measured_and_linear_between() -> None:
+def test_a_curve_is_exact_at_measured_widths_and_linear_between() -> None:
     curve = Curve(widths=(1, 3, 7), forward_s=(1.0, 2.0, 4.0))
     assert [curve.seconds(width) for width in (1, 3, 7)] == [1.0, 2.0, 4.0]
     assert curve.seconds(2) == pytest.approx(1.5)
@@ -46,16 +46,16 @@ def test_a_curve_is_what_was_measured_and_linear_between() -> None:
     assert (curve.plain_s, curve.ratio(7)) == (1.0, 4.0)
 
 
-def test_beyond_the_widest_the_last_slope_goes_on_but_never_falls() -> None:
+def test_beyond_the_widest_width_a_curve_continues_its_slope_and_never_falls() -> None:
     assert Curve(widths=(1, 3, 7), forward_s=(1.0, 2.0, 4.0)).seconds(9) == pytest.approx(5.0)
     assert Curve(widths=(1, 2, 4), forward_s=(1.0, 3.0, 2.0)).seconds(20) == 2.0
 
 
-def test_of_one_measured_width_every_row_costs_as_much_as_the_first() -> None:
+def test_with_one_measured_width_every_row_costs_as_much_as_the_first() -> None:
     assert Curve(widths=(1,), forward_s=(0.25,)).seconds(4) == 1.0
 
 
-def test_a_slower_curve_has_the_same_shape() -> None:
+def test_a_scaled_curve_keeps_its_shape() -> None:
     slower = STEEP.scaled(1.5)
     assert slower.plain_s == pytest.approx(1.5 * STEEP.plain_s)
     assert slower.ratio(6) == pytest.approx(STEEP.ratio(6))
@@ -75,18 +75,18 @@ def test_a_slower_curve_has_the_same_shape() -> None:
         ((1, 2), (math.inf, 1.0)),
     ],
 )
-def test_what_is_no_curve_is_refused(widths: tuple[int, ...], forward_s: tuple[float, ...]) -> None:
+def test_an_invalid_curve_is_refused(widths: tuple[int, ...], forward_s: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"curve|forward"):
         Curve(widths=widths, forward_s=forward_s)
 
 
 @pytest.mark.parametrize("width", [0, -1])
-def test_there_is_no_forward_without_a_row(width: int) -> None:
+def test_a_forward_of_width_zero_is_refused(width: int) -> None:
     with pytest.raises(ValueError, match=f"width {width}"):
         FLAT.seconds(width)
 
 
-def test_drafting_costs_what_its_parts_cost_and_nothing_at_depth_0() -> None:
+def test_the_draft_cost_is_the_sum_of_its_parts_and_zero_at_depth_0() -> None:
     cost = DraftCost(token_s=0.01, round_s=0.002, lag_token_s=0.003)
     assert cost.seconds(4) == pytest.approx(0.042)
     assert cost.seconds(4, lag=2) == pytest.approx(0.048)
@@ -96,7 +96,7 @@ def test_drafting_costs_what_its_parts_cost_and_nothing_at_depth_0() -> None:
     assert round_seconds(FLAT, cost, 0) == FLAT.plain_s
 
 
-def test_a_slower_drafter_is_slower_in_all_its_parts() -> None:
+def test_a_scaled_drafter_is_slower_in_all_its_parts() -> None:
     cost = DraftCost(token_s=0.01, round_s=0.002, lag_token_s=0.003)
     slower = cost.scaled(1.5)
     assert (slower.token_s, slower.round_s, slower.lag_token_s) == pytest.approx((0.015, 0.003, 0.0045))
@@ -108,17 +108,17 @@ def test_a_slower_drafter_is_slower_in_all_its_parts() -> None:
 
 
 @given(probability=st.floats(0.0, 0.999), depth=st.integers(0, 16))
-def test_with_one_acceptance_for_all_positions_it_is_the_geometric_series(probability: float, depth: int) -> None:
+def test_expected_tokens_at_constant_acceptance_are_a_geometric_series(probability: float, depth: int) -> None:
     expected = (1 - probability ** (depth + 1)) / (1 - probability)
     assert expected_tokens((probability,) * depth) == pytest.approx(expected)
 
 
-def test_if_all_are_accepted_a_round_brings_the_depth_and_the_bonus() -> None:
+def test_expected_tokens_at_full_acceptance_are_depth_plus_bonus() -> None:
     assert expected_tokens((1.0,) * 7) == 8.0
     assert expected_tokens(()) == 1.0
 
 
-def test_the_expectation_is_the_sum_over_all_outcomes() -> None:
+def test_expected_tokens_are_the_sum_over_all_outcomes() -> None:
     acceptance = (0.9, 0.3, 0.7)
     total = 0.0
     for outcome in itertools.product((True, False), repeat=3):
@@ -144,7 +144,9 @@ def test_simulated_serial_rounds_run_at_the_predicted_rate() -> None:
 
 
 @given(curve=curves, token_s=st.floats(0, 0.5), acceptance=st.lists(probabilities, min_size=1, max_size=6))
-def test_the_chosen_depth_is_the_best_of_all(curve: Curve, token_s: float, acceptance: list[float]) -> None:
+def test_the_chosen_depth_has_the_highest_rate_of_all_depths(
+    curve: Curve, token_s: float, acceptance: list[float]
+) -> None:
     cost = DraftCost(token_s=token_s)
     choice = choose_depth(curve, cost, acceptance, 6)
     stretched = acceptance + [acceptance[-1]] * (6 - len(acceptance))
@@ -156,19 +158,19 @@ def test_the_chosen_depth_is_the_best_of_all(curve: Curve, token_s: float, accep
     assert choice.speedup >= 1.0
 
 
-def test_the_shallower_of_two_equals() -> None:
+def test_of_two_equal_depths_the_shallower_is_chosen() -> None:
     # Every token costs what it brings: all depths run at plain speed.
     linear = Curve(widths=(1, 2), forward_s=(1.0, 2.0))
     assert choose_depth(linear, FREE, (1.0,), 8).depth == 0
 
 
-def test_without_acceptance_or_room_it_decodes_plainly() -> None:
+def test_without_acceptance_or_depth_cap_the_chosen_depth_is_0() -> None:
     assert choose_depth(FLAT, FREE, (), 8).depth == 0
     assert choose_depth(FLAT, FREE, (1.0,), 0).depth == 0
     assert choose_depth(FLAT, FREE, (0.0,), 8).depth == 0
 
 
-def test_the_constant_cost_formula_is_the_special_case() -> None:
+def test_a_constant_cost_ratio_gives_the_published_formula() -> None:
     ratio, probability = 0.1, 0.8
     for depth in range(1, 9):
         only = choose_depth(FLAT, DraftCost(token_s=0.01), (probability,) * depth, depth)
@@ -178,8 +180,8 @@ def test_the_constant_cost_formula_is_the_special_case() -> None:
         assert only.speedup == pytest.approx(formula)
 
 
-def test_todays_kernels_lose_to_plain_whatever_is_accepted() -> None:
-    # The 0.5B drafts at 19.3 ms a token beside a 1.5B of 34.7 ms: one token would have to cost 1.44 steps at most.
+def test_a_steep_llama_cpp_curve_never_gains_from_drafting() -> None:
+    # The 0.5B drafts at 19.3 ms a token for a 1.5B of 34.7 ms: one token would have to cost 1.44 steps at most.
     assert best_possible(STEEP, DraftCost(token_s=0.0193), 8).depth == 0
     assert best_possible(STEEP, FREE, 3).speedup == pytest.approx(4 / 2.63)
 
@@ -191,7 +193,7 @@ def test_todays_kernels_lose_to_plain_whatever_is_accepted() -> None:
     more=st.lists(probabilities, min_size=4, max_size=4),
     cap=st.integers(0, 8),
 )
-def test_more_acceptance_cheaper_drafts_and_more_room_never_hurt(
+def test_more_acceptance_cheaper_drafts_or_a_higher_cap_never_hurt(
     curve: Curve, token_s: float, acceptance: list[float], more: list[float], cap: int
 ) -> None:
     before = choose_depth(curve, DraftCost(token_s=token_s), acceptance, cap).tokens_per_s
@@ -203,11 +205,13 @@ def test_more_acceptance_cheaper_drafts_and_more_room_never_hurt(
     assert best_possible(curve, DraftCost(token_s=token_s), cap).tokens_per_s >= before * slack
 
 
-# --------------------------------------------------------------------------------- what drafting would come to
+# --------------------------------------------------------------------------------- speed-up of drafting
 
 
 @given(curve=curves, token_s=st.floats(0, 0.5), acceptance=st.lists(probabilities, min_size=1, max_size=6))
-def test_drafting_comes_to_the_best_depth_that_drafts(curve: Curve, token_s: float, acceptance: list[float]) -> None:
+def test_drafting_speedup_is_that_of_the_best_depth_above_0(
+    curve: Curve, token_s: float, acceptance: list[float]
+) -> None:
     cost = DraftCost(token_s=token_s, round_s=0.001)
     speedup = drafting_speedup(curve, cost, acceptance)
     rates = [expected_tokens(acceptance[:d]) / round_seconds(curve, cost, d) for d in range(1, len(acceptance) + 1)]
@@ -215,23 +219,23 @@ def test_drafting_comes_to_the_best_depth_that_drafts(curve: Curve, token_s: flo
     assert max(1.0, speedup) == pytest.approx(choose_depth(curve, cost, acceptance, len(acceptance)).speedup)
 
 
-def test_drafting_that_loses_is_told_by_how_much() -> None:
+def test_drafting_speedup_below_1_is_reported() -> None:
     assert drafting_speedup(STEEP, DraftCost(token_s=0.0193), (1.0,)) == pytest.approx(2 / (1.64 + 0.0193 / 0.0347))
     assert drafting_speedup(FLAT, DraftCost(token_s=0.1), (0.0, 0.9)) == pytest.approx(0.5)
 
 
-def test_without_a_depth_drafting_comes_to_nothing() -> None:
+def test_without_acceptance_the_drafting_speedup_is_0() -> None:
     assert drafting_speedup(FLAT, FREE, ()) == 0.0
 
 
-def test_rounds_in_which_nothing_is_offered_cost_a_forward_and_bring_one_token() -> None:
-    # Plain 0.1 s, a forward of the drafter 0.02 s. Offered: 1.8 tokens in 0.12 s; not offered: 1 token in 0.12 s.
+def test_rounds_without_a_proposal_cost_a_draft_forward_for_one_token() -> None:
+    # Plain 0.1 s, a forward of the drafter 0.02 s. Proposal: 1.8 tokens in 0.12 s; no proposal: 1 token in 0.12 s.
     cost = DraftCost(token_s=0.02)
     assert drafting_speedup(FLAT, cost, (0.8,), 0.25) == pytest.approx((0.25 * 1.8 + 0.75) * 0.1 / 0.12)
     assert drafting_speedup(FLAT, cost, (0.8,), 0.0) == pytest.approx(0.1 / 0.12)
 
 
-def test_something_is_offered_in_every_round_unless_told_otherwise() -> None:
+def test_by_default_every_round_has_a_proposal() -> None:
     cost = DraftCost(token_s=0.02)
     assert drafting_speedup(FLAT, cost, (0.8, 0.7)) == drafting_speedup(FLAT, cost, (0.8, 0.7), 1.0)
     assert drafting_speedup(FLAT, cost, (0.8, 0.7)) > drafting_speedup(FLAT, cost, (0.8, 0.7), 0.9)
@@ -248,16 +252,16 @@ def windowed(curve: Curve, token_s: float, acceptance: float, window: int, round
         target_s = curve.seconds(compared)
         drafted = overlapped_tokens(target_s, DraftCost(token_s=token_s), acceptance, 9)
         seconds += max(target_s, drafted * token_s)
-        stood = next((place for place in range(compared) if chance.random() >= acceptance), compared)
-        tokens += min(compared, stood + 1)
-        empty = stood < compared
+        kept = next((place for place in range(compared) if chance.random() >= acceptance), compared)
+        tokens += min(compared, kept + 1)
+        empty = kept < compared
     return tokens / seconds
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("token_s", [0.01, 0.03, 0.25])
-def test_a_window_brings_what_a_pipe_of_that_window_does(acceptance: float, token_s: float) -> None:
+def test_a_window_has_the_rate_of_a_pipe_with_that_window(acceptance: float, token_s: float) -> None:
     curve = Curve(widths=(1, 8), forward_s=(0.1, 0.17))
     best = choose_window(curve, DraftCost(token_s=token_s), (acceptance,), 8)
     assert best.tokens_per_s == pytest.approx(
@@ -273,22 +277,24 @@ def test_a_window_brings_what_a_pipe_of_that_window_does(acceptance: float, toke
 @pytest.mark.parametrize(
     ("token_s", "acceptance", "most", "count"),
     [
-        (0.02, 0.5, 9, 5),  # all of them are ready
+        (0.02, 0.5, 9, 5),  # all are ready
         (0.02, 0.5, 3, 3),
-        (0.04, 0.0, 9, 2),  # nothing is worth waiting for
-        (0.04, 0.95, 9, 3),  # a third one, ready a fifth later, is
+        (0.04, 0.0, 9, 2),  # no further token is worth waiting for
+        (0.04, 0.95, 9, 3),  # a third token, ready a fifth later, is worth the wait
         (0.06, 0.95, 9, 2),
         (0.06, 0.1, 9, 1),
-        (0.5, 0.9, 9, 1),  # a slow drafter is waited for, once
+        (0.5, 0.9, 9, 1),  # the target waits once for a slow drafter
         (0.5, 0.9, 1, 1),
         (0.0, 0.5, 7, 7),
     ],
 )
-def test_as_much_is_drafted_as_there_is_time_for(token_s: float, acceptance: float, most: int, count: int) -> None:
+def test_overlapped_tokens_are_those_ready_in_time_or_worth_the_wait(
+    token_s: float, acceptance: float, most: int, count: int
+) -> None:
     assert overlapped_tokens(0.1, DraftCost(token_s=token_s), acceptance, most) == count
 
 
-def test_windows_at_the_ends_of_the_scale() -> None:
+def test_windows_at_extreme_costs_and_acceptances() -> None:
     flat = Curve(widths=(1, 8), forward_s=(0.1, 0.1))
     always = choose_window(flat, DraftCost(token_s=0.02), (1.0,), 4)
     assert (always.window, always.tokens_per_s) == (4, pytest.approx(50))
@@ -301,14 +307,14 @@ def test_windows_at_the_ends_of_the_scale() -> None:
     assert choose_window(flat, DraftCost(token_s=0.02), (0.8,), 0).window == 0
     steep = Curve(widths=(1, 2, 3), forward_s=(0.1, 0.3, 0.9))
     assert choose_window(steep, DraftCost(token_s=0.02), (0.9,), 2).window == 0
-    # What a proposal costs and two tokens take a little longer than the target does.
+    # A proposal's cost and two tokens take a little longer than the target.
     fixed = choose_window(flat, DraftCost(token_s=0.025, round_s=0.06), (1.0,), 4)
     assert (fixed.window, fixed.tokens_per_s) == (1, pytest.approx(2 / 0.11))
-    with pytest.raises(ValueError, match="not known"):
+    with pytest.raises(ValueError, match="at least one acceptance"):
         choose_window(flat, FREE, (), 4)
 
 
-def test_positions_that_are_not_known_go_on_like_the_last() -> None:
+def test_unknown_positions_of_a_window_repeat_the_last_acceptance() -> None:
     flat, cost = Curve(widths=(1, 8), forward_s=(0.1, 0.1)), DraftCost(token_s=0.02)
     assert choose_window(flat, cost, (0.9, 0.5), 4) == choose_window(flat, cost, (0.9, 0.5, 0.5, 0.5), 4)
     assert choose_window(flat, cost, (0.7, 0.7, 0.1), 2) == choose_window(flat, cost, (0.7,), 2)
@@ -316,8 +322,8 @@ def test_positions_that_are_not_known_go_on_like_the_last() -> None:
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("ratio", [1.5, 3, 8])
-def test_the_quick_answer_is_near_the_simulated_one(acceptance: float, ratio: float) -> None:
-    """Rounds are decided by the closed form, plans by the simulation."""
+def test_the_closed_form_of_a_window_is_near_the_simulation(acceptance: float, ratio: float) -> None:
+    """Rounds use the closed form, plans the simulation."""
     for slope in (0.0, 0.05, 0.3):
         curve = Curve(widths=(1, 2), forward_s=(0.1, 0.1 * (1 + slope)))
         cost = DraftCost(token_s=0.1 / ratio)

@@ -1,4 +1,4 @@
-"""The rules that need no measured times, by example."""
+"""The depth policies that use no measured times, by example."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plain_round(seconds: float, width: int = 1) -> RoundRecord:
     )
 
 
-def test_fixed_depth() -> None:
+def test_fixed_depth_is_allowed_in_every_round() -> None:
     policy = FixedDepth(3)
     policy.record(plain_round(1000.0))
     policy.learn("model", (0.1,), (False,))
@@ -42,7 +42,7 @@ def test_fixed_depth() -> None:
     assert FixedDepth(0, None).why_off("model") is None
 
 
-def test_a_policy_without_prices_is_its_own_answer_and_loads_what_it_asks() -> None:
+def test_a_fixed_policy_is_its_own_answer_and_buys_loads() -> None:
     policy = FixedDepth(3)
     own = policy.answer(prompt_tokens=9)
     own.began(1.0, 1.0)
@@ -53,7 +53,7 @@ def test_a_policy_without_prices_is_its_own_answer_and_loads_what_it_asks() -> N
     assert policy.plain_tokens_per_s is None
 
 
-def test_plain_speed_may_be_told_to_whoever_shares_it() -> None:
+def test_plain_times_can_be_shared_between_policies() -> None:
     plain = PlainTimes()
     own = FixedDepth(0, None, plain)
     for _ in range(4):
@@ -82,7 +82,7 @@ def test_svip_stops_where_the_root_of_the_entropy_exceeds_the_limit(entropy: flo
     assert gate.admits(1.0, entropy) is admitted, "the confidence does not matter"
 
 
-def test_svip_takes_a_copy_at_its_confidence() -> None:
+def test_svip_uses_the_confidence_of_copies() -> None:
     assert EntropyGate(0.5).admits(math.exp(-0.49), None)
     assert not EntropyGate(0.5).admits(math.exp(-0.51), None)
 
@@ -94,13 +94,13 @@ def test_the_default_entropy_limit_is_one_nat() -> None:
         assert not gate.admits(0.0, 1.001)
 
 
-def test_specdec_stops_once_some_token_is_likely_rejected() -> None:
+def test_specdec_stops_once_a_rejection_is_likely() -> None:
     gate = ConfidenceGate(0.4)
     assert not gate.needs_entropy
     assert gate.admits(0.9, None)
     assert gate.goes_on()
-    assert gate.admits(0.7, None), "0.63 of such chains stand whole"
-    assert not gate.admits(0.9, None), "0.57 do"
+    assert gate.admits(0.7, None), "0.63 of such chains are accepted whole"
+    assert not gate.admits(0.9, None), "0.57 are accepted whole"
     assert not ConfidenceGate(0.4).admits(0.59, None)
 
 
@@ -112,7 +112,7 @@ def test_the_default_rejection_limit_is_even_odds() -> None:
 
 
 @pytest.mark.parametrize("policy", [FixedDepth(4, gate=EntropyGate), FixedDepth(4, gate=ConfidenceGate)])
-def test_every_proposal_has_its_own_gate_up_to_the_cap(policy: FixedDepth) -> None:
+def test_every_proposal_has_a_separate_gate_up_to_the_cap(policy: FixedDepth) -> None:
     first, second = policy.allow("model", 10**6), policy.allow("model")
     assert (first.depth, second.depth) == (4, 4)
     assert first.gate is not None
@@ -121,7 +121,7 @@ def test_every_proposal_has_its_own_gate_up_to_the_cap(policy: FixedDepth) -> No
 
 
 @pytest.mark.parametrize("kind", [EntropyGate, ConfidenceGate])
-def test_a_limit_may_be_given(kind: type[EntropyGate] | type[ConfidenceGate]) -> None:
+def test_a_gates_limit_can_be_set(kind: type[EntropyGate] | type[ConfidenceGate]) -> None:
     gate = FixedDepth(4, gate=lambda: kind(0.1)).allow("model").gate
     assert gate is not None
     assert gate.admits(0.95, 0.005)

@@ -1,4 +1,4 @@
-"""The default policy: what it may lose, when it buys, when it stops, what it says about it, and what it remembers."""
+"""The default depth policy: what it may lose, when it buys and stops drafting, its reasons, and its memory."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def round_of(width: int = 1, emitted: int = 1, *, context: int = 100, factor: fl
 # ---------------------------------------------------------------------------------------------------- the ledger
 
 
-def test_an_answer_that_ends_after_losing_all_its_room_took_the_stated_share_longer() -> None:
+def test_an_answer_that_uses_up_its_ledger_is_slower_by_the_risk_share() -> None:
     ledger = Ledger(spent_s=9.0, plain_s=10.0)
     assert ledger.saved_s == 1.0
     assert (ledger.spent_s + ledger.room_s) / ledger.plain_s == pytest.approx(1.0 + RISK)
@@ -118,7 +118,7 @@ def test_an_answer_that_ends_after_losing_all_its_room_took_the_stated_share_lon
 # -------------------------------------------------------------------------------------------------- the purchase
 
 
-def test_without_experience_it_buys_when_as_many_tokens_again_would_earn_the_price() -> None:
+def test_without_experience_drafting_is_bought_once_doubling_the_answer_repays() -> None:
     offer = 1.0, 0.02
     bought = next(done for done in range(1, 1000) if worth_buying(*offer, done, None, None, 10))
     assert bought == 51
@@ -127,7 +127,7 @@ def test_without_experience_it_buys_when_as_many_tokens_again_would_earn_the_pri
     assert worth_buying(*offer, 51, None, [], 10), "this answer is longer than all before it"
 
 
-def test_with_short_answers_learned_it_waits_until_they_have_ended() -> None:
+def test_after_short_answers_drafting_is_bought_only_in_longer_ones() -> None:
     """Four of five answers have 8 tokens, one has 800."""
     longer = [*([8] * 16), *([800] * 4)]
     offer = 0.3, 0.02
@@ -137,7 +137,7 @@ def test_with_short_answers_learned_it_waits_until_they_have_ended() -> None:
     assert worth_buying(*offer, 1, None, [800] * 20, 40)
 
 
-def test_lengths_are_known_after_a_few_answers_and_end_with_the_budget() -> None:
+def test_answer_lengths_are_known_after_a_few_answers_and_cut_by_the_budget() -> None:
     lengths = Lengths()
     assert lengths.longer_than(0, None) is None
     for tokens in (5, 7, 300, 9, 11, 400):
@@ -150,7 +150,7 @@ def test_lengths_are_known_after_a_few_answers_and_end_with_the_budget() -> None
     assert lengths.longer_than(0, None) == [20] * 32
 
 
-def test_experience_follows_the_answers_and_fades_where_nothing_is_tried() -> None:
+def test_experience_follows_recent_answers_and_fades_without_trials() -> None:
     known = Experience()
     assert known.gain(0.4) == pytest.approx(PAYS * 0.4)
     for _ in range(30):
@@ -164,10 +164,10 @@ def test_experience_follows_the_answers_and_fades_where_nothing_is_tried() -> No
     assert known.gain(0.4) == pytest.approx(0.5, abs=0.05)
 
 
-# ------------------------------------------------------------------------------------------------ T(w) as it is
+# ------------------------------------------------------------------------------------------------ current T(w)
 
 
-def test_times_are_lines_over_the_context_beyond_what_was_calibrated() -> None:
+def test_times_beyond_the_calibrated_contexts_are_extrapolated_linearly() -> None:
     curves = believed(NATIVE).curves
     assert curves is not None
     times = LiveTimes(curves, 8)
@@ -177,7 +177,7 @@ def test_times_are_lines_over_the_context_beyond_what_was_calibrated() -> None:
     assert times.all_now(500) == pytest.approx([NATIVE.forward_s(width, 500) for width in range(1, 9)])
 
 
-def test_a_slower_machine_is_told_from_a_slower_width() -> None:
+def test_a_slower_machine_is_distinguished_from_a_slower_width() -> None:
     curves = believed(NATIVE).curves
     assert curves is not None
     times = LiveTimes(curves, 8)
@@ -195,7 +195,7 @@ def test_a_slower_machine_is_told_from_a_slower_width() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, 1e6])
-def test_what_is_no_time_teaches_nothing(seconds: float) -> None:
+def test_implausible_times_are_not_learned(seconds: float) -> None:
     curves = believed(NATIVE).curves
     assert curves is not None
     times = LiveTimes(curves, 8)
@@ -203,7 +203,7 @@ def test_what_is_no_time_teaches_nothing(seconds: float) -> None:
     assert (times.factor, times.since_plain, times.moved) == (1.0, 0, 1.0)
 
 
-def test_a_stall_moves_nothing() -> None:
+def test_a_single_stall_does_not_change_the_times() -> None:
     curves = believed(NATIVE).curves
     assert curves is not None
     times = LiveTimes(curves, 8)
@@ -229,7 +229,7 @@ def test_a_chain_ends_where_the_next_token_costs_more_than_it_saves() -> None:
     assert not PricedGate.needs_entropy
 
 
-def test_nothing_is_drafted_that_the_answer_could_not_afford_to_lose() -> None:
+def test_a_draft_that_the_answer_cannot_afford_to_lose_is_not_made() -> None:
     """A prompt of one token and a copy: the first rounds have no room for a wide forward."""
     answer = begun(control(), 1, prompt_s=0.0, first_s=NATIVE.forward_s(1, 0))
     depths = []
@@ -241,7 +241,7 @@ def test_nothing_is_drafted_that_the_answer_could_not_afford_to_lose() -> None:
     assert depths[-1] == 7
 
 
-def test_a_short_answer_to_a_long_prompt_reads_a_part_of_it_or_nothing() -> None:
+def test_a_short_answer_reads_only_part_of_a_long_prompt_or_none() -> None:
     long_s = NATIVE.prompt_s(4000)
     learned = control()
     for _ in range(20):
@@ -261,7 +261,7 @@ def test_a_short_answer_to_a_long_prompt_reads_a_part_of_it_or_nothing() -> None
     assert budget.allow("model", 4000).depth == 0
 
 
-def test_a_short_prompt_is_read_in_part_before_all_of_it_is_affordable() -> None:
+def test_a_short_prompt_is_read_in_part_until_all_of_it_is_affordable() -> None:
     learned = control()
     for _ in range(20):
         learned.lengths.known.append(300)
@@ -275,7 +275,7 @@ def test_a_short_prompt_is_read_in_part_before_all_of_it_is_affordable() -> None
 
 
 def disappointed() -> DepthControl:
-    """Twenty answers of 200 tokens that the drafter did not know."""
+    """A policy after twenty answers of 200 tokens that the drafter did not know."""
     own = control()
     own.lengths = Lengths([200] * 20)
     for _ in range(20):
@@ -284,7 +284,7 @@ def disappointed() -> DepthControl:
 
 
 def looked(own: DepthControl, hits: list[bool]) -> AnswerDepth:
-    """An answer to 300 tokens whose drafter was asked what it would have guessed."""
+    """An answer of 300 tokens whose drafter was asked what it would have guessed."""
     answer = begun(own, 300, prompt_s=NATIVE.prompt_s(300))
     for _ in range(HINDSIGHT - 1):
         assert answer.allow("model", 300).depth == 0
@@ -296,11 +296,11 @@ def looked(own: DepthControl, hits: list[bool]) -> AnswerDepth:
     return answer
 
 
-def test_where_drafting_seldom_pays_a_few_tokens_are_read_to_see_whether_it_does_now() -> None:
+def test_after_failures_the_drafter_reads_a_few_tokens_to_test_its_guesses() -> None:
     known = looked(disappointed(), [True] * 10 + [False] * 4)
     allowance = known.allow("model", 1, 295)
     assert allowance.depth > 0
-    assert allowance.window is not None, "now more of the text is read"
+    assert allowance.window is not None, "more of the text is read by now"
     assert allowance.window > LOOK
     assert known.why_off("model") is None
     unknown = looked(disappointed(), [False] * 13 + [True])
@@ -314,7 +314,7 @@ def test_where_drafting_seldom_pays_a_few_tokens_are_read_to_see_whether_it_does
 
 
 def first_look(own: DepthControl) -> int:
-    """Tokens of an answer when its drafter is asked what it would have guessed. The prompt is too long to be read."""
+    """Tokens of an answer when the drafter first guesses in hindsight. The prompt is too long to be read."""
     answer = begun(own, 3000, prompt_s=NATIVE.prompt_s(3000))
     for done in range(1, 200):
         if answer.allow("model", 3000).window == LOOK:
@@ -323,12 +323,12 @@ def first_look(own: DepthControl) -> int:
     return 200
 
 
-def test_a_look_is_bought_when_as_many_tokens_again_would_earn_its_price() -> None:
+def test_hindsight_guesses_are_bought_once_doubling_the_answer_repays_them() -> None:
     hardly = DepthControl(believed(NATIVE), NATIVE.depth_cap, history=History(greedy=(20.0, 4000.0, 0.0)))
     assert HINDSIGHT <= first_look(control()) <= SOON_TOKENS < first_look(hardly) < 200
 
 
-def test_answers_whose_drafter_was_only_looked_at_are_remembered_by_what_it_would_have_guessed() -> None:
+def test_an_answer_with_only_hindsight_guesses_is_remembered_by_them() -> None:
     gains = []
     for hits in ([True] * HINDSIGHT, [False] * HINDSIGHT):
         own = disappointed()
@@ -339,7 +339,7 @@ def test_answers_whose_drafter_was_only_looked_at_are_remembered_by_what_it_woul
     assert gains[0] > 0.0 >= gains[1]
 
 
-def test_all_of_the_text_is_read_once_that_repays() -> None:
+def test_the_whole_text_is_read_once_that_repays() -> None:
     own = control()
     own.lengths = Lengths([400] * 20)
     answer = drafting(own)
@@ -356,7 +356,7 @@ def test_all_of_the_text_is_read_once_that_repays() -> None:
     assert answer.allow("model", 1, 60).window is None, "the answer is nearly over"
 
 
-def test_plain_decoding_is_timed_now_and_then() -> None:
+def test_plain_decoding_is_timed_at_intervals() -> None:
     answer = begun(control())
     for _ in range(PLAIN_EVERY):
         assert answer.allow("lookup").depth > 0
@@ -394,14 +394,14 @@ def test_a_load_waits_for_an_answer_that_can_afford_it() -> None:
     assert all(answer.spent["load"] == 0.0 for answer in serve_each(one, Controlled(one), short))
 
 
-def test_a_text_that_it_cannot_guess_costs_what_a_trial_may() -> None:
+def test_a_text_the_drafter_cannot_guess_costs_at_most_a_trial() -> None:
     one = scenario(LLAMA)
     for seed in range(5):
         answer = serve(LLAMA, Controlled(one), draw_request(generator(seed), "foreign", 300, 1000))
         assert answer.ratio > 0.97
 
 
-def test_code_is_drafted_from_the_first_answers_on() -> None:
+def test_code_is_drafted_from_the_first_answers() -> None:
     one = scenario()
     decider = Controlled(one)
     requests = [draw_request(generator(place), "code", 150, 300) for place in range(6)]
@@ -410,10 +410,10 @@ def test_code_is_drafted_from_the_first_answers_on() -> None:
     assert decider.control.modes[False].gain(0.5) > 0.3
 
 
-# ------------------------------------------------------------------------------------------------- what it says
+# ------------------------------------------------------------------------------------------------- reasons
 
 
-def test_nothing_is_said_before_the_first_token_and_of_what_drafts_or_is_free() -> None:
+def test_no_reason_is_given_before_the_first_token_or_for_active_drafters() -> None:
     own = control()
     answer = own.answer(prompt_tokens=9)
     assert answer.why_off("model") is None
@@ -425,7 +425,7 @@ def test_nothing_is_said_before_the_first_token_and_of_what_drafts_or_is_free() 
     assert drafting(own).why_off("model") is None
 
 
-def test_a_drafter_that_does_not_pay_rests_for_a_while() -> None:
+def test_a_drafter_that_does_not_pay_pauses_for_a_while() -> None:
     answer = drafting(control())
     while answer.allow("model", 1).depth:
         answer.record(replace(round_of(4, 1), draft_s=0.03, draft_forwards=3, round_s=0.07))
@@ -446,14 +446,14 @@ def test_an_answer_that_was_long_enough_is_not_called_too_short() -> None:
     assert why is not None
     assert (why.code, why.text.partition(";")[0]) == (
         "not_paying_now",
-        "the drafting model's guesses have hardly paid of late",
+        "the drafting model's guesses hardly paid in recent answers",
     )
     why = begun(control()).why_off("model")
     assert why is not None
-    assert why.text.endswith("longer ones get guesses")
+    assert why.text.endswith("longer answers get guesses")
 
 
-def test_without_calibration_nothing_drafts_and_plain_speed_is_measured_all_the_same() -> None:
+def test_without_calibration_plain_speed_is_measured_but_no_token_drafted() -> None:
     own = DepthControl(Costs(), 7)
     for _ in range(4):
         assert own.plain_tokens_per_s is None
@@ -468,7 +468,7 @@ def test_without_calibration_nothing_drafts_and_plain_speed_is_measured_all_the_
     assert (closed.allow("model").depth, closed.why_off("model")) == (0, None)
 
 
-def test_a_source_without_a_price_never_drafts() -> None:
+def test_a_source_without_a_measured_cost_never_drafts() -> None:
     costs = believed(NATIVE)
     answer = begun(DepthControl(replace(costs, drafts={"model": costs.drafts["model"]}), 7))
     answer.learn("lookup", (), [True] * 7)
@@ -477,7 +477,7 @@ def test_a_source_without_a_price_never_drafts() -> None:
     assert answer.why_off("lookup") == NOT_CALIBRATED
 
 
-def test_a_free_source_is_allowed_from_the_first_token_on_and_its_gate_decides() -> None:
+def test_a_free_source_is_allowed_from_the_first_token_and_gated() -> None:
     answer = begun(control())
     for _ in range(50):
         answer.learn("lookup", (0.55,), [False])
@@ -490,11 +490,11 @@ def test_a_free_source_is_allowed_from_the_first_token_on_and_its_gate_decides()
 # ------------------------------------------------------------------------------------------------------- loading
 
 
-def test_a_load_is_begun_once_and_nothing_is_learned_of_times_until_it_is_done() -> None:
+def test_a_load_starts_once_and_no_times_are_learned_until_it_ends() -> None:
     own = control(load_s=0.2)
     own.lengths = Lengths([400] * 20)
     answer = begun(own)
-    assert not own.answer(prompt_tokens=9).buys_load("model"), "an answer that has not begun"
+    assert not own.answer(prompt_tokens=9).buys_load("model"), "no load before the first token"
     assert answer.buys_load("model", 100)
     assert not answer.buys_load("model", 100)
     before = own.times.factor if own.times is not None else 0.0
@@ -503,21 +503,21 @@ def test_a_load_is_begun_once_and_nothing_is_learned_of_times_until_it_is_done()
         answer.record(round_of(factor=3.0))
     assert own.times is not None
     assert own.times.factor == before
-    assert answer.ledger.room_s < spent_s - 5 * 1.8 * STEP_S, "what the load slows is the load's price"
+    assert answer.ledger.room_s < spent_s - 5 * 1.8 * STEP_S, "a round during a load counts toward the load's cost"
     assert answer.allow("model", 105).depth > 0
     answer.record(round_of(factor=3.0))
-    assert begun(own).buys_load("model", 100), "another answer waits for the same load, which is paid for"
+    assert begun(own).buys_load("model", 100), "another answer uses the same load, already paid for"
 
 
-def test_a_load_that_costs_more_than_an_answer_may_lose_waits() -> None:
+def test_a_load_that_costs_more_than_the_answer_may_lose_waits() -> None:
     own = control(load_s=5.0)
     own.lengths = Lengths([400] * 20)
     answer = begun(own)
     assert not answer.buys_load("model", 100)
-    assert begun(own).allow("model", 100).depth > 0, "who is asked is loaded"
+    assert begun(own).allow("model", 100).depth > 0, "a drafter that is asked is loaded"
 
 
-def test_what_a_loaded_drafter_would_have_saved_is_counted_until_it_pays_the_load() -> None:
+def test_missed_savings_are_counted_until_they_pay_for_the_load() -> None:
     own = control(load_s=2.0)
     for _ in range(6):
         own.lengths.known.append(60)
@@ -537,8 +537,8 @@ def test_what_a_loaded_drafter_would_have_saved_is_counted_until_it_pays_the_loa
     raise AssertionError("never loaded")
 
 
-def test_times_that_nobody_measured_are_believed_until_the_drafter_was_timed() -> None:
-    """Three times as dear as believed: the first purchase finds out, and after it there are looks only."""
+def test_estimated_times_are_used_until_the_drafter_was_timed() -> None:
+    """Three times as expensive as estimated: the first purchase detects it; later only a few tokens are read."""
     own = DepthControl(replace(believed(NATIVE), measured=False), 7)
     answer = drafting(own)
     while answer.allow("model", 1).depth:
@@ -566,7 +566,7 @@ def test_times_that_nobody_measured_are_believed_until_the_drafter_was_timed() -
 # --------------------------------------------------------------------------------------------- times and clocks
 
 
-def test_plain_decoding_is_timed_sooner_where_the_pace_has_changed() -> None:
+def test_plain_decoding_is_timed_sooner_after_a_change_of_pace() -> None:
     answer = begun(control())
     for _ in range(8):
         assert answer.allow("lookup").depth > 0
@@ -580,7 +580,7 @@ def test_plain_decoding_is_timed_sooner_where_the_pace_has_changed() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-5.0, -0.03, 0.0, 1e7, math.nan, math.inf])
-def test_a_clock_that_jumps_flips_nothing(jump_s: float) -> None:
+def test_a_clock_jump_does_not_change_the_depth(jump_s: float) -> None:
     answer = drafting(control())
     for place in range(40):
         allowance = answer.allow("model", 1)
@@ -594,7 +594,7 @@ def test_a_clock_that_jumps_flips_nothing(jump_s: float) -> None:
     assert answer.ledger.room_s > 0
 
 
-def test_sessions_of_different_lengths_do_not_price_each_other() -> None:
+def test_a_session_with_a_long_context_does_not_change_another_sessions_depth() -> None:
     own = control()
     short, long = drafting(own), begun(own, 6000)
     before = short.allow("model", 1)
@@ -604,10 +604,10 @@ def test_sessions_of_different_lengths_do_not_price_each_other() -> None:
     assert short._now == pytest.approx(own.times.all_now(short._context) if own.times is not None else [])
 
 
-# ---------------------------------------------------------------------------------------------- what it remembers
+# ---------------------------------------------------------------------------------------------- memory of answers
 
 
-def test_sampled_answers_and_greedy_ones_learn_apart() -> None:
+def test_sampled_and_greedy_answers_learn_separately() -> None:
     own = control()
     greedy, sampled = begun(own), begun(own, sampled=True)
     for _ in range(20):
@@ -620,11 +620,13 @@ def test_sampled_answers_and_greedy_ones_learn_apart() -> None:
     once = DepthControl(believed(NATIVE), 7, {"model": priors["model"]})
     begun(once, sampled=True)
     first = once.modes[True].sources["model"].by_position(1)[0]
-    assert first == pytest.approx(priors["model"].by_position[0]), "the other way of sampling is better than nothing"
+    assert first == pytest.approx(priors["model"].by_position[0]), (
+        "without a prior for sampled answers the greedy one is used"
+    )
     assert own.modes[True] is not own.modes[False]
 
 
-def test_a_history_survives_a_process_and_nothing_else_reads_as_one() -> None:
+def test_a_history_survives_json_and_malformed_ones_are_refused() -> None:
     own = control()
     answer = drafting(own)
     answer.record(replace(round_of(4, 4), draft_s=0.03, draft_forwards=3, round_s=0.07))
@@ -643,7 +645,7 @@ def test_a_history_survives_a_process_and_nothing_else_reads_as_one() -> None:
             History.from_json({**stored.as_json(), **change})
 
 
-def test_new_measurements_keep_what_is_known_and_take_priors_for_what_is_not() -> None:
+def test_new_measurements_keep_experience_and_add_missing_priors() -> None:
     own = control()
     begun(own).learn("model", (0.9,) * 50, [True] * 50)
     before = own.priors()
@@ -657,7 +659,7 @@ def test_new_measurements_keep_what_is_known_and_take_priors_for_what_is_not() -
     assert own.answer(prompt_tokens=1).why_off("model") is None or own.priors() == {**before, "lookup": sure}
 
 
-def test_threads_may_share_it() -> None:
+def test_threads_can_share_a_depth_control() -> None:
     own = control()
     errors: list[BaseException] = []
     begin = threading.Barrier(4)
@@ -691,7 +693,7 @@ def test_threads_may_share_it() -> None:
     assert len(own.history().lengths) == 24
 
 
-# --------------------------------------------------------------------------------- target and drafter at once
+# --------------------------------------------------------------------------------- target and drafter in parallel
 
 
 def beside(contention: Contention | None = None, world: World = NATIVE) -> DepthControl:
@@ -702,7 +704,7 @@ def overlapped(width: int, emitted: int, *, slower: float = 1.0) -> RoundRecord:
     return replace(round_of(width, emitted, factor=slower), overlapped=True, draft_forwards=3, source="model")
 
 
-def test_beside_the_target_it_drafts_one_token_more_and_lets_the_loop_end_the_chain() -> None:
+def test_pipelined_drafting_allows_one_more_token_and_sets_no_gate() -> None:
     answer = drafting(beside())
     allowance = answer.allow("model", 1)
     assert (allowance.depth, allowance.gate, allowance.window, allowance.patience_s) == (5, None, None, math.inf)
@@ -712,12 +714,12 @@ def test_beside_the_target_it_drafts_one_token_more_and_lets_the_loop_end_the_ch
     assert copies.gate is not None
 
 
-def test_while_the_prompt_is_read_on_both_sides_it_may_draft() -> None:
+def test_only_a_pipelined_policy_drafts_during_the_prompt() -> None:
     assert beside().answer(prompt_tokens=9).allow("model", 9).depth == 5
     assert control().answer(prompt_tokens=9).allow("model", 9).depth == 0
 
 
-def test_contention_that_eats_the_gain_is_hopeless() -> None:
+def test_contention_that_eats_the_gain_makes_drafting_hopeless() -> None:
     own = beside(Contention(target_factor=6.0, drafter_factor=3.0))
     answer = begun(own)
     assert answer.allow("model").depth == 0
@@ -728,7 +730,7 @@ def test_contention_that_eats_the_gain_is_hopeless() -> None:
     drafting(own)
 
 
-def test_rounds_at_once_that_take_longer_than_plain_ones_make_it_rest() -> None:
+def test_pipelined_rounds_slower_than_plain_pause_drafting() -> None:
     answer = drafting(beside())
     rounds = 0
     while answer.allow("model", 1).depth:
@@ -741,7 +743,7 @@ def test_rounds_at_once_that_take_longer_than_plain_ones_make_it_rest() -> None:
         good.record(overlapped(4, 3, slower=1.4))
 
 
-def test_overlapped_rounds_are_no_plain_rounds_however_narrow() -> None:
+def test_overlapped_rounds_never_count_as_plain_rounds() -> None:
     own = beside()
     answer = drafting(own)
     answer.record(round_of())
@@ -750,12 +752,12 @@ def test_overlapped_rounds_are_no_plain_rounds_however_narrow() -> None:
         assert answer.allow("model", 1).depth == 5
         answer.record(overlapped(1, 2, slower=1.2))
     assert own.plain_tokens_per_s == plain
-    assert answer.allow("model", 1).depth == 0, "now plain decoding is timed"
+    assert answer.allow("model", 1).depth == 0, "plain decoding is timed in this round"
     answer.record(round_of())
     assert answer.allow("model", 1).depth == 5
 
 
-def test_reading_a_long_text_beside_the_target_costs_only_what_it_slows_it() -> None:
+def test_reading_in_parallel_costs_only_the_targets_slowdown() -> None:
     own = beside()
     own.lengths = Lengths([100] * 20)
     assert begun(own, 100_000).allow("model", 100_000).depth == 5
@@ -769,12 +771,12 @@ def test_reading_a_long_text_beside_the_target_costs_only_what_it_slows_it() -> 
 
 
 def bought_at(served: Served) -> int | None:
-    """Tokens of the answer before its first round that drafted with the model; None if none did."""
+    """Tokens of the answer before its first round that drafted with the model; None if there was no such round."""
     return next((at for at, own in zip(served.tokens_at, served.records, strict=True) if own.source == "model"), None)
 
 
 def ended_after(request: Request, tokens: int) -> Request:
-    """The same answer, ended after so many tokens."""
+    """The same answer, ended after ``tokens`` tokens."""
     known = request.right[:tokens], request.copied[:tokens]
     behind = [False] * (len(request.right) - tokens)
     return replace(request, tokens=tokens, right=known[0] + behind, copied=known[1] + behind)
@@ -783,7 +785,7 @@ def ended_after(request: Request, tokens: int) -> Request:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_an_answer_that_ends_right_after_a_purchase_is_at_most_a_tenth_slower(seed: int) -> None:
-    """The worst end there is for a purchase, by a drafter that is wrong from then on."""
+    """The worst end for a purchase, with a drafter that is wrong from then on."""
     scenario = draw_scenario(seed)
     for place in range(0, 24, 4):
         before, request = [scenario.request(index) for index in range(place)], scenario.request(place)
@@ -799,7 +801,7 @@ def test_an_answer_that_ends_right_after_a_purchase_is_at_most_a_tenth_slower(se
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 100, 10))
-def test_no_drawn_request_is_below_the_bound_and_no_distribution_in_the_mean(first: int) -> None:
+def test_random_requests_stay_above_the_speed_bound_singly_and_on_average(first: int) -> None:
     drawn = serve_drawn(Controlled, 10 * OF_A_SCENARIO, first)
     assert drawn.requests == 400
     assert drawn.worst[0][0] >= LEAST
@@ -808,7 +810,7 @@ def test_no_drawn_request_is_below_the_bound_and_no_distribution_in_the_mean(fir
 
 
 @pytest.mark.parametrize(("kind", "before"), [("code", "translation"), ("translation", "code")])
-def test_a_text_is_drafted_as_alone_after_twenty_of_another_kind(kind: str, before: str) -> None:
+def test_a_text_is_drafted_equally_well_after_twenty_of_another_kind(kind: str, before: str) -> None:
     one = order(Controlled, NATIVE, kind, before)
     assert one.off > -ORDER
     if kind == "code":

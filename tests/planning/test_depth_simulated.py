@@ -1,4 +1,4 @@
-"""The default policy on a simulated clock: how deep it goes, what it never costs, how near the best it comes."""
+"""The default policy on a simulated clock: its depth, its largest loss, and its distance from the best depth."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def policy_for(sources: Sequence[Source], curve: Curve = FLAT, depth_cap: int = 
 def run(
     text: Text, machine: Machine | None = None, cost: DraftCost = MODEL, *, tokens: int = 512, seed: int = 0
 ) -> Run:
-    """One answer from a cold start, with one drafter, on a machine calibrated right."""
+    """One answer from a cold start, with one drafter, on a correctly calibrated machine."""
     machine = machine or Machine()
     sources = [Source(text=text, cost=cost)]
     return decode(policy_for(sources, machine.curve), sources, machine, tokens=tokens, seed=seed)
@@ -52,7 +52,7 @@ def mean(text: Text, curve: Curve, cost: DraftCost, seeds: int = 4) -> float:
 
 
 def best_fixed(text: Text, curve: Curve, cost: DraftCost, seeds: int = 2) -> tuple[float, int]:
-    """The speed-up of the best depth that never changes, and that depth."""
+    """The speed-up of the best constant depth, and that depth."""
     sources = [Source(text=text, cost=cost)]
 
     def speedup(depth: int) -> float:
@@ -67,7 +67,7 @@ def best_fixed(text: Text, curve: Curve, cost: DraftCost, seeds: int = 2) -> tup
 
 
 @pytest.mark.parametrize("token_s", [0.004, 0.006])
-def test_on_a_flat_curve_it_drafts_deep_on_code(token_s: float) -> None:
+def test_on_a_flat_curve_code_is_drafted_deep(token_s: float) -> None:
     code = run(always(0.9), cost=DraftCost(token_s=token_s))
     assert 3 <= code.mean_depth <= 6
     assert code.speedup > 1.9
@@ -75,11 +75,11 @@ def test_on_a_flat_curve_it_drafts_deep_on_code(token_s: float) -> None:
 
 @pytest.mark.parametrize("rate", [0.1, 0.2, 0.3])
 @pytest.mark.parametrize("token_s", [0.004, 0.006])
-def test_on_a_flat_curve_it_hardly_drafts_short_answers(rate: float, token_s: float) -> None:
+def test_on_a_flat_curve_short_answers_are_hardly_drafted(rate: float, token_s: float) -> None:
     assert run(always(rate), cost=DraftCost(token_s=token_s)).mean_depth < 1.2
 
 
-def test_on_a_steep_curve_it_stays_shallow() -> None:
+def test_on_a_steep_curve_drafts_stay_shallow() -> None:
     for rate in (0.1, 0.3, 0.6):
         assert run(always(rate), Machine(curve=STEEP)).mean_depth < 0.1
     assert run(always(0.9), Machine(curve=STEEP)).mean_depth < 3
@@ -116,7 +116,7 @@ def check_never_slower(sources: Sequence[Source], machine: Machine, seed: int) -
 @pytest.mark.parametrize("confidence", ["informative", "useless", "none"])
 @pytest.mark.parametrize("cost", [MODEL, FREE, DraftCost(token_s=0.02), DraftCost(token_s=0.004, round_s=0.003)])
 @pytest.mark.parametrize("curve", [FLAT, STEEP], ids=["flat", "steep"])
-def test_the_worst_drafter_costs_next_to_nothing(curve: Curve, cost: DraftCost, confidence: str) -> None:
+def test_a_drafter_that_is_never_right_costs_almost_no_time(curve: Curve, cost: DraftCost, confidence: str) -> None:
     for rate in (0.0, 0.05):
         text = always(rate, confidence)  # type: ignore[arg-type]
         check_never_slower([Source(text=text, cost=cost)], Machine(curve=curve), seed=1)
@@ -124,7 +124,7 @@ def test_the_worst_drafter_costs_next_to_nothing(curve: Curve, cost: DraftCost, 
 
 @st.composite
 def curves(draw: st.DrawFn) -> Curve:
-    """From flat to steeper than rows that share nothing, with a knee anywhere."""
+    """From flat to steeper than rows that share no work, with a knee anywhere."""
     steepness = draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.6, 1.0]))
     rises = [draw(st.floats(0, 2)) * steepness * rows for rows in (1, 1, 1, 1, 3, 8)]
     return curve_of(28.0, *(28.0 * (1 + sum(rises[: place + 1])) for place in range(6)))
@@ -141,7 +141,9 @@ def texts(draw: st.DrawFn) -> Text:
 @pytest.mark.slow
 @given(curves(), texts(), st.floats(0.02, 0.6), st.integers(0, 3))
 @settings(max_examples=30, deadline=None, derandomize=True)
-def test_a_costly_drafter_never_makes_it_slower(curve: Curve, text: Text, relative_cost: float, seed: int) -> None:
+def test_a_costly_drafter_never_slows_an_answer_beyond_the_bound(
+    curve: Curve, text: Text, relative_cost: float, seed: int
+) -> None:
     cost = DraftCost(token_s=relative_cost * curve.plain_s)
     check_never_slower([Source(text=text, cost=cost)], Machine(curve=curve), seed)
 
@@ -149,7 +151,7 @@ def test_a_costly_drafter_never_makes_it_slower(curve: Curve, text: Text, relati
 @pytest.mark.slow
 @given(curves(), texts(), texts(), st.sampled_from([0.0, 0.03]), st.integers(0, 3))
 @settings(max_examples=30, deadline=None, derandomize=True)
-def test_free_and_costly_drafters_together_never_make_it_slower(
+def test_free_and_costly_drafters_never_slow_an_answer_beyond_the_bound(
     curve: Curve, copied: Text, drafted: Text, noise: float, seed: int
 ) -> None:
     sources = [Source(text=copied, cost=FREE, kind="lookup"), Source(text=drafted)]
@@ -162,20 +164,20 @@ def test_free_and_costly_drafters_together_never_make_it_slower(
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.7, 0.9, 1.0])
 @pytest.mark.parametrize("cost", [MODEL, FREE], ids=["model", "free"])
-def test_on_a_flat_curve_it_is_as_good_as_the_best_depth(cost: DraftCost, rate: float) -> None:
+def test_on_a_flat_curve_the_policy_nearly_equals_the_best_depth(cost: DraftCost, rate: float) -> None:
     best, _ = best_fixed(always(rate), FLAT, cost)
     assert mean(always(rate), FLAT, cost) >= 0.95 * best
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
-def test_on_a_steep_curve_a_free_drafter_is_as_good_as_the_best_depth(rate: float) -> None:
+def test_on_a_steep_curve_a_free_drafter_nearly_equals_the_best_depth(rate: float) -> None:
     best, _ = best_fixed(always(rate), STEEP, FREE)
     assert mean(always(rate), STEEP, FREE) >= 0.95 * best
 
 
 @pytest.mark.parametrize("rate", [0.8, 0.9, 1.0])
-def test_on_a_steep_curve_experience_makes_a_costly_drafter_as_good_as_the_best_depth(rate: float) -> None:
+def test_on_a_steep_curve_an_experienced_policy_nearly_equals_the_best_depth(rate: float) -> None:
     sources = [Source(text=always(rate))]
     machine = Machine(curve=STEEP)
     learned = policy_for(sources, FLAT)
@@ -187,13 +189,13 @@ def test_on_a_steep_curve_experience_makes_a_costly_drafter_as_good_as_the_best_
 
 
 @pytest.mark.parametrize(("curve", "soon"), [(FLAT, 64), (STEEP, 64)], ids=["flat", "steep"])
-def test_an_oracle_is_found_out_quickly(curve: Curve, soon: int) -> None:
-    """Always right and free, without a confidence of its own: within one of the best depth after a few sentences."""
+def test_a_free_drafter_that_is_always_right_is_soon_drafted_deep(curve: Curve, soon: int) -> None:
+    """Without a confidence: within one of the best depth after a few sentences."""
     text = always(1.0, "none")
     _, depth = best_fixed(text, curve, FREE, seeds=1)
     answer = run(text, Machine(curve=curve), FREE, tokens=300)
     emitted, later = 0, []
-    for record in answer.records[:-2]:  # the end of the budget cuts the last ones
+    for record in answer.records[:-2]:  # the budget's end cuts the last drafts
         if emitted > soon and record.proposed:
             later.append(record.proposed)
         emitted += record.emitted
@@ -205,13 +207,13 @@ def test_an_oracle_is_found_out_quickly(curve: Curve, soon: int) -> None:
 
 
 def decided(run: Run) -> bool:
-    """Whether it drafted in most of the last rounds."""
+    """Whether most of the last rounds drafted."""
     return statistics.fmean(record.source is not None for record in run.records[-20:]) > 0.5
 
 
 @pytest.mark.parametrize("stalled", range(20, 60, 7))
 @pytest.mark.parametrize(("rate", "drafts"), [(0.9, True), (0.0, False)])
-def test_one_stall_flips_nothing(stalled: int, rate: float, drafts: bool) -> None:
+def test_one_stall_does_not_change_whether_rounds_draft(stalled: int, rate: float, drafts: bool) -> None:
     sources = [Source(text=always(rate))]
     policy = policy_for(sources)
     calm = decode(policy_for(sources), sources, Machine(), tokens=160)
@@ -231,7 +233,7 @@ def test_a_drafter_that_becomes_slow_is_turned_off() -> None:
     assert not decided(answer)
 
 
-def test_a_curve_that_changes_its_shape_turns_drafting_off() -> None:
+def test_a_curve_that_becomes_steep_turns_drafting_off() -> None:
     sources = [Source(text=always(0.6))]
     policy = policy_for(sources)
     machine = Machine(slower=lambda width, place: 1.0 if place < 100 or width == 1 else 2.5)
@@ -240,7 +242,7 @@ def test_a_curve_that_changes_its_shape_turns_drafting_off() -> None:
     assert sum(place > 900 for place in answer.drafted_at()) < 40
 
 
-def test_a_machine_that_gets_slower_altogether_changes_nothing() -> None:
+def test_a_machine_that_slows_down_evenly_keeps_the_depth() -> None:
     sources = [Source(text=always(0.9))]
     policy = policy_for(sources)
     machine = Machine(slower=lambda width, place: 1.0 if place < 100 else 2.0)
@@ -249,7 +251,7 @@ def test_a_machine_that_gets_slower_altogether_changes_nothing() -> None:
 
 @pytest.mark.parametrize("jump_s", [-5.0, -0.03, 1e7, math.nan])
 @pytest.mark.parametrize(("rate", "drafts"), [(0.9, True), (0.0, False)])
-def test_a_clock_that_jumps_flips_nothing(jump_s: float, rate: float, drafts: bool) -> None:
+def test_a_clock_jump_does_not_change_whether_rounds_draft(jump_s: float, rate: float, drafts: bool) -> None:
     sources = [Source(text=always(rate))]
     policy = policy_for(sources)
     machine = Machine(clock_jumps=dict.fromkeys(range(10, 60, 10), jump_s))
@@ -259,23 +261,23 @@ def test_a_clock_that_jumps_flips_nothing(jump_s: float, rate: float, drafts: bo
     assert policy.plain_tokens_per_s is None or policy.plain_tokens_per_s == pytest.approx(1 / 0.028, rel=0.01)
 
 
-def test_noise_of_a_shared_machine_is_borne() -> None:
+def test_drafting_survives_the_noise_of_a_shared_machine() -> None:
     good = [run(always(0.9), Machine(noise=0.05), seed=seed).speedup for seed in range(4)]
     bad = [run(always(0.0, "useless"), Machine(noise=0.05), seed=seed).speedup for seed in range(4)]
     assert min(good) > 1.9
     assert min(bad) > 0.96
 
 
-# --------------------------------------------------------------------------------------------------- looking again
+# --------------------------------------------------------------------------------------------------- trying again
 
 
 def between_looks(places: Sequence[int]) -> list[int]:
-    """Tokens from one look to the next, of the places at which anything was drafted."""
+    """Tokens between two trials, from the positions at which tokens were drafted."""
     looks = [place for last, place in zip([-100, *places], places, strict=False) if place - last > 30]
     return [after - before for before, after in itertools.pairwise(looks)]
 
 
-def test_a_hopeless_drafter_is_looked_at_less_and_less() -> None:
+def test_a_hopeless_drafter_is_tried_at_growing_intervals() -> None:
     answer = run(always(0.0), tokens=6000)
     places = list(itertools.accumulate(record.emitted for record in answer.records))
     places = [place for place, record in zip(places, answer.records, strict=True) if record.source == "model"]
@@ -285,7 +287,7 @@ def test_a_hopeless_drafter_is_looked_at_less_and_less() -> None:
     assert len(places) < 100
 
 
-def test_a_drafter_parked_by_bad_luck_comes_back() -> None:
+def test_a_drafter_parked_by_bad_luck_is_resumed() -> None:
     text = in_turn((40, Kind(rate=0.0)), (10**6, Kind(rate=0.9)))
     answer = run(text, tokens=600)
     assert answer.drafted_at()[-1] > 590
@@ -293,7 +295,7 @@ def test_a_drafter_parked_by_bad_luck_comes_back() -> None:
 
 
 def taught(rate: float) -> DepthControl:
-    """A policy that earlier conversations taught how often its drafter is right, which has to read what it missed."""
+    """A policy with a learned acceptance of ``rate``, whose drafter has to catch up first."""
     prior = AcceptancePrior(
         by_position=(rate,) * POSITIONS, by_confidence=tuple((i + 0.5) / BINS for i in range(BINS))
     )
@@ -301,7 +303,7 @@ def taught(rate: float) -> DepthControl:
 
 
 def answers(policy: DepthControl, rates: Sequence[float], *, tokens: int = 100, seed: int = 0) -> list[Run]:
-    """One answer after the other, each to a prompt of 200 tokens that is new to the drafter."""
+    """Consecutive answers, each to a prompt of 200 tokens that is new to the drafter."""
     machine = Machine(curve=NATIVE, noise=0.03)
     return [
         decode(
@@ -316,7 +318,7 @@ def answers(policy: DepthControl, rates: Sequence[float], *, tokens: int = 100, 
     ]
 
 
-def test_one_answer_of_another_kind_does_not_park_it_for_those_that_follow() -> None:
+def test_one_answer_of_another_kind_does_not_park_the_drafter_in_later_ones() -> None:
     follow = [answers(taught(0.7), (0.9, 0.9, 0.2, 0.9, 0.9, 0.9), seed=seed)[3:] for seed in range(6)]
     alone = [answers(taught(0.7), (0.9,) * 6, seed=seed)[3:] for seed in range(6)]
     speedups = {name: [run.speedup for runs in own for run in runs] for name, own in (("f", follow), ("a", alone))}
@@ -324,7 +326,7 @@ def test_one_answer_of_another_kind_does_not_park_it_for_those_that_follow() -> 
     assert min(speedups["f"]) > 1.0
 
 
-def test_looking_again_takes_no_more_than_was_saved() -> None:
+def test_trials_take_no_more_time_than_drafting_saved() -> None:
     for seed in range(6):
         good, *bad = answers(taught(0.7), (0.9, *(0.2,) * 20), seed=seed)
         saved_s = good.plain_s - good.seconds
@@ -334,14 +336,14 @@ def test_looking_again_takes_no_more_than_was_saved() -> None:
 
 
 @pytest.mark.parametrize(("rate", "least"), [(0.7, 1.1), (0.75, 1.15), (0.8, 1.2)])
-def test_bad_luck_to_begin_with_does_not_park_what_pays(rate: float, least: float) -> None:
+def test_early_bad_luck_does_not_park_a_useful_drafter(rate: float, least: float) -> None:
     speedups = [answers(taught(rate), (rate,), tokens=600, seed=seed)[0].speedup for seed in range(10)]
     assert statistics.fmean(speedups) > least
     assert min(speedups) > 1.0
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_wide_forwards_that_become_slow_are_told_from_a_machine_that_does(seed: int) -> None:
+def test_slow_wide_forwards_are_distinguished_from_a_slow_machine(seed: int) -> None:
     sources = [Source(text=always(0.6))]
     machine = Machine(slower=lambda width, place: 1.0 if place < 100 or width == 1 else 2.5)
     policy = policy_for(sources)
@@ -351,14 +353,14 @@ def test_wide_forwards_that_become_slow_are_told_from_a_machine_that_does(seed: 
 
 
 @pytest.mark.parametrize("slow_tokens", [1, 8])
-def test_first_drafts_that_wait_for_a_file_do_not_park_what_pays(slow_tokens: int) -> None:
+def test_first_drafts_that_wait_for_a_file_do_not_park_a_useful_drafter(slow_tokens: int) -> None:
     sources = [Source(text=always(0.8), cost=READING)]
     machine = Machine(curve=NATIVE, drafter_slower=lambda place: 30.0 if place < slow_tokens else 1.0)
     answer = decode(taught(0.8), sources, machine, tokens=300)
     assert statistics.fmean(answer.depths[len(answer.depths) // 2 :]) > 1
 
 
-def test_a_drafter_that_was_slow_for_a_while_comes_back() -> None:
+def test_a_drafter_that_was_slow_for_a_while_is_resumed() -> None:
     sources = [Source(text=always(0.8), cost=READING)]
     machine = Machine(curve=NATIVE, drafter_slower=lambda place: 8.0 if 200 < place < 250 else 1.0)
     answer = decode(taught(0.8), sources, machine, tokens=600)
@@ -374,7 +376,7 @@ def test_a_drafter_that_has_become_useless_is_parked(slower: float) -> None:
 
 
 @pytest.mark.parametrize("slower", [2.0, 3.0, 4.0, 8.0])
-def test_a_drafter_that_stays_slower_than_calibrated_costs_little(slower: float) -> None:
+def test_a_drafter_slower_than_calibrated_costs_little_time(slower: float) -> None:
     sources = [Source(text=always(0.8), cost=READING)]
     machine = Machine(curve=NATIVE, drafter_slower=lambda place: slower)
     policy = taught(0.8)
@@ -382,8 +384,8 @@ def test_a_drafter_that_stays_slower_than_calibrated_costs_little(slower: float)
         assert decode(policy, sources, machine, tokens=1000, seed=seed).speedup > 0.97
 
 
-def test_a_drafter_that_disappoints_after_a_look_is_looked_at_less_and_less() -> None:
-    """What it takes is forgotten before a look, so that every look finds it quick for a moment."""
+def test_a_drafter_that_fails_each_trial_is_tried_at_growing_intervals() -> None:
+    """Its cost is reset before each trial, so that every trial finds it quick at first."""
     sources = [Source(text=always(0.8))]
     machine = Machine(curve=NATIVE, drafter_slower=lambda place: 8.0)
     answer = decode(policy_for(sources, NATIVE), sources, machine, tokens=8000)

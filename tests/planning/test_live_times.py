@@ -1,4 +1,4 @@
-"""How times follow what forwards take: the pace of the machine, and what each width is off."""
+"""How times follow observed forwards: the machine's pace, and the correction of each width."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from edgespec.planning.cost.curve import ContextCurves, Curve
 from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
 
-# T(w) / T(1) of a kernel for which a further row is cheap, and how often ordinary decoding with a drafter takes each.
+# T(w) / T(1) of a kernel with cheap further rows, and how often decoding with a drafter uses each width.
 WIDE = Curve(widths=tuple(range(1, 9)), forward_s=(1.0, 1.086, 1.126, 1.19, 1.25, 1.31, 1.4, 1.49))
 OFTEN = {1: 4, 2: 25, 3: 30, 4: 20, 5: 10, 6: 5, 8: 1}
 
-# Seconds of a forward by the median of such noise.
+# Seconds of a forward, relative to the median of this noise.
 NOISES = {
     "little": lambda chance: math.exp(chance.gauss(0, 0.03)),
     "much": lambda chance: math.exp(chance.uniform(-0.15, 0.15)),
@@ -32,8 +32,8 @@ def fresh() -> LiveTimes:
 
 
 def forwards(times: LiveTimes, widths: Iterable[int], noise: str = "", seed: int = 0, **off: float) -> LiveTimes:
-    """Forwards of ``widths`` in turn whose median is the calibrated time, times ``off`` of the width (``w3=1.1``)."""
-    chance = random.Random(f"noise {seed}")  # drawn apart from the widths
+    """Forwards of ``widths`` in turn with the calibrated median time, times ``off`` for a width (``w3=1.1``)."""
+    chance = random.Random(f"noise {seed}")  # drawn separately from the widths
     for width in widths:
         factor = NOISES[noise](chance) if noise else 1.0
         times.record(width, 100, WIDE.seconds(width) * off.get(f"w{width}", 1.0) * factor)
@@ -45,12 +45,12 @@ def mixed(count: int, seed: int) -> list[int]:
 
 
 def off(times: LiveTimes, width: int) -> float:
-    """What that width takes by what plain forwards do, 1.0 as calibrated."""
+    """A width's time relative to plain forwards, 1.0 as calibrated."""
     return times.now_s(width, 100) / times.now_s(1, 100) / (WIDE.seconds(width) / WIDE.seconds(1))
 
 
 @pytest.mark.parametrize(("noise", "usual", "most"), [("little", 0.02, 0.05), ("stalls", 0.02, 0.05)])
-def test_noise_does_not_bend_a_curve(noise: str, usual: float, most: float) -> None:
+def test_noise_does_not_change_a_curve(noise: str, usual: float, most: float) -> None:
     worst = []
     for seed in range(20):
         times = forwards(fresh(), mixed(400, seed), noise, seed)
@@ -60,7 +60,7 @@ def test_noise_does_not_bend_a_curve(noise: str, usual: float, most: float) -> N
 
 
 @pytest.mark.parametrize("noise", ["much", "late"])
-def test_more_noise_bends_it_by_less_than_the_noise(noise: str) -> None:
+def test_more_noise_changes_a_curve_by_less_than_the_noise(noise: str) -> None:
     worst = [max(abs(off(forwards(fresh(), mixed(400, seed), noise, seed), width) - 1.0) for width in (2, 3, 4))
              for seed in range(20)]  # fmt: skip
     assert statistics.median(worst) < 0.05
@@ -68,8 +68,8 @@ def test_more_noise_bends_it_by_less_than_the_noise(noise: str) -> None:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_noise_does_not_add_up(noise: str) -> None:
-    """A width is off no more after 8000 forwards than after 400."""
+def test_errors_from_noise_do_not_accumulate(noise: str) -> None:
+    """A width is as far off after 8000 forwards as after 400."""
     times = forwards(fresh(), mixed(8000, 1), noise, 1)
     assert [off(times, width) for width in (2, 3, 4)] == pytest.approx([1.0] * 3, abs=0.1)
 
@@ -79,15 +79,15 @@ def test_a_width_that_is_never_decoded_stays_as_calibrated() -> None:
     assert off(times, 7) == pytest.approx(1.0)
 
 
-def test_one_width_that_is_off_is_found_among_the_others() -> None:
+def test_one_slower_width_is_detected_among_the_others() -> None:
     times = forwards(fresh(), mixed(600, 0), "little", w3=1.2)
     assert off(times, 3) == pytest.approx(1.2, rel=0.03)
     assert [off(times, width) for width in (2, 4, 5, 8)] == pytest.approx([1.0] * 4, rel=0.04)
 
 
 @pytest.mark.parametrize("slower", [1.3, 2.5, 10.0])
-def test_a_width_that_becomes_slower_is_believed_the_fourth_time(slower: float) -> None:
-    """Calibration counts for three forwards, however far off they are."""
+def test_a_width_that_becomes_slower_is_corrected_at_the_fourth_forward(slower: float) -> None:
+    """Calibration counts as three forwards, however far off they are."""
     times = fresh()
     told = []
     for _ in range(6):
@@ -97,13 +97,13 @@ def test_a_width_that_becomes_slower_is_believed_the_fourth_time(slower: float) 
     assert told[3:] == pytest.approx([slower] * 3)
 
 
-def test_it_shows_though_plain_forwards_are_rare() -> None:
+def test_a_slower_width_is_detected_even_if_plain_forwards_are_rare() -> None:
     times = forwards(fresh(), [1, *[4] * 62] * 3, w4=2.0)
     assert off(times, 4) == pytest.approx(2.0, rel=0.01)
-    assert times.moved == pytest.approx(1.0, rel=0.01), "plain decoding is as fast as ever"
+    assert times.moved == pytest.approx(1.0, rel=0.01), "the speed of plain decoding is unchanged"
 
 
-def test_what_was_off_is_forgotten_once_it_is_not() -> None:
+def test_the_correction_of_a_width_is_undone_once_its_times_recover() -> None:
     times = forwards(fresh(), [1, 4] * 100, w4=3.0)
     assert off(times, 4) == pytest.approx(3.0)
     forwards(times, [1, 4] * 9)
@@ -113,7 +113,7 @@ def test_what_was_off_is_forgotten_once_it_is_not() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2, 40])
-def test_two_widths_in_turn_are_told_from_a_change_of_speed(block: int) -> None:
+def test_two_alternating_widths_do_not_count_as_a_change_of_speed(block: int) -> None:
     times = fresh()
     for place in range(400):
         forwards(times, [4 if place // block % 2 else 1], w4=2.2)
@@ -123,7 +123,7 @@ def test_two_widths_in_turn_are_told_from_a_change_of_speed(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2, 40])
-def test_a_change_of_speed_is_told_from_two_widths_in_turn(block: int) -> None:
+def test_a_change_of_speed_does_not_count_as_a_slower_width(block: int) -> None:
     times = fresh()
     for place in range(400):
         slower = 1.0 if place < 100 else 2.0
@@ -132,15 +132,15 @@ def test_a_change_of_speed_is_told_from_two_widths_in_turn(block: int) -> None:
     assert off(times, 4) == pytest.approx(1.0)
 
 
-def test_forwards_long_after_a_plain_one_say_nothing_of_their_width() -> None:
+def test_forwards_long_after_a_plain_one_do_not_correct_their_width() -> None:
     times = forwards(fresh(), [1, *[4] * 8])
     forwards(times, [4] * 100, w4=1.5)
     assert off(times, 4) == pytest.approx(1.0)
     assert times.factor == pytest.approx(1.5)
-    assert times.moved == pytest.approx(1.5), "which is why plain decoding is timed again"
+    assert times.moved == pytest.approx(1.5), "so plain decoding has to be timed again"
 
 
-def test_three_slow_forwards_are_a_change_of_pace_and_two_are_stalls() -> None:
+def test_three_slow_forwards_change_the_pace_and_two_do_not() -> None:
     times = forwards(fresh(), [1] * 5)
     forwards(times, [1] * 2, w1=4.0)
     assert times.factor == pytest.approx(1.0)
@@ -148,7 +148,7 @@ def test_three_slow_forwards_are_a_change_of_pace_and_two_are_stalls() -> None:
     assert times.factor == pytest.approx(4.0)
 
 
-def test_plain_speed_is_told_without_any_calibration() -> None:
+def test_plain_speed_is_known_without_calibration() -> None:
     plain = PlainTimes()
     for seconds in (1e6, 0.5, 0.5, 0.5):
         assert plain.tokens_per_s is None

@@ -1,4 +1,4 @@
-"""What a description of a machine may say, and what is said when it says something else."""
+"""What a machine description may contain, and the errors for anything else."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def refusal(table: dict[str, Any]) -> ProfileError:
     return raised.value
 
 
-def test_a_description_as_records() -> None:
+def test_a_machine_description_is_read_into_records() -> None:
     machine = machine_from_table(TABLE, "m.toml", "m")
     assert (machine.name, machine.description, machine.context_length) == ("m", "two devices", 4096)
     cpu, integrated = machine.devices
@@ -99,12 +99,12 @@ def test_a_description_as_records() -> None:
 
 
 @pytest.mark.parametrize("key", ["shared_bandwidth", "links", "drafters"])
-def test_what_may_be_left_out(key: str) -> None:
+def test_optional_keys_of_a_machine_description_may_be_left_out(key: str) -> None:
     machine = machine_from_table(changed(lambda table: table.pop(key)), "m.toml", "m")
     assert getattr(machine, key) == ()
 
 
-def test_a_target_without_layers_is_not_split() -> None:
+def test_a_described_target_without_layers_is_not_split() -> None:
     assert (
         machine_from_table(changed(lambda table: table["target"].pop("layers")), "m.toml", "m").target.layers is None
     )
@@ -136,7 +136,7 @@ def test_a_target_without_layers_is_not_split() -> None:
         (("devices", 0, "verify_curve"), [[1, 1.0, 2]], "pairs of a width and a ratio"),
         (("devices", 0, "verify_curve"), [[1, 1.0], [2, 0]], "verify_curve must be a number from 0.01"),
         (("devices", 0, "verify_curve"), [[True, 1.0]], "pairs of a width and a ratio"),
-        (("devices", 0, "shares_memory_with"), "Vulkan0", "stands beside memory_bytes"),
+        (("devices", 0, "shares_memory_with"), "Vulkan0", "exclude each other"),
         (("devices", 1, "shares_memory_with"), "Vulkan0", 'shares_memory_with must be "cpu"'),
         (("devices", 1, "name"), "cpu", "is the name of another device"),
         (("shared_bandwidth", 0, "devices"), ["cpu"], "a list of 2 to 64 entries"),
@@ -157,7 +157,9 @@ def test_a_target_without_layers_is_not_split() -> None:
         (("drafters", 1, "kind"), "oracle", 'drafters 2, kind must be "model" or "lookup"'),
     ],
 )
-def test_what_it_may_not_say(path: tuple[Any, ...], value: object, words: str) -> None:
+def test_an_invalid_value_in_a_machine_description_is_refused(
+    path: tuple[Any, ...], value: object, words: str
+) -> None:
     def put(table: Any) -> None:
         for step in path[:-1]:
             table = table[step]
@@ -166,7 +168,7 @@ def test_what_it_may_not_say(path: tuple[Any, ...], value: object, words: str) -
     assert words in refusal(changed(put)).message
 
 
-def test_a_link_is_between_two() -> None:
+def test_a_link_needs_two_devices() -> None:
     third = {**TABLE["devices"][1], "name": "NPU"}
 
     def put(table: dict[str, Any]) -> None:
@@ -190,7 +192,7 @@ def test_a_link_is_between_two() -> None:
         (("links", 0), "hand_over_s"),
     ],
 )
-def test_a_key_that_is_missing_is_named(place: tuple[Any, ...], key: str) -> None:
+def test_a_missing_key_of_a_machine_description_is_named(place: tuple[Any, ...], key: str) -> None:
     def drop(table: Any) -> None:
         for step in place:
             table = table[step]
@@ -212,7 +214,7 @@ def test_a_key_that_is_missing_is_named(place: tuple[Any, ...], key: str) -> Non
         (("shared_bandwidth", 0), "\x1b[31m", "Known keys: bytes_per_s, devices."),
     ],
 )
-def test_an_unknown_key_is_named_with_the_nearest_known(place: tuple[Any, ...], key: str, hint: str) -> None:
+def test_an_unknown_key_is_named_with_the_nearest_known_key(place: tuple[Any, ...], key: str, hint: str) -> None:
     def add(table: Any) -> None:
         for step in place:
             table = table[step]
@@ -239,11 +241,11 @@ def outcome(table: dict[str, Any]) -> str:
 
 
 @given(key=st.sampled_from(sorted(TABLE)), value=anything)
-def test_whatever_stands_there_is_a_sentence_at_worst(key: str, value: object) -> None:
+def test_any_malformed_machine_description_raises_a_one_line_error(key: str, value: object) -> None:
     assert outcome({**TABLE, key: value}).isprintable()
 
 
-def test_a_number_too_long_to_be_written_out_is_a_sentence_too() -> None:
+def test_an_integer_too_long_to_print_still_raises_a_one_line_error() -> None:
     assert outcome({**TABLE, "devices": [1 << 40_000]}) == (
         "m.toml: devices must be tables, [[devices]], got a number of 12042 digits"
     )

@@ -1,4 +1,4 @@
-"""300 drawn machines: the plan is the first of what was considered, and no two verdicts contradict each other."""
+"""300 random machines: the plan is the first candidate, and no two verdicts contradict each other."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ MACHINES = 300
 GIB = 2**30
 DEVICES = ("cpu", "Vulkan0")
 
-# "1.23x", and every other number of a sentence with what follows it.
+# "1.23x", and every other number of a sentence with its unit.
 FACTORS = re.compile(r"(\d+\.\d+)x")
 GIBS = re.compile(r"(-?\d+\.\d+) GiB")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured on it, what its user asks for, and what came of it."""
+    """A machine's measurements, its user's request, and the result."""
 
     seed: int
     request: PlanRequest
@@ -53,7 +53,7 @@ class Machine:
 
     @property
     def asked(self) -> bool:
-        """For a depth."""
+        """A requested depth."""
         return self.request.depth != "auto"
 
 
@@ -100,7 +100,7 @@ def drawn_drafter(draw: random.Random, device: str, plain_s: float, *, eligible:
 
 
 def drawn_machine(seed: int) -> Machine | None:
-    """None where a depth is asked for and nobody knows what it comes to."""
+    """None if a depth is requested and its speed is unknown."""
     draw = random.Random(seed)
     here = draw.choice(DEVICES)
     target, plain_s = facts(here), draw.uniform(0.005, 0.3)
@@ -162,8 +162,8 @@ def verdicts(machines: tuple[Machine, ...]) -> Iterator[tuple[Machine, Candidate
             yield machine, verdict
 
 
-def test_the_machines_differ(machines: tuple[Machine, ...]) -> None:
-    """Else nothing below says much."""
+def test_the_random_machines_cover_different_outcomes(machines: tuple[Machine, ...]) -> None:
+    """Otherwise the tests below say little."""
     assert {each.plan.mode for each in machines} == {"plain", "serial", "pipelined"}
     codes = {verdict.verdict.code for _, verdict in verdicts(machines)}
     assert codes >= {
@@ -180,7 +180,7 @@ def test_the_machines_differ(machines: tuple[Machine, ...]) -> None:
     }
 
 
-def test_the_plan_is_the_first_of_what_was_considered(machines: tuple[Machine, ...]) -> None:
+def test_the_plan_is_the_first_candidate_of_the_ranking(machines: tuple[Machine, ...]) -> None:
     for machine in machines:
         best, plan = machine.ranking.best, machine.plan
         assert plan.mode == best.mode, machine.seed
@@ -195,7 +195,7 @@ def test_the_plan_is_the_first_of_what_was_considered(machines: tuple[Machine, .
             assert plan.exactness == best.exactness
 
 
-def test_every_way_to_run_has_one_verdict(machines: tuple[Machine, ...]) -> None:
+def test_every_way_to_run_has_exactly_one_verdict(machines: tuple[Machine, ...]) -> None:
     for machine in machines:
         ways = [verdict.what for verdict in (*machine.ranking.candidates, *machine.ranking.rejected)]
         assert len(ways) == len(set(ways)), (machine.seed, ways)
@@ -204,7 +204,7 @@ def test_every_way_to_run_has_one_verdict(machines: tuple[Machine, ...]) -> None
         assert rates == sorted(rates, reverse=True) or max(rates) - min(rates) < 1e-6 * max(rates)
 
 
-def test_every_number_of_a_verdict_is_that_of_a_field(machines: tuple[Machine, ...]) -> None:
+def test_every_number_in_a_verdict_equals_a_field(machines: tuple[Machine, ...]) -> None:
     named = 0
     for machine, verdict in verdicts(machines):
         text = verdict.verdict.text
@@ -230,7 +230,7 @@ def test_every_number_of_a_verdict_is_that_of_a_field(machines: tuple[Machine, .
     assert named > MACHINES
 
 
-def test_nothing_contradicts(machines: tuple[Machine, ...]) -> None:
+def test_plan_candidates_and_rejections_do_not_contradict_each_other(machines: tuple[Machine, ...]) -> None:
     for machine in machines:
         ranking, plan = machine.ranking, machine.plan
         for candidate in ranking.candidates:
@@ -250,8 +250,8 @@ def test_nothing_contradicts(machines: tuple[Machine, ...]) -> None:
         assert all(reason.code in CODES for reason in plan.why)
 
 
-def test_the_depth_object_finds_hopeless_what_the_plan_leaves_out(machines: tuple[Machine, ...]) -> None:
-    """planning/depth asks ``best_possible`` as well: it calls hopeless what is not planned, and nothing else."""
+def test_the_depth_policy_calls_hopeless_exactly_what_the_plan_leaves_out(machines: tuple[Machine, ...]) -> None:
+    """planning/depth uses ``best_possible`` as well."""
     for machine in machines:
         cost, request = machine.costs.drafts.get("model"), machine.request
         if cost is None or "model" not in request.sources or request.mode != "serial" or request.depth != "auto":

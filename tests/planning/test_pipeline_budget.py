@@ -1,4 +1,4 @@
-"""How far a pipelined round goes, by the times and the acceptance it was told."""
+"""How many tokens a pipelined round verifies, by the recorded times and acceptance."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def record(
     )
 
 
-def test_without_times_everything_is_verified_up_to_the_cap() -> None:
+def test_without_times_all_tokens_up_to_the_cap_are_verified() -> None:
     budget = MeasuredBudget(2, Costs())
     assert [budget.window(count) for count in range(5)] == [0, 1, 2, 2, 2]
     assert budget.draft_tokens(0) == 3
 
 
-def test_as_much_is_drafted_as_there_is_time_for() -> None:
+def test_a_pipelined_round_drafts_as_many_tokens_as_there_is_time_for() -> None:
     budget = MeasuredBudget(5, known(Curve(widths=(1, 6), forward_s=(0.010, 0.020))))
     assert budget.draft_tokens(0) == 6, "how long the drafter takes is not known yet"
     for _ in range(50):
@@ -59,12 +59,12 @@ def test_as_much_is_drafted_as_there_is_time_for() -> None:
     assert slow.draft_tokens(0) == 1
 
 
-def test_a_free_row_is_always_worth_it_and_a_dear_one_never() -> None:
+def test_a_free_row_is_always_verified_and_an_expensive_one_never() -> None:
     assert MeasuredBudget(3, known(FLAT)).window(3) == 3
     assert MeasuredBudget(3, known(STEEP)).window(3) == 0
 
 
-def test_the_window_follows_what_stood_lately() -> None:
+def test_the_window_follows_recent_acceptance() -> None:
     curve = Curve(widths=(1, 2, 3, 4), forward_s=(0.010, 0.014, 0.018, 0.022))
     budget = MeasuredBudget(3, known(curve))
     assert budget.acceptance == pytest.approx(0.5)
@@ -81,7 +81,7 @@ def test_the_window_follows_what_stood_lately() -> None:
     assert budget.acceptance == before, "nothing was compared"
 
 
-def test_rounds_correct_the_times() -> None:
+def test_pipelined_rounds_correct_the_calibrated_times() -> None:
     curve = Curve(widths=(1, 2, 3), forward_s=(0.010, 0.020, 0.030))
     budget = MeasuredBudget(2, known(curve))
     for _ in range(60):
@@ -94,10 +94,10 @@ def test_rounds_correct_the_times() -> None:
     alone = MeasuredBudget(2, known(curve))
     for each in flat * 40:
         alone.record(replace(each, overlapped=False))
-    assert alone.window(2) == 0, "without the drafter the target takes another time"
+    assert alone.window(2) == 0, "a round without drafting has another time"
 
 
-def test_reuse_is_tried_and_given_up_where_it_fails() -> None:
+def test_reuse_of_proposed_tokens_is_tried_and_stops_if_it_fails() -> None:
     budget = MeasuredBudget(3, Costs())
     assert budget.reuses()
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_reuse_is_tried_and_given_up_where_it_fails() -> None:
     assert budget.reuses()
 
 
-def test_the_patience_is_two_forwards_of_the_drafter() -> None:
+def test_the_target_waits_two_forwards_of_the_drafter_at_most() -> None:
     budget = MeasuredBudget(3, Costs())
     assert budget.patience_s() == pytest.approx(0.05)
     budget.record(record(1, 1, draft_s=0.5))
@@ -120,15 +120,15 @@ def test_the_patience_is_two_forwards_of_the_drafter() -> None:
     assert budget.patience_s() == pytest.approx(0.06, rel=0.01)
 
 
-def test_a_budget_that_waits_does_so_until_a_forward_of_the_drafter_was_timed() -> None:
+def test_a_waiting_budget_waits_until_a_drafter_forward_was_timed() -> None:
     budget = MeasuredBudget(3, Costs(), waits=True)
     assert budget.patience_s() == TIMEOUT_MAX
     budget.record(record(1, 1, draft_s=0.04, forwards=4))
     assert budget.patience_s() == pytest.approx(0.02)
 
 
-def test_branches_are_tried_and_given_up_where_they_meet_no_correction() -> None:
-    """On a fork they cost idle time only; without, the chain is read again."""
+def test_branches_are_tried_and_stop_if_they_miss_the_corrections() -> None:
+    """On a fork branches cost idle time only; without, the drafter reads its chain again."""
     for forks, most, tries in ((True, 4, range(5, 15)), (False, 1, range(1, 2))):
         budget = MeasuredBudget(3, Costs())
         misses = 0
@@ -142,14 +142,14 @@ def test_branches_are_tried_and_given_up_where_they_meet_no_correction() -> None
         assert budget.branches(forks) == most
 
 
-def test_one_correction_in_four_is_worth_a_fork_and_not_a_second_reading() -> None:
+def test_one_correction_in_four_justifies_a_fork_but_not_reading_again() -> None:
     budget = MeasuredBudget(3, Costs())
     for place in range(200):
         budget.learn("correction", place % 4 == 0)
     assert (budget.branches(True), budget.branches(False)) == (4, 0)
 
 
-def test_branches_are_given_up_where_their_tokens_do_not_stand() -> None:
+def test_branches_stop_if_their_tokens_are_rejected() -> None:
     budget = MeasuredBudget(3, Costs())
     for _ in range(100):
         budget.record(record(5, 4))
@@ -165,20 +165,20 @@ def test_branches_are_given_up_where_their_tokens_do_not_stand() -> None:
     assert budget.branches(True) == 4
 
 
-def test_a_branch_pays_from_somewhat_below_the_usual_acceptance_on() -> None:
+def test_a_branch_pays_even_slightly_below_the_usual_acceptance() -> None:
     for acceptance in (0.2, 0.5, 0.8, 0.95):
         for window in (1, 3, 8):
             assert branch_pays(acceptance, acceptance, window)
             assert not branch_pays(acceptance, 0.0, window)
             pays = [branch_pays(acceptance, step / 100, window) for step in range(101)]
-            assert pays == sorted(pays), "the more of it stands the better"
+            assert pays == sorted(pays), "a higher acceptance never hurts"
             assert 0.1 < pays.index(True) / 100 / acceptance < 0.95
     assert branch_pays(0.0, 0.1, 3)
     assert branch_pays(1.0, 1.0, 3)
 
 
-def test_a_branch_pays_by_the_tokens_of_rounds_played_through() -> None:
-    """The long run of a pipe that is filled by branches after every correction, and of one that is not."""
+def test_branch_pays_agrees_with_simulated_rounds() -> None:
+    """The long run of a pipe that branches fill after every correction, and of one without branches."""
     source = random.Random(4)
 
     def tokens_per_round(acceptance: float, standing: float | None, window: int) -> float:
@@ -186,9 +186,9 @@ def test_a_branch_pays_by_the_tokens_of_rounds_played_through() -> None:
         for _ in range(rounds):
             places, odds = (window + 1, acceptance) if full else (window + 1, standing) if branch else (1, acceptance)
             assert odds is not None
-            stood = next((place for place in range(places) if source.random() >= odds), places)
-            total += stood if stood == places else stood + 1
-            full, branch = stood == places, stood < places and standing is not None
+            kept = next((place for place in range(places) if source.random() >= odds), places)
+            total += kept if kept == places else kept + 1
+            full, branch = kept == places, kept < places and standing is not None
         return total / rounds
 
     for acceptance, window in ((0.8, 3), (0.6, 3), (0.7, 1)):

@@ -1,4 +1,4 @@
-"""The planner's second half: what is decided from what was measured, and why."""
+"""The planner's second half: what is decided from measurements, and why."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def plan(
     return plan_pair(replace(WISH, **wish), facts, probe, reasons, costs or Costs())
 
 
-def test_speculation_within_the_class() -> None:
+def test_a_plan_drafts_within_the_bit_equal_widths() -> None:
     made = plan(stable_to(4))
     assert (made.mode, made.exactness, made.depth_cap) == ("serial", "W", 3)
     assert made.numeric_class.widths == (1, 2, 3, 4)
@@ -76,7 +76,7 @@ def test_speculation_within_the_class() -> None:
     assert "each round guesses as far as that is expected to pay" in made.reasons
 
 
-def test_beyond_the_contexts_that_were_compared_decoding_is_plain_and_the_plan_says_so() -> None:
+def test_beyond_the_compared_contexts_decoding_is_plain_with_a_reason() -> None:
     said = "beyond 108 tokens of context decoding is plain"
     assert any(said in reason for reason in plan(stable_to(4)).reasons)
     assert any(said in reason for reason in plan(stable_to(4), depth=2).reasons)
@@ -96,49 +96,49 @@ SHORT, BESIDE = "the drafter reads 49152 of the 151936 rows", "second choices ar
 
 
 def notes(made: Plan) -> tuple[bool, bool]:
-    """Whether the plan speaks of a short head, and of siblings."""
+    """Whether the plan mentions a trimmed head, and siblings."""
     said = " ".join(made.reasons)
     return SHORT in said, BESIDE in said
 
 
-def test_a_plan_says_what_its_drafter_leaves_out_and_puts_forward_besides() -> None:
+def test_a_plan_reports_a_trimmed_head_and_siblings() -> None:
     wishes: dict[str, Any] = {**MODEL, "drafter_head": (49152, 151936), "weighs_siblings": True}
     assert notes(plan(stable_to(4), facts=BRANCHING, **wishes)) == (True, True)
-    assert notes(plan(stable_to(4), **wishes)) == (True, False), "its target scores no trees"
+    assert notes(plan(stable_to(4), **wishes)) == (True, False), "the target cannot score siblings"
     assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "depth": 2})) == (True, False)
     assert notes(plan(stable_to(4), facts=BRANCHING, **MODEL)) == (False, False)
     assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "sources": ("lookup",)})) == (False, False)
     assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "depth": 0})) == (False, False)
 
 
-def test_a_plan_says_how_small_its_drafter_is_kept() -> None:
-    said = "the drafter's weights are kept in four bits: 278 MB where its file has 392 MB"
+def test_a_plan_reports_how_far_its_drafter_is_requantised() -> None:
+    said = "the drafter's weights are kept in four bits: 278 MB instead of the file's 392 MB"
     wishes: dict[str, Any] = {**MODEL, "drafter_bytes": (278_000_000, 391_600_000)}
     assert said in plan(stable_to(4), **wishes).reasons
     assert said not in plan(stable_to(4), **{**wishes, "depth": 0}).reasons
     assert "four bits" not in " ".join(plan(stable_to(4), **MODEL).reasons)
 
 
-def test_only_consecutive_widths_count() -> None:
+def test_the_depth_cap_counts_only_consecutive_widths() -> None:
     made = plan(WidthProbe(widths=(1, 2, 3, 7, 8)))
     assert made.depth_cap == 2
     assert made.numeric_class.widths == (1, 2, 3, 7, 8)
 
 
 @pytest.mark.parametrize(("asked", "cap"), [(1, 1), (2, 2), (3, 3), (4, 3), (99, 3)])
-def test_a_depth_that_was_asked_for_stays_within_the_class(asked: int, cap: int) -> None:
+def test_a_requested_depth_stays_within_the_bit_equal_widths(asked: int, cap: int) -> None:
     made = plan(stable_to(4), depth=asked)
     assert (made.mode, made.exactness, made.depth_cap) == ("serial", "W", cap)
     assert any(f"depth {asked} was asked for" in reason for reason in made.reasons) is (asked > 3)
-    assert not any("calibrated" in reason for reason in made.reasons)  # nobody weighs what was decreed
-    assert made.predicted_tokens_per_s is None  # and nobody guesses what comes of it
-    # So it needs no times.
+    assert not any("calibrated" in reason for reason in made.reasons)  # a requested depth is not evaluated
+    assert made.predicted_tokens_per_s is None  # and its speed is not predicted
+    # so no times are needed
     assert plan(stable_to(4), depth=asked, costs=None) == made
 
 
 @pytest.mark.parametrize("exactness", ["stable", "near"])
 @pytest.mark.parametrize("probe", [None, stable_to(4)], ids=["unprobed", "probed"])
-def test_depth_zero_is_plain(probe: WidthProbe | None, exactness: str) -> None:
+def test_depth_zero_gives_a_plain_plan(probe: WidthProbe | None, exactness: str) -> None:
     made = plan(probe, depth=0, exactness=exactness)
     assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
     assert made.reasons == ("plain: depth 0 was asked for",)
@@ -146,7 +146,7 @@ def test_depth_zero_is_plain(probe: WidthProbe | None, exactness: str) -> None:
 
 @pytest.mark.parametrize("exactness", ["stable", "near"])
 @pytest.mark.parametrize("depth", ["auto", 3])
-def test_without_a_probe_it_is_plain(exactness: str, depth: int | str) -> None:
+def test_without_a_width_probe_the_plan_is_plain(exactness: str, depth: int | str) -> None:
     made = plan(None, exactness=exactness, depth=depth)
     assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
     assert made.numeric_class.widths == (1,)
@@ -155,7 +155,7 @@ def test_without_a_probe_it_is_plain(exactness: str, depth: int | str) -> None:
 
 
 @pytest.mark.parametrize("depth", ["auto", 3])
-def test_without_a_stable_width_it_is_plain(depth: int | str) -> None:
+def test_without_a_bit_equal_width_the_plan_is_plain(depth: int | str) -> None:
     made = plan(stable_to(1), depth=depth)
     assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
     assert any(reason.startswith("plain: no width beyond 1") for reason in made.reasons)
@@ -163,13 +163,13 @@ def test_without_a_stable_width_it_is_plain(depth: int | str) -> None:
 
 @pytest.mark.parametrize("probe", [None, stable_to(1), stable_to(4)], ids=["unprobed", "unstable", "stable"])
 @pytest.mark.parametrize("exactness", ["stable", "near"])
-def test_without_a_drafter_it_is_plain(probe: WidthProbe | None, exactness: str) -> None:
+def test_without_a_drafter_the_plan_is_plain(probe: WidthProbe | None, exactness: str) -> None:
     made = plan(probe, sources=(), exactness=exactness)
     assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
     assert "plain: there is no drafter" in made.reasons
 
 
-def test_a_cache_that_cannot_rewind_makes_it_plain() -> None:
+def test_a_cache_that_cannot_rewind_makes_the_plan_plain() -> None:
     for exactness in ("stable", "near"):
         made = plan(stable_to(8), facts=replace(FACTS, can_rewind=False), exactness=exactness)
         assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
@@ -190,7 +190,7 @@ def test_a_cache_that_cannot_rewind_makes_it_plain() -> None:
         (5, 1, 5, "N"),
     ],
 )
-def test_near_exactness_goes_beyond_the_class_and_says_so(
+def test_near_exactness_exceeds_the_bit_equal_widths_with_a_reason(
     asked: int | str, stable: int, cap: int, level: str
 ) -> None:
     made = plan(stable_to(stable), exactness="near", depth=asked)
@@ -205,23 +205,23 @@ def test_near_exactness_goes_beyond_the_class_and_says_so(
 @pytest.mark.parametrize(
     ("depth", "said"), [(1, "1 guess at a time, as asked for"), (2, "2 guesses at a time, as asked for")]
 )
-def test_a_depth_that_was_asked_for_is_a_reason(depth: int, said: str) -> None:
+def test_a_requested_depth_is_among_the_reasons(depth: int, said: str) -> None:
     made = plan(stable_to(4), depth=depth)
     assert Reason("depth_asked", said) in made.why
     assert "depth_asked" not in {reason.code for reason in plan(stable_to(4), depth=9).why}, (
-        "more than keeps the text"
+        "deeper than the bit-equal widths allow"
     )
     assert "depth_asked" not in {reason.code for reason in plan(stable_to(4)).why}
 
 
-def test_near_is_never_chosen_unasked() -> None:
+def test_near_exactness_is_never_chosen_without_a_request() -> None:
     for stable in range(1, WIDEST + 1):
         for depth in ("auto", *range(WIDEST + 2)):
             assert plan(stable_to(stable), depth=depth).exactness == "W"
             assert plan(stable_to(stable), depth=depth).depth_cap <= stable - 1
 
 
-def test_a_model_drafter_is_named() -> None:
+def test_a_plan_names_its_drafting_model() -> None:
     drafter_at: dict[str, Any] = {"drafter_runtime": "onnx", "drafter_device": "gpu1"}
     made = plan(stable_to(4), sources=("lookup", "model"), drafter_model="small", **drafter_at)
     assert made.drafter is not None
@@ -234,20 +234,20 @@ def test_a_model_drafter_is_named() -> None:
     )
 
 
-def test_why_there_is_no_model_drafter_is_said_in_every_mode() -> None:
+def test_every_mode_reports_why_there_is_no_drafting_model() -> None:
     for probe in (None, stable_to(1), stable_to(4)):
         made = plan(probe, drafter_off="another vocabulary")
         assert made.drafter_off == "another vocabulary"
         assert "no model drafter: another vocabulary" in made.reasons
 
 
-def test_the_plan_repeats_what_it_stands_on() -> None:
+def test_a_plan_contains_its_inputs_and_is_repeatable() -> None:
     given = [Reason("target_place", "big on gpu0, 4 threads")]
     made = plan(stable_to(3), reasons=given, context_length=777)
     assert made.why[0] == given[0]
     assert given == [Reason("target_place", "big on gpu0, 4 threads")]  # pure
     assert made == plan(stable_to(3), reasons=given, context_length=777)
-    assert made.predicted_tokens_per_s == pytest.approx(10)  # copies of the text promise nothing
+    assert made.predicted_tokens_per_s == pytest.approx(10)  # copies of the text promise no gain
     assert made.context_length == 777
     assert (made.target.model, made.target.runtime, made.target.device, made.target.threads) == (
         "big",
@@ -283,14 +283,14 @@ def test_a_plan_as_json() -> None:
     assert plan(None).as_json()["drafter"] is None
 
 
-# ------------------------------------------------------------------------------------- who drafts, by the times
+# ------------------------------------------------------------------------------------- drafters and times
 
 
 def both(**wish: Any) -> Plan:
     return plan(stable_to(4), **{"sources": ("lookup", "model"), "drafter_model": "small", **wish})
 
 
-def test_uncalibrated_nobody_drafts_by_itself() -> None:
+def test_without_calibration_no_drafter_is_planned_by_default() -> None:
     for costs in (None, Costs(), Costs(drafts=KNOWN.drafts)):
         made = both(costs=costs)
         assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
@@ -298,7 +298,7 @@ def test_uncalibrated_nobody_drafts_by_itself() -> None:
         assert made.predicted_tokens_per_s is None
 
 
-def test_each_drafter_is_told_how_far_it_could_reach() -> None:
+def test_a_plan_reports_the_best_possible_speedup_of_each_drafter() -> None:
     made = both()
     step = "a plain step takes 100.0 ms; one that verifies guesses takes longer"
     assert f"{step}: 1.00x with 1, 1.00x with 2, 1.00x with 3" in made.reasons
@@ -311,7 +311,7 @@ def test_each_drafter_is_told_how_far_it_could_reach() -> None:
     assert any("up to 4.00x with 3 right guesses at a time" in reason for reason in copies)
 
 
-def test_a_hopeless_drafter_is_dropped_with_what_it_could_reach() -> None:
+def test_a_hopeless_drafter_is_rejected_with_its_best_possible_speedup() -> None:
     dear = replace(KNOWN, drafts={"lookup": FREE, "model": DraftCost(token_s=0.2)})
     made = both(costs=dear)
     assert made.drafter is not None
@@ -326,7 +326,7 @@ def test_a_hopeless_drafter_is_dropped_with_what_it_could_reach() -> None:
     assert alone.predicted_tokens_per_s == pytest.approx(10)
 
 
-def test_a_curve_too_steep_for_anyone() -> None:
+def test_a_curve_too_steep_for_any_drafter_gives_a_plain_plan() -> None:
     steep = ContextCurves(contexts=(96,), curves=(Curve(widths=(1, 16), forward_s=(0.1, 1.6)),))
     made = both(costs=replace(KNOWN, curves=steep))
     assert made.mode == "plain"
@@ -336,21 +336,21 @@ def test_a_curve_too_steep_for_anyone() -> None:
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(DRAFT_MARGIN + 0.005, True), (DRAFT_MARGIN - 0.005, False)])
-def test_a_gain_within_the_error_of_measurement_is_none(gain: float, kept: bool) -> None:
+def test_a_gain_within_the_error_of_measurement_gives_a_plain_plan(gain: float, kept: bool) -> None:
     curve = Curve(widths=(1, 2), forward_s=(0.1, 0.2 / gain))
     costs = Costs(curves=ContextCurves(contexts=(0,), curves=(curve,)), drafts={"lookup": FREE})
     assert (plan(stable_to(2), costs=costs).mode == "serial") is kept
 
 
-def test_an_unmeasured_drafter_is_left_out_and_said_to_be() -> None:
+def test_an_unmeasured_drafter_is_left_out_with_a_reason() -> None:
     made = both(costs=replace(KNOWN, drafts={"lookup": FREE}))
     assert made.drafter is not None
     assert made.drafter.kind == "lookup"
     assert "no model drafter: it has not been timed" in made.reasons
 
 
-def test_the_prediction_counts_what_acceptance_promises() -> None:
-    assert both().predicted_tokens_per_s == pytest.approx(10)  # nothing known: at least plain decoding
+def test_the_predicted_speed_includes_the_expected_acceptance() -> None:
+    assert both().predicted_tokens_per_s == pytest.approx(10)  # unknown acceptance: at least plain decoding
     seen = replace(KNOWN, acceptance={"model": (0.5,)})
     # Depths 1 to 3 commit 1.5, 1.75 and 1.875 tokens in 0.11, 0.12 and 0.13 s.
     assert both(costs=seen).predicted_tokens_per_s == pytest.approx(1.75 / 0.12)
@@ -360,7 +360,7 @@ def test_the_prediction_counts_what_acceptance_promises() -> None:
     assert plan(None, costs=seen).predicted_tokens_per_s == pytest.approx(10)
 
 
-def test_a_given_depth_asks_nobody_whether_it_pays() -> None:
+def test_a_requested_depth_is_planned_even_if_it_loses() -> None:
     dear = replace(KNOWN, drafts={"model": DraftCost(token_s=9.0)})
     made = both(depth=2, costs=dear)
     assert (made.mode, made.depth_cap, made.predicted_tokens_per_s) == ("serial", 2, None)
@@ -368,14 +368,14 @@ def test_a_given_depth_asks_nobody_whether_it_pays() -> None:
     assert made.drafter.kind == "lookup+model"
 
 
-def test_near_exactness_weighs_the_depths_beyond_the_class() -> None:
+def test_near_exactness_evaluates_depths_beyond_the_bit_equal_widths() -> None:
     made = plan(stable_to(1), exactness="near", sources=("model",), drafter_model="small")
     assert (made.exactness, made.depth_cap, made.mode) == ("N", WIDEST - 1, "serial")
     assert any("with 11 right guesses at a time" in reason for reason in made.reasons)
     assert plan(stable_to(1), exactness="near", costs=None).mode == "plain"
 
 
-def test_the_first_context_is_what_the_plan_is_made_by() -> None:
+def test_the_predicted_speed_uses_the_shortest_measured_context() -> None:
     longer = Curve(widths=(1, 16), forward_s=(0.5, 5.0))
     curves = ContextCurves(contexts=(96, 1018), curves=(FLAT.curves[0], longer))
     assert both(costs=replace(KNOWN, curves=curves)).predicted_tokens_per_s == pytest.approx(10)

@@ -1,4 +1,4 @@
-"""Every policy by its name."""
+"""Every depth policy by its name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GATES = {"fixed": type(None), "entropy": EntropyGate, "confidence": ConfidenceGa
 SOURCES = [Source(text=always(0.9))]
 
 
-def test_every_name_has_a_policy() -> None:
+def test_every_policy_name_makes_a_policy() -> None:
     assert set(POLICY_NAMES) == set(KINDS)
     for name in POLICY_NAMES:
         policy = make_policy(name, 4)
@@ -37,7 +37,7 @@ def test_every_name_has_a_policy() -> None:
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-def test_no_policy_exceeds_its_cap(name: PolicyName) -> None:
+def test_no_policy_exceeds_its_depth_cap(name: PolicyName) -> None:
     for depth_cap in (1, 4):
         policy = make_policy(name, depth_cap, costs_of(SOURCES))
         answer = decode(policy, SOURCES, tokens=200)
@@ -52,12 +52,12 @@ def begun(policy: DepthPolicy) -> AnswerPolicy:
     return own
 
 
-def test_only_those_that_know_prices_are_plain_without_any() -> None:
+def test_only_the_cost_policy_is_plain_without_measured_times() -> None:
     depths = {name: begun(make_policy(name, 4)).allow("model").depth for name in POLICY_NAMES}
     assert depths == {"fixed": 4, "entropy": 4, "confidence": 4, "cost": 0, "bandit": 0}
 
 
-def test_prices_experience_and_history_reach_the_policy() -> None:
+def test_costs_priors_and_history_reach_the_cost_policy() -> None:
     assert begun(make_policy("cost", 4, costs_of(SOURCES, FLAT))).allow("model").depth == 1, (
         "before a draft was timed"
     )
@@ -70,16 +70,16 @@ def test_prices_experience_and_history_reach_the_policy() -> None:
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-def test_beside_the_target_a_chain_has_one_token_more(name: PolicyName) -> None:
+def test_pipelined_policies_allow_one_more_token_in_a_chain(name: PolicyName) -> None:
     assert begun(make_policy(name, 4, costs_of(SOURCES), pipelined=True)).allow("model").depth == 5
     assert begun(make_policy(name, 0, costs_of(SOURCES), pipelined=True)).allow("model").depth == 0
 
 
-def test_a_budget_counts_with_the_drafter_at_work() -> None:
+def test_a_pipelined_budget_uses_the_contention() -> None:
     apart, crowded = costs_of(SOURCES), replace(costs_of(SOURCES), contention=Contention(target_factor=1.5))
     assert MeasuredBudget(4, Costs()).window(9) == 4
-    assert not MeasuredBudget(4, apart).overlaps_prefill, "what it would cost is not known"
+    assert not MeasuredBudget(4, apart).overlaps_prefill, "the contention is unknown"
     assert MeasuredBudget(4, replace(apart, contention=Contention())).overlaps_prefill
     assert not MeasuredBudget(4, crowded).overlaps_prefill
     assert MeasuredBudget(4, Costs()).patience_s() < 1.0
-    assert MeasuredBudget(4, Costs(), waits=True).patience_s() > 3600.0, "as long as a drafter reads"
+    assert MeasuredBudget(4, Costs(), waits=True).patience_s() > 3600.0, "waits while the drafter reads the prompt"

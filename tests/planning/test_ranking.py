@@ -1,4 +1,4 @@
-"""What is ranked first, what is turned away, and that the reasons say what was computed."""
+"""Which way to run is ranked first, which are rejected, and that the reasons match the numbers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def texts(ranking: Ranking) -> list[str]:
 
 
 def best_said(ranking: Ranking) -> list[str]:
-    """What the best candidate says of itself."""
+    """The reasons of the best candidate."""
     return [reason.text for reason in ranking.best.why]
 
 
@@ -76,7 +76,7 @@ LOOKUP = DrafterOption(kind="lookup", cost=FREE, acceptance=(0.3, 0.6))
 def at_once(
     plain_s: float, token_s: float, acceptance: float, cap: int, **changes: Any
 ) -> dict[int, SimulatedRounds]:
-    """Pipelined rounds by depth, beside a target whose curve is flat."""
+    """Pipelined rounds by depth, with a target whose curve is flat."""
     pair = SimulatedPair(curve=flat(plain_s), draft=DraftCost(token_s=token_s), acceptance=(acceptance,), **changes)
     return {depth: expected_pipelined(pair, depth) for depth in range(1, cap + 1)}
 
@@ -91,10 +91,10 @@ def reason_for(ranking: Ranking, words: str) -> str:
     return found
 
 
-# ------------------------------------------------------------------------------------------- which one wins
+# ------------------------------------------------------------------------------------------- the winner
 
 
-def test_the_drafter_on_the_gpu_beside_a_target_that_does_not_fit_there() -> None:
+def test_a_drafter_on_the_gpu_wins_if_the_target_does_not_fit_there() -> None:
     targets = [target("cpu"), target("GPU0", flat(0.02))]
     drafters = [drafter("cpu", 0.04), drafter("GPU0", 0.02)]
     ranking = rank(targets, drafters, {**ROOMY, "GPU0": 3 * GIB}, contention=APART)
@@ -102,23 +102,23 @@ def test_the_drafter_on_the_gpu_beside_a_target_that_does_not_fit_there() -> Non
     # Five tokens are drafted in a forward: four wait to be verified, and the fifth is the first one in flight.
     assert ranking.best.depth == 4
     assert ranking.best.tokens_per_round == pytest.approx(5 / (1 + 0.8 / (1 - 0.8**5)))
-    assert "the target is at work 100 % of the time and the drafter 100 %" in best_said(ranking)
+    assert "the target is busy 100 % of the time and the drafter 100 %" in best_said(ranking)
     assert "large on GPU0: needs 4.69 GiB on GPU0 and 3.00 GiB may be used" in texts(ranking)
 
 
-def test_the_reverse_where_the_target_leaves_no_room_on_the_gpu() -> None:
+def test_a_drafter_on_the_cpu_wins_if_the_target_fills_the_gpu() -> None:
     targets = [target("cpu"), target("GPU0", flat(0.02))]
     drafters = [drafter("cpu", 0.005), drafter("GPU0", 0.001)]
     ranking = rank(targets, drafters, {**ROOMY, "GPU0": 5 * GIB}, contention=APART)
     assert placed(ranking) == ("pipelined", "GPU0", "cpu")
     assert reason_for(ranking, "small on GPU0 drafting for large on GPU0") == (
-        "needs 1.44 GiB on GPU0 and 0.31 GiB are left beside the target"
+        "needs 1.44 GiB on GPU0 and 0.31 GiB are free with the target loaded"
     )
     with_room = rank(targets, drafters, ROOMY, contention=APART)
     assert placed(with_room) == ("serial", "GPU0", "GPU0")
 
 
-def test_plain_where_nothing_pays() -> None:
+def test_plain_decoding_wins_if_no_drafter_pays() -> None:
     ranking = rank([target(curve=steep(0.1))], [drafter(token_s=0.05), LOOKUP], ROOMY)
     assert placed(ranking) == ("plain", "cpu", None)
     assert reason_for(ranking, "small on cpu") == "cannot speed this up here (0.80x at best): off"
@@ -126,27 +126,27 @@ def test_plain_where_nothing_pays() -> None:
     assert len(reasons(ranking)) == 3
 
 
-def test_too_little_memory_drops_the_drafter_and_says_so() -> None:
+def test_too_little_memory_rejects_the_drafter_with_the_sizes() -> None:
     ranking = rank([target()], [drafter()], {"cpu": 6 * GIB})
     assert placed(ranking) == ("plain", "cpu", None)
-    assert "needs 1.44 GiB on cpu and 1.31 GiB are left beside the target" in " ".join(texts(ranking))
+    assert "needs 1.44 GiB on cpu and 1.31 GiB are free with the target loaded" in " ".join(texts(ranking))
     assert placed(rank([target()], [drafter()], {"cpu": 7 * GIB})) == ("serial", "cpu", "cpu")
 
 
-def test_a_drafter_never_pushes_the_target_out() -> None:
-    """The GPU holds either; the target has it, although the drafter there would cost the target nothing but time."""
+def test_a_drafter_never_takes_the_targets_memory() -> None:
+    """The GPU holds either; the target gets the GPU, although moving the target would only cost time."""
     targets = [target("GPU0", flat(0.02)), target("cpu")]
     ranking = rank(targets, [drafter("GPU0", 0.001)], {"cpu": 8 * GIB, "GPU0": 5 * GIB})
     assert placed(ranking) == ("plain", "GPU0", None)
 
 
-def test_two_devices_of_one_memory_share_it() -> None:
+def test_two_devices_with_one_memory_share_its_size() -> None:
     integrated = drafter("Vulkan0", memory="cpu")
     ranking = rank([target()], [integrated], {"cpu": 6 * GIB})
-    assert "on cpu and 1.31 GiB are left beside the target" in reason_for(ranking, "Vulkan0")
+    assert "on cpu and 1.31 GiB are free with the target loaded" in reason_for(ranking, "Vulkan0")
 
 
-def test_a_target_that_fits_nowhere() -> None:
+def test_a_target_that_fits_nowhere_raises_an_error() -> None:
     with pytest.raises(MemoryLimitError, match=r"large fits nowhere: on cpu it needs 4\.69 GiB") as raised:
         rank([target(), target("GPU0")], [], {"cpu": 4 * GIB, "GPU0": GIB})
     assert raised.value.needed_bytes == 4 * GIB + GIB // 2 + HEADROOM_BYTES
@@ -158,12 +158,12 @@ def test_a_target_that_fits_nowhere() -> None:
         rank([], [], ROOMY)
 
 
-def test_a_drafter_whose_memory_is_not_known_is_not_used() -> None:
+def test_a_drafter_on_a_device_with_unknown_memory_is_rejected() -> None:
     ranking = rank([target()], [drafter("GPU0")], {"cpu": 32 * GIB}, contention=APART)
     assert reason_for(ranking, "GPU0") == "how much memory GPU0 has is not known"
 
 
-def test_the_headroom_counts_for_each_model() -> None:
+def test_the_headroom_is_added_for_each_model() -> None:
     assert rank([target()], [], {"cpu": 4 * GIB + GIB // 2}, headroom_bytes=0).best.mode == "plain"
     with pytest.raises(MemoryLimitError):
         rank([target()], [], {"cpu": 4 * GIB + GIB // 2}, headroom_bytes=1)
@@ -172,8 +172,8 @@ def test_the_headroom_counts_for_each_model() -> None:
 # ------------------------------------------------------------------------------------- the class and its price
 
 
-def test_a_slower_class_has_to_repay_its_price() -> None:
-    """Without repacking more widths are bit-equal, and plain decoding is slower: judged by the fastest plain."""
+def test_a_slower_exact_setting_has_to_be_repaid_by_drafting() -> None:
+    """Without repacking more widths are bit-equal, and plain decoding is slower: compared with the fastest plain."""
     fast = target(curve=flat(0.1), settings={"repack": True}, depth_cap_stable=1)
     exact = target(curve=flat(0.125), settings={"repack": False}, depth_cap_stable=6)
     ranking = rank([fast, exact], [drafter(token_s=0.01)], ROOMY)
@@ -181,7 +181,7 @@ def test_a_slower_class_has_to_repay_its_price() -> None:
     assert ranking.best.speedup == pytest.approx(
         choose_depth(exact.curve, DraftCost(token_s=0.01), (0.8,), 6).tokens_per_s * 0.1
     )
-    assert "plain decoding takes 1.25x as long as in the fastest place" in best_said(ranking)[-1]
+    assert "plain decoding takes 1.25x as long as on the fastest device" in best_said(ranking)[-1]
     assert "repack off" in ranking.best.what
 
     poor = drafter(token_s=0.01, acceptance=(0.1,))
@@ -193,7 +193,7 @@ def test_a_slower_class_has_to_repay_its_price() -> None:
     assert all(0.8 <= round(candidate.speedup, 9) < 0.85 for candidate in slower)
 
 
-def test_how_exact_a_plan_is() -> None:
+def test_the_exactness_level_follows_depth_and_probe() -> None:
     narrow, unknown = target(depth_cap_stable=2), target(depth_cap_stable=None)
     assert (rank([narrow], [drafter()], ROOMY).best.depth, rank([narrow], [drafter()], ROOMY).best.exactness) == (
         2,
@@ -208,26 +208,26 @@ def test_how_exact_a_plan_is() -> None:
     assert "has not been measured" in reason_for(stable, "small")
 
 
-def test_the_depth_may_be_limited() -> None:
+def test_the_depth_limit_is_respected() -> None:
     free = drafter(token_s=0.0, acceptance=(1.0,))
     assert rank([target()], [free], ROOMY, exactness="near").best.depth == WIDEST - 1
     assert rank([target()], [free], ROOMY, exactness="near", depth_limit=3).best.depth == 3
     assert rank([target()], [free], ROOMY, depth_limit=3).best.depth == 3
 
 
-# --------------------------------------------------------------------------------------- running both at once
+# --------------------------------------------------------------------------------------- running both in parallel
 
 
-def test_one_device_is_run_twice_at_once_only_where_that_was_measured() -> None:
+def test_one_device_runs_both_models_in_parallel_only_if_that_was_measured() -> None:
     unknown = rank([target()], [drafter()], ROOMY, contention=APART)
     assert {candidate.mode for candidate in unknown.candidates} == {"plain", "serial"}
     assert not unknown.rejected
     measured = rank([target()], [drafter()], ROOMY, contention={("cpu", "cpu"): Contention(target_factor=1.8)})
     (in_turns,) = [refusal.verdict.text for refusal in measured.rejected]
-    assert in_turns.startswith("side by side ")
+    assert in_turns.startswith("pipelined ")
 
 
-def test_what_two_devices_cost_each_other_has_to_be_known() -> None:
+def test_pipelined_drafting_needs_a_known_contention() -> None:
     ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY)
     assert ranking.best.mode == "serial"
     assert reason_for(ranking, "pipelined") == "how much cpu and GPU0 slow each other down is not known"
@@ -244,7 +244,7 @@ def test_contention_slows_both_sides() -> None:
     assert apart.best.tokens_per_s > ranking.best.tokens_per_s
 
 
-def test_a_hand_over_costs_both_modes() -> None:
+def test_a_hand_over_slows_both_modes() -> None:
     far = {("cpu", "GPU0"): 0.05}
     near = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=APART)
     ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=APART, hand_over_s=far)
@@ -264,19 +264,19 @@ def test_a_pipeline_may_verify_one_token_at_a_time() -> None:
     assert ranking.best.tokens_per_s == pytest.approx(at_once(0.1, 0.01, 0.8, 1)[1].tokens_per_s)
 
 
-def test_contention_that_makes_it_lose_is_the_reason() -> None:
+def test_contention_that_makes_pipelining_lose_is_the_reason() -> None:
     crowded = {("cpu", "GPU0"): Contention(target_factor=6.0, drafter_factor=3.0)}
     ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=crowded)
     assert ranking.best.mode == "serial"
     in_turns = ranking.best.speedup
     (refusal,) = [one for one in ranking.rejected if one.verdict.code == "in_turns"]
-    assert refusal.verdict.text == f"side by side {refusal.speedup:.2f}x, in turns {in_turns:.2f}x: in turns"
+    assert refusal.verdict.text == f"pipelined {refusal.speedup:.2f}x, serial {in_turns:.2f}x: serial"
     assert refusal.speedup is not None
     assert refusal.speedup < in_turns
 
 
 @pytest.mark.parametrize("modes", [["plain"], ["plain", "serial"], ["pipelined"], []])
-def test_only_the_modes_asked_for_and_always_plain(modes: list[Any]) -> None:
+def test_only_requested_modes_and_plain_are_ranked(modes: list[Any]) -> None:
     ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=APART, modes=modes)
     assert {candidate.mode for candidate in ranking.candidates} == {"plain", *modes}
 
@@ -284,18 +284,18 @@ def test_only_the_modes_asked_for_and_always_plain(modes: list[Any]) -> None:
 # ------------------------------------------------------------------------------------------- margin and ties
 
 
-def test_a_gain_within_the_noise_is_none() -> None:
-    # One token a round that costs nothing to draft: 1.015x if it is always accepted.
+def test_a_gain_within_the_margin_is_rejected() -> None:
+    # One token a round that is free to draft: 1.015x if it is always accepted.
     steep_beyond = target(curve=Curve(widths=(1, 2), forward_s=(0.1, 0.2 / 1.015)), depth_cap_stable=1)
     ranking = rank([steep_beyond], [LOOKUP], ROOMY)
     assert ranking.best.mode == "plain"
     assert reason_for(ranking, "copies of the text") == "cannot speed this up here (1.01x at best): off"
     assert rank([steep_beyond], [LOOKUP], ROOMY, margin=1.01).best.mode == "serial"
-    # Nor does no margin at all let a drafter in that can gain nothing.
+    # Even without a margin a drafter without a possible gain is rejected.
     assert len(rank([target(curve=steep(0.1))], [LOOKUP], ROOMY, margin=1.0).candidates) == 1
 
 
-def test_a_drafter_that_could_pay_goes_before_plain_decoding_and_promises_its_speed() -> None:
+def test_a_drafter_that_could_pay_is_ranked_before_plain_decoding_at_its_speed() -> None:
     ranking = rank([target()], [replace(LOOKUP, acceptance=(0.0,))], ROOMY)
     assert [candidate.mode for candidate in ranking.candidates] == ["serial", "plain"]
     best, plain = ranking.candidates
@@ -305,7 +305,7 @@ def test_a_drafter_that_could_pay_goes_before_plain_decoding_and_promises_its_sp
     assert (unknown.verdict.code, unknown.tokens_per_s) == ("gain_not_known", plain.tokens_per_s)
 
 
-def test_copies_beside_a_model_cost_nothing_and_count_for_nothing() -> None:
+def test_copies_in_addition_to_a_model_change_neither_cost_nor_gain() -> None:
     alone, both = drafter(), drafter(copies=True)
     assert (alone.sources, both.sources) == (("model",), ("lookup", "model"))
     assert replace(LOOKUP, copies=True).sources == ("lookup",)
@@ -313,10 +313,10 @@ def test_copies_beside_a_model_cost_nothing_and_count_for_nothing() -> None:
     assert ranking.best.sources == ("lookup", "model")
     assert ranking.best.tokens_per_s == rank([target()], [alone], ROOMY).best.tokens_per_s
     poor = rank([target()], [replace(LOOKUP, acceptance=()), replace(both, acceptance=(0.0,))], ROOMY)
-    assert poor.best.sources == ("lookup", "model"), "whatever could pay is planned"
+    assert poor.best.sources == ("lookup", "model"), "a drafter that could pay is planned"
 
 
-def test_a_depth_that_was_asked_for_goes_first_whatever_it_comes_to() -> None:
+def test_a_requested_depth_is_ranked_first_whatever_its_speed() -> None:
     poor = drafter(token_s=0.09, acceptance=(0.1,))
     best = rank([target()], [poor], ROOMY, asked=3).best
     assert (best.mode, best.depth, best.verdict.code) == ("serial", 3, "depth_asked")
@@ -328,7 +328,7 @@ def test_a_depth_that_was_asked_for_goes_first_whatever_it_comes_to() -> None:
     assert (unknown.mode, unknown.verdict.code) == ("serial", "depth_asked")
 
 
-def test_what_is_not_eligible_is_compared_and_never_first() -> None:
+def test_ineligible_options_are_evaluated_but_never_ranked_first() -> None:
     here, there = target(curve=flat(0.1)), target("GPU0", flat(0.01), eligible=False)
     near, far = drafter(token_s=0.05), drafter("GPU0", 0.001, eligible=False)
     ranking = rank([here, there], [near, far], ROOMY, contention=APART)
@@ -342,16 +342,16 @@ def test_what_is_not_eligible_is_compared_and_never_first() -> None:
     assert not any("10.00x" in sentence for sentence in texts(ranking))
 
 
-def test_of_equals_the_simpler_goes_first() -> None:
+def test_of_equally_fast_ways_the_simpler_is_ranked_first() -> None:
     model = drafter(token_s=0.0, acceptance=LOOKUP.acceptance)
     ranking = rank([target()], [model, LOOKUP], ROOMY)
     assert ranking.candidates[0].tokens_per_s == ranking.candidates[1].tokens_per_s
     assert ranking.candidates[0].drafter is LOOKUP
-    # All accepted and drafted in no time: 3 tokens of a round of 0.1 s, in turns or at once.
+    # All accepted and drafted in no time: 3 tokens of a round of 0.1 s, serial or pipelined.
     sure = drafter("GPU0", 0.0, acceptance=(1.0,))
     both = rank([target(depth_cap_stable=2)], [sure], ROOMY, contention=APART)
     assert [candidate.mode for candidate in both.candidates] == ["serial", "plain"]
-    assert reason_for(both, "pipelined") == "side by side 3.00x, in turns 3.00x: in turns"
+    assert reason_for(both, "pipelined") == "pipelined 3.00x, serial 3.00x: serial"
 
 
 # ------------------------------------------------------------------------------------------------- in words
@@ -370,7 +370,7 @@ def test_every_candidate_and_every_rejection_is_explained() -> None:
     assert all(line.startswith("not ") for line in lines[len(ranking.candidates) :])
 
 
-def test_names_are_as_long_as_keeps_them_apart() -> None:
+def test_option_names_are_only_as_long_as_needed_to_differ() -> None:
     targets = [target(threads=4), target(threads=1, curve=flat(0.3)), target("GPU0", runtime="onnx")]
     names = {candidate.what for candidate in rank(targets, [], ROOMY).candidates}
     assert names == {"large on cpu (4 threads), plain", "large on cpu (1 thread), plain", "large on GPU0, plain"}
@@ -401,13 +401,13 @@ def test_a_candidate_as_json() -> None:
     "changes",
     [{"acceptance": (1.1,)}, {"acceptance": (-0.1,)}, {"device": None}, {"kind": "lookup"}],
 )
-def test_what_is_no_drafter_is_refused(changes: Mapping[str, Any]) -> None:
+def test_an_invalid_drafter_option_is_refused(changes: Mapping[str, Any]) -> None:
     with pytest.raises(ValueError, match="drafter"):
         drafter(**{"device": "cpu", **changes})
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.0, float("nan"), float("inf")])
-def test_contention_never_makes_faster(factor: float) -> None:
+def test_contention_below_one_is_refused(factor: float) -> None:
     with pytest.raises(ValueError, match="faster"):
         Contention(target_factor=factor)
     with pytest.raises(ValueError, match="faster"):
@@ -451,7 +451,7 @@ def test_more_acceptance_never_lowers_the_best_prediction(situation: Any, more: 
         replace(one, acceptance=tuple(max(a, b) for a, b in zip(one.acceptance, more, strict=True)))
         for one in drafters
     ]
-    # The loop chooses its window by the mean acceptance, so where that differs by place it may choose a little worse.
+    # The loop chooses its window by the mean acceptance: if acceptance differs by position, slightly worse.
     for modes, slack in ((["serial"], 1e-9), (MODES, 0.03)):
         before, after = (ranked((targets, d, memory), modes=modes).best for d in (drafters, raised))
         assert after.tokens_per_s >= before.tokens_per_s * (1 - slack)
@@ -464,14 +464,14 @@ def test_less_memory_never_raises_the_best_prediction(situation: Any, cpu: int, 
     less = {"cpu": min(memory["cpu"], cpu * GIB), "GPU0": min(memory["GPU0"], gpu * GIB)}
     before, after = (ranked((targets, drafters, m), margin=0.0).best for m in (memory, less))
     assert after.tokens_per_s <= before.tokens_per_s
-    # A faster plain that no longer fits no longer sets the bar, which is at most the margin above it.
+    # A faster plain option that no longer fits no longer sets the bar, which is at most the margin above it.
     before, after = (ranked((targets, drafters, m)).best for m in (memory, less))
     assert after.tokens_per_s <= before.tokens_per_s * (DRAFT_MARGIN)
 
 
 @settings(max_examples=60, deadline=None)
 @given(situation=situations())
-def test_what_every_ranking_keeps(situation: Any) -> None:
+def test_random_rankings_are_sorted_and_consistent(situation: Any) -> None:
     targets, _, memory = situation
     ranking = ranked(situation)
     fitting = [one for one in targets if one.needed_bytes(HEADROOM_BYTES) <= memory[one.device]]
@@ -493,7 +493,7 @@ def test_what_every_ranking_keeps(situation: Any) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(plain_s=seconds, token_s=seconds, acceptance=st.floats(0.0, 1.0), cap=st.integers(2, 8))
-def test_the_rates_are_those_of_the_cost_model(plain_s: float, token_s: float, acceptance: float, cap: int) -> None:
+def test_ranked_rates_equal_the_cost_model(plain_s: float, token_s: float, acceptance: float, cap: int) -> None:
     one = target(curve=flat(plain_s), depth_cap_stable=cap)
     ranking = rank([one], [drafter("GPU0", token_s, acceptance=(acceptance,))], ROOMY, contention=APART, margin=0.0)
     cost = DraftCost(token_s=token_s)

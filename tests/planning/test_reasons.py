@@ -1,4 +1,4 @@
-"""Reason codes: one list, all of it documented and used."""
+"""Reason codes: one list, completely documented and used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PACKAGE = Path(edgespec.__file__).parent
 DOCUMENT = PACKAGE.parent / "docs" / "reason-codes.md"
 
 
-def test_the_document_lists_every_code_and_no_other() -> None:
+def test_the_document_lists_exactly_the_reason_codes() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == list(CODES.items())
 
 
-def test_codes_are_names_and_each_is_given_somewhere() -> None:
+def test_reason_codes_are_identifiers_and_each_is_used() -> None:
     own = PACKAGE / "interfaces" / "reasons.py"
     source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py") if path != own)
     for code, meaning in CODES.items():
@@ -30,7 +30,7 @@ def test_codes_are_names_and_each_is_given_somewhere() -> None:
     assert set(CODES) > PLAIN_CODES
 
 
-def test_an_unknown_code_is_refused() -> None:
+def test_an_unknown_reason_code_is_refused() -> None:
     with pytest.raises(ValueError, match="'because' is no reason code"):
         Reason("because", "it is so")
-    assert Reason("no_drafter", "nobody").as_json() == {"reason": "nobody", "reason_code": "no_drafter"}
+    assert Reason("no_drafter", "none").as_json() == {"reason": "none", "reason_code": "no_drafter"}

@@ -1,4 +1,4 @@
-"""Simulated rounds against closed forms, and the mean of drawn rounds against the course that is followed once."""
+"""Simulated rounds against closed forms, and the expected course against the mean of random rounds."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def pair(
 @pytest.mark.slow
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("alpha", ACCEPTANCE)
-def test_serial_rounds_are_those_of_the_measured_time_formula(alpha: float, ratio: int) -> None:
-    """The depth that is best there, T(w) that rises by a tenth a row."""
+def test_serial_rounds_equal_the_measured_time_formula(alpha: float, ratio: int) -> None:
+    """At the best depth, with a T(w) that rises by a tenth a row."""
     one_s = ratio * TOKEN_S
     curve = Curve(widths=(1, 11), forward_s=(one_s, 2 * one_s))
     cost = DraftCost(token_s=TOKEN_S)
@@ -75,7 +75,7 @@ def test_serial_rounds_are_those_of_the_measured_time_formula(alpha: float, rati
 @pytest.mark.slow
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("alpha", ACCEPTANCE)
-def test_pearls_passes_are_those_of_the_pipeline_formula(alpha: float, ratio: int) -> None:
+def test_pearl_rounds_equal_the_published_pipeline_formula(alpha: float, ratio: int) -> None:
     chunk = max(2, ratio)
     found = simulate_pearl(pair(flat(ratio * TOKEN_S), TOKEN_S, alpha), chunk, rounds=ROUNDS, seed=ratio)
     tokens = (1 / (1 - alpha)) / (1 + alpha + alpha**chunk / (1 - alpha**chunk))
@@ -88,8 +88,8 @@ def test_pearls_passes_are_those_of_the_pipeline_formula(alpha: float, ratio: in
 @pytest.mark.slow
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("alpha", ACCEPTANCE)
-def test_our_pipeline_has_a_closed_form_too_where_the_times_divide(alpha: float, ratio: int) -> None:
-    """After a rejection one place is compared, and then as many each round as are drafted in a forward."""
+def test_the_pipeline_equals_a_closed_form_if_the_times_divide(alpha: float, ratio: int) -> None:
+    """After a rejection one position is compared, then as many a round as are drafted in a forward."""
     ours = pair(flat(ratio * TOKEN_S), TOKEN_S, alpha)
     tokens = (1 / (1 - alpha)) / (1 + alpha / (1 - alpha**ratio))
     expected = expected_pipelined(ours, ratio)
@@ -114,7 +114,7 @@ def test_our_pipeline_has_a_closed_form_too_where_the_times_divide(alpha: float,
         pair(GENTLE, 0.002, 0.8, round_s=0.013),
     ],
 )
-def test_the_course_that_is_followed_is_the_mean_of_the_drawn_rounds(one: SimulatedPair) -> None:
+def test_the_expected_course_equals_the_mean_of_random_rounds(one: SimulatedPair) -> None:
     drawn, followed = simulate_pipelined(one, 5), expected_pipelined(one, 5)
     assert drawn.rounds == ROUNDS
     for name in ("tokens_per_round", "tokens_per_s", "round_s", "target_busy", "drafter_busy"):
@@ -124,9 +124,9 @@ def test_the_course_that_is_followed_is_the_mean_of_the_drawn_rounds(one: Simula
 # -------------------------------------------------------------------------------------------- borders and rules
 
 
-def test_a_drafter_that_is_always_right_settles_in_a_course() -> None:
+def test_a_drafter_that_is_always_right_settles_in_a_periodic_course() -> None:
     sure = expected_pipelined(pair(flat(0.05), 0.01, 1.0), 8)
-    assert sure.tokens_per_round == pytest.approx(5.0), "what is drafted in a forward, and the pipe never empties"
+    assert sure.tokens_per_round == pytest.approx(5.0), "the tokens drafted in a forward; the pipe never empties"
     capped = expected_pipelined(pair(flat(0.05), 0.01, 1.0), 3)
     assert capped.tokens_per_round == pytest.approx(4.0)
     assert capped.round_s == pytest.approx(0.05)
@@ -140,28 +140,28 @@ def test_a_drafter_that_is_always_wrong_gives_one_token_a_forward() -> None:
     assert wrong.seconds == pytest.approx(0.028)
     assert simulate_pipelined(pair(GENTLE, 0.007, 0.0), 5, rounds=100).tokens == 100
     late = expected_pipelined(pair(GENTLE, 0.1, 0.0), 5)
-    assert late.seconds == pytest.approx(0.1), "it finishes the token at hand, and is waited for"
+    assert late.seconds == pytest.approx(0.1), "the target waits for the current token"
     assert late.target_busy == pytest.approx(0.28)
 
 
-def test_right_only_in_the_first_places() -> None:
+def test_acceptance_only_in_the_first_positions_is_simulated() -> None:
     once = expected_pipelined(pair(flat(0.05), 0.01, 1.0, 0.0), 8)
     assert (once.rounds, once.tokens) == (2.0, 2.0)
     never_behind = expected_pipelined(pair(flat(0.05), 0.01, 0.0, 1.0), 8)
     assert never_behind.tokens_per_round == 1.0
 
 
-def test_a_drafter_that_costs_nothing_fills_every_window() -> None:
+def test_a_free_drafter_fills_every_window() -> None:
     free = SimulatedPair(curve=flat(0.05), draft=FREE, acceptance=(0.8,))
     found = expected_pipelined(free, 4)
-    # One place, then five a round.
+    # One position, then five a round.
     assert found.tokens_per_round == pytest.approx((1 / 0.2) / (1 + 0.8 / (1 - 0.8**5)))
     assert found.drafter_busy == 0.0
 
 
 @pytest.mark.parametrize("curve", [GENTLE, STEEP, flat(0.05)])
 @pytest.mark.parametrize("percent", [5, 20, 50, 80, 95, 100])
-def test_the_windows_are_those_that_the_measured_budget_comes_to(curve: Curve, percent: int) -> None:
+def test_simulated_windows_equal_those_of_the_measured_budget(curve: Curve, percent: int) -> None:
     budget = MeasuredBudget(7, Costs(curves=ContextCurves(contexts=(0,), curves=(curve,))))
     for _ in range(600):
         budget.record(
@@ -184,7 +184,7 @@ def test_the_windows_are_those_that_the_measured_budget_comes_to(curve: Curve, p
     assert windows == tuple(budget.window(count) for count in range(8))
 
 
-def test_a_window_is_chosen_by_rate_unless_all_is_to_be_verified() -> None:
+def test_a_window_is_chosen_by_rate_unless_all_tokens_must_be_verified() -> None:
     steep = Curve(widths=(1,), forward_s=(0.02,))  # every row costs as much as the first
     rules: tuple[WindowRule, ...] = ("best", "all")
     by_rate, everything = (simulate_pipelined(pair(steep, 0.005, 0.8), 4, window=rule) for rule in rules)
@@ -197,7 +197,7 @@ def test_a_window_is_chosen_by_rate_unless_all_is_to_be_verified() -> None:
     assert drawn == simulate_pipelined(pair(steep, 0.005, 0.8), 4, window="best", rounds=100)
 
 
-def test_who_is_later_than_the_patience_is_gone_on_without() -> None:
+def test_the_target_continues_without_a_drafter_later_than_the_patience() -> None:
     slow = pair(GENTLE, 0.5, 0.9)
     waited, left = (simulate_pipelined(slow, 3, patience_s=s, rounds=20_000) for s in (math.inf, 0.0))
     assert waited.tokens_per_s == pytest.approx(1 / 0.5, rel=0.02), "one draft token a round, and none is a bonus"
@@ -207,7 +207,7 @@ def test_who_is_later_than_the_patience_is_gone_on_without() -> None:
 
 
 @pytest.mark.slow
-def test_the_seed_decides_what_is_drawn() -> None:
+def test_the_seed_determines_the_random_rounds() -> None:
     one = pair(GENTLE, 0.007, 0.8)
     for draw in (
         lambda seed: simulate_serial(one, 3, rounds=500, seed=seed),
@@ -233,13 +233,13 @@ def test_the_seed_decides_what_is_drawn() -> None:
         {"draft": DraftCost(round_s=math.nan)},
     ],
 )
-def test_what_is_no_pair_is_refused(change: dict[str, object]) -> None:
+def test_an_invalid_simulated_pair_is_refused(change: dict[str, object]) -> None:
     values: dict[str, object] = {"curve": GENTLE, "draft": FREE, "acceptance": (0.5,), **change}
-    with pytest.raises(ValueError, match=r"simulation needs|no less than no time"):
+    with pytest.raises(ValueError, match=r"simulation needs|finite and not negative"):
         SimulatedPair(**values)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_simulated_is_refused() -> None:
+def test_invalid_simulation_arguments_are_refused() -> None:
     one = pair(GENTLE)
     for call in (expected_serial, simulate_serial, expected_pipelined, simulate_pipelined):
         with pytest.raises(ValueError, match="plain decoding"):
@@ -269,7 +269,7 @@ curves = st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3).map(
     factors=st.tuples(st.floats(1.0, 3.0), st.floats(1.0, 3.0)),
     cap=st.integers(1, 6),
 )
-def test_what_every_pipeline_keeps(
+def test_random_pipelines_stay_within_their_bounds(
     curve: Curve,
     token_s: float,
     hand_over_s: float,

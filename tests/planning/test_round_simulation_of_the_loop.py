@@ -1,8 +1,7 @@
-"""The real pipelined loop on a clock of its own, round for round against its simulation.
+"""The real pipelined loop on a simulated clock, compared with its simulation round for round.
 
-The target and the drafter only take time. Whether the draft token for a place of the text is right is drawn once for
-each place, in the order in which the simulation draws it, so both must come to the same rounds and not only to the
-same mean.
+Target and drafter only take time. Whether the draft token for a position is right is drawn once for each position, in
+the same order as in the simulation, so both must give the same rounds, not only the same mean.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Target:
 
 
 class Drafter:
-    """Drafts from ``begun_s`` on, a token after another, until there are enough or it finds that it was told."""
+    """Drafts from ``begun_s`` on, one token after the other, until it has enough or sees that it was stopped."""
 
     def __init__(self, clock: Clock, token_s: float, hand_over_s: float, right: list[bool]) -> None:
         self._clock, self._token_s, self._half_s, self._right = clock, token_s, hand_over_s / 2, right
@@ -85,7 +84,7 @@ class Drafter:
 
 
 class Landing(Future[T]):
-    """Done when the clock says so; who asks waits ``patience_s`` for it, once for each forward of the target."""
+    """Done when the clock says so; a caller waits ``patience_s``, once for each forward of the target."""
 
     def __init__(
         self, job: Callable[[], T], clock: Clock, target: Target, drafter: Drafter, patience_s: float
@@ -158,7 +157,7 @@ def decode(pair: SimulatedPair, depth_cap: int, patience_s: float, seed: int) ->
         (STEEP, 0.0413, 0.6, 2, 0.0),
     ],
 )
-def test_the_loop_does_what_is_simulated(
+def test_the_pipelined_loop_does_the_simulated_rounds(
     curve: Curve, token_s: float, acceptance: float, depth_cap: int, hand_over_s: float, patience_s: float
 ) -> None:
     pair = SimulatedPair(

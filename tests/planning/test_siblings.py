@@ -1,4 +1,4 @@
-"""What is put forward beside a chain: the best set there is, and odds that are held against what came of them."""
+"""Siblings of a chain: the best set is chosen, and odds are corrected by their results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gain(
     return sum(reach[place] * odds[place][rank] for place, rank in chosen) - rate * price_s
 
 
-def test_those_that_bring_more_than_their_row_takes() -> None:
+def test_siblings_are_chosen_if_they_bring_more_than_their_row_costs() -> None:
     reach, odds = [1.0, 0.5], [[0.2, 0.04], [0.2, 0.08]]
     assert choose_siblings(times(LINE), reach, odds, 9, 1.0) == [(0, 0), (1, 0)]
     assert choose_siblings(times(LINE), reach, odds, 9, 3.0) == [(0, 0)]
@@ -44,7 +44,7 @@ def test_those_that_bring_more_than_their_row_takes() -> None:
     assert choose_siblings(times(LINE), reach, odds, 9, 5.0) == []
 
 
-def test_the_likeliest_where_there_is_room_for_few() -> None:
+def test_the_likeliest_siblings_are_chosen_if_there_is_room_for_few() -> None:
     reach, odds = [1.0, 0.9], [[0.2, 0.1], [0.3]]
     assert choose_siblings(times(LINE), reach, odds, 1, 1.0) == [(1, 0)]
     assert choose_siblings(times(LINE), reach, odds, 2, 1.0) == [(0, 0), (1, 0)]
@@ -52,28 +52,32 @@ def test_the_likeliest_where_there_is_room_for_few() -> None:
         assert choose_siblings(times(LINE), reach, odds, most, 1.0) == []
 
 
-def test_a_step_of_the_curve_is_taken_for_several_at_once() -> None:
+def test_several_siblings_share_one_step_of_the_curve() -> None:
     reach, odds = [1.0, 1.0, 1.0], [[0.1], [0.08], [0.07]]
-    assert choose_siblings(times(STEPS), reach, odds, 9, 1.0) == [(0, 0), (1, 0), (2, 0)], "one alone would not pay"
+    assert choose_siblings(times(STEPS), reach, odds, 9, 1.0) == [(0, 0), (1, 0), (2, 0)], (
+        "one sibling alone would not pay"
+    )
     assert choose_siblings(times(STEPS), reach[:2], odds[:2], 9, 1.0) == [(0, 0)], "the row before the step is free"
     assert choose_siblings(times(STEPS), reach, odds, 2, 1.0) == []
 
 
-def test_a_least_gain_is_asked_of_each_step() -> None:
-    assert choose_siblings(times(LINE), [1.0], [[0.06]], 9, 1.0) == [(0, 0)], "none unless told"
+def test_each_step_of_siblings_needs_the_least_gain() -> None:
+    assert choose_siblings(times(LINE), [1.0], [[0.06]], 9, 1.0) == [(0, 0)], "no least gain by default"
     assert choose_siblings(times(LINE), [1.0], [[0.06]], 9, 1.0, 0.02) == []
     assert choose_siblings(times(LINE), [1.0], [[0.08, 0.06]], 9, 1.0, 0.02) == [(0, 0)]
 
 
-def test_odds_of_nothing_are_never_chosen() -> None:
+def test_siblings_with_zero_odds_are_never_chosen() -> None:
     free = Curve(widths=(1, 9), forward_s=(1.0, 1.0))
     assert choose_siblings(times(free), [1.0, 0.0], [[0.5, 0.0], [0.9]], 9, 1.0) == [(0, 0)]
     assert choose_siblings(times(free), [], [], 9, 1.0) == []
-    assert choose_siblings(times(free), [1.0], [[0.5], [0.5]], 9, 1.0) == [(0, 0)], "a place that nobody let through"
+    assert choose_siblings(times(free), [1.0], [[0.5], [0.5]], 9, 1.0) == [(0, 0)], (
+        "a position that the gate did not admit"
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_other_set_brings_more(seed: int) -> None:
+def test_no_other_set_of_siblings_brings_more(seed: int) -> None:
     source = random.Random(seed)
     rises = sorted(source.uniform(1, 2) for _ in range(6))
     curve = Curve(widths=(1, 2, 3, 5, 8, 12), forward_s=tuple(rises))
@@ -86,7 +90,7 @@ def test_no_other_set_brings_more(seed: int) -> None:
     assert gain(curve, reach, odds, rate, choose_siblings(times(curve), reach, odds, 9, rate)) == pytest.approx(best)
 
 
-def test_odds_are_taken_at_their_word_until_they_prove_better_or_worse() -> None:
+def test_sibling_odds_are_used_unchanged_until_results_correct_them() -> None:
     odds = SiblingOdds()
     assert odds.worth == 1.0
     for place in range(200):
@@ -107,7 +111,7 @@ def gate(curve: Curve = FLAT, most: int = 7, token_s: float = MODEL.token_s, odd
     return PricedGate(times(curve), token_s, Acceptance(SURE), most, 1.0 / curve.plain_s, odds_factor)
 
 
-def test_the_gate_weighs_them_by_what_it_let_through() -> None:
+def test_the_gate_weights_siblings_by_the_admitted_chain() -> None:
     own = gate()
     assert own.siblings([], 5) == []
     assert own.admits(0.9, None)
@@ -121,13 +125,13 @@ def test_the_gate_weighs_them_by_what_it_let_through() -> None:
         assert own.siblings(odds, 1) == one
 
 
-def test_no_more_is_put_forward_than_the_answer_may_lose() -> None:
+def test_siblings_stay_within_what_the_answer_may_lose() -> None:
     own = gate(most=2)
     assert own.admits(0.9, None)
     assert own.siblings([[0.5, 0.4, 0.3]], 5) == [(0, 0)]
 
 
-def test_alternatives_that_are_never_right_are_not_put_forward_any_more() -> None:
+def test_siblings_that_are_never_right_are_no_longer_proposed() -> None:
     costs = Costs(curves=ContextCurves(contexts=(128,), curves=(FLAT,)), drafts={"model": MODEL})
     policy = DepthControl(costs, 7, {"model": SURE})
     answer = policy.answer(prompt_tokens=100)
@@ -147,7 +151,7 @@ def test_alternatives_that_are_never_right_are_not_put_forward_any_more() -> Non
     assert chosen() == [(0, 0)]
     for _ in range(100):
         answer.learn_siblings("model", [0.4, 0.3], [False, False])
-        answer.learn_siblings("nobody", [0.4, 0.3], [True, False])
+        answer.learn_siblings("unknown", [0.4, 0.3], [True, False])
     assert chosen() == []
 
 
@@ -168,7 +172,7 @@ def plain(seconds: float) -> RoundRecord:
     )
 
 
-def test_odds_above_one_are_certain() -> None:
+def test_odds_above_one_count_as_certain() -> None:
     own = gate(LINE, odds_factor=9.0)
     assert own.admits(0.9, None)
     assert own.siblings([[0.9]], 3) == [(0, 0)]
@@ -178,5 +182,5 @@ def test_odds_above_one_are_certain() -> None:
     assert own.siblings([[0.9]], 3) == [], "one token is not worth 1.1"
 
 
-def test_a_drafter_that_costs_nothing_has_its_gate_too() -> None:
+def test_a_free_drafter_has_a_gate_too() -> None:
     assert gate(token_s=0.0).siblings([], 3) == []

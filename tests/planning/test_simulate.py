@@ -1,4 +1,4 @@
-"""Described machines, ranked: which placement wins on which kind of machine, and the roofline behind it."""
+"""Described machines, ranked: which placement wins on which kind of machine, and the roofline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgespec.planning.simulated.simulate import contention, described_curve, pl
 from edgespec.profiles.machines import machine_names, read_machine
 from tests.support.drawn_rounds import simulate_pipelined
 
-# Mode, the target's device, drafter and its device, as each description is meant to come out.
+# Mode, the target's device, drafter and its device, as expected of each description.
 WINNERS = {
     "board-4gb": ("plain", "cpu", None, None),
     "desktop-12gb-gpu": ("serial", "CUDA0+cpu", "qwen2.5-3b", "CUDA0"),
@@ -42,12 +42,12 @@ def with_memory(machine: DescribedMachine, device: str, memory_bytes: int) -> De
     return replace(machine, devices=devices)
 
 
-def test_every_built_in_machine_has_a_winner_here() -> None:
+def test_every_built_in_machine_has_an_expected_winner() -> None:
     assert tuple(sorted(WINNERS)) == machine_names()
 
 
 @pytest.mark.parametrize("name", sorted(WINNERS))
-def test_the_placement_that_should_win_does(name: str) -> None:
+def test_the_expected_placement_wins_on_each_machine(name: str) -> None:
     machine = machine_called(name)
     ranking = simulate(machine)
     plan = plan_of(machine, ranking)
@@ -61,8 +61,8 @@ def test_the_placement_that_should_win_does(name: str) -> None:
     assert plan.why == reasons(ranking)
 
 
-def test_a_drafter_that_could_pay_is_planned_and_promises_nothing() -> None:
-    """Where verifying is dear every token would have to be right: the plan follows the text round by round."""
+def test_a_drafter_that_could_pay_is_planned_without_a_predicted_gain() -> None:
+    """If verifying is expensive, every token would have to be right: rounds draft only if the text allows it."""
     machine = machine_called("ultrabook-8gb")
     best = simulate(machine).best
     assert (best.verdict.code, best.speedup, best.depth) == ("possible_gain", 1.0, 0)
@@ -70,32 +70,34 @@ def test_a_drafter_that_could_pay_is_planned_and_promises_nothing() -> None:
     assert plan_of(machine, simulate(machine)).predicted_tokens_per_s == pytest.approx(1 / best.target.curve.plain_s)
 
 
-def test_a_drafter_that_memory_drops_is_named_with_the_numbers_and_comes_back_with_memory() -> None:
+def test_a_drafter_without_room_is_rejected_with_sizes_until_memory_is_added() -> None:
     board = machine_called("board-4gb")
     plan = plan_of(board, simulate(board))
-    assert any("needs 0.69 GiB on cpu and 0.25 GiB are left beside the target" in reason for reason in plan.reasons)
+    assert any(
+        "needs 0.69 GiB on cpu and 0.25 GiB are free with the target loaded" in reason for reason in plan.reasons
+    )
     more = with_memory(board, "cpu", 4_000_000_000)
     assert plan_of(more, simulate(more)).mode == "serial"
 
 
-def test_with_more_memory_on_its_gpu_the_laptop_runs_everything_there() -> None:
+def test_with_more_gpu_memory_the_laptop_runs_everything_on_its_gpu() -> None:
     laptop = with_memory(machine_called("laptop-small-gpu"), "CUDA0", 24_000_000_000)
     best = simulate(laptop).best
     assert (best.target.device, best.drafter and best.drafter.device) == ("CUDA0", "CUDA0")
 
 
-def test_a_target_that_fits_nowhere_is_a_sentence() -> None:
+def test_a_described_target_that_fits_nowhere_raises_one_sentence() -> None:
     with pytest.raises(MemoryLimitError, match="fits nowhere: on cpu it needs"):
         simulate(with_memory(machine_called("board-4gb"), "cpu", 1_000_000_000))
 
 
-def test_the_margin_is_the_rankings() -> None:
+def test_simulate_passes_the_margin_to_the_ranking() -> None:
     flat = machine_called("ultrabook-8gb-flat")
     assert simulate(flat).best.mode == "serial"
     assert simulate(flat, margin=10.0).best.mode == "plain"
 
 
-def test_the_roofline_is_flat_while_reading_takes_longer_and_then_rises_with_the_rows() -> None:
+def test_the_roofline_is_flat_while_memory_bound_and_then_rises_with_width() -> None:
     laptop = machine_called("laptop-small-gpu")
     cpu, _ = laptop.devices
     curve = described_curve(laptop.target, cpu, laptop.context_length)
@@ -108,7 +110,7 @@ def test_the_roofline_is_flat_while_reading_takes_longer_and_then_rises_with_the
     assert curve.seconds(WIDEST) == pytest.approx(WIDEST * row_s + 0.001)
 
 
-def test_known_ratios_stand_for_the_roofline() -> None:
+def test_given_verify_ratios_replace_the_roofline() -> None:
     ultrabook = machine_called("ultrabook-8gb")
     curve = described_curve(ultrabook.target, ultrabook.devices[0], 4096)
     assert curve.plain_s == pytest.approx((985_000_000 + 2048 * 28_672) / 45e9 + 0.001)
@@ -116,7 +118,7 @@ def test_known_ratios_stand_for_the_roofline() -> None:
     assert curve.ratio(6) == pytest.approx(3.25 + (6.10 - 3.25) / 3)
 
 
-def test_shared_bandwidth_slows_both_in_proportion_and_separate_memories_do_not() -> None:
+def test_only_devices_with_shared_bandwidth_slow_each_other_down() -> None:
     phone = machine_called("phone-npu")
     factor = (35e9 + 52e9) / 65e9
     for pair in (("cpu", "QNN"), ("QNN", "cpu")):
@@ -128,7 +130,7 @@ def test_shared_bandwidth_slows_both_in_proportion_and_separate_memories_do_not(
     assert laptop["cpu", "CUDA0"].drafter_factor == 1.0
 
 
-def test_what_one_memory_gives_two_devices_is_not_guessed() -> None:
+def test_contention_of_one_memory_without_a_group_is_unknown() -> None:
     phone = replace(machine_called("phone-npu"), shared_bandwidth=())
     assert contention(phone) == {}
     ranking = simulate(phone)
@@ -136,7 +138,7 @@ def test_what_one_memory_gives_two_devices_is_not_guessed() -> None:
     assert any("slow each other down" in refusal.verdict.text for refusal in ranking.rejected)
 
 
-def test_a_dearer_link_slows_a_drafter_on_another_device() -> None:
+def test_a_slower_link_slows_a_drafter_on_another_device() -> None:
     phone = machine_called("phone-npu")
     slow = replace(phone, links=((frozenset({"cpu", "QNN"}), 1.0),))
     assert simulate(slow).best.tokens_per_s < simulate(phone).best.tokens_per_s
@@ -144,14 +146,14 @@ def test_a_dearer_link_slows_a_drafter_on_another_device() -> None:
     assert simulate(slow).best.drafter.device == "cpu"
 
 
-def test_a_model_stays_on_the_devices_it_may_run_on() -> None:
+def test_a_model_stays_on_its_allowed_devices() -> None:
     assert {candidate.target.device for candidate in simulate(machine_called("phone-npu")).candidates} == {"cpu"}
 
 
-# --------------------------------------------------------------------------------------------- a target in two parts
+# --------------------------------------------------------------------------------------------- a split target
 
 
-def test_a_target_that_does_not_fit_is_split_with_as_many_layers_as_there_is_room_for() -> None:
+def test_a_target_too_large_for_the_gpu_is_split_with_the_layers_that_fit() -> None:
     laptop = machine_called("laptop-small-gpu")
     plain = [c for c in simulate(laptop).candidates if c.mode == "plain" and c.target.device == "CUDA0+cpu"]
     layers = [c.target.layers[0] for c in plain if c.target.layers is not None]
@@ -165,7 +167,7 @@ def test_a_target_that_does_not_fit_is_split_with_as_many_layers_as_there_is_roo
         assert f"{candidate.target.layers[0]} of 32 layers on CUDA0+cpu" in candidate.what  # type: ignore[index]
 
 
-def test_a_part_on_each_takes_the_sum_of_what_the_parts_read() -> None:
+def test_a_split_forward_takes_the_sum_of_both_parts() -> None:
     laptop = machine_called("laptop-small-gpu")
     cpu, gpu = (described_curve(laptop.target, device, laptop.context_length) for device in laptop.devices)
     split = split_curve(laptop.target, gpu, cpu, 24, 0.0001)
@@ -180,7 +182,7 @@ def test_a_part_on_each_takes_the_sum_of_what_the_parts_read() -> None:
         split_curve(replace(laptop.target, layers=None), gpu, cpu, 1, 0.0)
 
 
-def test_what_is_not_split() -> None:
+def test_targets_that_fit_or_cannot_be_split_are_not_split() -> None:
     laptop = machine_called("laptop-small-gpu")
     for machine in (
         replace(laptop, target=replace(laptop.target, layers=None)),
@@ -193,7 +195,7 @@ def test_what_is_not_split() -> None:
         assert not any("layers" in line for line in explain(simulate(machine)))
 
 
-def test_a_split_target_is_run_beside_nobody_but_drafted_for_in_turns() -> None:
+def test_a_split_target_is_drafted_for_serially_only() -> None:
     ranking = simulate(machine_called("laptop-small-gpu"))
     split = [one for one in ranking.candidates if one.target.layers is not None]
     assert {one.mode for one in split} == {"plain", "serial"}
@@ -202,7 +204,7 @@ def test_a_split_target_is_run_beside_nobody_but_drafted_for_in_turns() -> None:
     }
 
 
-def test_the_way_to_a_drafter_is_that_from_the_farther_part() -> None:
+def test_the_hand_over_of_a_split_target_is_that_of_its_farther_part() -> None:
     laptop = machine_called("laptop-small-gpu")
     near = max(c.tokens_per_s for c in simulate(laptop).candidates if c.mode == "serial" and c.target.layers)
     slow = replace(laptop, links=((frozenset({"cpu", "CUDA0"}), 0.02),))
@@ -212,10 +214,10 @@ def test_the_way_to_a_drafter_is_that_from_the_farther_part() -> None:
     assert curve.plain_s > 0.02
 
 
-# ------------------------------------------------------------------------------------------------- rounds at once
+# ------------------------------------------------------------------------------------------------- pipelined rounds
 
 
-def test_rounds_at_once_are_those_that_are_simulated_one_by_one() -> None:
+def test_the_pipelined_rate_equals_the_simulated_rounds() -> None:
     machine = machine_called("desktop-full-gpu")
     found = next(one for one in simulate(machine).candidates if one.mode == "pipelined")
     assert found.drafter is not None

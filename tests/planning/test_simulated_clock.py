@@ -1,4 +1,4 @@
-"""The simulated clock held against itself, a closed form, and the real loop."""
+"""The simulated clock compared with a closed form and with the real loop."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_plain_decoding_takes_the_prompt_and_a_forward_for_each_token() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3, 7])
-def test_a_drafter_that_is_always_right_takes_what_the_formula_says(depth: int) -> None:
+def test_a_drafter_that_is_always_right_takes_the_time_of_the_formula(depth: int) -> None:
     world = replace(NATIVE, attention_s=0.0)
     rounds = 10
     tokens = 1 + rounds * (depth + 1)
     served = serve(world, Always(depth), all_right(tokens), Process(loaded=True))
     first_s = 100 * world.lag_token_s
-    # After a round whose every token stood the drafter has one token more to read than the last.
+    # After a fully accepted round the drafter has to read one token more.
     round_s = depth * world.draft_token_s + world.rows_s[depth]
     expected_s = 99 * world.prompt_token_s + world.rows_s[0] + first_s + rounds * round_s
     assert served.rounds == rounds
@@ -76,14 +76,14 @@ def test_a_drafter_that_is_always_right_takes_what_the_formula_says(depth: int) 
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
-def test_tokens_a_round_are_those_of_the_formula(rate: float) -> None:
+def test_tokens_a_round_equal_the_formula(rate: float) -> None:
     random = generator(7)
     request = replace(draw_request(random, "code", 10, 20_000), right=list(random.random(20_009) < rate))
     served = serve(NATIVE, Always(3), request)
     assert served.tokens_per_round == pytest.approx(expected_tokens([rate] * 3), rel=0.02)
 
 
-def test_a_drafter_that_is_never_right_costs_its_drafting_and_the_wider_forwards() -> None:
+def test_a_drafter_that_is_never_right_costs_its_drafting_and_wider_forwards() -> None:
     world = replace(NATIVE, attention_s=0.0)
     served = serve(world, Always(2), all_right(41, right=False), Process(loaded=True))
     lost_s = 40 * (2 * world.draft_token_s + world.rows_s[2] - world.rows_s[0])
@@ -103,7 +103,7 @@ def test_the_drafter_is_loaded_once_a_process() -> None:
     assert any(loads)
 
 
-def test_an_answer_ends_with_the_text_also_in_the_middle_of_a_chain() -> None:
+def test_an_answer_may_end_in_the_middle_of_a_chain() -> None:
     for tokens in range(2, 12):
         served = serve(NATIVE, Always(7), all_right(tokens))
         assert served.depths[-1] <= 7
@@ -112,7 +112,7 @@ def test_an_answer_ends_with_the_text_also_in_the_middle_of_a_chain() -> None:
         assert cut.rounds == served.rounds
 
 
-def test_a_window_reads_less_and_is_right_less_often() -> None:
+def test_a_drafter_with_a_window_reads_less_and_is_right_less_often() -> None:
     class Windowed(Always):
         def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
             return Allowance(self.depth, None, 32)
@@ -123,21 +123,21 @@ def test_a_window_reads_less_and_is_right_less_often() -> None:
     assert windowed.tokens_per_round < whole.tokens_per_round
 
 
-def test_reading_that_takes_too_long_is_left_off_and_gone_on_with() -> None:
+def test_reading_that_takes_too_long_stops_and_resumes_later() -> None:
     class Impatient(Always):
         def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
             return Allowance(self.depth, None, None, 20 * NATIVE.lag_token_s)
 
     world = replace(NATIVE, attention_s=0.0)
     served = serve(world, Impatient(3), all_right(41), Process(loaded=True), keep=True)
-    # 100 tokens in slices of 16, two at a time; what was written meanwhile is read as well.
+    # 100 tokens in slices of 16, two at a time; text written in between is read as well.
     assert served.depths[:4] == [0, 0, 0, 3]
     assert [record.draft_forwards for record in served.records[:3]] == [0, 0, 0]
     assert served.records[0].sync_s == pytest.approx(32 * NATIVE.lag_token_s)
     assert served.spent["reading"] == pytest.approx((103 + served.rounds - 4) * NATIVE.lag_token_s, rel=0.01)
 
 
-def test_a_neighbour_slows_both_ways_alike() -> None:
+def test_a_busy_machine_slows_plain_and_drafted_rounds_equally() -> None:
     request = replace(all_right(100), neighbour=Neighbour(first=20, last=60, factor=2.0))
     quiet = plain_seconds(NATIVE, replace(request, neighbour=None))
     busy = plain_seconds(NATIVE, request)
@@ -150,7 +150,7 @@ def test_a_neighbour_slows_both_ways_alike() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_parts_add_up(seed: int) -> None:
+def test_the_parts_of_the_simulated_time_add_up(seed: int) -> None:
     scenario = draw_scenario(seed)
     for served in serve_all(scenario, Controlled(scenario), 6):
         assert sum(served.spent.values()) == pytest.approx(served.seconds, rel=1e-9)
@@ -160,14 +160,14 @@ def test_the_parts_add_up(seed: int) -> None:
         assert sum(1 for _ in served.depths) == len(served.tokens_at)
 
 
-def test_plain_decoding_without_noise_loses_nothing() -> None:
+def test_plain_decoding_without_noise_takes_exactly_plain_time() -> None:
     for seed in range(20):
         scenario = draw_scenario(seed)
         for served in serve_all(scenario, Plain(), 3):
             assert abs(served.seconds - served.spent["noise"] - served.plain_s) <= 1e-9 * served.plain_s
 
 
-def test_the_same_seed_is_the_same_request_and_the_same_seconds() -> None:
+def test_the_same_seed_gives_the_same_request_and_times() -> None:
     one, other = draw_scenario(5), draw_scenario(5)
     assert one == other
     assert list(one.requests(4)) == list(other.requests(4))
@@ -178,13 +178,13 @@ def test_the_same_seed_is_the_same_request_and_the_same_seconds() -> None:
     assert one.request(1) != one.request(2)
 
 
-# -------------------------------------------------------------------------------------- the stand-in and the loop
+# -------------------------------------------------------------------------------------- simulated and real loop
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_the_stand_in_comes_to_the_rounds_of_the_real_loop(seed: int) -> None:
-    """Ten requests each: load, learned acceptance and times are carried from one to the next."""
+def test_the_simulated_loop_does_the_rounds_of_the_real_loop(seed: int) -> None:
+    """Ten requests each: load, learned acceptance and times carry over from request to request."""
     scenario = draw_scenario(seed)
     world = scenario.world
     deciders = Controlled(scenario), Controlled(scenario)
@@ -198,10 +198,10 @@ def test_the_stand_in_comes_to_the_rounds_of_the_real_loop(seed: int) -> None:
         assert served.spent == pytest.approx(course.clock.spent)
 
 
-# ------------------------------------------------------------------------------------------------ what is drawn
+# ------------------------------------------------------------------------------------------ random machines and texts
 
 
-def test_machines_and_texts_are_as_wide_as_the_issue_asks() -> None:
+def test_random_machines_and_texts_cover_the_required_range() -> None:
     scenarios = [draw_scenario(seed) for seed in range(300)]
     requests = [request for scenario in scenarios[:150] for request in scenario.requests(4)]
     assert max(request.prompt_tokens for request in requests) > 5000
@@ -219,7 +219,7 @@ def test_machines_and_texts_are_as_wide_as_the_issue_asks() -> None:
     assert max(factors) > 1.25
 
 
-def test_texts_are_right_as_often_as_their_kinds_say() -> None:
+def test_texts_have_the_acceptance_of_their_kind() -> None:
     random = generator(1)
     for kind, least, most in (("code", 0.8, 0.93), ("translation", 0.25, 0.45), ("foreign", 0.04, 0.16)):
         request = draw_request(random, kind, 10, 2000)
@@ -228,7 +228,7 @@ def test_texts_are_right_as_often_as_their_kinds_say() -> None:
     assert 0.3 < sum(matched > 3 for matched in copying.matched) / 2000 < 0.85
 
 
-def test_beliefs_are_the_truth_unless_they_are_wrong() -> None:
+def test_simulated_calibration_is_exact_unless_an_error_is_added() -> None:
     for world in (NATIVE, LLAMA):
         costs = believed(world)
         assert costs.curves is not None
@@ -240,7 +240,7 @@ def test_beliefs_are_the_truth_unless_they_are_wrong() -> None:
     assert prior_of(0.9).by_position[0] == 0.9
 
 
-def test_a_world_reads_longer_prompts_longer() -> None:
+def test_simulated_prompts_take_longer_the_longer_they_are() -> None:
     world: World = NATIVE
     assert world.prompt_s(0) == 0.0
     assert world.prompt_s(2000) > 2 * world.prompt_s(1000)

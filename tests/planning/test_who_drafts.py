@@ -1,4 +1,4 @@
-"""Who drafts and whether in turns with the target or at once, by the times that were measured."""
+"""Which drafter is planned, and whether serially or pipelined, by the measured times."""
 
 from __future__ import annotations
 
@@ -70,32 +70,32 @@ def said(known: Costs, cap: int = 4, *sources: str, **wish: Any) -> dict[str, st
     return {reason.code: reason.text for reason in made.why}
 
 
-def test_two_that_do_not_touch_work_at_once() -> None:
+def test_independent_devices_are_planned_pipelined() -> None:
     found = best(costs(contention=APART))
     at_once = expected_pipelined(SimulatedPair(curve=FLAT, draft=SLOW_DRAFTER, acceptance=(0.8,)), 4)
     assert (found.mode, found.sources) == ("pipelined", ("model",))
     assert found.tokens_per_s == pytest.approx(at_once.tokens_per_s)
     assert at_once.tokens_per_s > choose_depth(FLAT, SLOW_DRAFTER, (0.8,), 4).tokens_per_s
-    assert said(costs(contention=APART))["contention"] == "at the same time neither side slows the other down"
+    assert said(costs(contention=APART))["contention"] == "in parallel neither side slows the other down"
 
 
-def test_two_that_share_the_memory_take_turns_and_the_contention_is_the_reason() -> None:
+def test_two_models_in_one_memory_are_planned_serially_because_of_contention() -> None:
     found, reasons = best(costs(contention=CROWDED)), said(costs(contention=CROWDED))
     assert found.mode == "serial"
     in_turns = choose_depth(FLAT, SLOW_DRAFTER, (0.8,), 4)
     assert found.tokens_per_s == pytest.approx(in_turns.tokens_per_s)
-    assert reasons["contention"] == "at the same time the target takes 1.90x and the drafter 2.10x as long as alone"
-    assert reasons["in_turns"].endswith(f"x, in turns {in_turns.speedup:.2f}x: in turns")
+    assert reasons["contention"] == "in parallel the target takes 1.90x and the drafter 2.10x as long as alone"
+    assert reasons["in_turns"].endswith(f"x, serial {in_turns.speedup:.2f}x: serial")
 
 
-def test_where_contention_was_not_measured_they_take_turns() -> None:
+def test_without_measured_contention_the_plan_is_serial() -> None:
     assert best(costs()).mode == "serial"
     reason = said(costs())["contention_not_measured"]
-    assert reason == "serial: how much both slow each other down has not been measured"
+    assert reason == "serial: how much target and drafter slow each other down has not been measured"
 
 
 @pytest.mark.parametrize(("mode", "words"), [("serial", "serial: asked for"), ("pipelined", "pipelined: asked for")])
-def test_a_mode_that_was_asked_for_is_kept(mode: Any, words: str) -> None:
+def test_a_requested_mode_is_kept(mode: Any, words: str) -> None:
     for contention in (None, APART, CROWDED):
         known = costs(contention=contention, drafts={"model": DraftCost(token_s=0.01)})
         assert best(known, mode=mode).mode == mode
@@ -104,14 +104,14 @@ def test_a_mode_that_was_asked_for_is_kept(mode: Any, words: str) -> None:
     assert (copies.mode, copies.sources) == (mode, ("lookup",))
 
 
-def test_a_drafter_that_pays_only_at_once_is_kept_for_that() -> None:
+def test_a_drafter_that_gains_only_if_pipelined_is_planned_pipelined() -> None:
     steep = Curve(widths=(1, 16), forward_s=(0.1, 0.85))
     dear = costs(steep, drafts={"model": DraftCost(token_s=0.06)}, contention=APART, acceptance={"model": (0.99,)})
     assert best(dear).mode == "pipelined"
     assert best(replace(dear, contention=None)).sources == ()
 
 
-def test_a_drafter_that_pays_neither_way_is_dropped_with_both_figures() -> None:
+def test_a_drafter_that_gains_in_neither_mode_is_rejected_with_both_figures() -> None:
     known = costs(drafts={"model": DraftCost(token_s=0.3)}, contention=CROWDED)
     ranking = rank_pair(request(), FACTS, probe(4), known)
     assert ranking is not None
@@ -125,13 +125,13 @@ def test_a_drafter_that_pays_neither_way_is_dropped_with_both_figures() -> None:
     assert said(known)["no_drafter_pays"] == "plain: no drafter can be faster here"
 
 
-def test_at_once_has_to_beat_turns_by_more_than_the_noise() -> None:
-    fast = DraftCost(token_s=0.0001)  # in turns or at once: it takes no time
+def test_pipelined_has_to_beat_serial_by_more_than_the_noise() -> None:
+    fast = DraftCost(token_s=0.0001)  # either mode: copies take no time
     steep = Curve(widths=(1, 2, 3), forward_s=(0.1, 0.11, 0.12))
     assert best(costs(steep, drafts={"model": fast}, contention=APART), 2).mode == "serial"
 
 
-def test_copies_of_the_text_say_nothing_about_the_mode() -> None:
+def test_copies_of_the_text_do_not_decide_the_mode() -> None:
     known = costs(contention=APART)
     found = best(known, 4, "lookup")
     assert (found.mode, found.sources) == ("serial", ("lookup",))
@@ -140,22 +140,22 @@ def test_copies_of_the_text_say_nothing_about_the_mode() -> None:
     assert (together.mode, together.sources) == ("pipelined", ("lookup", "model"))
 
 
-def test_without_times_nothing_is_decided() -> None:
+def test_without_times_no_mode_is_chosen() -> None:
     made = plan_pair(request(), FACTS, probe(4), (), Costs())
     assert made.why[-1] == NOT_CALIBRATED
     reasons = said(costs(drafts={}))
     assert reasons["no_model_drafter"] == "no model drafter: it has not been timed"
 
 
-def test_a_drafter_nobody_has_heard_promises_nothing() -> None:
+def test_a_drafter_without_known_acceptance_promises_no_gain() -> None:
     found = best(costs(acceptance={}, contention=APART))
     assert (found.mode, found.verdict.code) == ("pipelined", "gain_not_known")
     assert found.tokens_per_s == pytest.approx(10)
     assert found.possible_speedup > 1.02
 
 
-def test_a_drafter_that_was_seldom_right_is_planned_while_it_could_pay() -> None:
-    """Being planned costs nothing: each round drafts only where that is expected to pay."""
+def test_a_drafter_that_was_seldom_right_is_planned_if_it_could_pay() -> None:
+    """Planning a drafter is free: each round drafts only if that is expected to pay."""
     found = best(costs(acceptance={"model": (0.05,)}))
     assert (found.mode, found.sources, found.verdict.code) == ("serial", ("model",), "possible_gain")
     assert (found.tokens_per_s, found.depth) == (pytest.approx(10), 0)

@@ -1,4 +1,4 @@
-"""One target option with one drafter option, weighed against the fastest plain decoding."""
+"""Evaluates one target option with one drafter option against the fastest plain decoding."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Round:
 class Evaluation:
     """One target option with one drafter option, against the fastest plain decoding.
 
-    ``cap`` is how deep it may draft, None where that would have to be known and is not; ``asked`` a depth that was
-    asked for. ``margin`` is what the drafter would have to gain if it were always right.
+    ``cap`` is the deepest draft allowed, None if it depends on a missing measurement. ``asked`` is the requested
+    depth. ``margin`` is the speed-up that the drafter has to exceed with every token right.
     """
 
     target: TargetOption
@@ -53,7 +53,7 @@ class Evaluation:
         return f"{self.drafter_name} drafting for {self.name}"
 
     def refused(self, memory_bytes: Mapping[str, int]) -> Rejected | None:
-        """Why the pair cannot draft at all, in whatever mode; None if it can."""
+        """Why the pair cannot draft in any mode; None if it can."""
         needed, place = self.drafter.needed_bytes(self.headroom_bytes), self.drafter.memory_name
         if place is not None:
             taken = taken_bytes(self.target, None, self.headroom_bytes).get(place, 0)
@@ -61,7 +61,7 @@ class Evaluation:
                 return self._reject(memory_not_known(place))
             left = memory_bytes[place] - taken
             if needed > left:
-                where = "are left beside the target" if taken else "may be used"
+                where = "are free with the target loaded" if taken else "may be used"
                 reason = Reason("no_room", f"needs {gib(needed)} on {place} and {gib(left)} {where}")
                 return self._reject(reason, needed_bytes=needed, available_bytes=left)
         if self.cap is None:
@@ -70,16 +70,16 @@ class Evaluation:
             )
         if self.cap >= 1:
             return None
-        if self.target.curve.widths == (1,):  # where widths were compared, they were timed as well
+        if self.target.curve.widths == (1,):  # widths are timed when they are compared
             return self._reject(Reason("only_plain_measured", "only plain decoding has been measured there"))
         return self._reject(Reason("no_equal_width", "no guess keeps plain decoding's text identical there"))
 
     def verdicts(
         self, modes: Sequence[Mode], contention: Contention | None, hand_over_s: float, *, known: bool
     ) -> list[Candidate | Rejected]:
-        """One for each of the ``modes`` that is open to the pair; without ``known`` nobody ran both at once."""
+        """Evaluate the pair in each of ``modes`` open to it; ``known`` says whether it may run pipelined."""
         found: list[Candidate | Rejected] = []
-        if self.drafter.model is None:  # what takes no time is done in either mode
+        if self.drafter.model is None:  # drafting that takes no time is the same in either mode
             mode: Mode = "serial" if "serial" in modes else "pipelined"
             return [self._serial(hand_over_s, mode)] if {"serial", "pipelined"} & set(modes) else []
         serial = self._serial(hand_over_s) if "serial" in modes else None
@@ -117,7 +117,7 @@ class Evaluation:
         drafted = _Round(depth=depth, tokens=simulated.tokens_per_round, seconds=simulated.round_s)
         surest = _Round(depth=sure_depth, tokens=sure.tokens_per_round, seconds=sure.round_s)
         busy = 100 * simulated.target_busy, 100 * simulated.drafter_busy
-        shares = f"the target is at work {busy[0]:.0f} % of the time and the drafter {busy[1]:.0f} %"
+        shares = f"the target is busy {busy[0]:.0f} % of the time and the drafter {busy[1]:.0f} %"
         said = (Reason("contention", contention_words(contention)), Reason("device_shares", shares))
         return self._judge("pipelined", drafted, surest, said)
 
@@ -127,7 +127,7 @@ class Evaluation:
 
     @property
     def _depths(self) -> Sequence[int]:
-        """The depths that may be chosen from."""
+        """The depths to choose from."""
         return range(1, self._cap + 1) if self.asked is None else (min(self.asked, self._cap),)
 
     def _judge(self, mode: Mode, drafted: _Round, surest: _Round, said: tuple[Reason, ...]) -> Candidate | Rejected:
@@ -143,7 +143,7 @@ class Evaluation:
         slower = self.target.curve.plain_s / self.fastest.curve.plain_s
         repaid: tuple[Reason, ...] = ()
         if slower > SLOWER_ALLOWED and speedup > 1:
-            said_so = f"plain decoding takes {slower:.2f}x as long as in the fastest place, and guessing repays it"
+            said_so = f"plain decoding takes {slower:.2f}x as long as on the fastest device, and guessing repays it"
             repaid = (Reason("slower_plain", said_so),)
         most = f"up to {possible:.2f}x with {guesses(surest.depth, 'right ')} at a time"
         return Candidate(
@@ -167,7 +167,7 @@ class Evaluation:
         )
 
     def _verdict(self, expected: _Round, drafted: _Round, speedup: float, most: str) -> Reason:
-        """Why it is a candidate; ``most`` is what it could bring."""
+        """Why the pair is a candidate; ``most`` says what it could bring."""
         if self.asked is not None:
             expects = f"{speedup:.2f}x plain expected, " if self.drafter.acceptance else ""
             return Reason("depth_asked", f"depth {drafted.depth} was asked for: {expects}{most}")
@@ -184,29 +184,29 @@ class Evaluation:
         return Reason(
             "possible_gain",
             f"no gain expected ({drafted.tokens_per_s * self.fastest.curve.plain_s:.2f}x if it guessed all the "
-            f"time), {most}: guesses only where that pays",
+            f"time), {most}: guesses only while they pay",
         )
 
     def _against_turns(self, pipelined: Candidate | Rejected, serial: Candidate) -> Candidate | Rejected:
-        """Both at once have to be faster than in turns, and than plain decoding, by more than the noise."""
+        """Reject pipelined drafting unless it beats serial drafting and plain decoding by more than the noise."""
         plain_s = self.fastest.curve.plain_s
         in_turns, at_once = plain_s * serial.drafted_tokens_per_s, pipelined.speedup
         if isinstance(pipelined, Candidate):
             at_once = plain_s * pipelined.drafted_tokens_per_s
         if at_once is None:
-            return pipelined  # nobody knows
+            return pipelined  # the contention was not measured
         rival = in_turns if self.asked is not None else max(in_turns, plain_s / self.target.curve.plain_s)
         if isinstance(pipelined, Candidate) and at_once > self.margin * rival:
             return pipelined
         return self._reject(
-            Reason("in_turns", f"side by side {at_once:.2f}x, in turns {in_turns:.2f}x: in turns"),
+            Reason("in_turns", f"pipelined {at_once:.2f}x, serial {in_turns:.2f}x: serial"),
             mode="pipelined",
             speedup=at_once,
             possible_speedup=pipelined.possible_speedup,
         )
 
     def _open_to_this_plan(self, verdict: Candidate | Rejected) -> Candidate | Rejected:
-        """A drafter that is loaded in one place cannot be moved to another before the next start."""
+        """Reject a drafter that would have to move: a loaded drafter stays on its device until the next start."""
         if self.drafter.eligible or isinstance(verdict, Rejected):
             return verdict
         said = f"{verdict.speedup:.2f}x expected, but the drafter stays where it is loaded until the next start"
@@ -254,17 +254,17 @@ def _rate(one: _Round) -> float:
 def _best_pipeline(pair: SimulatedPair, depths: Sequence[int]) -> tuple[int, SimulatedRounds]:
     """The depth at which our pipelined loop is simulated to be fastest."""
     simulated = {depth: expected_pipelined(pair, depth) for depth in depths}
-    # Deeper caps that the loop never uses differ from lesser ones in the last digits only.
+    # Caps deeper than the loop uses change only the last digits.
     best = max(simulated, key=lambda depth: float(f"{simulated[depth].tokens_per_s:.9g}"))
     return best, simulated[best]
 
 
 def contention_words(contention: Contention) -> str:
-    """What the two cost each other."""
+    """How much target and drafter slow each other down, in words."""
     target, drafter = max(1.0, contention.target_factor), max(1.0, contention.drafter_factor)
     if target == drafter == 1.0:
-        return "at the same time neither side slows the other down"
-    return f"at the same time the target takes {target:.2f}x and the drafter {drafter:.2f}x as long as alone"
+        return "in parallel neither side slows the other down"
+    return f"in parallel the target takes {target:.2f}x and the drafter {drafter:.2f}x as long as alone"
 
 
 def _level(target: TargetOption, depth: int) -> Exactness:
@@ -277,12 +277,12 @@ def _level(target: TargetOption, depth: int) -> Exactness:
 
 
 def memory_not_known(place: str) -> Reason:
-    """Why nothing is put there."""
+    """The reason for a device whose memory size is unknown."""
     return Reason("memory_not_known", f"how much memory {place} has is not known")
 
 
 def taken_bytes(target: TargetOption, drafter: DrafterOption | None, headroom_bytes: int) -> dict[str, int]:
-    """What the two take of each memory."""
+    """Bytes that target and drafter take of each memory."""
     taken = {target.memory_name: target.needed_bytes(headroom_bytes)}
     if target.host_bytes:
         taken[HOST] = taken.get(HOST, 0) + target.host_bytes
@@ -293,12 +293,12 @@ def taken_bytes(target: TargetOption, drafter: DrafterOption | None, headroom_by
 
 
 def guesses(count: int, kind: str = "") -> str:
-    """So many guesses."""
+    """ "N guesses", with an optional ``kind``."""
     return f"{count} {kind}guess{'es' if count != 1 else ''}"
 
 
 def rate(tokens_per_s: float) -> str:
-    """Tokens a second, three digits or so."""
+    """Tokens a second, with about three digits."""
     return f"{tokens_per_s:.1f}" if tokens_per_s >= 10 else f"{tokens_per_s:.2f}"
 
 

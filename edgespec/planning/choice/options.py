@@ -1,4 +1,4 @@
-"""What may run where, what was ranked and what was turned away: the records of a ranking."""
+"""The records of a ranking: what may run where, candidates, and rejections."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from edgespec.planning.cost.curve import Curve, DraftCost
 
 
 def placed_name(model: str, device: str, layers: tuple[int, int] | None) -> str:
-    """A model where it runs: "m on Vulkan0", or "m, 12 of 25 layers on Vulkan0"."""
+    """A model with its device: "m on Vulkan0", or "m, 12 of 25 layers on Vulkan0"."""
     some = "" if layers is None else f", {layers[0]} of {layers[1]} layers"
     return f"{model}{some} on {device}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOption:
-    """The target in one configuration. All options of a ranking are the same model, so that they can be compared.
+    """The target in one configuration. All options of a ranking are the same model.
 
-    ``depth_cap_stable`` is the deepest depth whose widths are bit-equal to plain decoding in this configuration;
-    None means that nobody looked. ``memory`` names the device whose memory holds it, where that is not ``device``; of
-    its bytes ``host_bytes`` are in the machine's own memory all the same. ``layers`` is (on the device, of all) where
-    only some are there. ``eligible`` is off for a place that this plan cannot use: the target stays where it is.
-    ``measured`` is off where times are estimated from other machines.
+    ``depth_cap_stable`` is the deepest depth whose widths are bit-equal to plain decoding in this configuration; None
+    if not measured. ``memory`` names the device whose memory holds the target, if not ``device``; ``host_bytes`` of
+    the bytes are in the machine's own memory. ``layers`` is (on the device, total) if only some are on the device.
+    ``eligible`` is False for a configuration that this plan cannot use. ``measured`` is False for times estimated
+    from other machines.
     """
 
     model: str
@@ -49,22 +49,22 @@ class TargetOption:
 
     @property
     def memory_name(self) -> str:
-        """The memory it lives in."""
+        """The device whose memory holds the target."""
         return self.memory or self.device
 
     def needed_bytes(self, headroom_bytes: int) -> int:
-        """Weights, cache and working buffers, in the memory it lives in."""
+        """Weights, cache and working buffers, in that memory."""
         return self.weights_bytes + self.cache_bytes - self.host_bytes + headroom_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterOption:
-    """A drafter in one configuration. ``model``, ``runtime`` and ``device`` are None where it needs no model.
+    """A drafter in one configuration. ``model``, ``runtime`` and ``device`` are None for a drafter without a model.
 
-    ``acceptance[i]`` is the probability that draft token i is accepted given that those before it were; its last
-    entry goes on for deeper drafts. Empty: not known, so nothing is promised. ``copies``: copies of the text are
-    proposed besides, which cost nothing and whose gain is not counted. ``bytes_per_forward`` is what one draft token
-    reads. ``eligible`` is off for a place that this plan cannot use: the drafter stays where it is loaded.
+    ``acceptance[i]`` is the probability that draft token i is accepted if those before it were; the last entry is
+    repeated for deeper drafts. Empty: not known, so no gain is predicted. ``copies``: copies of the text are proposed
+    as well, free and not counted in the gain. ``bytes_per_forward`` is what one draft token reads. ``eligible`` is
+    False for a configuration that this plan cannot use, since the drafter is loaded elsewhere.
     """
 
     kind: Literal["model", "lookup"]
@@ -83,9 +83,9 @@ class DrafterOption:
 
     def __post_init__(self) -> None:
         if not all(0 <= probability <= 1 for probability in self.acceptance):
-            raise ValueError("the acceptance probabilities of a drafter are from 0 to 1")
+            raise ValueError("the acceptance probabilities of a drafter are between 0 and 1")
         if (self.kind == "model") != (self.model is not None and self.device is not None):
-            raise ValueError("a drafter of kind model has a model and a device, and no other has")
+            raise ValueError("only a drafter of kind model has a model and a device")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -98,24 +98,24 @@ class DrafterOption:
 
     @property
     def memory_name(self) -> str | None:
-        """The memory it lives in; None if it takes none worth counting."""
+        """The device whose memory holds the drafter; None for a drafter without a model."""
         return self.memory or self.device
 
     def needed_bytes(self, headroom_bytes: int) -> int:
-        """Weights, cache and working buffers; nothing for a drafter without a model."""
+        """Weights, cache and working buffers; 0 for a drafter without a model."""
         return 0 if self.model is None else self.weights_bytes + self.cache_bytes + headroom_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A way to run that fits and that could pay. Speed-ups are against the fastest plain decoding of all options.
+    """A way to run that fits and could pay. Speed-ups are against the fastest plain decoding of all options.
 
-    ``speedup`` is what is expected: never below plain decoding in the same configuration, which a round that would
-    lose falls back to. ``depth`` is how deep it drafts then, 0 where it is expected to gain nothing;
-    ``possible_speedup`` is reached at ``possible_depth`` if every token is accepted. ``drafted_tokens_per_s`` is what
-    drafting in every round comes to, also where that loses. ``memory_bytes`` is what it takes of each memory.
-    ``memory_bound_speedup`` is MBSU: what the bytes read would allow if nothing else took time; the gap to
-    ``speedup`` is compute and overhead. None for plain decoding. ``why`` begins with the verdict.
+    ``speedup`` is the expected one, never below plain decoding in the same configuration, to which a losing round
+    falls back. ``depth`` is the expected depth, 0 if no gain is expected. ``possible_speedup`` is reached at
+    ``possible_depth`` if every token is accepted. ``drafted_tokens_per_s`` is the rate of drafting in every round,
+    even if that loses. ``memory_bytes`` are the bytes taken of each memory. ``memory_bound_speedup`` is MBSU: the
+    speed-up if only reading bytes took time; its gap to ``speedup`` is compute and overhead. None for plain decoding.
+    ``why`` begins with the verdict.
     """
 
     what: str
@@ -141,11 +141,11 @@ class Candidate:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Kinds of drafters that propose; none for plain decoding."""
+        """Kinds of drafters that propose; empty for plain decoding."""
         return () if self.drafter is None else self.drafter.sources
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: one entry of ``candidates``; seconds that nobody measured are null."""
+        """One entry of ``candidates`` in the JSON; seconds that were not measured are null."""
         measured = self.target.measured
         return {
             "what": self.what,
@@ -165,11 +165,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """What was turned away and why; the numbers in the sentence are those of the fields.
+    """A rejected way to run and the reason; the numbers in the sentence are those of the fields.
 
-    ``speedup`` is the predicted one and ``possible_speedup`` the one if every token were accepted, both against the
-    fastest plain decoding; ``needed_bytes`` and ``available_bytes`` are of the memory it did not fit in.
-    ``target`` is None for what nobody has measured.
+    ``speedup`` is the prediction and ``possible_speedup`` the one if every token were accepted, both against the
+    fastest plain decoding. ``needed_bytes`` and ``available_bytes`` are those of the memory that was too small.
+    ``target`` is None for a target that was not measured.
     """
 
     what: str
@@ -187,7 +187,7 @@ class Rejected:
         return f"{self.what}: {self.verdict.text}"
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: one entry of ``rejected``."""
+        """One entry of ``rejected`` in the JSON."""
         return {
             "what": self.what,
             **self.verdict.as_json(),
@@ -201,7 +201,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Candidates, the best first (there is at least one, plain), and what was rejected, in the order looked at."""
+    """Candidates, the best first (at least one, plain), and rejections in the order of evaluation."""
 
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]

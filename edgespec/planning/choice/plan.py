@@ -1,4 +1,4 @@
-"""The decision what runs where, as frozen data with a reason for each choice."""
+"""The plan: what runs where, as frozen data with a reason for each choice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDrafter:
-    """Who proposes. ``model``, ``runtime`` and ``device`` are None for a drafter that needs no model."""
+    """The drafter. ``model``, ``runtime`` and ``device`` are None for a drafter without a model."""
 
     kind: str
     model: str | None = None
@@ -36,7 +36,7 @@ class PlannedDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the engine will do, and why. ``drafter_off``: why there is no model drafter, where one was wanted."""
+    """What the engine will do, and why. ``drafter_off``: why a requested drafting model is not used."""
 
     mode: Mode
     exactness: Exactness
@@ -51,18 +51,18 @@ class Plan:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why, as sentences."""
+        """The reasons as sentences."""
         return tuple(reason.text for reason in self.why)
 
     @property
     def plain_because(self) -> Reason | None:
-        """Why nothing is drafted; None where something is."""
+        """Why decoding is plain; None if the plan drafts."""
         if self.mode != "plain":
             return None
         return next((reason for reason in reversed(self.why) if reason.code in PLAIN_CODES), None)
 
     def as_json(self) -> dict[str, Any]:
-        """The shape of CLI.md's ``plan`` object."""
+        """The ``plan`` object of the JSON."""
         drafter = self.drafter
         return {
             "mode": self.mode,
@@ -91,7 +91,7 @@ class Plan:
 
 
 def plain_version(plan: Plan) -> Plan:
-    """The plan of an answer that was asked for plainly, in the same numeric class."""
+    """The plan of an answer that was requested without guesses, in the same numeric class."""
     if plan.mode == "plain":
         return plan
     why = (*plan.why, DEPTH_ZERO)

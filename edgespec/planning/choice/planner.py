@@ -1,4 +1,4 @@
-"""From what is wanted and what was measured to a plan, with a reason for each choice."""
+"""Makes a plan from a request and measurements, with a reason for each choice."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ NO_EQUAL_WIDTH = Reason(
 )
 CANNOT_REWIND = Reason("cannot_rewind", "plain: guessing does not work with this kind of model yet (recurrent state)")
 
-# Copies of the text cost nothing to propose, and what they bring only the text decides.
+# Copies of the text are free to propose; their gain depends on the text.
 LOOKUP = DrafterOption(kind="lookup", cost=FREE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What the profile asks for, as far as planning goes. ``sources`` are drafter kinds in order of preference.
+    """What the profile asks for, as far as planning needs it. ``sources`` are drafter kinds in order of preference.
 
-    ``drafter_head`` are the rows of the drafter's short head and of its whole one, ``drafter_bytes`` what its weights
-    take as they are kept and in the file, where these differ, ``drafter_program`` the other program that keeps it,
-    where it was found there. ``weighs_siblings``: the policy knows what they are worth.
+    ``drafter_head`` is the number of rows in the drafter's trimmed head and in its whole one. ``drafter_bytes`` is
+    the size of its weights in memory and in the file, if these differ. ``drafter_program`` is the other program whose
+    store has the drafter's file. ``weighs_siblings``: the depth policy can value siblings.
     """
 
     depth: int | Literal["auto"]
@@ -59,7 +59,7 @@ class PlanRequest:
 
     @property
     def asked_depth(self) -> int | None:
-        """The depth that was asked for."""
+        """The requested depth; None for "auto"."""
         return None if self.depth == "auto" else self.depth
 
 
@@ -70,10 +70,10 @@ def decide(
     memory_bytes: Mapping[str, int],
     contention: Mapping[Pair, Contention],
 ) -> Ranking | None:
-    """Rank what may run where, for what was asked for; the plan is the first of it. Pure.
+    """Rank what may run where for a request; the plan is the first candidate. Pure.
 
-    ``targets[0]`` is the target where it runs. None where a depth was asked for and a drafter was not timed: it
-    drafts all the same, and nobody knows what that comes to. Raises what ``rank`` raises.
+    ``targets[0]`` is the target as loaded. Returns None if a depth was requested and a drafter was not timed: the
+    drafter drafts anyway, with no prediction. Raises what ``rank`` raises.
     """
     timed = {source for drafter in drafters for source in drafter.sources}
     if request.asked_depth and not timed.issuperset(request.sources):
@@ -93,14 +93,14 @@ def decide(
 
 
 def drafter_options(request: PlanRequest, model: DrafterOption | None) -> list[DrafterOption]:
-    """Who may draft: the model, which proposes copies of the text besides if they are wanted, and copies alone."""
+    """The drafter options: the model (with copies of the text if requested), and copies alone."""
     copies = "lookup" in request.sources
     found = [] if model is None or "model" not in request.sources else [replace(model, copies=copies)]
     return [*found, *([LOOKUP] if copies else [])]
 
 
 def contention_of(request: PlanRequest, costs: Costs) -> Contention | None:
-    """What the loaded two cost each other; nothing where both at once was asked for and nobody measured it."""
+    """Contention of the loaded pair; unmeasured, none is assumed if pipelined decoding was requested."""
     return costs.contention or (Contention() if request.mode == "pipelined" else None)
 
 
@@ -120,7 +120,7 @@ def target_option(facts: ModelFacts, curve: Curve, context_length: int, depth_ca
 
 
 def depth_cap(target: ModelFacts, probe: WidthProbe | None) -> int | None:
-    """The deepest depth that keeps plain decoding's bits; None where nobody looked."""
+    """The deepest depth that is bit-equal to plain decoding; None if not measured."""
     if not target.can_rewind:
         return 0
     return None if probe is None else probe.depth_cap
@@ -134,10 +134,10 @@ def make_plan(
     costs: Costs,
     ranking: Ranking | None,
 ) -> Plan:
-    """The best of the ``ranking``, in words: mode, depth cap, exactness, who drafts, and why. Pure.
+    """The best candidate of ``ranking`` as a plan: mode, depth cap, exactness, drafters, and why. Pure.
 
-    ``costs`` are those that it was ranked by. With a depth of "auto" nothing is drafted before there is a ranking; a
-    depth that was asked for needs none.
+    ``costs`` are those of the ranking. With depth "auto" nothing is drafted without a ranking; a requested depth
+    needs no ranking.
     """
     why = list(notes)
     widths = probe.widths if probe is not None else ()
@@ -155,7 +155,7 @@ def make_plan(
     if ranking is not None and costs.measured:
         predicted = ranking.best.tokens_per_s
     if cap > 0 and request.depth != "auto" and sources:
-        predicted = None  # what a fixed depth comes to depends on the text
+        predicted = None  # the speed of a fixed depth depends on the text
     if cap > 0 and request.depth == "auto" and sources:
         sources = () if ranking is None else ranking.best.sources
         mode = mode if ranking is None else ranking.best.mode
@@ -199,7 +199,7 @@ def make_plan(
 
 
 def _decided(request: PlanRequest, ranking: Ranking, costs: Costs, cap: int) -> list[Reason]:
-    """Why the best of the ranking is the best."""
+    """Why the best candidate is the best."""
     best = ranking.best
     curve = best.target.curve
     ratios = ", ".join(f"{curve.ratio(depth + 1):.2f}x with {depth}" for depth in _telling_depths(cap))
@@ -216,7 +216,10 @@ def _decided(request: PlanRequest, ranking: Ranking, costs: Costs, cap: int) -> 
         why.append(Reason("mode_asked", f"{request.mode}: asked for"))
     elif best.mode == "serial" and "model" in best.sources:
         why.append(
-            Reason("contention_not_measured", "serial: how much both slow each other down has not been measured")
+            Reason(
+                "contention_not_measured",
+                "serial: how much target and drafter slow each other down has not been measured",
+            )
             if costs.contention is None
             else Reason("contention", contention_words(costs.contention))
         )
@@ -224,27 +227,27 @@ def _decided(request: PlanRequest, ranking: Ranking, costs: Costs, cap: int) -> 
 
 
 def _telling_depths(cap: int) -> list[int]:
-    """1, 2, 4, ... and the cap itself."""
+    """1, 2, 4, ... and the cap."""
     return sorted({cap, *(2**power for power in range(cap.bit_length()))})
 
 
 def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
-    """How a model drafts beyond a chain of tokens: what it leaves out, and what it puts forward besides."""
+    """What else to report about a drafting model: its source, requantised weights, trimmed head and siblings."""
     notes = []
     if request.drafter_program is not None:
         said = f"{request.drafter_model} of {request.drafter_program} drafts: it has the target's vocabulary"
         notes.append(Reason("drafter_found", said))
     if request.drafter_bytes is not None:
         kept, filed = map(megabytes, request.drafter_bytes)
-        said = f"the drafter's weights are kept in four bits: {kept} where its file has {filed}"
+        said = f"the drafter's weights are kept in four bits: {kept} instead of the file's {filed}"
         notes.append(Reason("drafter_requantized", said))
     if request.drafter_head is not None:
         rows, whole = request.drafter_head
-        said = f"the drafter reads {rows} of the {whole} rows of its output head, and all where a text needs them"
+        said = f"the drafter reads {rows} of the {whole} rows of its output head, and all rows when a text needs them"
         notes.append(Reason("drafter_short_head", said))
     if branches and request.weighs_siblings and request.depth == "auto":
         said = (
-            "the drafter's second choices are verified as well where that is expected to pay; the prediction does "
+            "the drafter's second choices are verified as well if that is expected to pay; the prediction does "
             "not count them"
         )
         notes.append(Reason("drafter_alternatives", said))
@@ -254,7 +257,7 @@ def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
 def _cap_and_level(
     request: PlanRequest, class_cap: int, why: list[Reason], *, probed: bool, longest: int | None
 ) -> tuple[int, Exactness]:
-    """How deep, and how exact that is. ``longest``: the context to which widths were compared, where that matters."""
+    """Depth cap and exactness. ``longest`` is the longest compared context, if length matters."""
     if request.depth == 0:
         why.append(DEPTH_ZERO)
         return 0, "W"

@@ -1,7 +1,7 @@
-"""Which way to run is predicted to be fastest: enumerate, turn away what does not fit or does not pay, rank, explain.
+"""Ranks the ways to run by predicted speed: enumerate, reject what does not fit or pay, rank, explain.
 
 The predictions are those of ``planning/cost``. Placements follow Dovetail (Zhang et al., 2024: drafter on the GPU,
-target on the CPU) and DuoDecoding (Lv et al., 2025: the reverse); both are enumerated like any other pair of devices.
+target on the CPU) and DuoDecoding (Lv et al., 2025: the reverse), enumerated like any other pair of devices.
 Everything here is pure.
 """
 
@@ -25,8 +25,8 @@ ExactnessRequest = Literal["stable", "near", "any"]
 MODES: tuple[Mode, ...] = ("plain", "serial", "pipelined")
 
 
-# Beside weights and cache, for each model: what memory.py's estimate comes to with the largest vocabulary in use
-# (262 144 entries): 64 MiB of context and 8 bytes for each of 64 rows of scores.
+# For each model, in addition to weights and cache: memory.py's estimate for the largest vocabulary in use (262 144
+# entries): 64 MiB of context and 8 bytes for each of 64 rows of scores.
 HEADROOM_BYTES = 192 * 2**20
 
 Pair = tuple[str, str]
@@ -46,22 +46,22 @@ def rank(
     margin: float = DRAFT_MARGIN,
     headroom_bytes: int = HEADROOM_BYTES,
 ) -> Ranking:
-    """Rank every way to run ``targets[0].model``, in the configurations given, with or without each drafter.
+    """Rank every way to run ``targets[0].model`` in the given configurations, with or without each drafter.
 
-    This is the one place that decides: a plan is the first candidate in words. A drafter that could pay is a
-    candidate, however little is expected of it: being planned costs nothing, as each round drafts only where that is
-    expected to pay. So of two ways to expect the same of, the one that could bring more comes first.
+    This function alone decides; a plan is its first candidate in words. Every drafter that could pay is a candidate,
+    however small the expected gain: planning a drafter is free, since each round drafts only if that is expected to
+    pay. Of two equal expectations the candidate with the larger possible gain comes first.
 
-    ``memory_bytes`` is what may be used of each memory, by the name of the device that owns it. ``contention`` and
-    ``hand_over_s`` (seconds a round) are keyed by (target's device, drafter's device). Two devices that are not in
-    ``contention`` are not run at once, because nobody knows what that costs; nor is one device beside itself. A
-    hand-over that is not listed is free.
+    ``memory_bytes`` is the usable size of each memory, by the name of the device that owns it. ``contention`` and
+    ``hand_over_s`` (seconds a round) are keyed by (target's device, drafter's device). A pair of devices that is
+    missing in ``contention`` is not run in parallel, nor are two models on one such device. A missing hand-over is
+    free.
 
-    ``exactness``: "stable" keeps to depths that are bit-equal to plain decoding, "near" goes up to ``depth_limit``,
-    "any" too, without asking whether widths were probed (described machines). ``asked`` is a depth that was asked
-    for: it goes before plain decoding, whatever it comes to. Plain decoding always competes, whatever ``modes`` says.
-    The target is placed first, by itself; a drafter gets what it leaves. Targets that are not eligible are compared
-    with the first one's plain decoding and rejected. ``margin`` is what a drafter has to be able to gain.
+    ``exactness``: "stable" allows depths that are bit-equal to plain decoding, "near" goes up to ``depth_limit``,
+    "any" as well but without probed widths (described machines). ``asked`` is a requested depth, ranked before plain
+    decoding whatever its speed. Plain decoding always competes, whatever ``modes`` contains. The target is placed
+    first; a drafter gets the remaining memory. Targets that are not eligible are compared with the first one's plain
+    decoding and rejected. ``margin`` is the speed-up that a drafter has to be able to exceed.
 
     Raises MemoryLimitError if the target fits nowhere, ValueError if there is no target to place.
     """
@@ -100,7 +100,7 @@ def rank(
                 rejected.append(refusal)
                 continue
             pair = (target.device, drafter.device or "")
-            # One device is shared at a price that was measured or not at all; two may be known not to touch.
+            # Sharing one device needs a measured contention; two devices may be known to be independent.
             known = drafter.device != target.device or pair in (contention or {})
             both, hand_over = (contention or {}).get(pair), (hand_over_s or {}).get(pair, 0.0)
             for verdict in evaluation.verdicts(modes, both, hand_over, known=known):
@@ -109,16 +109,16 @@ def rank(
                 else:
                     rejected.append(verdict)
     rejected += [_stays(target, name, fastest) for target, name in placed if not target.eligible]
-    # Where a depth was asked for, everybody drafts who can.
+    # With a requested depth, every drafter that can draft comes first.
     candidates.sort(key=lambda one: (0 if asked is None else -len(one.sources), *_order(one)))
     return Ranking(candidates=tuple(candidates), rejected=tuple(rejected))
 
 
 def reasons(ranking: Ranking) -> tuple[Reason, ...]:
-    """Why the best candidate is the best: its verdict and what it stands on, then what was refused.
+    """Why the best candidate is the best: its verdict and further reasons, then the rejections.
 
-    A plain plan says for each drafter how near it came; a speculative one what did not fit, was not measured or could
-    not pay. What other places would bring is left to ``explain``.
+    A plain plan reports how near each drafter came; a speculative plan what did not fit, was not measured or could
+    not pay. Other devices are left to ``explain``.
     """
     best = ranking.best
     said = [Reason(best.verdict.code, f"{best.what}: {best.verdict.text}"), *best.why[1:]]
@@ -144,7 +144,7 @@ def explain(ranking: Ranking) -> tuple[str, ...]:
 
 
 def _of_the_best(refusal: Rejected, ranking: Ranking) -> bool:
-    """Whether it says why the plan's own drafter is not used otherwise, or why a drafter is off beside it."""
+    """Whether the rejection concerns another mode of the plan's drafter, or a drafter that is off in this plan."""
     if refusal.verdict.code == "cannot_pay":
         return not any(candidate.drafter == refusal.drafter for candidate in ranking.candidates)
     return refusal.drafter == ranking.best.drafter and refusal.verdict.code in ("in_turns", "contention_not_measured")
@@ -177,9 +177,9 @@ def _refused_target(
 
 
 def _fits_nowhere(rejected: Sequence[Rejected]) -> MemoryLimitError:
-    """The error of a target without a place; the place that comes nearest is named."""
+    """The error for a target that fits nowhere; it names the option that comes nearest."""
     nearest = min(rejected, key=lambda one: (one.needed_bytes or float("inf")) - (one.available_bytes or 0))
-    assert nearest.target is not None  # it was an option
+    assert nearest.target is not None  # the rejection is of an option
     return MemoryLimitError(
         f"{nearest.target.model} fits nowhere: on {nearest.target.device} it {nearest.verdict.text}"
         if nearest.needed_bytes is not None
@@ -215,17 +215,17 @@ def _plain(target: TargetOption, name: str, fastest: TargetOption, headroom_byte
 
 
 def _stays(target: TargetOption, name: str, fastest: TargetOption) -> Rejected:
-    """A place that the target was measured in and is not moved to."""
+    """The rejection of a configuration that was measured but that the target is not moved to."""
     speedup = fastest.curve.plain_s / target.curve.plain_s
     said = (
-        f"plain decoding is {speedup:.2f}x as fast there; the target moves where {TAKEOVER_CALIBRATIONS} "
-        f"calibrations in a row find it {100 * (TAKEOVER_MARGIN - 1):.0f} % faster, guesses included"
+        f"plain decoding is {speedup:.2f}x as fast there; the target moves after {TAKEOVER_CALIBRATIONS} "
+        f"calibrations in a row measure {100 * (TAKEOVER_MARGIN - 1):.0f} % more speed, guesses included"
     )
     return Rejected(what=name, verdict=Reason("target_stays", said), target=target, speedup=speedup)
 
 
 def _depth_cap(target: TargetOption, exactness: ExactnessRequest, depth_limit: int) -> int | None:
-    """How deep it may draft; None where it would have to be known and is not."""
+    """The deepest draft allowed; None if it depends on a missing measurement."""
     if exactness == "any":
         return depth_limit
     if target.depth_cap_stable is None:
@@ -237,7 +237,7 @@ def _depth_cap(target: TargetOption, exactness: ExactnessRequest, depth_limit: i
 
 
 def _order(candidate: Candidate) -> tuple[float, int, float, int, int, int, str]:
-    """Faster first; of equals who could bring more, then the simpler, then the smaller."""
+    """Faster first; then the larger possible gain, then the simpler, then the smaller."""
     models = 1 + (candidate.drafter is not None and candidate.drafter.model is not None)
     return (
         -_digits(candidate.tokens_per_s),
@@ -251,12 +251,12 @@ def _order(candidate: Candidate) -> tuple[float, int, float, int, int, int, str]
 
 
 def _digits(tokens_per_s: float) -> float:
-    """Sums in another order differ in the last digits: such rates are equal."""
+    """Rounded, since sums in another order differ in the last digits."""
     return float(f"{tokens_per_s:.9g}")
 
 
 def _labels(options: Sequence[TargetOption | DrafterOption]) -> list[str]:
-    """A name for each, as short as keeps them apart: model and device, and what else differs."""
+    """A short unique name for each option: model and device, and what else differs."""
     differing = [_differing(one, [o for o in options if o.short_name == one.short_name]) for one in options]
     return [
         f"{one.short_name} ({', '.join(parts)})" if parts else one.short_name
@@ -264,15 +264,15 @@ def _labels(options: Sequence[TargetOption | DrafterOption]) -> list[str]:
     ]
 
 
-def _differing(option: TargetOption | DrafterOption, alike: Sequence[TargetOption | DrafterOption]) -> list[str]:
+def _differing(option: TargetOption | DrafterOption, similar: Sequence[TargetOption | DrafterOption]) -> list[str]:
     parts = []
-    if len({other.runtime for other in alike}) > 1:
+    if len({other.runtime for other in similar}) > 1:
         parts.append(str(option.runtime))
-        alike = [other for other in alike if other.runtime == option.runtime]
-    if len({other.threads for other in alike}) > 1:
+        similar = [other for other in similar if other.runtime == option.runtime]
+    if len({other.threads for other in similar}) > 1:
         parts.append(f"{option.threads} thread{'s' if option.threads > 1 else ''}")
     if isinstance(option, TargetOption):
-        settings = [dict(other.settings) for other in alike if isinstance(other, TargetOption)]
+        settings = [dict(other.settings) for other in similar if isinstance(other, TargetOption)]
         for key in sorted({key for one in settings for key in one}):
             if any(one.get(key) != settings[0].get(key) for one in settings):
                 parts.append(f"{key} {_setting(option.settings.get(key))}")

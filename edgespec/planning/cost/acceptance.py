@@ -1,8 +1,8 @@
-"""How likely draft tokens are to be accepted: by position in the chain and by confidence, and beside it.
+"""How likely draft tokens are to be accepted, by position in the chain and by confidence; the same for siblings.
 
-A drafter's confidence is a number from 0 to 1 without a promise. Counting how often tokens of about that confidence
-were accepted turns it into a probability, without a trained head: the training-free form of SpecDec++ (Huang et al.,
-2024) and DISCO (Mamou et al., 2024).
+A drafter's confidence (0 to 1) is not a probability. Counting how often tokens of about that confidence were accepted
+turns it into one without a trained head: the training-free form of SpecDec++ (Huang et al., 2024) and DISCO (Mamou et
+al., 2024).
 """
 
 from __future__ import annotations
@@ -12,46 +12,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Bins of equal width over [0, 1]. Ten tell a sure copy from a guess and still fill within a paragraph.
+# Bins of equal width over [0, 1]. Ten separate a sure copy from a guess and still fill within a paragraph.
 BINS = 10
 
-# Positions told apart; those beyond share the last one. Deeper drafts have paid on no consumer CPU measured.
+# Positions with separate counts; later positions share the last count. Deeper drafts paid on no measured consumer
+# CPU.
 POSITIONS = 8
 
-# Share of a count that the next observation of its kind leaves: about the last thirty matter, two or three paragraphs
-# of one kind of text.
+# Decay of a count for each observation: about the last thirty matter, two or three paragraphs of one kind of text.
 DECAY = 0.97
 
-# The same for noticing that the text has changed: about the last seven tokens.
+# Decay for noticing that the text has changed: about the last seven tokens.
 QUICK_DECAY = 0.85
 
-# Those few are believed if they came to less than this share of what was expected: the rest is chance.
+# The quick counts are used below this share of the expectation; above it the difference is chance.
 DISAPPOINTING = 0.8
 
-# Observations that a guess is worth: few, so that a dozen tokens of the text at hand outweigh it.
+# Weight of a guess, in observations: few, so that a dozen tokens of the current text outweigh the guess.
 PRIOR_STRENGTH = 4.0
 
-# The same of what earlier conversations taught about a position. With four, bad luck in the first tokens parked a
-# simulated drafter that would have brought 1.13x in half of the answers; with eight seldom, and one that does not pay
-# was parked a round or two later.
+# Weight of what earlier conversations taught about a position. Simulated: with 4, bad luck in the first tokens parked
+# a 1.13x drafter in half of the answers; with 8 seldom, and a slower drafter was parked a round or two later.
 TAUGHT_STRENGTH = 8.0
 
-# To the next conversation all that was seen is worth more than to the text at hand, up to this: it should outlast an
-# answer of another kind, or a drafter that did not pay at the end of one conversation would not be tried in any that
-# follows.
+# Largest weight of all tokens seen, for the next conversation: it should outlast an answer of another kind, or a
+# drafter that did not pay at the end of one conversation would never be tried again.
 HANDED_ON_STRENGTH = 256.0
 
-# Before anything is known of a pair. A 0.5B drafter of the same family had 0.1 (translation, short questions) to 0.9
-# (code) of its tokens accepted by a 1.5B target (greedy, depth 3, 16 Spec-Bench prompts); the middle of that.
+# Before a pair has any experience: the middle of 0.1 (translation, short questions) to 0.9 (code), accepted by a 1.5B
+# target from a 0.5B drafter of its family (greedy, depth 3, 16 Spec-Bench prompts).
 UNKNOWN = 0.6
 
-# What is stored without a number of tokens holds the rates of the last thirty.
+# Stored priors without a number of tokens hold the rates of the last thirty.
 _TOKENS_OF_OLD = 30.0
 
 
 @dataclass(slots=True)
 class _Count:
-    """Recent tokens, and all of them."""
+    """Accepted and tried tokens: recent (decayed) and total."""
 
     accepted: float = 0.0
     tried: float = 0.0
@@ -72,15 +70,15 @@ class _Count:
         return (self.accepted + strength * prior) / (self.tried + strength)
 
     def ever(self, prior: float, strength: float) -> float:
-        """The rate of all tokens."""
+        """The rate over all tokens."""
         return (self.accepted_ever + strength * prior) / (self.tried_ever + strength)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptancePrior:
-    """What earlier conversations of a pair taught: a rate for every position and every bin, None where none did.
+    """What earlier conversations of a pair taught: a rate for every position and every bin, None if unknown.
 
-    ``tokens`` is how many it was learned from, counted up to what matters.
+    ``tokens`` is the number of tokens behind the rates, capped at HANDED_ON_STRENGTH.
     """
 
     by_position: tuple[float | None, ...] = (None,) * POSITIONS
@@ -89,11 +87,11 @@ class AcceptancePrior:
 
     def __post_init__(self) -> None:
         if len(self.by_position) != POSITIONS or len(self.by_confidence) != BINS:
-            raise ValueError("a prior of another shape")
+            raise ValueError(f"a prior has {POSITIONS} positions and {BINS} bins")
         if not all(rate is None or 0 <= rate <= 1 for rate in (*self.by_position, *self.by_confidence)):
             raise ValueError("an acceptance rate lies between 0 and 1")
         if not 0 <= self.tokens < float("inf"):
-            raise ValueError("a number of tokens")
+            raise ValueError("the number of tokens is finite and not negative")
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -116,18 +114,18 @@ NO_PRIOR = AcceptancePrior()
 
 
 class Acceptance:
-    """Counts of one drafter for one target. Not safe for several threads; its policy guards it."""
+    """Acceptance counts of one drafter for one target. Not thread-safe; the depth policy guards it."""
 
     def __init__(self, prior: AcceptancePrior = NO_PRIOR) -> None:
         self._prior = prior
         self._all = _Count()
         self._positions = [_Count() for _ in range(POSITIONS)]
         self._bins = [_Count() for _ in range(BINS)]
-        self._claimed = self._kept = 0.0  # decayed sums of confidences, and of the tokens that were right
-        self._expected = self._came = 0.0  # of what was made of confidences, and of the tokens that were right
+        self._claimed = self._kept = 0.0  # decayed sums of confidences, and of right tokens
+        self._expected = self._came = 0.0  # decayed sums of expected probabilities, and of right tokens
 
     def learn(self, confidences: Sequence[float], hits: Sequence[bool]) -> None:
-        """One proposal's tokens in order, up to the first wrong one; ``confidences`` may be empty."""
+        """Learn from a proposal's tokens in order, up to the first wrong one; ``confidences`` may be empty."""
         for position, (hit, sure) in enumerate(itertools.zip_longest(hits, confidences[: len(hits)])):
             self._all.add(hit)
             self._positions[min(position, POSITIONS - 1)].add(hit)
@@ -139,9 +137,9 @@ class Acceptance:
                 self._bins[_bin(sure)].add(hit)
 
     def fade(self, worth: float) -> None:
-        """Text went by unseen: what was accepted before it counts for at most ``worth`` tokens from now on.
+        """Limit earlier counts to a weight of ``worth`` tokens, since text went by unseen.
 
-        What confidences are worth stays: that is the drafter's own.
+        What confidences are worth depends on the drafter, and is kept.
         """
         for count in (self._all, *self._positions):
             count.fade(worth)
@@ -149,22 +147,22 @@ class Acceptance:
 
     @property
     def overall(self) -> float:
-        """Probability of any one token, whatever is known of it."""
+        """Probability that a token is accepted, without regard to position or confidence."""
         return self._all.rate(self._usual)
 
     @property
     def _usual(self) -> float:
-        """The same before any token of this conversation."""
+        """The same probability before any token of this conversation."""
         known = [rate for rate in self._prior.by_position if rate is not None]
         return sum(known) / len(known) if known else UNKNOWN
 
     @property
     def seen(self) -> int:
-        """Tokens of this process that were judged."""
+        """Number of tokens compared in this process."""
         return self._all.tried_ever
 
     def by_position(self, depth: int) -> tuple[float, ...]:
-        """Probability of acceptance at each of the first ``depth`` positions, given those before it."""
+        """Probability of acceptance at each of the first ``depth`` positions, if all earlier tokens were accepted."""
         overall = self.overall
         rates = [
             count.rate(overall) if prior is None else count.rate(prior, TAUGHT_STRENGTH)
@@ -173,7 +171,7 @@ class Acceptance:
         return tuple(rates[min(position, POSITIONS - 1)] for position in range(depth))
 
     def given(self, confidence: float) -> float:
-        """Probability of acceptance of a token of that confidence, less where recent ones disappointed."""
+        """Probability that a token of that confidence is accepted, lowered if recent tokens disappointed."""
         lately = (self._came + PRIOR_STRENGTH) / (self._expected + PRIOR_STRENGTH)
         return self._usually(confidence) * (lately if lately < DISAPPOINTING else 1.0)
 
@@ -184,12 +182,11 @@ class Acceptance:
 
     @property
     def _honesty(self) -> float:
-        """What a confidence without experience of its own is worth: taken at its word to begin with, then by what the
-        other confidences of this drafter were worth."""
+        """Factor for a confidence in a bin without counts: near 1 at first, then from the drafter's other bins."""
         return (self._kept + PRIOR_STRENGTH * UNKNOWN) / (self._claimed + PRIOR_STRENGTH * UNKNOWN)
 
     def as_prior(self) -> AcceptancePrior:
-        """What is known now, for the next conversation; the old prior while too few tokens were seen to judge by."""
+        """What is known now, for the next conversation; the old prior while too few tokens were seen."""
         prior = self._prior
         if prior == NO_PRIOR and self.seen < PRIOR_STRENGTH:
             return prior
@@ -220,24 +217,23 @@ def _bin(confidence: float) -> int:
 
 @dataclass(slots=True)
 class SiblingOdds:
-    """How often alternatives were the target's token, against how often their odds said they would be.
+    """How often siblings were the target's token, against how often their odds said they would be.
 
-    At first odds are taken at their word, and that is close: of 1796 places (0.5B drafting for 1.5B, Q4_K_M, greedy,
-    five kinds of text) those of the second choice came to 178 and it was the target's 189 times, those of the third
-    to 67 (75) and of the fourth to 37 (32), each bin of them within chance of its odds.
+    Odds are taken as probabilities at first. At 1796 positions (0.5B for 1.5B, Q4_K_M, greedy, five kinds of text)
+    they predicted 178 hits of the second choice (189 seen), 67 of the third (75) and 37 of the fourth (32).
     """
 
     claimed: float = 0.0
     right: float = 0.0
 
     def learn(self, odds: Sequence[float], hits: Sequence[bool]) -> None:
-        """The alternatives of one place."""
+        """Learn from the siblings of one position."""
         self.claimed = DECAY * self.claimed + sum(odds)
         self.right = DECAY * self.right + any(hits)
 
     @property
     def worth(self) -> float:
-        """What odds are to be multiplied by."""
+        """The factor by which odds are multiplied."""
         return (self.right + PRIOR_STRENGTH) / (self.claimed + PRIOR_STRENGTH)
 
 
@@ -249,13 +245,13 @@ def choose_siblings(
     tokens_per_s: float,
     least_gain: float = 0.0,
 ) -> list[tuple[int, int]]:
-    """The (place, rank) of at most ``most`` alternatives to put forward beside a chain, ascending.
+    """Choose at most ``most`` siblings of a chain; returns their (position, rank), ascending.
 
-    The chain has ``len(reach)`` tokens; ``reach[i]`` is the probability that those before token i stand, and
-    ``odds[i][j]`` that its j-th alternative is the target's if they do. A sibling brings one token if it is the
-    target's, for what the forward then takes longer: ``forward_s[d]`` with d drafted tokens. Added are the likeliest
-    as long as they bring more than that time is worth at ``tokens_per_s``, by ``least_gain`` tokens (Dinkelbach,
-    1967): where T(w) rises in steps, several at once.
+    The chain has ``len(reach)`` tokens. ``reach[i]`` is the probability that all tokens before token i are accepted,
+    ``odds[i][j]`` that its j-th alternative is the target's token in that case. A sibling brings one token if it is
+    the target's, and lengthens the forward: ``forward_s[d]`` with d drafted tokens. The likeliest are added as long
+    as they bring more than that time is worth at ``tokens_per_s``, by ``least_gain`` tokens (Dinkelbach, 1967); where
+    T(w) rises in steps, several together.
     """
     chances = sorted(
         (-before * own, place, rank)

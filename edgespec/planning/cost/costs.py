@@ -1,4 +1,4 @@
-"""What a machine, a target and its drafters are known to cost: what a plan and its depth policy are made from."""
+"""What a machine, a target and its drafters are known to cost: the input of a plan and its depth policy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from edgespec.planning.cost.curve import ContextCurves, DraftCost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What calibration knows: target curves (None: not calibrated) and the price of each source's drafts.
+    """What calibration knows: target curves (None: not calibrated) and the cost of each source's drafts.
 
-    ``plain_s`` is T(1), which may be known where the curves are not.
-    A source that is missing was not measured and does not draft. ``acceptance`` holds what earlier conversations
-    taught, by position. ``contention`` is what target and drafting model cost each other (None: not measured).
-    ``load_s`` is what loading the drafting model is expected to take from the answer under way; 0.0 once it is
-    loaded.
-    ``measured`` is False where the times are priors, scaled to this machine.
+    ``plain_s`` is T(1), which may be known without curves. A source that is missing was not measured and does not
+    draft. ``acceptance`` holds what earlier conversations taught, by position. ``contention`` is the mutual slowdown
+    of target and drafting model (None: not measured). ``load_s`` is the expected time that loading the drafting model
+    takes from the current answer; 0.0 once loaded. ``measured`` is False if the times are priors, scaled to this
+    machine.
     """
 
     curves: ContextCurves | None = None

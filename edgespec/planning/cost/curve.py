@@ -1,7 +1,7 @@
-"""Expected tokens and expected seconds of a round, and the depth that earns the most tokens a second.
+"""Expected tokens and expected seconds of a round, and the depth with the most tokens a second.
 
 The formulas are those of speculative decoding (Leviathan et al., 2023) with measured times in place of a constant
-cost ratio, and depth 0 as a competitor like any other (SmartSpec, 2024). Everything here is pure.
+cost ratio; depth 0 competes like any other depth (SmartSpec, 2024). Everything here is pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Sums of floats differ in their last digits: a token that is ready this share of its time late is ready in time.
+# Float sums differ in their last digits: a token late by this share of its time is in time.
 _SAME_MOMENT = 1e-9
 
 
@@ -20,7 +20,7 @@ _SAME_MOMENT = 1e-9
 class Curve:
     """T(w): seconds of a target forward by width, measured at ``widths`` (ascending, from 1).
 
-    Between measured widths it is linear; beyond the widest it keeps the last slope, never falling.
+    Linear between measured widths; beyond the widest the last slope continues, never falling.
     """
 
     widths: tuple[int, ...]
@@ -28,11 +28,11 @@ class Curve:
 
     def __post_init__(self) -> None:
         if not self.widths or self.widths[0] != 1 or len(self.widths) != len(self.forward_s):
-            raise ValueError("a curve needs one time for each of its widths, from width 1 on")
+            raise ValueError("a curve needs one time for each of its widths, starting at width 1")
         if any(left >= right for left, right in itertools.pairwise(self.widths)):
             raise ValueError("the widths of a curve ascend")
         if not all(0 < seconds < float("inf") for seconds in self.forward_s):
-            raise ValueError("a forward takes some time")
+            raise ValueError("the seconds of a forward are positive and finite")
 
     def seconds(self, width: int) -> float:
         """T(width). Raises ValueError below width 1."""
@@ -42,14 +42,14 @@ class Curve:
         if place < len(self.widths) and self.widths[place] == width:
             return self.forward_s[place]
         if place == len(self.widths):
-            if place == 1:  # one measured width says nothing about a slope; a row costs as much as the first
+            if place == 1:  # one measured width gives no slope: assume that each row costs as much as the first
                 return self.forward_s[0] * width
             place -= 1
             return self.forward_s[-1] + max(0.0, self._slope(place)) * (width - self.widths[-1])
         return self.forward_s[place - 1] + self._slope(place) * (width - self.widths[place - 1])
 
     def _slope(self, place: int) -> float:
-        """Seconds a further row costs between the measured widths ``place - 1`` and ``place``."""
+        """Seconds that a further row costs between the measured widths ``place - 1`` and ``place``."""
         return (self.forward_s[place] - self.forward_s[place - 1]) / (self.widths[place] - self.widths[place - 1])
 
     @property
@@ -75,14 +75,14 @@ class ContextCurves:
 
     def __post_init__(self) -> None:
         if not self.contexts or len(self.contexts) != len(self.curves):
-            raise ValueError("a curve for each context length")
+            raise ValueError("context curves need one curve for each context length")
         if list(self.contexts) != sorted(set(self.contexts)):
             raise ValueError("context lengths ascend")
         if len({curve.widths for curve in self.curves}) != 1:
-            raise ValueError("curves of the same widths")
+            raise ValueError("all curves have the same widths")
 
     def at(self, context_length: int) -> Curve:
-        """The curve at a context length: linear in between, constant outside of what was measured."""
+        """The curve at a context length: linear between measured lengths, constant outside."""
         contexts, curves = self.contexts, self.curves
         if context_length <= contexts[0]:
             return curves[0]
@@ -99,10 +99,10 @@ class ContextCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCost:
-    """What a proposal costs beside its verification, in seconds.
+    """Seconds that a proposal costs, without its verification.
 
     ``token_s`` for each drafter forward, ``round_s`` once a proposal, ``lag_token_s`` for each token that the drafter
-    has to read before it can propose at all (its prefill, or what was decoded while it was off).
+    has to read first (its prefill, or what was decoded while it was off).
     """
 
     token_s: float = 0.0
@@ -114,7 +114,7 @@ class DraftCost:
         return 0.0 if depth == 0 else self.round_s + depth * self.token_s + lag * self.lag_token_s
 
     def scaled(self, factor: float) -> DraftCost:
-        """The same drafter, ``factor`` times as slow in all it does."""
+        """The same drafter, ``factor`` times as slow."""
         return DraftCost(
             token_s=factor * self.token_s, round_s=factor * self.round_s, lag_token_s=factor * self.lag_token_s
         )
@@ -134,15 +134,15 @@ class DepthChoice:
 
 
 def by_position(acceptance: Sequence[float], depth: int) -> tuple[float, ...]:
-    """One probability for each of ``depth`` positions; the last known one goes on."""
+    """One probability for each of ``depth`` positions; the last known one is repeated."""
     known = tuple(acceptance[:depth])
     return known + (known[-1],) * (depth - len(known))
 
 
 def expected_tokens(acceptance: Sequence[float]) -> float:
-    """Tokens a round commits, correction or bonus included: 1 + a1 + a1 a2 + ...
+    """Tokens that a round commits, correction or bonus included: 1 + a1 + a1 a2 + ...
 
-    ``acceptance[i]`` is the probability that draft token i is accepted given that those before it were.
+    ``acceptance[i]`` is the probability that draft token i is accepted if all tokens before it were.
     """
     total, survives = 1.0, 1.0
     for probability in acceptance:
@@ -157,9 +157,9 @@ def round_seconds(curve: Curve, draft: DraftCost, depth: int) -> float:
 
 
 def choose_depth(curve: Curve, draft: DraftCost, acceptance: Sequence[float], depth_cap: int) -> DepthChoice:
-    """The depth from 0 to ``depth_cap`` with the most expected tokens a second; the shallower of two equals.
+    """The depth from 0 to ``depth_cap`` with the most expected tokens a second; of two equals the shallower.
 
-    ``acceptance`` is as in ``expected_tokens``; where it is shorter than the cap its last entry goes on.
+    ``acceptance`` is as in ``expected_tokens``; if it is shorter than the cap, its last entry is repeated.
     """
     plain = 1.0 / curve.plain_s
     best = DepthChoice(depth=0, tokens_per_round=1.0, tokens_per_s=plain, speedup=1.0)
@@ -176,16 +176,16 @@ def choose_depth(curve: Curve, draft: DraftCost, acceptance: Sequence[float], de
 
 
 def best_possible(curve: Curve, draft: DraftCost, depth_cap: int) -> DepthChoice:
-    """The choice if every drafted token were accepted: what this drafter cannot exceed on this curve."""
+    """The choice if every drafted token were accepted: an upper bound for this drafter on this curve."""
     return choose_depth(curve, draft, (1.0,), depth_cap)
 
 
 def drafting_speedup(curve: Curve, draft: DraftCost, acceptance: Sequence[float], offered: float = 1.0) -> float:
-    """The best speed-up over plain at depths from 1 to the length of ``acceptance``, also where that is below 1.
+    """The best speed-up over plain decoding at depths from 1 to the length of ``acceptance``; may be below 1.
 
-    It says what drafting would come to, where ``choose_depth`` would fall back on depth 0. ``acceptance`` is as in
-    ``expected_tokens``; if it is empty there is no such depth, and the speed-up is 0. In all but the share
-    ``offered`` of the rounds one forward of the drafter is spent for nothing.
+    Unlike ``choose_depth``, this never falls back to depth 0. ``acceptance`` is as in ``expected_tokens``; if it is
+    empty, the speed-up is 0. The drafter proposes in the share ``offered`` of the rounds; in the rest one of its
+    forwards is wasted.
     """
     in_vain_s = (1.0 - offered) * (draft.seconds(1) + curve.plain_s)
     tokens, survives, best = 1.0, 1.0, 0.0
@@ -200,7 +200,7 @@ def drafting_speedup(curve: Curve, draft: DraftCost, acceptance: Sequence[float]
 class WindowChoice:
     """The best window of a pipeline and what it is expected to bring.
 
-    ``tokens_per_round`` counts the rounds after a rejection as well, which verify nothing but the token in flight.
+    ``tokens_per_round`` also counts the rounds after a rejection, which verify only the token in flight.
     """
 
     window: int
@@ -209,16 +209,16 @@ class WindowChoice:
 
 
 def choose_window(curve: Curve, draft: DraftCost, acceptance: Sequence[float], depth_cap: int) -> WindowChoice:
-    """The window, from 0 to ``depth_cap`` draft tokens, with which drafting beside the target earns most.
+    """The window, from 0 to ``depth_cap`` draft tokens, with the most tokens a second for pipelined drafting.
 
-    ``curve`` and ``draft`` are the times while both are at work. ``acceptance`` is as in ``expected_tokens``; a pipe
-    that is not emptied goes on from chunk to chunk, so one probability stands for all positions: the geometric mean,
-    which keeps that of a whole chunk. The model is that of decoding/pipelined/loop.py: the drafter writes as much
-    as there is time for (``overlapped_tokens``); a window of w tokens compares w + 1; after a rejection a round
-    verifies nothing but the first token that is drafted meanwhile. Raises ValueError without an acceptance.
+    ``curve`` and ``draft`` are the times while both sides run. ``acceptance`` is as in ``expected_tokens``. A pipe
+    that is not emptied continues from chunk to chunk, so one probability is used for all positions: the geometric
+    mean, which keeps that of a whole chunk. The model is that of decoding/pipelined/loop.py: the drafter drafts as
+    much as there is time for (``overlapped_tokens``); a window of w tokens compares w + 1; after a rejection a round
+    verifies only the first token that is drafted in parallel. Raises ValueError without an acceptance.
     """
     if not acceptance:
-        raise ValueError("what is accepted of nothing is not known")
+        raise ValueError("choosing a window needs at least one acceptance probability")
     known = [*acceptance[:depth_cap], *[acceptance[-1]] * (depth_cap - len(acceptance))]
     steady = math.prod(known) ** (1 / len(known)) if known else acceptance[0]
     empty_s, _ = _overlapped_round(curve.seconds(1), draft, steady, depth_cap + 1)
@@ -226,9 +226,10 @@ def choose_window(curve: Curve, draft: DraftCost, acceptance: Sequence[float], d
     for window in range(depth_cap + 1):
         full_s, drafted = _overlapped_round(curve.seconds(window + 1), draft, steady, depth_cap + 1)
         if drafted < window + 1 and best is not None:
-            continue  # no drafter fills such a window in time
+            continue  # the drafter cannot fill this window in time
         survives = steady ** (window + 1)
-        # Rounds with an empty pipe for each with a full one: entered by a rejection, left by one token that stands.
+        # Rounds with an empty pipe for each with a full one: a rejection empties the pipe, one accepted token fills
+        # it.
         empty = (1 - survives) / steady if steady > 0 else math.inf
         tokens = sum(steady**place for place in range(window + 1))
         per_round = (empty + tokens) / (empty + 1) if math.isfinite(empty) else 1.0
@@ -241,11 +242,11 @@ def choose_window(curve: Curve, draft: DraftCost, acceptance: Sequence[float], d
 
 
 def overlapped_tokens(target_s: float, draft: DraftCost, acceptance: float, most: int) -> int:
-    """How many tokens to draft, from 1 to ``most``, while the target is at work for ``target_s``.
+    """How many tokens to draft, from 1 to ``most``, while the target computes for ``target_s``.
 
-    As many as are ready when it is done; one more where what that brings is worth the wait (DuoDecoding, Lv et al.,
-    2025: draft time about verify time). A pipe that is full compares as many places a round as it drafts tokens,
-    each of which gives a token if those before it stood, with probability ``acceptance``.
+    As many as are ready when the target finishes, and one more if that token is worth the wait (DuoDecoding, Lv et
+    al., 2025: draft time about verify time). A full pipe compares as many positions a round as it drafts tokens. Each
+    position gives a token if those before it were accepted, with probability ``acceptance``.
     """
     if draft.token_s <= 0:
         return most
@@ -258,6 +259,6 @@ def overlapped_tokens(target_s: float, draft: DraftCost, acceptance: float, most
 
 
 def _overlapped_round(target_s: float, draft: DraftCost, acceptance: float, most: int) -> tuple[float, int]:
-    """Seconds of a round whose target takes ``target_s``, and the tokens drafted in it: at least one."""
+    """Seconds of a round whose target takes ``target_s``, and the tokens drafted in it (at least one)."""
     drafted = overlapped_tokens(target_s, draft, acceptance, most)
     return max(target_s, draft.seconds(drafted)), drafted

@@ -1,4 +1,4 @@
-"""T(w) as it is now: calibrated lines over the context, one factor for all widths, and what each width is off."""
+"""Current T(w): calibrated lines over the context, one factor for all widths, and a correction for each width."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from collections import deque
 
 from edgespec.planning.cost.curve import ContextCurves
 
-# A forward this many times longer than expected was not one: a suspended machine, a debugger, a clock that jumped.
+# A forward this many times slower than expected is not a measurement: a suspended machine, a debugger, a clock jump.
 IMPLAUSIBLE_FACTOR = 50.0
 
-# Forwards whose median is the machine's pace: two stalls in a row move nothing, three slow forwards are a change.
+# The median of this many forwards is the machine's pace: two stalls in a row change nothing, three slow forwards do.
 _RECENT = 5
 
-# Forwards after a plain one that are compared with it. Half a sentence: the pace of a shared machine holds about that
-# long.
+# Forwards after a plain one that are compared with it: half a sentence, as long as a shared machine keeps its pace.
 _COMPARED = 8
 
-# Comparisons whose median is what a width is off, and how many the calibration counts for beside them. Simulated with
-# 5 % stalls: of 9 comparisons a few stalls bend a curve, 15 and 25 bend it by 1 % of T(1) and follow as soon.
+# Comparisons whose median corrects a width, and the calibration's weight among them. Simulated with 5 % stalls: with
+# 9 comparisons stalls bend a curve, with 15 or 25 by 1 % of T(1), and both follow as fast.
 _LATEST_OFF = 25
 _CALIBRATED = (1.0, 1.0, 1.0)
 
-# Plain forwards whose median is called plain decoding's speed, and how many there have to be.
+# Plain forwards whose median is plain decoding's speed, and how many are needed.
 _RECENT_PLAIN, _ENOUGH_PLAIN = 9, 4
 
 
 class PlainTimes:
-    """What plain forwards took lately, whatever anybody expected."""
+    """Recent times of plain forwards, independent of any calibration."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_RECENT_PLAIN)
@@ -44,12 +43,12 @@ class PlainTimes:
 
 
 class LiveTimes:
-    """Not safe for several threads; its owner guards it."""
+    """Calibrated times corrected by observed forwards. Not thread-safe; the owner guards it."""
 
     def __init__(self, curves: ContextCurves, widest: int) -> None:
         low, high = curves.curves[0], curves.curves[-1]
         apart = max(1, curves.contexts[-1] - curves.contexts[0])
-        self._base, self._slope = [0.0], [0.0]  # by width: seconds over an empty context, and for each token of it
+        self._base, self._slope = [0.0], [0.0]  # by width: seconds at an empty context, and for each token of it
         for width in range(1, widest + 1):
             slope = max(0.0, (high.seconds(width) - low.seconds(width)) / apart)
             self._slope.append(slope)
@@ -59,7 +58,7 @@ class LiveTimes:
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._plain: float | None = None  # the factor of the latest plain forward
         self._compared = 0
-        self.factor = self.latest = 1.0  # of several forwards, and of the last one
+        self.factor = self.latest = 1.0  # over several forwards, and of the last forward
         self.since_plain = 0
 
     def usual_s(self, width: int, context: int) -> float:
@@ -70,20 +69,20 @@ class LiveTimes:
         return self.factor * self.usual_s(width, context)
 
     def all_now(self, context: int) -> list[float]:
-        """T(1), T(2), ... as they are now."""
+        """T(1), T(2), ... at the current speed."""
         factor = self.factor
         lines = zip(self._base, self._slope, self._own, strict=True)
         return [factor * own * (base + slope * context) for base, slope, own in lines][1:]
 
     @property
     def moved(self) -> float:
-        """By what factor, 1 or more, the pace has changed since plain decoding was timed."""
+        """Factor, 1 or more, by which the pace has changed since plain decoding was timed."""
         if self._plain is None:
             return 1.0
         return max(self.factor / self._plain, self._plain / self.factor)
 
     def record(self, width: int, context: int, seconds: float) -> float | None:
-        """Learn from a forward; the factor that it showed, None if it was not a time."""
+        """Learn from a forward. Returns the factor it showed, or None for an implausible time."""
         usual_s = self.usual_s(width, context)
         if not 0.0 < seconds < IMPLAUSIBLE_FACTOR * usual_s * self.factor:
             return None

@@ -1,10 +1,10 @@
-"""Rounds in which target and drafter work at once, as in decoding/pipelined/loop.py, simulated event by event.
+"""Rounds in which target and drafter run in parallel (decoding/pipelined/loop.py), simulated event by event.
 
-Events are the end of the target's forward, the drafter's start, each of its tokens, and the moment its tokens are
-back. Between two events each side goes on at its own pace, which is slower while the other one is at work too. Chance
-decides only whether a token stands, so a pipe that nothing empties always takes the same course:
-``expected_pipelined`` follows that course once and weighs it with the probability of getting there. Everything here
-is pure.
+Events are the end of the target's forward, the drafter's start, each drafted token, and the arrival of the drafted
+tokens. Between two events each side proceeds at its own pace, which is slower while the other side computes. Chance
+decides only whether a token is accepted, so a pipe that is never emptied always takes the same course.
+``expected_pipelined`` follows that course once, weighted with the probability of getting there. Everything here is
+pure.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Literal
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, overlapped_tokens
 
-# A pipe that reaches this share of all cycles adds less than any float of the result shows.
+# A pipe reaching this share of all cycles adds less than float precision shows.
 _NEVER = 1e-15
 
-# Events closer together than this share of the target's forward are one: sums of floats differ in their last digits.
+# Events closer than this share of the target's forward coincide: float sums differ in their last digits.
 _TOGETHER = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPair:
-    """A target and a drafter.
+    """Times and acceptance of a target and a drafter.
 
-    ``curve`` is T(w) of the target alone and ``draft`` what the drafter takes alone, in seconds. ``acceptance[i]`` is
-    the probability that the i-th token after one that the target said itself stands, given that those before it did;
-    the last entry goes on. ``hand_over_s`` is the way to the drafter and back, once a round. ``contention`` slows
-    each side only while both are at work.
+    ``curve`` is T(w) of the target alone and ``draft`` the drafter's times alone, in seconds. ``acceptance[i]`` is
+    the probability that the i-th token after one of the target's own is accepted, if those before it were; the last
+    entry is repeated. ``hand_over_s`` is the transfer to the drafter and back, once a round. ``contention`` slows
+    each side only while both compute.
     """
 
     curve: Curve
@@ -44,18 +44,18 @@ class SimulatedPair:
             raise ValueError("a simulation needs acceptance probabilities, each from 0 to 1")
         times = (self.hand_over_s, self.draft.token_s, self.draft.round_s)
         if not all(0 <= seconds < math.inf for seconds in times):
-            raise ValueError("drafting and handing over take no less than no time, and not for ever")
+            raise ValueError("drafting and hand-over times are finite and not negative")
 
     def stands(self, place: int) -> float:
-        """Probability that the token ``place`` places behind the target's own one stands."""
+        """Probability that the token ``place`` positions after the target's own one is accepted."""
         return self.acceptance[min(place, len(self.acceptance) - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRounds:
-    """What so many rounds came to; of an expectation, the rounds from one empty pipe to the next.
+    """Totals of simulated rounds; for an expectation, the rounds from one empty pipe to the next.
 
-    ``target_busy_s`` and ``drafter_busy_s`` are the seconds in which the side was at work.
+    ``target_busy_s`` and ``drafter_busy_s`` are the seconds in which that side computed.
     """
 
     rounds: float
@@ -79,28 +79,27 @@ class SimulatedRounds:
 
     @property
     def target_busy(self) -> float:
-        """Share of the time in which the target was at work, from 0 to 1."""
+        """Share of the time in which the target computed, from 0 to 1."""
         return self.target_busy_s / self.seconds
 
     @property
     def drafter_busy(self) -> float:
-        """Share of the time in which the drafter was at work, from 0 to 1."""
+        """Share of the time in which the drafter computed, from 0 to 1."""
         return self.drafter_busy_s / self.seconds
 
 
 def expected_pipelined(pair: SimulatedPair, depth_cap: int) -> SimulatedRounds:
-    """The mean of ever more rounds of our pipelined loop, with a drafter that is always waited for.
+    """The long-run mean of our pipelined loop with a drafter that is always waited for.
 
-    From an empty pipe to the next; where every token stands, one turn of the course that it settles in. Raises
+    Covers the rounds from one empty pipe to the next; if every token is accepted, one period of the course. Raises
     ValueError below a cap of 1.
 
-    The loop's own rules: a window of w tokens is verified at width w + 1, and the first token in flight is compared
-    in place of a bonus; the drafter goes on until the target is done and finishes the token it is at; what is beyond
-    stays put forward; a rejection empties the pipe, and then one place is scored while the first tokens are drafted.
-    Verified and drafted is as much as brings the most tokens a second by T(w) and acceptance, as
-    planning.pipeline_budget.MeasuredBudget does once it has learned. Branches, and tokens put forward again at
-    another place, are left out: how often they are right depends on the text, so the loop is at least as fast as
-    this.
+    The loop's own rules apply. A window of w tokens is verified at width w + 1, and the first token in flight is
+    compared in place of a bonus. The drafter continues until the target is done and finishes its current token;
+    surplus tokens stay proposed. A rejection empties the pipe; then one position is scored while the first tokens are
+    drafted. Window and draft length maximise tokens a second by T(w) and acceptance, as
+    planning/depth/pipeline_budget.py does once it has learned. Branches and re-proposed tokens are left out, since
+    their acceptance depends on the text: the loop is at least this fast.
     """
     if depth_cap < 1:
         raise ValueError("rounds that draft nothing are plain decoding")
@@ -112,7 +111,7 @@ def expected_pipelined(pair: SimulatedPair, depth_cap: int) -> SimulatedRounds:
     while reached > _NEVER:
         if place >= len(pair.acceptance) - 1:
             if pending in seen:
-                # From here the course repeats itself, each turn less probable by the same ratio.
+                # From here the course repeats, each period less probable by the same ratio.
                 before, then = seen[pending]
                 turn, ratio = totals.less(before), reached / then
                 if ratio >= 1.0:
@@ -124,7 +123,7 @@ def expected_pipelined(pair: SimulatedPair, depth_cap: int) -> SimulatedRounds:
         totals.add(reached, seconds, target_s, drafter_s)
         pending += landed - (verified + 1)
         for _ in range(verified + 1):
-            totals.tokens += reached  # stood or corrected: a token either way
+            totals.tokens += reached  # accepted or corrected: a token either way
             reached *= pair.stands(place)
             place += 1
     return totals.result()
@@ -134,9 +133,9 @@ def expected_pipelined(pair: SimulatedPair, depth_cap: int) -> SimulatedRounds:
 
 
 class Flight:
-    """A proposal being made: up to ``most`` tokens, at least one; ``hand_over_s`` is the way there and back.
+    """A proposal in flight: up to ``most`` tokens, at least one; ``hand_over_s`` is the transfer both ways.
 
-    The drafter looks after each token whether the target is done, and ends then.
+    After each token the drafter checks whether the target is done, and stops if so.
     """
 
     __slots__ = ("_back_s", "_cost", "_left_s", "_most", "_phase", "drafted", "told")
@@ -154,25 +153,25 @@ class Flight:
 
     @property
     def here(self) -> bool:
-        """Whether its tokens have come back."""
+        """Whether the tokens have arrived."""
         return self._phase == "here"
 
     @property
     def drafting(self) -> bool:
-        """Whether the drafter is at work, and not the message under way."""
+        """Whether the drafter is computing, rather than a message being under way."""
         return self._phase == "drafting"
 
     @property
     def left_s(self) -> float:
-        """Seconds to its next event, at the pace of a drafter that is alone."""
+        """Seconds to the next event, at the pace of a drafter that runs alone."""
         return math.inf if self.here else self._left_s
 
     def go_on(self, own_s: float) -> None:
-        """Spend so many of ``left_s`` without reaching the event."""
+        """Spend ``own_s`` of ``left_s`` without reaching the event."""
         self._left_s -= own_s
 
     def reach(self) -> None:
-        """The next event has come: the drafter starts, has a token, or its tokens are here."""
+        """Move past the next event: the drafter starts, has a token, or the tokens arrive."""
         if self._phase == "there":
             self._phase, self._left_s = "drafting", self._cost.round_s + self._cost.token_s
         elif self._phase == "back":
@@ -188,10 +187,10 @@ class Flight:
 def lap(
     flight: Flight, target_s: float, contention: Contention, *, patience_s: float = math.inf
 ) -> tuple[float, float, float]:
-    """Seconds of a round, and those in which the target and the drafter were at work.
+    """Seconds of a round, and the seconds in which the target and the drafter computed.
 
-    The target forwards for ``target_s`` of its own; the round ends when the flight is here too, or ``patience_s``
-    after the target. A flight that is late then goes on in the next lap. Each side is slowed while both are at work.
+    The target's forward takes ``target_s`` alone. The round ends when the flight has arrived too, or ``patience_s``
+    after the target. A late flight continues in the next lap. Each side is slower while both compute.
     """
     target_factor, drafter_factor = max(1.0, contention.target_factor), max(1.0, contention.drafter_factor)
     seconds = target_busy_s = drafter_busy_s = waited_s = 0.0
@@ -210,7 +209,7 @@ def lap(
             waited_s += step
         if drafting:
             drafter_busy_s += step
-        # The target first: a drafter that has its token at the same moment finds that it is done.
+        # The target first: a drafter that finishes a token at the same moment sees that the target is done.
         if target_step <= step + together_s:
             left_s = 0.0
             flight.told = True
@@ -232,7 +231,7 @@ class _Totals:
     drafter_busy_s: float = 0.0
 
     def add(self, weight: float, seconds: float, target_busy_s: float, drafter_busy_s: float) -> None:
-        """A round, without its tokens."""
+        """Add a round, without its tokens."""
         self.rounds += weight
         self.seconds += weight * seconds
         self.target_busy_s += weight * target_busy_s
@@ -262,7 +261,7 @@ class _Totals:
 
 
 class Laps:
-    """Rounds in which the drafter is waited for. They are alike wherever window and tokens put forward are."""
+    """Rounds in which the drafter is waited for, cached by window and number of proposed tokens."""
 
     def __init__(self, pair: SimulatedPair, depth_cap: int, acceptance: float) -> None:
         """``acceptance`` decides how many tokens there is time for."""
@@ -272,7 +271,7 @@ class Laps:
         self._known: dict[tuple[int, int], tuple[float, float, float, int]] = {}
 
     def flight(self, pending: int, window: int) -> Flight:
-        """As far as the next round can verify and there is time for, with the token that this one compares."""
+        """A flight of the tokens that the next round can verify and there is time for, and the one compared now."""
         pair = self.pair
         most = window + 1 + self.depth_cap - pending
         if most > 1:
@@ -283,7 +282,7 @@ class Laps:
         return Flight(pair.draft, most, pair.hand_over_s)
 
     def of(self, pending: int, window: int) -> tuple[float, float, float, int]:
-        """Seconds, those of the target and of the drafter at work, and the tokens drafted."""
+        """Seconds, those in which target and drafter computed, and the tokens drafted."""
         known = self._known.get((pending, window))
         if known is None:
             flight = self.flight(pending, window)
@@ -293,16 +292,16 @@ class Laps:
 
 
 def windows_by_rate(curve: Curve, acceptance: float, depth_cap: int) -> tuple[int, ...]:
-    """The window for 0 to ``depth_cap`` tokens put forward: the one with the most expected tokens a second.
+    """For 0 to ``depth_cap`` proposed tokens, the window with the most expected tokens a second.
 
-    A window of w tokens scores w + 1 places, each of which gives a token if all before it stood.
+    A window of w tokens scores w + 1 positions. Each position gives a token if all before it were accepted.
     """
     rates = [expected_tokens([acceptance] * window) / curve.seconds(window + 1) for window in range(depth_cap + 1)]
     return tuple(max(range(most + 1), key=rates.__getitem__) for most in range(depth_cap + 1))
 
 
 def learned_acceptance(pair: SimulatedPair) -> float:
-    """Share of the compared tokens that stand in a pipe: all but one of those from one rejection to the next."""
+    """Share of the compared tokens that are accepted in a pipe: all but one from one rejection to the next."""
     compared, reached = 0.0, 1.0
     for probability in pair.acceptance[:-1]:
         compared += reached

@@ -1,4 +1,4 @@
-"""Which forward widths are bit-equal to plain decoding, as measured: the record, and its JSON."""
+"""Which forward widths were measured as bit-equal to plain decoding: the record, and its JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from edgespec.interfaces.model import ModelFacts
 
-# Attention kernels split the cache in blocks and pad it to multiples of 256; bit-equality was seen to break at
-# 512. Each probe starts a few tokens before a border and crosses it.
+# Attention kernels split the cache into blocks and pad it to multiples of 256; bit-equality broke at 512. Each probe
+# starts a few tokens before a border and crosses it.
 BORDERS = (256, 512, 1024)
 
 
@@ -21,8 +21,8 @@ POSITIONS = 12
 _FIRST_START = 96
 
 
-# No wider than a probe is long, so that every row of every width is compared. Deeper drafts than these 11 tokens have
-# paid on a consumer CPU in no published measurement.
+# Every row of every width is compared, so no width exceeds a probe's length. No published measurement on a consumer
+# CPU gained from drafts deeper than these 11 tokens.
 WIDEST = POSITIONS
 
 
@@ -37,9 +37,9 @@ class ContextProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidthProbe:
-    """``widths`` are bit-equal to width 1 at every context probed; ``max_abs_diff`` is over all that are not.
+    """``widths`` are bit-equal to width 1 at every context probed; ``max_abs_diff`` covers the other widths.
 
-    ``complete`` says whether every unequal width was measured to the end, as a bound for near exactness needs.
+    ``complete`` says whether every unequal width was measured to the end, which a bound for near exactness needs.
     ``plain_forward_s`` is the median time of a forward of width 1 at the first context.
     """
 
@@ -54,7 +54,7 @@ class WidthProbe:
 
     @property
     def depth_cap(self) -> int:
-        """The deepest draft that verifies within the class, through every smaller width as well."""
+        """The deepest draft whose width, and every smaller width, is bit-equal."""
         depth = 0
         while depth + 2 in self.widths:
             depth += 1
@@ -68,7 +68,7 @@ class WidthProbe:
         return (self.contexts[0].start, self.contexts[-1].start + self.contexts[-1].positions)
 
     def covers(self, context_length: int) -> bool:
-        """Whether this reaches as far as a probe for a context of that length does."""
+        """Whether this probe reaches as far as a probe for a context of that length does."""
         return self.context_range[1] >= probe_starts(context_length)[-1] + POSITIONS
 
 
@@ -87,10 +87,10 @@ def probe_starts(context_length: int, *, to_end: bool = False) -> list[int]:
 
 
 def exact_length(probe: WidthProbe | None, target: ModelFacts) -> int | None:
-    """The longest context at which the probe says anything of this target; None where length does not matter.
+    """The longest context that the probe covers for this target; None if length does not matter.
 
-    The split of a sum may depend on its length, unless rows are bit-equal by construction: what was compared at
-    shorter contexts then says nothing about longer ones.
+    The split of a sum may depend on its length, unless rows are bit-equal by construction, so a comparison at shorter
+    contexts says nothing about longer ones.
     """
     if probe is None or not probe.contexts or target.bit_equal_by_construction:
         return None
@@ -98,14 +98,14 @@ def exact_length(probe: WidthProbe | None, target: ModelFacts) -> int | None:
 
 
 def holds_for(probe: WidthProbe, target: ModelFacts, context_length: int) -> bool:
-    """Whether the probe says what there is to know about contexts of that length."""
+    """Whether the probe covers contexts of that length."""
     return target.bit_equal_by_construction or probe.covers(context_length)
 
 
 def width_classes(
     model: str, runtime: str, settings: Mapping[str, Any], probe: WidthProbe | None
 ) -> list[dict[str, Any]]:
-    """A probe in the shape of CLI.md: the class of width 1 first, every other width by itself."""
+    """A probe as ``width_classes`` of the JSON: the class of width 1 first, every other width by itself."""
     if probe is None:
         return []
     others = sorted({width for context in probe.contexts for width in context.max_abs_diff if width > 0})
@@ -116,14 +116,14 @@ def width_classes(
             "settings": dict(settings),
             "context": list(probe.context_range),
             "widths": [list(probe.widths), *([width] for width in others)],
-            # A width that differs is only measured to the end where a bound is wanted.
+            # A width that differs is measured to the end only if a bound is needed.
             "max_abs_diff": probe.max_abs_diff if probe.complete or not probe.max_abs_diff else None,
         }
     ]
 
 
 def widths_to_json(probe: WidthProbe) -> dict[str, Any]:
-    """A probe as JSON holds it."""
+    """A probe as JSON."""
     return {
         "widths": list(probe.widths),
         "complete": probe.complete,
@@ -132,7 +132,7 @@ def widths_to_json(probe: WidthProbe) -> dict[str, Any]:
             {
                 "start": context.start,
                 "positions": context.positions,
-                # JSON has no infinity: null stands for a difference without a bound.
+                # JSON has no infinity: null means a difference without a bound.
                 "max_abs_diff": {
                     str(width): diff if math.isfinite(diff) else None for width, diff in context.max_abs_diff.items()
                 },
@@ -143,10 +143,10 @@ def widths_to_json(probe: WidthProbe) -> dict[str, Any]:
 
 
 def widths_from_json(stored: Mapping[str, Any]) -> WidthProbe:
-    """The probe again. Raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+    """Read a probe from JSON. Raises ValueError, KeyError, TypeError or AttributeError if it is malformed."""
     widths = tuple(int(width) for width in stored["widths"])
     if widths[:1] != (1,) or any(left >= right for left, right in itertools.pairwise(widths)):
-        raise ValueError("a width class starts with 1 and ascends")
+        raise ValueError("the widths of a class start with 1 and ascend")
     contexts = tuple(
         ContextProbe(
             start=int(context["start"]),
@@ -156,10 +156,10 @@ def widths_from_json(stored: Mapping[str, Any]) -> WidthProbe:
         for context in stored["contexts"]
     )
     if len(widths) > 1 and any(width in context.max_abs_diff for context in contexts for width in widths):
-        raise ValueError("a width cannot be bit-equal and differ")
+        raise ValueError("a width that is bit-equal has no difference")
     seconds = stored["plain_forward_s"]
     if seconds is not None and not 0 < float(seconds) < math.inf:
-        raise ValueError("a forward takes some time")
+        raise ValueError("the seconds of a forward are positive and finite")
     return WidthProbe(
         widths=widths,
         complete=bool(stored["complete"]),

@@ -1,8 +1,9 @@
-"""The depth policies that ask no price, named as in the literature; each decides alike in every answer.
+"""Depth policies that use no measured times, named as in the literature.
 
-``fixed`` the same depth always; ``entropy`` stops a chain when the drafter is unsure (SVIP, Zhang et al., 2024);
-``confidence`` stops it when some token is likely to be rejected (the rule of SpecDec++, Huang et al., 2024). The
-default, ``cost``, is planning/depth/control.py; a profile may call it ``bandit`` as well, which once chose among all.
+``fixed`` drafts the same depth always. ``entropy`` stops a chain when the drafter is unsure (SVIP, Zhang et al.,
+2024). ``confidence`` stops a chain when some token is likely to be rejected (the rule of SpecDec++, Huang et al.,
+2024). The default, ``cost``, is planning/depth/control.py; profiles may also call the default ``bandit``, its earlier
+name.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ NOT_CALIBRATED = Reason(
 )
 DEPTH_0 = Reason("depth_zero", "depth 0 was asked for")
 
-# SVIP stops where the root of the drafter's entropy exceeds a threshold, a stand-in for a bound on the acceptance
-# probability. The paper's constant is not known to us; a root of 1.0 (an entropy of 1 nat, as of 2.7 equally likely
-# tokens) is where a draft token is about as likely to be rejected as accepted.
+# SVIP stops where the root of the drafter's entropy exceeds a threshold, which stands for a bound on the acceptance
+# probability. We do not know the paper's constant. At a root of 1.0 (1 nat, as of 2.7 equally likely tokens) a draft
+# token is about as likely to be rejected as accepted.
 ENTROPY_ROOT_LIMIT = 1.0
 
 # SpecDec++ stops when some token of the chain is rejected with more than this probability; the paper tunes it for its
-# models. At even odds a further token is more likely wasted than not.
+# models. Above even odds a further token is more likely wasted than not.
 REJECTION_LIMIT = 0.5
 
 
 class FixedDepth:
-    """The same depth in every round; ``why`` it is, where that is 0. It is its own answer, every time.
+    """Drafts the same depth in every round, as its own answer policy.
 
-    ``gate`` makes what may end each chain sooner. ``plain`` learns how fast plain decoding is.
+    ``why`` is the reason reported at depth 0. ``gate`` makes the gate that may end a chain early. ``plain`` learns
+    how fast plain decoding is.
     """
 
     def __init__(
@@ -62,12 +64,12 @@ class FixedDepth:
         return self.allow(source, lag).depth > 0
 
     def record(self, record: RoundRecord) -> None:
-        # Beside a drafter at work the target is slower, which says nothing about its own pace.
+        # While a drafter computes, the target is slower, so overlapped rounds say nothing about plain decoding.
         if record.width == 1 and not record.overlapped:
             self._plain.record(record.verify_s)
 
     def _learns_nothing(self, *_told: object, **_by_name: object) -> None:
-        """Neither of prompts nor of tokens, and nothing outlives an answer."""
+        """Do nothing: this policy learns from neither prompts nor tokens, and keeps no state after an answer."""
 
     began = learn = learn_hindsight = learn_siblings = end = _learns_nothing
 
@@ -80,7 +82,7 @@ class FixedDepth:
 
 
 class EntropyGate:
-    """SVIP's stop: on the entropy of the drafter's distribution, before the token is chosen."""
+    """SVIP's stopping rule: the entropy of the drafter's distribution, before the token is chosen."""
 
     needs_entropy = True
 
@@ -88,7 +90,7 @@ class EntropyGate:
         self._limit = limit
 
     def admits(self, confidence: float, entropy: float | None) -> bool:
-        if entropy is None:  # a drafter without a distribution: a copy as sure as its confidence says
+        if entropy is None:  # a drafter without a distribution (copies): use its confidence
             return confidence >= math.exp(-self._limit)
         return math.sqrt(max(0.0, entropy)) <= self._limit
 

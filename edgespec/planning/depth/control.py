@@ -1,18 +1,18 @@
-"""The default depth policy: whether a round drafts, how far, after how much reading, and what that may cost.
+"""The default depth policy: whether a round drafts, how deep, how much text the drafter reads first, at what cost.
 
-``DepthControl`` is what an engine knows: T(w) now, the drafter's price, how often each source is right, whether
-drafting paid in recent answers and how long they were. ``AnswerDepth`` decides for one answer, round by round. Three
+``DepthControl`` holds what an engine knows: current T(w), the drafter's cost, how often each source is right, whether
+drafting paid in recent answers, and answer lengths. ``AnswerDepth`` decides for one answer, round by round. Three
 rules, each with one number:
 
-- The ledger. An answer that ended now would have taken at most 1 + RISK times as long as plain decoding: whatever is
-  done may lose no more than what that leaves.
-- The purchase. Loading the drafter and reading the text are bought when they are expected to be earned back
+- The ledger. An answer that ended now would have taken at most 1 + RISK times as long as plain decoding. No action
+  may lose more than the ledger still allows.
+- The purchase. Loading the drafter and reading the text are done when they are expected to be earned back
   (planning/depth/price.py).
-- Trust. Each drafted round adds what it saved, in plain steps, and takes away what it lost. Below zero drafting
-  rests; it is capped, so that a text that changes costs at most that (CUSUM: Page, 1954).
+- Trust. Each drafted round adds what it saved, in plain steps, and subtracts what it lost. Below zero drafting
+  pauses. Trust is capped, so that a change of text costs at most the cap (CUSUM: Page, 1954).
 
-Where target and drafter work at once, reading and drafting take only what both slow each other down, there is no
-chain to end early, and a chain has one token more: a window's forward scores the first token of the next one as well.
+If target and drafter run in parallel, reading and drafting cost only the mutual slowdown, no chain ends early, and a
+chain has one token more: a window's forward also scores the first token of the next window.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from edgespec.planning.depth.price import (
     worth_of,
 )
 
-# Tokens of earlier answers that count at the start of one: how often the drafter is right depends on the text. What
-# its confidences are worth is its own, and stays.
+# Tokens of earlier answers that count at the start of an answer: how often the drafter is right depends on the text.
+# What confidences are worth depends on the drafter, and is kept.
 FADED = 2.0
 
-# One round may risk this share of what there is to lose: somebody else may begin to compute in it.
+# A round may risk this share of the ledger's room: other programs may start to compute during the round.
 AT_ONCE = 0.85
 
-# Loading takes longer than last time where its file has to come from the disk again.
+# Loading takes longer than last time if the file has to be read from disk again.
 LOAD_MARGIN = 1.25
 
-# Reading that takes so much longer than it was bought for, and a plain step more, is left off: somebody else has
-# begun to compute. Opening the drafter's cache, which takes up to 30 ms, is no reason.
+# Reading stops after this factor times its expected time plus a plain step: another program has started to compute.
+# The plain step covers opening the drafter's cache (up to 30 ms).
 PATIENCE = 1.25
 
-# Plain decoding is timed in one round of so many, and when the pace has changed by so much.
+# Plain decoding is timed in one of PLAIN_EVERY rounds, or after PLAIN_AGAIN rounds once the speed changed by MOVED.
 PLAIN_EVERY = 64
 PLAIN_AGAIN, MOVED = 4, 1.25
 
@@ -71,7 +71,7 @@ _RECENT_DRAFTS = 5
 
 
 class DepthControl:
-    """What the answers of one engine share. ``priors`` are by source, of sampled answers by source + SAMPLED."""
+    """State shared by the answers of one engine. ``priors`` are keyed by source (if sampled: source + SAMPLED)."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class DepthControl:
         self.plain = PlainTimes()
         self.lengths = Lengths(history.lengths)
         self.missed_s = 0.0  # what a drafter that was not loaded would have saved so far
-        self.modes = {False: Experience(*history.greedy), True: Experience(*history.sampled)}  # by ``sampled``
+        self.modes = {False: Experience(*history.greedy), True: Experience(*history.sampled)}  # keyed by ``sampled``
         self._priors: dict[str, AcceptancePrior] = {}
         self.replan(costs, depth_cap, priors, pipelined=pipelined)
 
     def replan(self, costs: Costs, depth_cap: int, priors: Priors | None = None, *, pipelined: bool = False) -> None:
-        """Take over new measurements for later answers; what was learned stays, ``priors`` are for what was not."""
+        """Use new measurements for later answers. What was learned stays; ``priors`` fill in where nothing was."""
         with self.lock:
             self.costs, self.depth_cap, self.load_s = costs, depth_cap, costs.load_s
             self.pipelined = (costs.contention or Contention()) if pipelined else None
@@ -105,12 +105,12 @@ class DepthControl:
             self._slow: deque[float] = deque(maxlen=_RECENT_DRAFTS)
             self._slow_reading: deque[float] = deque(maxlen=_RECENT_DRAFTS)
             self.possible = self.speedup(1.0)
-            # What drafting saves of each token where it pays, by what was measured.
+            # The share of a token's time that drafting saves while it is useful, from measured times.
             self.good_gain = max(0.0, 1.0 - 1.0 / (self.speedup(GOOD_RATE) or 1.0))
             self.hopeless = self.possible <= DRAFT_MARGIN
 
     def speedup(self, rate: float) -> float:
-        """What the drafting model would come to if each of its tokens stood with probability ``rate``."""
+        """Speed-up over plain if each token of the drafting model is accepted with probability ``rate``."""
         model, cap = self.costs.drafts.get("model"), self.depth_cap
         if model is None or self.costs.curves is None or cap < 1:
             return 0.0
@@ -146,13 +146,13 @@ class DepthControl:
             return learned
 
     def history(self) -> History:
-        """What else was learned."""
+        """What was learned about answer lengths and savings, for the next process."""
         with self.lock:
             lengths = tuple(self.lengths.known)
             return History(lengths=lengths, greedy=self.modes[False].sums, sampled=self.modes[True].sums)
 
     def price(self, source: str, times: LiveTimes) -> DraftCost | None:
-        """What drafting costs now."""
+        """Current cost of drafting with ``source``; None if it was not measured."""
         cost = self.costs.drafts.get(source)
         if cost is None or cost == FREE:
             return cost
@@ -162,15 +162,18 @@ class DepthControl:
         return DraftCost(token_s=token * cost.token_s, lag_token_s=reading * cost.lag_token_s)
 
     def forget_slowness(self) -> None:
-        """What made the drafter slow may be over: the next draft tells."""
+        """Drop measured drafter slowness: its cause may be over, and the next draft measures it again."""
         self._slow.clear()
         self._slow_reading.clear()
 
     def learn_price(self, record: RoundRecord, slower: float, read: int) -> bool:
-        """How many times longer drafting takes than calibrated, where the target takes ``slower`` times as long."""
+        """Learn how many times longer drafting takes than calibrated while the target takes ``slower`` times as long.
+
+        Return whether the round had a draft to learn from.
+        """
         cost = self.costs.drafts.get("model")
         if cost is None or cost == FREE or not record.draft_forwards:
-            return False  # reading that was left off says how much it read to nobody
+            return False  # a read that was stopped early does not report how many tokens it read
         forwards = record.draft_forwards - (record.sync_s > 0)
         if record.sync_s > 0:
             slow = _plausible(record.sync_s / (slower * cost.seconds(1, read)))
@@ -183,7 +186,7 @@ class DepthControl:
 
 
 class AnswerDepth:
-    """Decides for one answer."""
+    """Decides the depth of each round of one answer."""
 
     def __init__(
         self, control: DepthControl, times: LiveTimes, experience: Experience, prompt_tokens: int, most: int | None
@@ -193,12 +196,12 @@ class AnswerDepth:
         self._most = most
         self._done, self._context = 0, prompt_tokens
         self._trust = Trust()
-        self._rate: float | None = None  # how often the drafter would have been right of late, in hindsight
+        self._rate: float | None = None  # how often the drafter would have been right recently, in hindsight
         self._guessed: tuple[bool, ...] = ()
-        self._seen_gain = 0.0  # of each token, by those
-        self._skipped = 0  # tokens of the text that it had not read then
+        self._seen_gain = 0.0  # saved share of each token, from the hindsight guesses
+        self._skipped = 0  # tokens of the text that the drafter had not read then
         self._next_look = 0
-        self._timed = False  # whether a draft was, since the latest purchase
+        self._timed = False  # whether a draft was timed since the latest purchase
         self._gain = 0.0
         self._drafted_rounds = 0
         self._saved = 0.0  # by drafted rounds, in plain steps
@@ -237,10 +240,10 @@ class AnswerDepth:
             return Allowance(depth, self._gate(source, cost, depth)) if depth else OFF
 
     def _allow_model(self, cost: DraftCost, lag: int, unread: int) -> Allowance:
-        self._loading, self._control.load_s = False, 0.0  # who may be asked is loaded
+        self._loading, self._control.load_s = False, 0.0  # a drafter that is asked is loaded
         both = self._pipelined is not None
         if both and not self._done:
-            return Allowance(self._cap + 1)  # the prompt is read on both sides, where that delays nothing
+            return Allowance(self._cap + 1)  # both sides read the prompt in parallel, where that delays neither
         read, window = lag, None
         if self._trust.on:
             if unread and self._repays_all(cost, unread):
@@ -260,10 +263,10 @@ class AnswerDepth:
         depth = self._affordable(cost, read)
         if depth < 1:
             if lag >= LEAST_READ:
-                self._trust.on = False  # it fell behind: reading on is another purchase
+                self._trust.on = False  # the drafter fell behind: reading more is another purchase
             return OFF
         if not self._timed:
-            depth = 1  # nobody knows how slow the drafter is now
+            depth = 1  # the drafter's current speed is unknown
         self._read = read
         hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
         patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
@@ -286,7 +289,7 @@ class AnswerDepth:
             return True
 
     def _affordable(self, cost: DraftCost, read: int) -> int:
-        """The deepest draft whose every token may be wrong without the answer losing more than it may."""
+        """The deepest draft that the answer can afford if every token is wrong."""
         room_s = AT_ONCE * self.ledger.room_s - read * cost.lag_token_s
         return next((depth for depth in range(self._cap, 0, -1) if self._lost_s(cost, depth) <= room_s), 0)
 
@@ -294,15 +297,15 @@ class AnswerDepth:
         return depth * cost.token_s + self._now[depth] - self._now[0]
 
     def _buys(self, cost: DraftCost, lag: int, unread: int, load_s: float) -> int | None:
-        """How many tokens to read so that drafting begins now, or again; None if it does not."""
+        """How many tokens to read so that drafting starts or resumes now; None if drafting does not start."""
         control, known, step_s = self._control, self._experience, self._now[0]
         if self._done < self._next_look:
             return None
         usual, both = self._usual(0), self._pipelined
-        # The more often drafting did not pay in this answer, the less it is believed.
+        # Each failed trial in this answer halves the expected gain.
         self._gain = (known.gain(usual) if self._rate is None else usual) / 2**self._trust.failed
         trial_s = TRIAL * step_s * (max(0.0, 1.0 - self._gain / usual) if usual else 1.0)
-        # While the drafter reads what it missed the target goes on, only slower.
+        # While the drafter reads what it missed, the target continues at a slower pace.
         share = 1.0 if both is None else 1.0 - 1.0 / max(1.0, both.target_factor)
         for read in [lag] if both is not None else readings(lag, unread, self._context):
             skipped = unread if read == lag else self._context - read
@@ -314,13 +317,13 @@ class AnswerDepth:
                 self._skipped = skipped
                 return read
         if self._rate is not None and self._gain <= DRAFT_MARGIN - 1.0:
-            self._stop()  # it would hardly be right
+            self._stop()  # the drafter would hardly be right
         else:
             self._next_look = self._done + max(2, self._done // 16)
         return None
 
     def _looks(self, cost: DraftCost, lag: int) -> bool:
-        """Whether to read a few tokens only to see what the drafter would have guessed of them."""
+        """Whether to read a few tokens only to see which of them the drafter would have guessed."""
         rests = self._done < max(HINDSIGHT, self._trust.rests_until)
         if rests or self._rate is not None or self._pipelined or lag <= LOOK:
             return False
@@ -329,7 +332,7 @@ class AnswerDepth:
         return self._earns(price_s, gain, price_s)
 
     def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
-        """Whether to spend ``price_s`` on a gain of so many plain steps a token; ``lost_s`` may be lost at once."""
+        """Whether to spend ``price_s`` on a ``gain`` in plain steps a token; ``lost_s`` is the most it can lose."""
         step_s = self._now[0]
         longer = self._control.lengths.longer_than(self._done, self._most)
         before = self.ledger.plain_s / step_s - self._done
@@ -343,7 +346,7 @@ class AnswerDepth:
             self._bought_at = self._done
 
     def _usual(self, skipped: int) -> float:
-        """What drafting saves of each token where it pays, by a drafter that has not read so many of the text."""
+        """Share of a token's time that drafting saves when useful, with ``skipped`` tokens of the text unread."""
         rate = self._rate
         if rate is None:
             rate = max(GOOD_RATE, self._experience.sources["model"].overall)
@@ -354,7 +357,7 @@ class AnswerDepth:
         return worth_of(skipped, self._context)
 
     def _repays_all(self, cost: DraftCost, unread: int) -> bool:
-        """Whether to read all of the text, of which so many tokens were skipped."""
+        """Whether to read all of the text, ``unread`` tokens of which the drafter skipped."""
         price_s = self._context * cost.lag_token_s
         return self._earns(price_s, self._usual(0) - self._usual(unread), price_s + self._lost_s(cost, 1))
 
@@ -388,7 +391,7 @@ class AnswerDepth:
         with control.lock:
             usual_s = times.usual_s(1, record.context_length)
             if record.overlapped or self._loading:
-                # Beside a drafter at work the target is slower, which says nothing about its own pace.
+                # While a drafter computes, the target is slower, which says nothing about its own speed.
                 times.since_plain = 0 if record.width == 1 and self._loading else times.since_plain + 1
                 shown = times.factor
             else:
@@ -400,14 +403,14 @@ class AnswerDepth:
                 if seen is None or not 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * expected_s:
                     self._count(record.emitted)
                     return
-                # A stall is nothing that plain decoding would have been spared.
+                # Plain decoding would have stalled as well, so a stall does not count as drafting's loss.
                 shown = min(seen, MOVED * times.factor)
             plain_s = record.emitted * usual_s * shown
             self.ledger.plain_s += plain_s
-            # Asking takes a tenth of a millisecond, which is much to a tiny model and buys nothing.
+            # A round that only asked drafters counts without the asking: 0.1 ms, which matters for a tiny model.
             asked_only = record.source is None and not record.overlapped and not self._loading
             self.ledger.spent_s += record.verify_s if asked_only else record.round_s
-            # What was read was bought; the forward that read it drafted the first token as well.
+            # Reading was paid for by the purchase; the forward that read the text also drafted the first token.
             drafter = control.price("model", times)
             read_s = 0.0 if drafter is None or record.overlapped else max(0.0, record.sync_s - drafter.token_s)
             working_s = record.round_s - read_s
@@ -418,7 +421,7 @@ class AnswerDepth:
             if record.source == "model" or record.overlapped:
                 if not record.overlapped:
                     self._timed |= control.learn_price(record, times.latest, self._read)
-                    # One odd forward says nothing of drafting; three are the machine's pace (LiveTimes).
+                    # One slow forward says nothing about drafting; three are the machine's pace (LiveTimes).
                     now_s = times.now_s(record.width, record.context_length)
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s
                     plain_s = max(plain_s, record.emitted * usual_s * times.factor / MOVED)
@@ -427,7 +430,7 @@ class AnswerDepth:
                 control.missed_s += self._gain * plain_s
 
     def _judge(self, plain_s: float, working_s: float, emitted: int) -> None:
-        """What a drafted round came to."""
+        """Add the savings of a drafted round to trust, and pause drafting once trust is lost."""
         self._drafted_rounds += 1
         saved = (plain_s - working_s) * emitted / plain_s
         self._saved += saved
@@ -444,7 +447,7 @@ class AnswerDepth:
                 self._control.lengths.known.append(self._done)
                 if self._bought_at is not None:
                     self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
-                else:  # what it would have guessed is all that is known
+                else:  # never drafted: only the hindsight guesses are known
                     self._experience.learn(self._seen_gain * self._done, self._done, len(self._guessed) // 2)
 
     def why_off(self, source: str) -> Reason | None:
@@ -466,14 +469,14 @@ class AnswerDepth:
                 some = f"the drafting model would have guessed {sum(self._guessed)} of {len(self._guessed)} tokens"
                 return Reason("not_paying_now", f"{some} of this answer, too few to pay")
             if not self._guessed and self._experience.gain(usual) <= 0.5 * PAYS * usual:
-                said = "the drafting model's guesses have hardly paid of late; it is tried again in later answers"
+                said = "the drafting model's guesses hardly paid in recent answers; later answers try it again"
                 return Reason("not_paying_now", said)
-            said = "this answer was too short to repay reading it with the drafting model; longer ones get guesses"
+            said = "this answer was too short to repay the drafting model's reading; longer answers get guesses"
             return Reason("answer_too_short", said)
 
 
 def _plausible(slowness: float) -> float:
-    """Of one draft: within what a drafter can be wrong by, whatever a clock says."""
+    """Limit one draft's slowness to the range in which a clock can be believed."""
     return min(50.0, max(0.02, slowness))
 
 
@@ -486,7 +489,7 @@ def make_policy(
     *,
     pipelined: bool = False,
 ) -> DepthPolicy:
-    """A policy of that name; ``costs``, ``priors`` and ``history`` are for the one that uses them."""
+    """Make the policy ``name``; only the ``cost`` policy uses ``costs``, ``priors`` and ``history``."""
     if name in ("cost", "bandit"):
         return DepthControl(costs or Costs(), depth_cap, priors, history, pipelined=pipelined)
     gate = {"fixed": None, "entropy": EntropyGate, "confidence": ConfidenceGate}[name]

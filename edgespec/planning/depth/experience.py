@@ -9,26 +9,26 @@ from typing import Any
 
 from edgespec.planning.cost.acceptance import NO_PRIOR, Acceptance, AcceptancePrior, SiblingOdds
 
-# Before anything is known of a pair: drafting pays in three answers of four, and there as much as at an acceptance of
-# 0.8 (coding 0.91, translation 0.45: a 0.5B drafter for a 1.5B target, depth 3). With both prompts read each of 13
-# categories of Spec-Bench gained (docs/results/promises.md).
+# Before a pair has any experience: drafting pays in three of four answers, with an acceptance of 0.8 in those
+# (0.5B for 1.5B, depth 3: coding 0.91, translation 0.45). With the prompt read, all 13 Spec-Bench categories gained
+# (docs/results/promises.md).
 PAYS = 0.75
 GOOD_RATE = 0.8
 
-# What older answers count for beside the next: twenty or so. Untried ones fade half as fast, so that it is tried
-# again. What is known before any answer counts for half of one. Simulated: with a whole one texts that the drafter
-# hardly knows run at 0.985 of plain in the mean, with less than half code is found late after twenty translations.
+# Weight of older answers: about the last twenty count. Untried answers fade half as fast, so that drafting is tried
+# again. The prior counts for half an answer. Simulated: a prior of one whole answer runs unsuitable texts at 0.985 of
+# plain; with less than half, code is detected late after twenty translations.
 _ANSWER_DECAY = 0.95
 _UNTRIED_DECAY = 0.975
 _BROAD = 0.5
 
-# An answer says all that it can about whether drafting pays after so many drafted rounds.
+# Drafted rounds after which an answer has full weight.
 _ENOUGH_ROUNDS = 6
 
-# What tells a source's acceptance in sampled answers from that in greedy ones, behind its name.
+# Suffix of a source's name for its acceptance in sampled answers; without the suffix: greedy answers.
 SAMPLED = ":sampled"
 
-# Answers whose lengths are remembered, and how many of them are enough to decide by.
+# Answers whose lengths are remembered, and how many lengths are enough to decide by.
 _REMEMBERED = 32
 _ENOUGH = 6
 
@@ -38,7 +38,7 @@ NO_SUMS: Sums = (0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What one process hands on to the next: lengths of answers, and ``Experience.sums`` greedily and sampled."""
+    """What one process passes to the next: answer lengths, and ``Experience.sums`` for greedy and sampled answers."""
 
     lengths: tuple[int, ...] = ()
     greedy: Sums = NO_SUMS
@@ -67,15 +67,15 @@ def _sums(stored: Sequence[Any]) -> Sums:
 
 
 class Lengths:
-    """How long the answers of a session have been."""
+    """The lengths of recent answers, in tokens."""
 
     def __init__(self, known: Iterable[int] = ()) -> None:
         self.known = deque(known, maxlen=_REMEMBERED)
 
     def longer_than(self, tokens: int, most: int | None) -> Sequence[int] | None:
-        """Lengths that an answer of so many ``tokens`` may still come to, ascending; None where too few are known.
+        """Known lengths above ``tokens``, ascending, cut to ``most``; None if too few lengths are known.
 
-        ``most`` is the budget of this answer, which ends longer ones.
+        ``most`` is the token budget of this answer.
         """
         if len(self.known) < _ENOUGH:
             return None
@@ -85,10 +85,10 @@ class Lengths:
 
 @dataclass(slots=True)
 class Experience:
-    """Of answers drawn greedily, or of sampled ones. Everything is in plain steps.
+    """Experience with either greedy or sampled answers, in plain steps.
 
-    Faded sums over answers: how many, their tokens after drafting was bought, and what was saved where it paid.
-    ``sources`` and ``siblings`` say how often drafted tokens are right.
+    The sums over answers fade: their number, their tokens after drafting was bought, and the steps saved where
+    drafting paid. ``sources`` and ``siblings`` say how often drafted tokens are right.
     """
 
     answers: float = 0.0
@@ -102,22 +102,22 @@ class Experience:
         return self.answers, self.tokens, self.saved
 
     def gain(self, usual: float) -> float:
-        """What drafting is expected to save of each token of the next answer; where it does not pay it stops.
+        """Share of a token's time that drafting should save in the next answer; drafting that loses is stopped.
 
-        ``usual`` is what it saves of each where it pays.
+        ``usual`` is the share that drafting saves in an answer where it gains.
         """
         broad = _BROAD * (self.tokens / self.answers if self.answers else 1.0)
         return (self.saved + broad * PAYS * usual) / (self.tokens + broad)
 
     def acceptance(self, source: str, priors: Mapping[str, AcceptancePrior], *, sampled: bool) -> Acceptance:
-        """How often ``source`` is right; at first as ``priors`` say, those of greedy answers if there are no more."""
+        """Acceptance of ``source``, starting from ``priors``; sampled answers fall back to the greedy prior."""
         if source not in self.sources:
             prior = priors.get(source, NO_PRIOR)
             self.sources[source] = Acceptance(priors.get(source + SAMPLED, prior) if sampled else prior)
         return self.sources[source]
 
     def learn(self, saved: float, tokens: int, rounds: int) -> None:
-        """An answer ended: its drafted ``rounds`` saved so many steps, in ``tokens`` since drafting was bought."""
+        """Record an ended answer: its ``rounds`` saved ``saved`` steps in ``tokens`` since drafting was bought."""
         decay = _ANSWER_DECAY if rounds else _UNTRIED_DECAY
         weight = min(1.0, rounds / _ENOUGH_ROUNDS)
         self.answers = decay * self.answers + weight

@@ -1,4 +1,4 @@
-"""How much a pipelined round verifies: as many of the tokens put forward as pay, by measured times and acceptance."""
+"""How many proposed tokens a pipelined round verifies, by measured times and acceptance."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from edgespec.planning.cost.curve import ContextCurves, DraftCost, expected_toke
 from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 
-# Rounds after which an old one counts half, as planning.acceptance forgets: text changes within a few sentences.
+# Decay for each round, as in planning/cost/acceptance.py: text changes within a few sentences.
 _DECAY = 0.97
 
-# A drafter told to end finishes the forward it is at: twice its usual time, or before one was timed a slow token of a
-# small model on a slow device. A drafter that takes longer is reading a prompt, and is not waited for.
+# A drafter that is asked to stop finishes its current forward: twice its usual time is allowed, or, before any
+# forward was timed, a slow token of a small model on a slow device. A slower drafter is reading a prompt; the target
+# does not wait for it.
 _PATIENCE, _FIRST_PATIENCE_S = 2.0, 0.05
 
-# Reuse goes on while at least half of the first tokens put forward again stand: a wrong one costs the drafting of one
-# round, a right one saves it. Branches go on while they meet so many of the corrections that come. On forks of its
-# cache the drafter spends time on them in which it had nothing else to do: any gain would do but for the power they
-# take, so one in ten. Without forks it reads its chain again whenever that stands after all.
+# Reuse continues while at least half of the first re-proposed tokens are accepted: a wrong token costs one round's
+# drafting, a right one saves it. Branches continue while this share meets the correction. On a forked cache the
+# drafter would be idle otherwise, so one in ten is enough to justify the power. Without forks the drafter has to read
+# its chain again whenever the chain is accepted after all.
 _REUSE_PAYS = _BRANCHING_PAYS_UNFORKED = 0.5
 _BRANCHING_PAYS = 0.1
 
 
 class _Share:
-    """How many of the latest ``tries`` went well, as if ``well`` of so many had before the first one."""
+    """Decayed share of recent tries that succeeded; starts as ``well`` of ``tries``."""
 
     def __init__(self, well: float, tries: float) -> None:
         self._well, self._tries = well, tries
@@ -40,11 +41,11 @@ class _Share:
 
 
 class MeasuredBudget:
-    """Learns how often tokens stand and how long both sides take. Implements Budget of decoding/pipelined.
+    """Learns how often tokens are accepted and how long both sides take. Implements Budget of decoding/pipelined.
 
-    T(w) is as calibrated with the drafter at work; rounds correct it as they come. Where neither slows the other down
-    the drafter may read the prompt while the target does. With ``waits`` the first draft is waited for, whatever has
-    to be read before: for checks of short answers.
+    T(w) starts as calibrated with the drafter running, and rounds correct it. If neither side slows the other down,
+    the drafter may read the prompt in parallel with the target. With ``waits`` the loop waits for the first draft,
+    whatever the drafter has to read: for checks of short answers.
     """
 
     def __init__(self, depth_cap: int, costs: Costs, *, waits: bool = False) -> None:
@@ -58,18 +59,18 @@ class MeasuredBudget:
         self._first_patience_s = TIMEOUT_MAX if waits else _FIRST_PATIENCE_S
         self._forward_s: float | None = None
         self._accepted = _Share(1.0, 2.0)
-        # Tried, and given up after a few failures; of branches that were taken more than a few have to fall.
+        # Reuse and corrections stop after a few failures; branches, which are worth more, after more failures.
         self._tried = {"again": _Share(1.0, 1.5), "correction": _Share(1.0, 1.5), "branch": _Share(3.0, 4.0)}
 
     @property
     def acceptance(self) -> float:
-        """Share of the recently compared tokens that stood, from 0 to 1."""
+        """Share of recently compared tokens that were accepted, from 0 to 1."""
         return self._accepted.now
 
     def window(self, pending: int) -> int:
-        """The window with the most expected tokens a second; all tokens where no times are known.
+        """The window with the most expected tokens a second; all ``pending`` tokens if no times are known.
 
-        A window of w tokens scores w + 1 places, each of which gives a token if all before it stood.
+        A window of w tokens scores w + 1 positions. Each position gives a token if all before it were accepted.
         """
         most = min(pending, self._depth_cap)
         if self._times is None:
@@ -79,7 +80,7 @@ class MeasuredBudget:
         return rates.index(max(rates))
 
     def draft_tokens(self, window: int) -> int:
-        """As many as there is time for; the next window and the token compared before it where that is not known."""
+        """Number of tokens there is time to draft; without times, the next window and the token before it."""
         most = self._depth_cap + 1
         if self._times is None or self._forward_s is None:
             return most
@@ -93,12 +94,15 @@ class MeasuredBudget:
         return self._tried["again"].now >= _REUSE_PAYS
 
     def branches(self, forks: bool) -> int:
-        """One for each place of a round; one in all without forks, where a second would push it out of the cache."""
-        met, stood = self._tried["correction"].now, self._tried["branch"].now
+        """Number of branches: one for each position of a round, or one in all without forks.
+
+        Without forks a second branch would evict the first from the cache.
+        """
+        met, kept = self._tried["correction"].now, self._tried["branch"].now
         if met < (_BRANCHING_PAYS if forks else _BRANCHING_PAYS_UNFORKED):
             return 0
         most = self._depth_cap + 1 if forks else 1
-        return most if branch_pays(self.acceptance, stood, self._depth_cap) else 0
+        return most if branch_pays(self.acceptance, kept, self._depth_cap) else 0
 
     def learn(self, what: str, well: bool) -> None:
         self._tried[what].learn(well)
@@ -115,16 +119,17 @@ class MeasuredBudget:
 
 
 def branch_pays(acceptance: float, standing: float, window: int) -> bool:
-    """Whether a round that verifies a branch is worth more than one that waits for a first token after a correction.
+    """Whether verifying a branch is worth more than waiting for the first token after a correction.
 
-    Tokens stand with probability ``acceptance`` a, those of branches with ``standing`` b: by the rejection rule b is
-    lower, since nothing of a branch counts as drawn at random. A round on a full pipe commits f = 1 + a + ... + a^w
-    tokens and leaves it full with probability t = a^(w + 1); one on an empty pipe commits 1 and fills it with
-    probability a. In the long run a round commits g, and a full pipe is worth v = (g - 1) / a tokens more than an
-    empty one, where v (1 - t) = f - g. A branch pays if 1 + b + ... + b^w + b^(w + 1) v reaches g.
+    Tokens are accepted with probability ``acceptance`` a, those of branches with ``standing`` b. By the rejection
+    rule b is lower, since no token of a branch counts as drawn at random. A round on a full pipe commits f = 1 + a +
+    ... + a^w tokens and leaves the pipe full with probability t = a^(w + 1). A round on an empty pipe commits 1 and
+    fills the pipe with probability a. In the long run a round commits g, and a full pipe is worth v = (g - 1) / a
+    tokens more than an empty one, where v (1 - t) = f - g. A branch pays if 1 + b + ... + b^w + b^(w + 1) v reaches
+    g.
     """
     if acceptance <= 0:
-        return True  # nothing is lost by trying something else
+        return True  # a failed branch loses nothing
     tokens = expected_tokens([acceptance] * window)
     per_value = (1.0 - acceptance ** (window + 1)) / acceptance
     rate = (tokens + per_value) / (1.0 + per_value)

@@ -1,15 +1,15 @@
 """What is spent on the chance of a gain: whether to buy drafting for an answer, and where a chain ends.
 
-Buying is like renting skis (Karlin et al., 1988): whoever does not know how often he will ski buys when the rent paid
-comes to the price, and never pays more than twice what was best. Here the rent is the time that drafting would have
-saved. A bound on the loss itself is another rule, that of conservative bandits (Wu et al., 2016): nothing is tried
-unless the answer so far could lose it and stay above a share of plain decoding's speed.
+Buying is the ski-rental problem (Karlin et al., 1988): buy when the rent paid equals the price, which never costs
+more than twice the optimum. Here the rent is the time that drafting would have saved. The bound on the loss itself
+follows conservative bandits (Wu et al., 2016): try only what the answer so far could lose while it stays above a
+share of plain decoding's speed.
 
-A drafter that reads tokens which the target has written says on the way which of them it would have guessed. So one
-short forward tells whether it knows this text, without a token put forward.
+A drafter that reads tokens of the target also tells which of them it would have guessed. So one short forward
+measures whether the drafter knows this text, without proposing a token.
 
-A chain, and what is put forward beside it, grows by the rule of fractional programming (Dinkelbach, 1967): add what
-brings more tokens than its time would bring elsewhere.
+A chain and its siblings grow by fractional programming (Dinkelbach, 1967): add what brings more tokens than its time
+would bring elsewhere.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from dataclasses import dataclass
 from edgespec.planning.cost.acceptance import Acceptance, choose_siblings
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 
-# The worst request loses this share of plain decoding's time: 1 / (1 + RISK) is 0.91 of plain, and what times are
-# measured wrong by may take it to 0.89.
+# The largest loss of a request, as a share of plain decoding's time: 1 / (1 + RISK) is 0.91 of plain speed, and
+# errors of measurement may make it 0.89.
 RISK = 0.10
 
-# Plain steps that a trial may lose before drafting rests, and the most that a change of text may cost. Simulated:
-# between 4 and 10 steps of trust nothing changes.
+# Plain steps that a trial may lose before drafting pauses, and the most that a change of text may cost. Simulated:
+# any value from 4 to 10 steps of trust gives the same result.
 TRIAL = 2.0
 MOST_TRUST = 6.0
 
-# Plain tokens before another trial in the same answer, doubled by each one that failed.
+# Plain tokens before another trial in the same answer, doubled by each failed trial.
 FIRST_REST = 48
 
-# What a share of the text is worth. The 0.5B for the 1.5B, at 168 places of Spec-Bench answers, was right in 0.81 of
-# them with all of the text, 0.80 with four fifths of it, 0.68 with two fifths, 0.62 with a half of long prompts and
-# 0.33 to 0.54 with a tenth or less. That share to this power is close to all of these.
+# The share of the text that was read, to this power, approximates how much less often the drafter is right. The 0.5B
+# for the 1.5B, at 168 positions of Spec-Bench answers: 0.81 right with all of the text, 0.80 with four fifths, 0.68
+# with two fifths, 0.62 with half of long prompts, 0.33 to 0.54 with a tenth or less.
 _POWER = 0.25
 
-# The fewest tokens of a longer text that drafting begins with: one slice (drafters/model.py).
+# The fewest tokens of a longer text that drafting starts with: one slice (drafters/model.py).
 LEAST_READ = 16
 
-# Tokens of the answer that are guessed in hindsight, and those that are read where that is all the reading is for.
-# Fourteen tell a text of which three tokens in four are guessed from one of which one in three is. Simulated: between
-# 12 and 16, and 20 and 24, nothing changes.
+# Tokens of the answer that are guessed in hindsight, and tokens read when reading serves only that. Fourteen separate
+# a text with three in four tokens guessed from one with one in three. Simulated: 12 to 16, and 20 to 24, give the
+# same.
 HINDSIGHT = 14
 LOOK = 20
 
-# Tokens guessed in hindsight that what was known before is worth.
+# Weight of the earlier estimate, in tokens guessed in hindsight.
 KNOWN_BEFORE = 4.0
 
 _LEAST_GAIN = DRAFT_MARGIN - 1.0
@@ -55,7 +55,7 @@ _LEAST_GAIN = DRAFT_MARGIN - 1.0
 
 @dataclass(slots=True)
 class Ledger:
-    """One answer's seconds: what it took so far, and what plain decoding would have taken for the same tokens."""
+    """One answer's seconds: time taken so far, and the time plain decoding would have taken for the same tokens."""
 
     spent_s: float
     plain_s: float
@@ -66,33 +66,33 @@ class Ledger:
 
     @property
     def room_s(self) -> float:
-        """What may be lost from here on, if the answer ended after it."""
+        """Seconds that the answer may still lose."""
         return RISK * self.plain_s + self.saved_s
 
 
 @dataclass(slots=True)
 class Trust:
-    """What an answer's drafted rounds have earned, in plain steps, and how long drafting rests once that is lost."""
+    """What an answer's drafted rounds have earned, in plain steps, and how long drafting pauses once that is lost."""
 
     on: bool = False
     failed: int = 0
-    rests_until: int = 0  # tokens of the answer
+    rests_until: int = 0  # in tokens of the answer
     _left: float = 0.0
     _rest: int = FIRST_REST
 
     def begin(self) -> None:
-        """Draft, until a trial's steps are lost."""
+        """Start drafting, with the steps of a trial to lose."""
         self.on, self._left = True, TRIAL
 
     def add(self, saved: float) -> bool:
-        """What a round saved; whether drafting goes on, or rested anyway."""
+        """Add what a round saved; return False if drafting has to pause."""
         self._left = min(MOST_TRUST, self._left + saved)
         if self._left >= MOST_TRUST:
             self._rest = FIRST_REST
         return not self.on or self._left >= 0.0
 
     def end(self, done: int) -> int:
-        """Rest after ``done`` tokens; how many there are when it ends."""
+        """Pause drafting after ``done`` tokens; return the token count at which the pause ends."""
         self.on, self.failed, self.rests_until = False, self.failed + 1, done + self._rest
         self._rest *= 2
         return self.rests_until
@@ -101,12 +101,11 @@ class Trust:
 def worth_buying(
     price_s: float, gain_s: float, done: int, most: int | None, longer: Sequence[int] | None, before: float
 ) -> bool:
-    """Whether to spend ``price_s`` after ``done`` tokens on an expected ``gain_s`` of each that is still to come.
+    """Whether to spend ``price_s`` after ``done`` tokens on an expected ``gain_s`` for each token still to come.
 
-    Where lengths are known: if it is expected to bring more than nothing and more than waiting until some of the
-    answers have ended. Every answer counts alike, so what one wins is taken as a share of its plain time, in which
-    reading the prompt is worth ``before`` tokens. Where nothing is known: as if as many tokens again came as there
-    are.
+    If lengths are known: whether spending now is expected to win, and to win more than waiting until some answers
+    have ended. Every answer has the same weight, so a gain counts as a share of the answer's plain time, in which
+    reading the prompt is worth ``before`` tokens. If no lengths are known, the answer is assumed to double.
     """
     if not longer:
         return (done if most is None else min(done, most - done)) * gain_s > price_s
@@ -121,14 +120,14 @@ def worth_buying(
 
 
 def worth_of(skipped: int, context: int) -> float:
-    """How often a drafter that skipped so many tokens of the text is right, for each time that it would be."""
+    """Share of its usual hits that a drafter keeps after skipping ``skipped`` tokens of the text."""
     return math.pow(1.0 - min(skipped, context) / context, _POWER)
 
 
 def readings(lag: int, unread: int, context: int) -> list[int]:
-    """How many tokens may be read before drafting begins: all that the drafter lacks, a half of it or a quarter.
+    """How many tokens may be read before drafting starts: all that the drafter lacks, half of it or a quarter.
 
-    A drafter that skipped ``unread`` tokens of the ``context`` begins anew, unless it goes on with what it has.
+    A drafter that skipped ``unread`` tokens of the ``context`` starts from scratch, unless it reads only its ``lag``.
     """
     if not unread:
         return [lag, *(part for part in (lag // 2, lag // 4) if part >= LEAST_READ)]
@@ -138,7 +137,7 @@ def readings(lag: int, unread: int, context: int) -> list[int]:
 def rate_in_hindsight(hits: Sequence[bool], worth: float, before: float, known: float = KNOWN_BEFORE) -> float:
     """How often a drafter that had read all of the text would have been right.
 
-    ``before`` is what was believed, by so many tokens as ``known`` says.
+    ``before`` is the earlier estimate, which weighs as much as ``known`` tokens.
     """
     return min(1.0, (sum(hits) / worth + known * before) / (len(hits) + known))
 
@@ -146,8 +145,8 @@ def rate_in_hindsight(hits: Sequence[bool], worth: float, before: float, known: 
 class PricedGate:
     """A gate for one chain of at most ``most`` tokens.
 
-    ``forward_s[d]`` are the seconds of a target's forward with d drafted tokens, ``token_s`` those of a drafted one.
-    Time is worth ``tokens_per_s``. The odds of alternatives are worth ``odds_factor`` times what they say.
+    ``forward_s[d]`` is the time of a target forward with d drafted tokens, ``token_s`` that of a drafted token, in
+    seconds. Time is worth ``tokens_per_s``. The odds of siblings are multiplied by ``odds_factor``.
     """
 
     needs_entropy = False
@@ -164,12 +163,12 @@ class PricedGate:
         self._forward_s, self._token_s, self._acceptance = forward_s, token_s, acceptance
         self._most, self._tokens_per_s, self._odds_factor = most, tokens_per_s, odds_factor
         self._survives = 1.0
-        self._reach: list[float] = []  # how likely each token of the chain is to be compared at all
+        self._reach: list[float] = []  # probability that each token of the chain is compared
         self._next = acceptance.overall
 
     def admits(self, confidence: float, entropy: float | None) -> bool:
         probability = self._acceptance.given(confidence)
-        if not self._worth(probability, 0.0):  # the forward that told the confidence is paid already
+        if not self._worth(probability, 0.0):  # the forward that gave the confidence is already paid
             return False
         self._reach.append(self._survives)
         self._survives *= probability
@@ -186,7 +185,7 @@ class PricedGate:
     def _worth(self, probability: float, drafted_s: float) -> bool:
         """Whether the chain should grow by a token of that probability, ``drafted_s`` of drafting away.
 
-        It looks ahead, because T(w) may rise in steps; those further tokens are taken to be accepted as often as any.
+        Looks ahead, because T(w) may rise in steps; further tokens are assumed to be accepted at the overall rate.
         """
         length = len(self._reach)
         before_s, survives, gained = self._forward_s[length], self._survives * probability, 0.0

@@ -1,6 +1,6 @@
-"""A machine described in a file: its devices, its models, and the checks on what the file says.
+"""A machine described in a file: its devices and models, and the checks of the file.
 
-A description is somebody's text: every value is checked for its type and its bounds before anything is computed.
+A description is untrusted text: every value is checked for type and bounds before use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, cast
 
 from edgespec.errors import ProfileError
 
-# Bounds that no machine of the coming decade reaches; beyond them a figure is a slip of the unit.
+# Bounds that no machine of the coming decade reaches; a figure beyond them has the wrong unit.
 _MOST_BYTES = 2**50
 _MOST_PER_S = 1e18
 _LONGEST_S = 10.0
@@ -26,7 +26,7 @@ _MOST_LAYERS = 1000
 DeviceKind = Literal["cpu", "gpu", "npu"]
 
 
-# The runtimes that a machine may be described with, and whether each splits a model's layers between two devices.
+# The runtimes of described machines, and whether each splits a model's layers between two devices.
 _SPLITS_LAYERS = {"llama": True, "onnx": False, "native": False}
 
 
@@ -34,8 +34,8 @@ _SPLITS_LAYERS = {"llama": True, "onnx": False, "native": False}
 class DescribedDevice:
     """A device. ``memory`` names the device whose memory it uses; ``verify_curve`` holds (width, T(w) / T(1)).
 
-    ``operations_per_s`` counts a multiply-add as two, in the arithmetic that its matrix products use. ``launch_s`` is
-    the overhead of a forward. An empty ``verify_curve`` leaves T(w) to the roofline.
+    ``operations_per_s`` counts a multiply-add as two, in the arithmetic of its matrix products. ``launch_s`` is the
+    overhead of a forward. With an empty ``verify_curve``, T(w) follows the roofline.
     """
 
     name: str
@@ -59,7 +59,7 @@ class DescribedDevice:
 class DescribedModel:
     """A model. ``bytes_per_token`` are the weights a forward reads; ``devices`` are where it may run, empty: all.
 
-    ``layers``, of a target: it may be split between a GPU and the processor. None: it is not split.
+    ``layers``, for a target that may be split between a GPU and the processor; None: not split.
     """
 
     name: str
@@ -81,8 +81,9 @@ class DescribedDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedMachine:
-    """All of it. ``shared_bandwidth`` holds (devices, bytes a second they get together), ``links`` (two devices,
-    seconds of a hand-over).
+    """A whole described machine. ``shared_bandwidth`` holds (devices, their total bytes a second), ``links`` (two
+
+    devices, seconds of a hand-over).
     """
 
     name: str
@@ -96,9 +97,9 @@ class DescribedMachine:
 
 
 def machine_from_table(table: Mapping[str, object], origin: str, name: str) -> DescribedMachine:
-    """Check a description. ``origin`` is what messages call the file, ``name`` what the machine is called.
+    """Check a description. ``origin`` is the file's name in messages, ``name`` the machine's name.
 
-    Raises ProfileError with the file and the key for anything unknown, missing, of the wrong type or out of bounds.
+    Raises ProfileError with file and key for a value that is unknown, missing, of the wrong type or out of bounds.
     """
     top = _Table(origin, "", table)
     description = top.text("description")
@@ -130,7 +131,7 @@ def _devices(tables: list[_Table]) -> tuple[DescribedDevice, ...]:
         if names.count(name) > 1:
             raise table.error("name", f'"{name}" is the name of another device too')
         if name in own and "shares_memory_with" in table.values:
-            raise table.error("shares_memory_with", "stands beside memory_bytes: a device has the one or the other")
+            raise table.error("shares_memory_with", "and memory_bytes exclude each other: give only one")
         memory = name if name in own else table.one_of("shares_memory_with", list(own))
         devices.append(
             DescribedDevice(
@@ -195,7 +196,7 @@ def _model(table: _Table, devices: list[str]) -> DescribedModel:
 
 
 class _Table:
-    """Reads a table key by key and remembers which keys were asked for, so that ``done`` can name a stranger."""
+    """Reads a table key by key and remembers the keys read, so that ``done`` can name an unknown key."""
 
     def __init__(self, origin: str, place: str, values: Mapping[str, object]) -> None:
         self.values = values
@@ -208,7 +209,7 @@ class _Table:
         return ProfileError(f"{self._origin}: {self._place}{key} {problem}", hint=hint)
 
     def done(self) -> None:
-        """Raise ProfileError if the table holds a key that nobody asked for."""
+        """Raise ProfileError if the table holds a key that was never read."""
         for key in self.values:
             if key in self._asked:
                 continue
@@ -217,13 +218,13 @@ class _Table:
             raise ProfileError(f"{self._origin}: {self._place}{_shown(key)} is an unknown key", hint=hint)
 
     def has(self, key: str) -> bool:
-        """Whether an optional key is there; it is a known one either way."""
+        """Whether an optional key is present; marks the key as known."""
         self._asked.add(key)
         return key in self.values
 
     def text(self, key: str) -> str:
         value = self._value(key)
-        # A terminal would obey a control character.
+        # A terminal would execute control characters.
         if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > _LONGEST_TEXT:
             raise self._wrong(key, f"a line of up to {_LONGEST_TEXT} characters", value)
         return value.strip()
@@ -248,7 +249,7 @@ class _Table:
         return tuple(self._number(key, value, 0.0, 1.0) for value in self._list(key, at_least=1))
 
     def ratios(self, key: str) -> tuple[tuple[int, float], ...]:
-        """[[width, T(w) / T(1)], ...], widths ascending from [1, 1.0]; empty where the key is not there."""
+        """[[width, T(w) / T(1)], ...], widths ascending from [1, 1.0]; empty if the key is missing."""
         if not self.has(key):
             return ()
         pairs = []
@@ -304,7 +305,7 @@ class _Table:
         return value
 
     def _number(self, key: str, value: object, low: float, high: float) -> float:
-        # Compared before it becomes a float: a file may hold a whole number that no float can.
+        # Compared before conversion: a file may hold an integer that exceeds any float.
         if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
             raise self._wrong(key, f"a number from {low:g} to {high:g}", value)
         return float(value)
@@ -319,12 +320,12 @@ def _known(value: object, known: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as it may stand in a sentence: short, and without what a terminal would obey."""
+    """A value for use in a message: short, without control characters."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _MOST_BYTES:
         return f"a number of {int(math.log10(abs(value))) + 1} digits"
     try:
         text = str(value).lower() if isinstance(value, bool) else ascii(value)
-    except ValueError:  # somewhere inside is a whole number of more digits than Python writes
+    except ValueError:  # an integer inside has more digits than Python converts
         return "something too long to show"
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,8 +1,8 @@
-"""The planner's cost model on a machine described in a file: what would run where, with nothing measured.
+"""The planner's cost model on a machine described in a file: what would run where, without measurements.
 
-T(w) is a first-order roofline, max(bytes / bandwidth, w x operations / rate) + overhead, or the ratios that the
-description gives where an engine's kernels are known to do worse. It says which placement to expect, not how fast
-your machine is. Rounds at once are those of planning.round_simulation, as they are for a machine that was measured.
+T(w) is a first-order roofline, max(bytes / bandwidth, w x operations / rate) + overhead, or the given ratios where an
+engine's kernels are known to be slower. It predicts the placement, not the speed. Pipelined rounds are simulated by
+planning/cost/round_simulation.py, as for a measured machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.simulated.machine_file import DescribedDevice, DescribedMachine, DescribedModel
 
-# A token reads the cache up to itself; over an answer that fills the context that is half of it on average.
+# A token reads the cache up to itself: on average half of it, over an answer that fills the context.
 _FILLED = 0.5
 
 
@@ -37,11 +37,11 @@ def described_curve(model: DescribedModel, device: DescribedDevice, context_leng
 
 
 def split_curve(model: DescribedModel, gpu: Curve, host: Curve, layers: int, link_s: float) -> Curve:
-    """T(w), in seconds, of a target with so many ``layers`` on a GPU and the rest on the processor, in turns.
+    """T(w), in seconds, of a target with ``layers`` on a GPU and the rest on the processor, run alternately.
 
-    ``gpu`` and ``host`` are T(w) of the whole model on either; ``link_s`` is the way of the activations there and
-    back. Every layer is taken to cost the same, and each side to have its overhead. Raises ValueError if not both
-    have some.
+    ``gpu`` and ``host`` are T(w) of the whole model on either; ``link_s`` is the round trip of the activations. Every
+    layer is assumed to cost the same, and each side to add its overhead. Raises ValueError unless both sides have
+    layers.
     """
     if model.layers is None or not 0 < layers < model.layers:
         raise ValueError("a split target has layers on both sides")
@@ -52,10 +52,10 @@ def split_curve(model: DescribedModel, gpu: Curve, host: Curve, layers: int, lin
 
 
 def contention(machine: DescribedMachine) -> dict[tuple[str, str], Contention]:
-    """What each pair of devices costs each other, by (target's device, drafter's device).
+    """Contention of each pair of devices, by (target's device, drafter's device).
 
-    Devices of one ``shared_bandwidth`` group share it in proportion to what they ask for. A pair that uses one
-    memory without such a group is left out: its contention is not known.
+    Devices of one ``shared_bandwidth`` group share it in proportion to their demand. A pair that uses one memory
+    without such a group is left out: its contention is unknown.
     """
     found = {}
     for one, other in itertools.permutations(machine.devices, 2):
@@ -91,7 +91,7 @@ def simulate(machine: DescribedMachine, *, margin: float = DRAFT_MARGIN) -> Rank
 
 
 def plan_of(machine: DescribedMachine, ranking: Ranking) -> Plan:
-    """The best candidate as a plan. Its numeric class has no widths: nothing was probed."""
+    """The best candidate as a plan. Its numeric class has no widths: none were probed."""
     best = ranking.best
     target, drafter = best.target, best.drafter
     return Plan(
@@ -122,7 +122,7 @@ def _allowed(machine: DescribedMachine, model: DescribedModel) -> list[Described
 
 
 def _hand_overs(machine: DescribedMachine) -> dict[tuple[str, str], float]:
-    """Seconds of a hand-over by (target's device, drafter's device); of a split target from its farther end."""
+    """Seconds of a hand-over by (target's device, drafter's device); for a split target from its farther side."""
     found = {}
     for drafter in machine.devices:
         for one, other in itertools.permutations(machine.devices, 2):
@@ -133,17 +133,17 @@ def _hand_overs(machine: DescribedMachine) -> dict[tuple[str, str], float]:
 
 
 def _link_s(machine: DescribedMachine, one: DescribedDevice, other: DescribedDevice) -> float:
-    """Seconds of a hand-over between two devices; none where no link is described."""
+    """Seconds of a hand-over between two devices; 0 without a described link."""
     return next((seconds for ends, seconds in machine.links if ends == {one.name, other.name}), 0.0)
 
 
 def _both(gpu: DescribedDevice, host: DescribedDevice) -> str:
-    """Where a split target runs. As a device it is known to nobody, so nothing is assumed to run beside it."""
+    """The device name of a split target. No contention is known for it, so nothing is run in parallel with it."""
     return f"{gpu.name}+{host.name}"
 
 
 def _splits(machine: DescribedMachine) -> list[TargetOption]:
-    """The target split between a GPU that it does not fit on and the processor: the rival of a drafter over there.
+    """The target split between the processor and a GPU too small for it, against a drafter on that GPU.
 
     With as many layers on the GPU as fit, and with as many as leave room for each drafter. Only llama.cpp splits a
     model.
@@ -167,7 +167,7 @@ def _splits(machine: DescribedMachine) -> list[TargetOption]:
 
 
 def _drafter_bytes(machine: DescribedMachine, model: DescribedModel, device: DescribedDevice) -> int:
-    """What a drafter takes of a device's memory; nothing where it may not run."""
+    """Bytes that a drafter takes of a device's memory; 0 if it may not run there."""
     if model.devices and device.name not in model.devices:
         return 0
     return model.weights_bytes + model.kv_bytes_per_token * machine.context_length + HEADROOM_BYTES
@@ -175,7 +175,7 @@ def _drafter_bytes(machine: DescribedMachine, model: DescribedModel, device: Des
 
 def _split(machine: DescribedMachine, gpu: DescribedDevice, host: DescribedDevice, layers: int) -> TargetOption:
     model = machine.target
-    assert model.layers is not None  # or nobody would split it
+    assert model.layers is not None  # only such a target is split
     cache_bytes = model.kv_bytes_per_token * machine.context_length
     gpu_curve, host_curve = (described_curve(model, device, machine.context_length) for device in (gpu, host))
     return TargetOption(
