@@ -111,9 +111,7 @@ def draw(lines: Sequence[Line], title: str) -> str:
             x = MARGIN + (len(text) - len(text.lstrip())) * ADVANCE
             place = f'x="{x:g}" y="{top + 15}" textLength="{len(shown) * ADVANCE:g}" lengthAdjust="spacingAndGlyphs"'
             dim = ' class="dim"' if line.dim else ""
-            parts.append(
-                f'<text{dim} {place} xml:space="preserve">{escape(shown, quote=False)}</text>'
-            )
+            parts.append(f'<text{dim} {place} xml:space="preserve">{escape(shown, quote=False)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
