@@ -47,7 +47,7 @@ KNOWN_FAILURES = (
     (
         ("Failed building wheel", "CMake Error", "Failed to build"),
         "A package did not compile; the log has the compiler's own message. A prebuilt one spares the compiler: "
-        "set EDGESPEC_LLAMA_WHEELS (see the README) and run it again.",
+        "set EDGESPEC_LLAMA_WHEELS (see docs/start.md) and run it again.",
     ),
     (
         ("No matching distribution", "ConnectionError", "NewConnectionError", "Temporary failure", "ReadTimeout"),
@@ -152,7 +152,7 @@ def check_compilers(*, builds_llama: bool) -> None:
     if not builds_llama:
         stop(
             f"no C compiler found, and edgespec's kernels are compiled on installation; install one {how}, "
-            "or set EDGESPEC_LLAMA_WHEELS (see the README) to run llama.cpp in their place."
+            "or set EDGESPEC_LLAMA_WHEELS (see docs/start.md) to run llama.cpp in their place."
         )
     if os.environ.get("EDGESPEC_LLAMA_WHEELS"):
         say(f"no {what} compiler here: this works only if EDGESPEC_LLAMA_WHEELS has a wheel for this machine.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter,
 from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.costs import Costs
 from tests.support.command_line import InProcess, command, environment
+from tests.support.pages import fenced, read_page
 from tests.support.tiny_models import TinyModels
 
 NUMERIC_CLASS = NumericClass(
@@ -197,19 +197,32 @@ def test_how_it_ended() -> None:
     assert line(done(finish_reason="length")).endswith(" · cut at the token limit")
 
 
-def test_the_readme_shows_the_lines_of_today() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (transcript,) = re.findall(r"````text\n(.*?)````", readme, re.DOTALL)
+def test_the_readme_shows_status_lines_in_their_present_form() -> None:
+    (transcript,) = re.findall(r"````text\n(.*?)````", read_page("README.md"), re.DOTALL)
     shown = [each for each in transcript.splitlines() if "tok/s" in each]
     assert len(shown) == len(re.findall("^> ", transcript, re.MULTILINE))
     for each in shown:
-        speed, times, accepted, proposed = map(float, re.findall(r"\d+(?:\.\d+)?", each)[:4])
-        stats = drafted(proposed=int(proposed), accepted=int(accepted), decode_s=157 / speed)
-        assert line(done(stats, plain_tokens_per_s=speed / times)) == each
-    parts = re.findall(
-        r"^\| `([^`]+)` \|", readme[readme.index("| part | meaning |") :].split("\n\n")[0], re.MULTILINE
-    )
-    assert shown[0].split(" · ") == parts
+        assert as_printed(each) == each
+
+
+def test_the_chat_page_explains_every_part_of_a_status_line() -> None:
+    page = read_page("docs/guide/chat.md")
+    (block,) = [text for text in fenced("docs/guide/chat.md", "text") if "tok/s" in text]
+    shown = " · ".join(block.splitlines())
+    assert as_printed(shown) == shown
+    parts = re.findall(r"^\| `([^`]+)` \|", page[page.index("| part | meaning |") :].split("\n\n")[0], re.MULTILINE)
+    left = shown
+    for part in parts:
+        left = left.replace(part, "", 1)
+    assert not left.strip(" ·")
+
+
+def as_printed(shown: str) -> str:
+    """The status line of an answer with the figures and the drafters of a line that a page shows."""
+    speed, times, accepted, proposed = map(float, re.findall(r"\d+(?:\.\d+)?", shown)[:4])
+    sources = Counter({"model": 30, "lookup": 2} if "copies" in shown else {"model": 30})
+    stats = drafted(proposed=int(proposed), accepted=int(accepted), decode_s=157 / speed, rounds_by_source=sources)
+    return line(done(stats, plain_tokens_per_s=speed / times))
 
 
 # -------------------------------------------------------------------------------------- why there are no guesses

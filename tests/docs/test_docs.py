@@ -1,4 +1,4 @@
-"""The pages under docs/: what they show exists, measurements name their machine, and no page is too long."""
+"""README and the pages under docs/: commands exist, measured figures name their machine, and no page is too long."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from tests.golden.test_snapshot import SNAPSHOTS
 from tests.support.pages import PAGES, ROOT, console_commands, fenced, prose, read_page
 from tests.support.tiny_models import TinyModels
 
+README = "README.md"
 MOST_LINES = 200
+MOST_LINES_OF_THE_README = 150
 MOST_LINES_OF_THE_KERNELS_RESULTS = 90
 MOST_TERMS = 30
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-COMMANDS = [(page, command) for page in PAGES for command in console_commands(page)]
+COMMANDS = [(page, command) for page in [README, *PAGES] for command in console_commands(page)]
 SNIPPETS = [
     pytest.param(text, id=f"{page}-{number}")
     for page in PAGES
@@ -39,7 +41,7 @@ RUN = [
     for number, text in enumerate(fenced(page, "python"), start=1)
 ]
 
-# A measured figure, and what its page must contain.
+# A measured figure, and what its page must name: the machine, and how to measure it again.
 MEASURED = re.compile(r"\d+\.\d+x\b|\d tok(ens)?/s|\d ms\b|\d times as (fast|long)")
 MACHINE = re.compile(r"AMD EPYC|Intel Xeon|x86-64 server|simulated clock")
 HOW = re.compile(
@@ -65,11 +67,28 @@ def test_a_docs_page_is_short_and_begins_with_its_title(page: str) -> None:
     assert lines[0].startswith("# ")
 
 
+def test_the_readme_fits_on_a_few_screens_and_shows_the_picture() -> None:
+    assert len(read_page(README).splitlines()) <= MOST_LINES_OF_THE_README
+    (picture,) = re.findall(r"!\[[^\]]+\]\((\S+)\)", read_page(README))
+    assert (ROOT / picture).is_file()
+
+
+def test_links_of_the_readme_lead_to_pages_and_headings_that_exist() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(README))
+    assert len(links) >= 25
+    for link in links:
+        path, _, anchor = link.partition("#")
+        assert (ROOT / path).is_file(), link
+        headings = re.findall(r"^#+ (.*)$", read_page(path), re.MULTILINE) if anchor else []
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in anchors, link
+
+
 def test_the_kernels_results_fit_one_short_page() -> None:
     assert len(read_page("docs/results/native.md").splitlines()) <= MOST_LINES_OF_THE_KERNELS_RESULTS
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [README, *PAGES])
 def test_pages_with_measured_figures_name_machine_and_command(page: str) -> None:
     text = read_page(page)
     if not MEASURED.search(text) or page in NOT_MEASURED:
@@ -164,9 +183,9 @@ def _check_program(words: list[str], page: str, capsys: pytest.CaptureFixture[st
         case ["python" | "pyinstaller", file, *_]:
             ast.parse((ROOT / file).read_text(encoding="utf-8"))
         case ["pip", "install", *arguments]:
-            wanted = [word for word in arguments if not word.startswith("-")]
-            assert wanted
-            for extras in re.findall(r"\[(.*)\]", " ".join(wanted)):
+            packages = [word for word in arguments if not word.startswith("-")]
+            assert packages
+            for extras in re.findall(r"\[(.*)\]", " ".join(packages)):
                 assert set(extras.split(",")) <= set(EXTRAS)
         case ["printf" | "echo", *_] | ["apt-get", "install", *_]:
             pass
@@ -174,14 +193,14 @@ def _check_program(words: list[str], page: str, capsys: pytest.CaptureFixture[st
             pytest.fail(f"{page} shows a program that this test does not know: {words}")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [README, *PAGES])
 def test_every_documented_command_is_valid_shell(page: str) -> None:
     for block in [*fenced(page, "sh"), *console_commands(page)]:
         done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/notes/")])
+@pytest.mark.parametrize("page", [README, *(page for page in PAGES if not page.startswith("docs/notes/"))])
 def test_every_option_mentioned_in_the_docs_exists(page: str) -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", (SNAPSHOTS / "help.txt").read_text(encoding="utf-8")))
     known |= {"--exclude-module", "--install"}  # options of PyInstaller and xcode-select

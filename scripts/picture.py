@@ -1,0 +1,161 @@
+"""Draw an answer as a terminal shows it with its guesses shaded: ``docs/guesses.svg``, from a real run.
+
+    python scripts/picture.py [--target MODEL] [--draft MODEL] [--prompt TEXT] [--max-tokens N] [--output FILE]
+
+The answer is greedy, and missing models are fetched. Measured times decide how far each round drafts, so the guessed
+tokens differ by machine. The text does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from edgespec import Done, EdgespecError, Engine, Event, Text
+from edgespec.files.atomic import write_text
+
+PROMPT = "Write a Python function that tells whether a number is prime, with type hints and a docstring. Only code."
+OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "guesses.svg"
+
+# Pixels. A character of the common monospaced fonts is 0.6 of its size wide; textLength makes others fit as well.
+SIZE, ADVANCE, LINE, MARGIN, BAR = 14, 8.4, 21, 20, 34
+COLUMNS = 84
+MOST_BYTES = 40_000
+
+STYLE = """\
+text{white-space:pre;font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#24292f}
+.screen{fill:#ffffff;stroke:#d0d7de}.bar{fill:#d0d7de}.guess{fill:#c8e1ff}.dim{fill:#57606a}
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.screen{fill:#0d1117;stroke:#30363d}.bar{fill:#30363d}
+.guess{fill:#1f4b7a}.dim{fill:#9198a1}}
+"""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Characters of an answer, and whether a drafter guessed the token that they came with."""
+
+    text: str
+    guessed: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the screen; ``dim`` is the colour of the counts."""
+
+    pieces: tuple[Piece, ...]
+    dim: bool = False
+
+
+def pieces_of(events: Sequence[Event]) -> list[Piece]:
+    """The text of an answer, token by token; characters that came with no token are the target's."""
+    pieces = []
+    for event in events:
+        if not isinstance(event, Text):
+            continue
+        start = 0
+        for length, drafter in zip(event.lengths, event.guessed_by, strict=True):
+            pieces.append(Piece(event.text[start : start + length], drafter is not None))
+            start += length
+        pieces.append(Piece(event.text[start:]))
+    return [piece for piece in pieces if piece.text]
+
+
+def lines_of(pieces: Sequence[Piece]) -> list[Line]:
+    """Break pieces at line ends and after ``COLUMNS`` characters."""
+    lines: list[list[Piece]] = [[]]
+    columns = 0
+    for piece in pieces:
+        for part in re.findall(r"\n|[^\n]", piece.text.expandtabs(4)):
+            if part == "\n" or columns == COLUMNS:
+                lines.append([])
+                columns = 0
+            if part != "\n":
+                lines[-1].append(Piece(part, piece.guessed))
+                columns += 1
+    return [Line(tuple(line)) for line in lines]
+
+
+def runs_of(line: Line) -> list[tuple[int, int]]:
+    """First column and length of each run of guessed characters, without the blanks at the line's start."""
+    text = "".join(piece.text for piece in line.pieces)
+    guessed = "".join(("x" if piece.guessed else "-") * len(piece.text) for piece in line.pieces)
+    indent = len(text) - len(text.lstrip())
+    return [(max(run.start(), indent), run.end() - max(run.start(), indent)) for run in re.finditer("x+", guessed)]
+
+
+def draw(lines: Sequence[Line], title: str) -> str:
+    """The SVG of a screen with these lines; its text is text."""
+    width = 2 * MARGIN + COLUMNS * ADVANCE
+    height = BAR + len(lines) * LINE + MARGIN
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img">',
+        f"<title>{escape(title)}</title><style>{STYLE}</style>",
+        f'<rect class="screen" x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="8"/>',
+        *(f'<circle class="bar" cx="{MARGIN + 18 * dot:g}" cy="17" r="5.5"/>' for dot in range(3)),
+    ]
+    for number, line in enumerate(lines):
+        top = BAR + number * LINE
+        for first, length in runs_of(line):
+            if length > 0:
+                x = MARGIN + first * ADVANCE
+                shape = f'x="{x:g}" y="{top + 2}" width="{length * ADVANCE:g}" height="{LINE - 3}" rx="3"'
+                parts.append(f'<rect class="guess" {shape}/>')
+        text = "".join(piece.text for piece in line.pieces)
+        shown = text.strip()
+        if shown:
+            x = MARGIN + (len(text) - len(text.lstrip())) * ADVANCE
+            place = f'x="{x:g}" y="{top + 15}" textLength="{len(shown) * ADVANCE:g}" lengthAdjust="spacingAndGlyphs"'
+            dim = ' class="dim"' if line.dim else ""
+            parts.append(f'<text{dim} {place} xml:space="preserve">{escape(shown, quote=False)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def picture(engine: Engine, prompt: str, max_tokens: int) -> str:
+    """Answer ``prompt`` greedily and draw the prompt, the answer and its counts.
+
+    The speed is left out: the speed of a single run proves nothing.
+    """
+    with engine.session() as session:
+        events = list(session.generate(prompt, max_tokens=max_tokens))
+    done = events[-1]
+    assert isinstance(done, Done), "a generation ends with Done"
+    asked = lines_of([Piece(f"> {prompt}\n")])[:-1]
+    answer = lines_of(pieces_of(events))
+    stats = done.stats
+    counts = (
+        f"{stats.guessed_tokens} of {stats.emitted_tokens} tokens were guessed · "
+        f"{stats.accepted} of {stats.proposed} guesses were right"
+    )
+    title = "An answer in a terminal. Shaded: tokens that a drafter guessed and the model confirmed."
+    return draw([*asked, *answer, Line((Piece(counts),), dim=True)], title)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the picture; 1 if an engine's error or a picture that is too large prevents it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="qwen2.5-coder-1.5b")
+    parser.add_argument("--draft", default="auto")
+    parser.add_argument("--prompt", default=PROMPT)
+    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    chosen = parser.parse_args(arguments)
+    try:
+        with Engine.load(chosen.target, draft=chosen.draft, download=True) as engine:
+            drawn = picture(engine, chosen.prompt, chosen.max_tokens)
+        if len(drawn.encode()) > MOST_BYTES:
+            print(f"the picture has more than {MOST_BYTES} bytes: lower --max-tokens", file=sys.stderr)
+            return 1
+        write_text(chosen.output, drawn)
+    except EdgespecError as error:
+        print(f"{error.message}\n{error.hint or ''}".strip(), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
