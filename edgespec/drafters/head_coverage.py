@@ -16,10 +16,10 @@ from edgespec.interfaces.drafting import Context
 WINDOW_TOKENS = 64
 
 # For a trimmed drafter with an untrimmed one available. A head may lose 6.9 % of the tokens of the text that sized
-# it, of which the whole head proposes 72 % (default pair: vocabtrim.lost_allowed). The margin is three standard deviations
-# at that loss, 9.5 %: 3 * sqrt(0.069 * 0.931 / 64). So the limit is a coverage of 1 - 0.069 - 0.095 = 83.6 % of the
-# window: 11 missing tokens. Text that the head was made for exceeds it by chance once in 230 windows (binomial),
-# text of 98 % coverage once in 17 million.
+# it; the whole head proposes 72 % of that text (default pair: vocabtrim.lost_allowed). The margin is three standard
+# deviations at that loss, 9.5 %: 3 * sqrt(0.069 * 0.931 / 64). So the limit is a coverage of 1 - 0.069 - 0.095 =
+# 83.6 % of the window: 11 missing tokens. Text that the head was made for exceeds it by chance once in 230 windows
+# (binomial), text of 98 % coverage once in 17 million.
 ESCAPE_MISSED = 11
 
 # The trimmed head returns at 6.9 % missing tokens or fewer, the loss it was sized for. The gap between the limits
