@@ -190,8 +190,8 @@ def test_each_accepted_token_has_the_source_named_in_the_proposal() -> None:
     assert named.guessed_by == [None, *["copy", "model", "copy", None] * 2]
     spent = answer_to(GREEDY, scripted.Named(known, (), drafted_by="model"), 3, max_tokens=5)
     assert spent.guessed_by == [None, "model", "model", "model", None]
-    nobody = answer_to(GREEDY, scripted.Named(known, ()), 3, max_tokens=5)
-    assert nobody.guessed_by == [None, "unknown", "unknown", "unknown", None]
+    unnamed = answer_to(GREEDY, scripted.Named(known, ()), 3, max_tokens=5)
+    assert unnamed.guessed_by == [None, "unknown", "unknown", "unknown", None]
 
 
 def test_an_accepted_end_of_sequence_counts_as_a_guess() -> None:

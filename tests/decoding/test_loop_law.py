@@ -20,7 +20,7 @@ from tests.support.fake_runtime import FakeModel
 
 
 class Dropping(scripted.Stochastic):
-    """Drops a drawn token because of its own probability, which is biased and forbidden to drafters."""
+    """Drops a drawn token by its probability, which is biased and forbidden to drafters."""
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         proposal = super().propose(context, depth, gate)
