@@ -67,7 +67,7 @@ def test_draws_with_counted_penalties_equal_the_specification(
     for change in changes:
         changed(text, tokens, change)
         request = request_of(sampling, text)
-    fresh: Mapping[int, int] = Counter(tokens) if tokens else {}
+        fresh: Mapping[int, int] = Counter(tokens) if tokens else {}
         expected = specified(scores.tolist(), replace(request, seen=fresh), None if ids is None else ids.tolist())
         assert draw_from(scores, request, ids) == expected
         for level in library.levels:
