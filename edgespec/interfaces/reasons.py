@@ -30,7 +30,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "gain_not_known": "how often the guesses are right is not known yet, so they are tried",
         "depth_asked": "the caller chose this number of guesses at a time",
         "cannot_pay": "guessing would be slower than plain decoding even if every guess were right",
-        "in_turns": "target and drafter in parallel are no faster than one after the other",
+        "in_turns": "running target and drafter in parallel would not be faster",
         "no_room": "it does not fit in the memory that may be used",
         "memory_not_known": "the device's memory size is not known",
         "widths_not_measured": "how many guesses at a time keep the text identical has not been measured there",
