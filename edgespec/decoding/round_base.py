@@ -1,8 +1,7 @@
-"""What every way of decoding shares: the history and its limits, valid proposals, what a round commits and counts.
+"""The base of all decoding loops: history and limits, checking of proposals, and a round's commit and statistics.
 
-On token ids only. A round is a transaction: whatever happens inside it, the target's cache and the history are
-back at the last committed token when the exception leaves. A proposal is untrusted: what is malformed is cut off
-and counted before anything uses it.
+Everything works on token ids. A round is a transaction: if it raises, the target's cache and the history are back at
+the last committed token. A proposal is untrusted: malformed tokens are cut off and counted before any use.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one forward brought: ``tokens`` to emit, and ``record`` unless it was the prefill.
+    """The result of one forward: ``tokens`` to emit, and ``record`` unless it was the prefill.
 
-    ``guessed_by`` names for each token the drafter that proposed it, or None where it is the target's own: a
+    ``guessed_by`` names for each token the drafter that proposed it, or None if the token is the target's own: a
     correction, a bonus, the prefill's. ``finish`` is ``stop`` if the last token is one of the stop ids, ``length`` if
     the budget or the context is used up, else None.
     """
@@ -47,8 +46,8 @@ class Step:
 class LoopLimits:
     """``max_tokens`` to emit at most (None: until the context is full), ``depth_cap`` tokens a round may propose.
 
-    Nothing is proposed that would make a forward end beyond ``exact_length`` tokens: nobody has compared the target's
-    widths there. None: they are alike at any length.
+    Nothing is proposed that would make a forward end beyond ``exact_length`` tokens, the longest context at which the
+    target's widths were compared (None: widths are bit-equal at any length).
     """
 
     max_tokens: int | None
@@ -59,10 +58,10 @@ class LoopLimits:
 
 
 class Rounds(ABC):
-    """Decodes after ``history``, which it extends with committed tokens only.
+    """Decodes after ``history``, and extends it with committed tokens only.
 
     On entry the target's cache must hold a prefix of ``history``. Iterate ``steps()``; leaving the iteration at
-    any point leaves everything consistent.
+    any point leaves cache and history consistent.
     """
 
     def __init__(
@@ -78,20 +77,20 @@ class Rounds(ABC):
         self._depth = depth
         self._chooser = chooser
         self._history = history
-        self._text = CountedText(history)  # and what is assumed to follow it
+        self._text = CountedText(history)  # plus the tokens assumed to follow
         self._limits = limits
         self._clock = clock
         self._emitted = 0
 
     def steps(self) -> Generator[Step, None, None]:
-        """The prefill's token, then one Step a round, until something finishes the answer."""
+        """The prefill's token, then one Step a round until the answer is finished."""
         yield (step := self._prefill())
         while step.finish is None:
             yield (step := self._round())
 
     @abstractmethod
     def _round(self) -> Step:
-        """Commit at least one token, or raise with nothing changed."""
+        """Commit at least one token, or raise and change nothing."""
 
     def _prefill(self) -> Step:
         history, target, clock = self._history, self._target, self._clock
@@ -101,8 +100,8 @@ class Rounds(ABC):
                 "with room for at least one answer token",
                 hint="shorten the prompt or use a larger --context",
             )
-        # The last token goes in alone, at width 1, whether or not the cache already held it: so a prompt that is
-        # asked again, and therefore wholly cached, begins its answer as it did the first time.
+        # The last token is always fed alone, at width 1, even if it was cached: a repeated prompt, which is wholly
+        # cached, then begins its answer as it did the first time.
         started = clock()
         target.rewind(min(target.length, len(history) - 1))
         if target.length < len(history) - 1:
@@ -114,13 +113,13 @@ class Rounds(ABC):
         return self._commit([token], None, [])
 
     def _depth_limit(self) -> int:
-        """Never more than the class allows, nor past the budget or the context with the token that follows."""
+        """The most tokens to propose: within the depth cap, the exact length, the budget and the context."""
         exact = self._limits.exact_length
         cap = self._limits.depth_cap if exact is None else min(self._limits.depth_cap, exact - len(self._history))
         return max(0, min(cap, self._depth_room()))
 
     def _depth_room(self) -> int:
-        """Draft tokens that fit beside the token that follows them; negative when not even that one fits."""
+        """Draft tokens for which there is room, next to the token that follows them; negative if there is none."""
         room = self._target.context_length - len(self._history) - 1
         most = self._limits.max_tokens
         return room if most is None else min(room, most - self._emitted - 1)
@@ -128,7 +127,7 @@ class Rounds(ABC):
     def _verify(
         self, draft: Sequence[int], probs: Sequence[Distribution | None], rows: Rows, *, bonus: bool = True
     ) -> Verdict:
-        """Compare ``draft`` with the rows after the history; ``bonus``: there is a row for what follows all of it."""
+        """Compare ``draft`` with the rows after the history; ``bonus``: there is a row after the whole draft."""
         chooser, base = self._chooser, len(self._history)
         if not chooser.uses_rejection:
             return verify_matching(
@@ -145,7 +144,7 @@ class Rounds(ABC):
         )
 
     def _assuming(self, tokens: Sequence[int]) -> CountedText:
-        """The history with ``tokens`` behind it; as long as nothing else is assumed."""
+        """The history followed by ``tokens``; valid until the next call."""
         self._text.cut(len(self._history))
         self._text.extend(tokens)
         return self._text
@@ -157,13 +156,13 @@ class Rounds(ABC):
         return tokens
 
     def _roll_back(self) -> None:
-        """Forget what a failed round fed."""
-        # If the cache is beyond repair the error that made it so is already on its way.
+        """Remove the tokens of a failed round from the cache."""
+        # If the cache cannot rewind, the error that broke it is already being raised.
         with contextlib.suppress(EdgespecError):
             self._target.rewind(min(self._target.length, len(self._history) - 1))
 
     def _commit(self, tokens: list[int], record: RoundRecord | None, guessed_by: Sequence[str]) -> Step:
-        """``guessed_by`` names who proposed each of the leading tokens; the others are the target's own."""
+        """``guessed_by`` names who proposed each of the leading tokens; the rest are the target's own."""
         self._assuming(tokens)
         self._history.extend(tokens)
         self._emitted += len(tokens)
@@ -176,23 +175,22 @@ class Rounds(ABC):
         return Step(tokens=tuple(tokens), guessed_by=(*guessed_by, *own), record=record, finish=finish)
 
 
-# How far the probabilities of a proposal may be from summing to one: DESIGN.md's contract, loose enough for
-# float32 drafters over large vocabularies.
+# Tolerance for the sum of a proposal's probabilities (DESIGN.md): loose enough for float32 drafters over large
+# vocabularies.
 SUM_TOLERANCE = 1e-4
 
 
 def valid_length(proposal: Proposal, vocabulary_size: int, *, needs_probs: bool, trees: bool = False) -> int:
     """Number of leading tokens that are well-formed.
 
-    A token must be an id of the target's vocabulary, its distribution (where given) must be finite, within
-    (0, 1], sum to one, lie inside the vocabulary and contain the token. Without ``needs_probs`` distributions are
-    not looked at, nor are those of a tree. A tree is well-formed only where ``trees`` can be verified, and its tokens
-    follow earlier ones.
+    A token must be an id of the target's vocabulary. Its distribution, if given, must be finite, within (0, 1], sum
+    to one, lie inside the vocabulary and contain the token. Distributions are only checked with ``needs_probs``, and
+    never for a tree. A tree is well-formed only if ``trees`` can be verified and each token follows an earlier one.
     """
     draft_probs, parents = proposal.draft_probs, proposal.parents
     if parents is not None:
         if not trees or len(parents) != len(proposal.tokens):
-            return 0  # a tree read as a chain would be nonsense
+            return 0  # verifying a tree as a chain would be wrong
         needs_probs = False
     if needs_probs and draft_probs is not None and len(draft_probs) != len(proposal.tokens):
         return 0
@@ -215,8 +213,8 @@ def _well_formed(distribution: Distribution, token: int, vocabulary_size: int) -
         return False
     if ids[0] < 0 or ids[-1] >= vocabulary_size or not (np.diff(ids) > 0).all():
         return False
-    # Written so that a NaN fails each comparison. Nothing above one may pass: acceptance refuses such a token each
-    # time while the residual takes its mass away, so it would never be emitted.
+    # Written so that a NaN fails each comparison. Probabilities above one are refused: acceptance would always reject
+    # the token while the residual removes its mass, so the token would never be emitted.
     if not ((probs > 0) & (probs <= 1)).all() or not abs(float(probs.sum()) - 1) <= SUM_TOLERANCE:
         return False
     place = int(np.searchsorted(ids, token))
@@ -224,7 +222,7 @@ def _well_formed(distribution: Distribution, token: int, vocabulary_size: int) -
 
 
 def runner_up(proposal: Proposal, place: int, vocabulary_size: int) -> int | None:
-    """The runner-up at ``place``, if there is one that is an id of the vocabulary and not the token itself."""
+    """The runner-up at ``place``; None unless it is an id of the vocabulary other than the token itself."""
     other = proposal.runners_up[place] if place < len(proposal.runners_up) else None
     is_id = isinstance(other, int | np.integer) and not isinstance(other, bool)
     if not is_id or not 0 <= other < vocabulary_size or other == proposal.tokens[place]:  # type: ignore[operator]
@@ -233,7 +231,7 @@ def runner_up(proposal: Proposal, place: int, vocabulary_size: int) -> int | Non
 
 
 def first_chain(proposal: Proposal) -> Proposal:
-    """The leading tokens of a tree of which each follows the one before, as a chain."""
+    """The leading tokens of a tree that form a chain, as a chain."""
     parents = proposal.parents
     if parents is None:
         return proposal
@@ -242,7 +240,7 @@ def first_chain(proposal: Proposal) -> Proposal:
 
 
 def height(proposal: Proposal) -> int:
-    """Tokens on the longest path of a tree; all of a chain's."""
+    """Tokens on the longest path of a tree; the length of a chain."""
     if proposal.parents is None:
         return len(proposal.tokens)
     heights: list[int] = []
@@ -253,13 +251,13 @@ def height(proposal: Proposal) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class DecodeStats:
-    """What one answer took. The token sampled from the prefill belongs to no round.
+    """Statistics of one answer. The token sampled from the prefill belongs to no round.
 
     ``cached_tokens`` of the ``prompt_tokens`` were still in the cache. ``guessed_tokens`` of the ``emitted_tokens``
-    are a drafter's; ``accepted`` may be more, since a stop string drops what its round had accepted behind it.
+    were proposed by a drafter; ``accepted`` may be more, since a stop string drops accepted tokens behind it.
     ``proposed`` counts siblings too. ``ttft_s`` runs from the request to the first token, ``decode_s`` from there to
-    the last; both are None until there is such a token. ``guessing_s`` is what the ``guessing_rounds`` took, in which
-    there were guesses or a drafter was at work, and asking for guesses in the others.
+    the last; both are None without such a token. ``guessing_rounds`` are the rounds with guesses or a busy drafter;
+    ``guessing_s`` is their whole time, plus the drafting time of all other rounds.
     """
 
     prompt_tokens: int = 0
@@ -281,7 +279,7 @@ class DecodeStats:
     rounds_by_source: Counter[str] = field(default_factory=Counter)
 
     def add_round(self, record: RoundRecord) -> None:
-        """Count one round; its emitted tokens are counted as they are emitted."""
+        """Count one round, except its emitted tokens, which are counted when emitted."""
         self.rounds += 1
         self.proposed += record.proposed
         self.evaluated += record.evaluated
@@ -313,11 +311,11 @@ class DecodeStats:
         return (self.emitted_tokens - 1) / self.decode_s if self.decode_s and self.emitted_tokens > 1 else None
 
     def times_plain(self, plain_tokens_per_s: float) -> float | None:
-        """How many times as fast as without guesses the answer was decoded; None without a decoded token.
+        """Speed relative to decoding without guesses; None without a decoded token.
 
-        Rounds without guesses would have taken what they took. What disturbed them is no cost of guessing.
-        A round takes no less than a plain step, so the result is at most ``tokens_per_round``: what says otherwise is
-        noise in the plain speed.
+        Rounds without guesses count with their measured time, so a disturbance in them is not charged to guessing.
+        A round takes at least a plain step, so the result is capped at ``tokens_per_round``: higher values are noise
+        in the plain speed.
         """
         if not self.decode_s or self.tokens_per_round is None:
             return None
@@ -327,12 +325,12 @@ class DecodeStats:
 
     @property
     def target_idle_s(self) -> float | None:
-        """Seconds of decoding in which the target computed nothing."""
+        """Seconds of decoding in which the target was idle."""
         return None if self.decode_s is None else max(0.0, self.decode_s - self.verify_s)
 
     @property
     def drafter_idle_s(self) -> float | None:
-        """Seconds of decoding in which no drafter was at work: beside the target, or in turns with it."""
+        """Seconds of decoding in which no drafter ran, in parallel with the target or alternately."""
         return None if self.decode_s is None else max(0.0, self.decode_s - self.draft_s)
 
     def as_json(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """How a session chooses tokens: one path for plain and speculative decoding, for the target and its drafters.
 
 Random numbers are keyed by (seed, position, purpose, token id) instead of drawn from a running generator. The
-token at a position is the argmax of log probability + Gumbel noise (the Gumbel-max trick), so with one seed it
-depends on the target's distribution alone, and nothing has to be rolled back after a rejection. The arithmetic of
-it is in interfaces/drawing.py.
+token at a position is the argmax of log probability + Gumbel noise (the Gumbel-max trick). With one seed the token
+depends only on the target's distribution, and a rejection needs no rollback of a generator. The arithmetic is in
+interfaces/drawing.py.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Sampling:
     Scores are penalised (``repeat_penalty`` divides positive and multiplies negative scores of tokens seen;
     ``presence_penalty`` and ``frequency_penalty`` are subtracted once and per occurrence), divided by the
     temperature, then cut to the top k, to the smallest set of mass ``top_p``, and to probabilities of at least
-    ``min_p`` times the highest. With ``seed`` None each answer draws one, and its Done
-    tells which. Raises InvalidRequestError for a value of the wrong type or out of its range.
+    ``min_p`` times the highest. With ``seed`` None each answer draws a seed and reports it in its Done. Raises
+    InvalidRequestError for a value of the wrong type or out of its range.
     """
 
     temperature: float = 0.0
@@ -78,7 +78,7 @@ class Sampling:
                 raise InvalidRequestError(f"{name} cannot be {getattr(self, name)}", hint=f"allowed: {allowed}")
 
     def __str__(self) -> str:
-        """What is not off: "greedy", or "temperature 0.7, top-p 0.95, seed 1"."""
+        """The settings that are on: "greedy", or "temperature 0.7, top-p 0.95, seed 1"."""
         told = [each for each in fields(self) if getattr(self, each.name) != each.default]
         if self.greedy:
             told = [each for each in told if each.name.endswith("penalty")]
@@ -87,7 +87,7 @@ class Sampling:
 
     @property
     def noise_seed(self) -> int:
-        """The key of the noise where no answer has drawn one."""
+        """The key of the noise if no answer has drawn a seed."""
         return 0 if self.seed is None else self.seed
 
     @property
@@ -100,7 +100,7 @@ class Sampling:
 
 
 def _plain(name: str, value: Any) -> object:
-    """The value, a number of another library as one of Python's own: those overflow and round otherwise."""
+    """The value, with another library's number as Python's own: other number types overflow and round differently."""
     wanted, own, kind = {
         "top_k": (Integral, int, "a whole number"),
         "seed": (Integral, int, "a whole number"),
@@ -130,9 +130,9 @@ def request_of(
     wanted: int = 1,
     measure: Measure = Measure.NOTHING,
 ) -> DrawRequest:
-    """How the token after ``context`` is drawn: greedy decoding takes the best score, and truncates nothing.
+    """The draw request for the token after ``context``; greedy decoding takes the best score without truncation.
 
-    The request of a CountedText holds until that changes; any other context is counted for it.
+    With a CountedText the request is valid until the text changes; any other context is counted here.
     """
     penalties: dict[str, Any] = {}
     if sampling.penalises and len(context):
@@ -161,7 +161,7 @@ def distribution(
 ) -> Distribution:
     """The truncated distribution of the next token, from float32 scores of ``ids``, ascending; None: 0, 1, 2, ...
 
-    Raises NonFiniteLogitsError if a score is NaN or the best infinite.
+    Raises NonFiniteLogitsError if a score is NaN or the best is infinite.
     """
     request = request_of(sampling, context)
     if sampling.greedy:
@@ -183,13 +183,13 @@ class Chooser:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        # Which noise drafts are drawn from under the rejection rule. Whoever may draft a place anew because of what
-        # came of an earlier draft for it changes this in between: the old noise would be a biased one by then.
+        # The noise stream of drafts under the rejection rule. A loop that may draft a place again because of its
+        # earlier draft must change the stream in between: the old noise would be biased by then.
         self.draft_stream = 0
 
     @property
     def uses_rejection(self) -> bool:
-        """Under greedy decoding both rules are the same: accept iff equal to the argmax."""
+        """Greedy decoding never uses it: both rules then accept a token iff it equals the argmax."""
         return self.sampling.rule == "rejection" and not self.sampling.greedy
 
     @property
@@ -223,9 +223,9 @@ class Chooser:
         others = max(alternatives, int(runner_up))
         if self._argmax_decides and gate is None and not others:
             return Draft(rows.argmax_row(index))
-        # The target shares the noise. So its other choices are those that come next with the same noise, and a token
-        # is the surer the later they come, whatever its probability. That says something of the token; but under the
-        # keyed rule the text is the target's own whatever is put forward.
+        # The target shares the noise, so its other likely choices are the next to arrive with the same noise, and
+        # a token is the surer the later they arrive. This confidence depends on the token, which is allowed: under
+        # the keyed rule the text is the target's own for any proposal.
         wanted = MOST_DRAWN if others or not self.sampling.greedy else 1
         measure = Measure.MASS if self.sampling.greedy else Measure.NOTHING
         if gate is not None and gate.needs_entropy:
@@ -245,7 +245,7 @@ class Chooser:
     def _draft_of_its_own(
         self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, runner_up: bool
     ) -> Draft | None:
-        """Drawn from noise that the target does not share, with the distribution that the acceptance test needs."""
+        """Draw from noise that the target does not share, with the distribution that the acceptance test needs."""
         own = self.distribution(rows, index, context)
         if gate is not None and not gate.admits(own.peak, own.entropy if gate.needs_entropy else None):
             return None
@@ -260,6 +260,6 @@ class Chooser:
         return float(uniforms(key, np.zeros(1, dtype=np.int64))[0])
 
     def draw_dense(self, probs: FloatArray, position: int) -> int:
-        """A token from full-vocabulary ``probs``, from the noise kept for corrections and bonuses."""
+        """A token from full-vocabulary ``probs``, with the noise reserved for corrections and bonuses."""
         ids = np.flatnonzero(probs > 0)
         return draw(Distribution(ids, probs[ids]), self.sampling.noise_seed, position, Purpose.CORRECTION)

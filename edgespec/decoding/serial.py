@@ -16,9 +16,9 @@ from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """What a forward of the target made of a proposal. ``outcome``: what became of its chain, or its first one.
+    """The result of comparing a proposal with the target. ``outcome``: of the chain, or of a tree's first chain.
 
-    ``guessed_by`` names who proposed each of the accepted tokens, which ``committed`` begins with.
+    ``guessed_by`` names who proposed each accepted token; ``committed`` begins with the accepted tokens.
     """
 
     committed: list[int]
@@ -32,10 +32,10 @@ class _Compared:
 
 
 class DecodeLoop(Rounds):
-    """Drafts, then verifies, in turns.
+    """Drafts and verifies one after the other.
 
-    With ``siblings`` proposals may be trees if the target is a TreeSequence: chains with other tokens beside their
-    own, where those pay.
+    With ``siblings`` proposals may be trees if the target is a TreeSequence: chains with siblings where these are
+    worth verifying.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DecodeLoop(Rounds):
         return step
 
     def _propose(self, depth: int) -> tuple[Proposal, int]:
-        """The usable part of the drafter's proposal, and how many tokens of it were cut off as invalid."""
+        """The valid part of the drafter's proposal, and the number of tokens cut off as invalid."""
         if depth == 0:
             return NOTHING, 0
         context = Context(self._history, wants_siblings=self._tree_target is not None)
@@ -107,7 +107,7 @@ class DecodeLoop(Rounds):
         invalid = len(proposal.tokens) - usable
         if within.parents is not None:
             return within.cut(usable), invalid
-        # Nothing can follow a stop: what was drafted after one would only widen the forward.
+        # Nothing follows a stop token: tokens drafted after it would only widen the forward.
         chain = self._until_stop([int(token) for token in within.tokens[:usable]])
         return within.cut(len(chain)), invalid
 
@@ -125,7 +125,7 @@ class DecodeLoop(Rounds):
         return _Compared(committed, evaluated, [proposal.source_of(index) for index in range(accepted)], outcome)
 
     def _compare_tree(self, proposal: Proposal, parents: tuple[int, ...], target: TreeSequence) -> _Compared:
-        """The last committed token is the root of the tree that is fed; every row is that of a path."""
+        """Compare a tree whose root is the last committed token; each row is that of its path."""
         history = self._history
         draft = [int(token) for token in proposal.tokens]
         rows = target.forward_tree([history[-1], *draft], [-1, *(parent + 1 for parent in parents)])
@@ -141,10 +141,10 @@ class DecodeLoop(Rounds):
         target.keep([0, *(index + 1 for index in verdict.path[: len(committed) - 1])])
         accepted = min(len(verdict.path), len(committed))
         evaluated = min(accepted + (verdict.kind == "correction"), len(committed))
-        # Whoever learns how often his tokens stand has chains in mind.
+        # Drafters learn acceptance from chains only.
         chain = first_chain(proposal)
         taken = verdict.path[:accepted]
-        stood = next((place for place, index in enumerate(taken) if index != place), len(taken))
-        seen = min(stood + (stood == accepted < evaluated or stood < accepted), len(chain.tokens))
-        outcome = Outcome(proposal=chain, evaluated=seen, accepted=stood, committed=tuple(committed))
+        leading = next((place for place, index in enumerate(taken) if index != place), len(taken))
+        seen = min(leading + (leading == accepted < evaluated or leading < accepted), len(chain.tokens))
+        outcome = Outcome(proposal=chain, evaluated=seen, accepted=leading, committed=tuple(committed))
         return _Compared(committed, evaluated, [proposal.source_of(index) for index in taken], outcome)

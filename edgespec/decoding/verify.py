@@ -1,8 +1,8 @@
-"""Verification: which proposed tokens stand, and what follows them. Pure functions on numbers.
+"""Verification: which proposed tokens are accepted, and what follows them. Pure functions on numbers.
 
-Nothing here knows a model, a clock or a random generator: target tokens, probabilities and uniform numbers are
-arguments, so that a test can enumerate them. The functions never divide by a draft probability and never compare
-in a way that NaN would pass; they work on floats and on ``fractions.Fraction`` alike.
+Target tokens, probabilities and uniform numbers are arguments, without model, clock or random generator, so that a
+test can enumerate them. The functions never divide by a draft probability, and a NaN fails every comparison. Floats
+and ``fractions.Fraction`` work the same way.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``accepted`` leading draft tokens stand and ``next_token`` follows them.
+    """``accepted`` leading draft tokens are accepted, and ``next_token`` follows them.
 
-    ``kind`` is ``correction`` after a rejection, ``bonus`` when every draft token was accepted, and ``open`` when all
-    were and the target has not scored what comes next: then there is no ``next_token``. ``evaluated`` draft tokens
-    were compared: the accepted ones and the rejected one.
+    ``kind`` is ``correction`` after a rejection and ``bonus`` if every draft token was accepted. It is ``open``,
+    without a ``next_token``, if all were accepted and the target has not scored the next place. ``evaluated`` draft
+    tokens were compared: the accepted ones and the rejected one.
     """
 
     accepted: int
@@ -43,10 +43,9 @@ def verify_matching(
     """Accept draft tokens while they equal the target's own choice.
 
     ``target_token(i)`` is what the target emits after ``draft_tokens[:i]``; it is called in order and never past the
-    first difference, nor without ``bonus`` past the last draft token. With target choices that depend only on the
-    position, the seed and the target's distribution, the emitted text is plain decoding's, whatever was proposed
-    (drafter-invariant speculative decoding: Daliri, Musco, Suresh, 2024). Greedy decoding is the special case in
-    which the choice is the argmax.
+    first difference, nor without ``bonus`` past the last draft token. If target choices depend only on position,
+    seed and the target's distribution, the emitted text is plain decoding's for any proposal (drafter-invariant
+    speculative decoding: Daliri, Musco, Suresh, 2024). Greedy decoding is the special case of the argmax.
     """
     for index, draft_token in enumerate(draft_tokens):
         token = target_token(index)
@@ -58,7 +57,7 @@ def verify_matching(
 
 
 def accepts(uniform: Any, draft_prob: Any, target_prob: Any) -> bool:
-    """Whether a token drawn with ``draft_prob`` stands, given a uniform number in [0, 1).
+    """Whether a token drawn with ``draft_prob`` is accepted, given a uniform number in [0, 1).
 
     True with probability min(1, target_prob / draft_prob) (Leviathan, Kalman, Matias, 2023). False for a NaN
     anywhere and for a draft probability outside (0, 1], which no honest proposal has.
@@ -69,8 +68,8 @@ def accepts(uniform: Any, draft_prob: Any, target_prob: Any) -> bool:
 def residual(target_probs: Any, draft_probs: Any) -> Any:
     """The distribution of the correction: norm(max(target - draft, 0)), same shape and dtype.
 
-    Where nothing is left (the distributions are equal, so a rejection cannot happen but for rounding) the
-    target's own distribution is returned.
+    If nothing remains, the target's own distribution is returned; the distributions are then equal, so only rounding
+    can cause a rejection.
     """
     left = np.maximum(target_probs - draft_probs, 0)
     total = left.sum()
@@ -91,8 +90,9 @@ def verify_rejection(
     ``draft_probs[i]`` is the full-vocabulary distribution that draft token i was drawn from, or None if it was
     not drawn at random (then it counts as having probability one). ``target_probs(i)`` is the target's
     distribution after ``draft_tokens[:i]``; ``uniforms[i]`` in [0, 1) is independent of everything drawn so far;
-    ``draw(probs, i)`` draws a token for place i from fresh noise. Without ``bonus`` nothing is asked of the target
-    past the last draft token, and nothing drawn if all of them stand. Source: Leviathan, Kalman, Matias (2023).
+    ``draw(probs, i)`` draws a token for place i from fresh noise. Without ``bonus``, and with all draft tokens
+    accepted, nothing is drawn and ``target_probs`` is not called past the last one. Source: Leviathan, Kalman,
+    Matias (2023).
     """
     for index, token in enumerate(draft_tokens):
         target = target_probs(index)
@@ -110,9 +110,9 @@ def verify_rejection(
 
 @dataclass(frozen=True, slots=True)
 class TreeVerdict:
-    """The draft tokens with the indices of ``path`` stand, each below the one before; ``next_token`` follows them.
+    """The draft tokens with the indices of ``path`` are accepted, each below the previous; ``next_token`` follows.
 
-    ``kind`` is ``bonus`` if the path ends where the tree does, else ``correction``: others were put forward there.
+    ``kind`` is ``bonus`` if the path ends at a leaf of the tree, else ``correction``.
     """
 
     path: tuple[int, ...]
@@ -123,17 +123,17 @@ class TreeVerdict:
 def verify_tree(
     draft_tokens: Sequence[int], parents: Sequence[int], target_token: Callable[[int], int]
 ) -> TreeVerdict:
-    """Walk down a tree of draft tokens, to whichever child is the target's own choice, until none is.
+    """Walk down a tree of draft tokens, always to the child that is the target's own choice, until no child is.
 
     ``parents[i]`` is the index of the token above token i, smaller than i, or -1. ``target_token(i)`` is what the
     target emits after the path to token i (-1: before the tree); it is called once for each token of the path, in
-    order. Of children that are the same token the first one counts.
+    order. Of children with the same token the first one counts.
 
-    The text is what ``target_token`` says along the path, whatever the tree is. With choices that depend only on the
-    position, the seed and the target's distribution it is plain decoding's text. For the rejection rule the target
-    draws from its own distribution, with noise that nothing of the tree depends on: then it is its law. For tokens
-    that were not drawn at random, to draw and compare is to accept each with the target's probability of it and to
-    correct from what is left, for any number of children (SpecInfer: Miao et al., 2024).
+    The text is what ``target_token`` returns along the path, for any tree. If choices depend only on position, seed
+    and the target's distribution, it is plain decoding's text. Under the rejection rule the target draws from its own
+    distribution, with noise independent of the tree, so the text follows that distribution. For tokens not drawn at
+    random, drawing and comparing equals accepting each with the target's probability and correcting from the
+    residual, for any number of children (SpecInfer: Miao et al., 2024).
     """
     below: dict[int, dict[int, int]] = {}
     for index, (token, parent) in enumerate(zip(draft_tokens, parents, strict=True)):

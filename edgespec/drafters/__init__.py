@@ -1,1 +1,1 @@
-"""Who proposes tokens: a smaller model, a copy of the text so far, or a combination."""
+"""The drafters: a smaller model, copies of the text so far, or a combination."""

@@ -1,6 +1,6 @@
-"""Several drafters in order of preference: the first that has something to say is heard.
+"""Several drafters in order of preference: the first one that proposes something is used.
 
-With no drafter at all this is the absence of speculation: it proposes nothing.
+Without drafters the combination proposes nothing, which is plain decoding.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from edgespec.interfaces.drafting import (
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 
-# Proposals watched at a time: one a round, and each is decided within as many rounds as it has tokens.
+# Proposals watched at a time. Each round adds one, which is decided within as many rounds as it has tokens.
 _WATCHED = 16
 
-# Stands for the confidence of a drafter that has none: how often it is right is counted all the same.
+# Confidence of a drafter that reports none, so that its share of right guesses is counted too.
 _UNSURE = 0.5
 
-# Tokens before a watched proposal that must still stand for it to be judged.
+# Tokens before a watched proposal that must be unchanged for the proposal to be judged.
 _TAIL = 4
 
 
 class Combination:
-    """Asks ``drafters`` in turn, each as far as ``depth`` lets it draft now."""
+    """Asks ``drafters`` one after the other, each as far as ``depth`` lets it draft now."""
 
     kind = "combination"
 
@@ -60,7 +60,7 @@ class Combination:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A free proposal to follow the ``length`` tokens whose last few were ``tail``, whether or not it was used."""
+    """A free proposal, used or not, that continues the ``length`` tokens ending in ``tail``."""
 
     kind: str
     length: int
@@ -71,9 +71,9 @@ class _Watched:
 class CombinationState:
     """One session's states of the combined drafters.
 
-    A drafter whose proposals are free is asked every round, also while the policy lets it draft nothing: the text
-    that follows tells what it would have got right. One that raises is off for the rest of the session, and
-    ``failures`` says why: losing a drafter never ends an answer. ``depth`` is exchanged between answers.
+    A free drafter is asked in every round, even if the policy lets it draft nothing: the text that follows shows
+    which guesses would have been right. A drafter that raises is off for the rest of the session, and ``failures``
+    says why: losing a drafter never ends an answer. The session replaces ``depth`` between answers.
     """
 
     free = False
@@ -86,7 +86,7 @@ class CombinationState:
 
     @property
     def silences(self) -> dict[str, str]:
-        """Reasons of drafters, by kind, that are on and have nothing to say of the latest text."""
+        """Why drafters that are on have nothing to propose for the latest text, by kind."""
         parts = ((kind, state.silent_because) for kind, state in self._parts if isinstance(state, ExplainsSilence))
         return {kind: reason for kind, reason in parts if reason is not None}
 
@@ -94,7 +94,7 @@ class CombinationState:
         return min((state.lag(context) for _, state in self._parts), default=0)
 
     def _readers(self) -> list[ReadsAhead]:
-        """Those that may be of use in the next answer."""
+        """The drafters that may be useful in the next answer."""
         return [
             state
             for kind, state in self._parts
@@ -106,7 +106,7 @@ class CombinationState:
         return bool(self._readers())
 
     def read_ahead(self, context: Context) -> list[Future[None]]:
-        """Let them read what they lack of the text; a failure is met again, and told, when they draft."""
+        """Let the drafters read the rest of the text; a failure shows again when they draft, and is reported then."""
         readings = []
         for state in self._readers():
             with contextlib.suppress(EdgespecError):
@@ -168,7 +168,7 @@ class CombinationState:
         return brancher is not None and brancher[1].forks
 
     def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """From the first drafter that can. The policy has no say: whoever asks has measured whether branches pay."""
+        """Ask the first drafter that can branch. The policy is not asked: the caller has measured the gain."""
         brancher = self._brancher()
         if brancher is None:
             return NOTHING
@@ -186,12 +186,12 @@ class CombinationState:
         return next(((kind, state) for kind, state in parts if isinstance(state, DraftsBranches)), None)
 
     def _judge_watched(self, context: Context) -> None:
-        """Tell the policy about watched proposals that the text has caught up with."""
+        """Report watched proposals to the policy once the text shows which tokens were right."""
         for _ in range(len(self._watched)):
             watched = self._watched.popleft()
             start, tokens = watched.length, context.tokens[: context.committed_length]
             if tuple(tokens[max(0, start - len(watched.tail)) : start]) != watched.tail:
-                continue  # another conversation, or an answer taken back
+                continue  # another conversation, or an answer that was removed
             hits: list[bool] = []
             for place, token in enumerate(watched.proposal.tokens):
                 if start + place >= len(tokens) or (hits and not hits[-1]):
@@ -207,7 +207,7 @@ class CombinationState:
         for kind, state in self._parts:
             if kind != proposal.drafted_by or kind in self.failures:
                 continue
-            if not state.free:  # what a free drafter got right is seen when the text has caught up with it
+            if not state.free:  # ``_judge_watched`` judges free drafters
                 hits = [index < outcome.accepted for index in range(outcome.evaluated)]
                 self.depth.learn(kind, proposal.confidences[: len(hits)], hits)
                 for odds, right in seen_alternatives(outcome):
@@ -231,17 +231,17 @@ class CombinationState:
 
 
 def _may_pay(why: Reason | None) -> bool:
-    """Whether a drafter that was off for that reason may be of use in the next answer."""
+    """Whether a drafter that was off for this reason may be useful in the next answer."""
     return why is None or why.code in ("answer_too_short", "not_paying_now")
 
 
 def _confidences(proposal: Proposal) -> tuple[float, ...]:
-    """One for each token, also where the drafter has none."""
+    """One confidence for each token, also if the drafter reports none."""
     return proposal.confidences or (_UNSURE,) * len(proposal.tokens)
 
 
 def both(first: ChainGate | None, second: ChainGate | None) -> ChainGate | None:
-    """A gate that lets through what both do; the second is asked about what the first lets through."""
+    """A gate that admits what both gates admit; the second gate only sees what the first admits."""
     if first is None or second is None:
         return first or second
     return _Both(first, second)
@@ -263,7 +263,7 @@ class _Both:
 
 
 def seen_alternatives(outcome: Outcome) -> list[tuple[list[float], list[bool]]]:
-    """For each place of the chain that was compared, the odds of its alternatives and which was the target's."""
+    """For each compared place of the chain, the odds of its alternatives and which was the target's token."""
     seen = []
     compared = outcome.committed[: outcome.evaluated]
     for token, known in zip(compared, outcome.proposal.alternatives, strict=False):

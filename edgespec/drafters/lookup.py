@@ -13,19 +13,19 @@ KIND = "lookup"
 # mostly chance in running text.
 MINIMUM_MATCH_TOKENS = 3
 
-# Earlier occurrences compared for the longest match, most recent first: bounds the time on text that repeats one
-# phrase thousands of times.
+# Earlier occurrences that are compared, most recent first: bounds the time on text that repeats one phrase thousands
+# of times.
 _CANDIDATES = 64
 
-# Beyond this many matching tokens a longer match says nothing more about what follows.
+# Longer matches than this say nothing more about what follows.
 _LONGEST_MATCH_TOKENS = 32
 
 
 def match_confidence(matched_tokens: int) -> float:
     """A number from 0 to 1 that grows with the length of the match.
 
-    Only its order matters: what share of such copies is right is counted as the text goes on
-    (planning/cost/acceptance.py). 1 - 2/(n + 1) spreads matches of 3 to 32 tokens evenly over the bins counted there.
+    Only its order matters: the policy counts what share of such copies is right (planning/cost/acceptance.py).
+    1 - 2/(n + 1) spreads matches of 3 to 32 tokens evenly over the bins counted there.
     """
     return 1.0 - 2.0 / (matched_tokens + 1)
 
@@ -42,7 +42,7 @@ class LookupDrafter:
         return LookupDraftState(request, self._minimum_match_tokens)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing: there are no resources."""
 
 
 class LookupDraftState:
@@ -57,7 +57,7 @@ class LookupDraftState:
         self._ends: dict[tuple[int, ...], list[int]] = {}
 
     def lag(self, context: Context) -> int:
-        """Indexing takes a microsecond a token."""
+        """0, since indexing takes a microsecond a token."""
         return 0
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
@@ -73,7 +73,7 @@ class LookupDraftState:
             if token in self._stop_ids:
                 copied = copied[: index + 1]
                 break
-        # Once a copied token turns out right, the match before the next one is that much longer.
+        # If a copied token is right, the match before the next token is one token longer.
         sure = [match_confidence(matched + index) for index in range(len(copied))]
         kept = len(copied) if gate is None else admitted(gate, sure)
         return Proposal(
@@ -84,7 +84,7 @@ class LookupDraftState:
         )
 
     def _sync(self, context: Context) -> None:
-        """Index every run that some token follows; start over if earlier tokens changed."""
+        """Index every run that has a following token; start over if earlier tokens changed."""
         shared = context.common_prefix(self._indexed)
         if shared < len(self._indexed):
             self._indexed.clear()
@@ -96,7 +96,7 @@ class LookupDraftState:
         self._indexed.extend(tokens[shared:])
 
     def _longest_match(self, tokens: list[int]) -> tuple[int | None, int]:
-        """Where the text after the best match begins, or None, and how many tokens match."""
+        """Where the text after the best match begins, or None, and the number of matching tokens."""
         best_end, best_length = None, 0
         for end in reversed(self._ends.get(tuple(tokens[-self._minimum :]), [])[-_CANDIDATES:]):
             length = self._minimum
@@ -108,13 +108,13 @@ class LookupDraftState:
         return best_end, best_length
 
     def observe(self, outcome: Outcome) -> None:
-        """Nothing to learn: committed tokens are indexed at the next proposal."""
+        """Do nothing: the next proposal indexes committed tokens."""
 
     def cancel(self) -> None:
-        """A proposal takes microseconds; there is nothing to interrupt."""
+        """Do nothing: a proposal takes microseconds."""
 
     def reset_cancel(self) -> None:
-        """See ``cancel``."""
+        """Do nothing."""
 
     def close(self) -> None:
         self._indexed.clear()

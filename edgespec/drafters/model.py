@@ -1,4 +1,4 @@
-"""A smaller model as drafter: it writes a chain token by token with the session's own way of choosing."""
+"""A smaller model as drafter: it writes a chain token by token with the session's token chooser."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from edgespec.interfaces.rows import Distribution, Rows
 
 KIND = "model"
 
-# Tokens read between two looks at the clock, at least and at most: as many as keep a forward busy for no longer than
-# two steps of the target, and of a long text a sixteenth, since short forwards read the weights more often.
+# Tokens read between two checks of the clock. At least: a forward of two target steps or less. At most: a sixteenth
+# of a long text, since short forwards read the weights more often.
 _LEAST_SLICE, _MOST_SLICE = 16, 64
 
-# What reading ahead is waited for, at most: many times what a slice takes on any machine that a drafter is of use on.
+# The longest wait for reading ahead to stop: many times a slice's duration on any machine where a drafter is useful.
 _LONGEST_SLICE_S = 5.0
 
 # Tokens of lag that an ordinary round leaves: the last draft token and the token that followed it. Feeding more
-# than this is catching up, which is timed apart so that it does not count as the price of a round.
+# than this is catching up, which is timed separately so that it does not count as the price of a round.
 _ORDINARY_LAG_TOKENS = 2
 
 
 # Alternatives at each place: the second choice is the target's in 10.5 % of places, the third in 4.2 %, the fourth in
-# 1.8 % (the places of planning/cost/acceptance.py), and all others together in 4 %.
+# 1.8 % (the places of planning/cost/acceptance.py), and all other tokens together in 4 %.
 MOST_ALTERNATIVES = 3
 
 
 class ModelDrafter:
-    """Drafts with the model that ``model`` names, which may have to be loaded. One Sequence for each session."""
+    """Drafts with the model that ``model`` returns, loading it if needed. One Sequence for each session."""
 
     kind = KIND
 
@@ -58,19 +58,19 @@ class ModelDrafter:
         return ModelDraftState(self._model(), request)
 
     def close(self) -> None:
-        """The model belongs to whoever ``model`` got it from."""
+        """Do nothing: the caller owns the model."""
 
 
 @dataclass(slots=True)
 class _Cache:
-    """A Sequence that holds the text's tokens from ``start`` on: ``known``, one for one."""
+    """A Sequence that holds the tokens ``known``, which are the text's from ``start`` on."""
 
     sequence: Sequence
     start: int = 0
     known: list[int] = field(default_factory=list)
 
     def reaches(self, context: Context) -> int:
-        """How far into the text it agrees with it; 0 where it holds nothing of it."""
+        """The position in the text up to which the cache agrees; 0 if it agrees nowhere."""
         if self.start >= len(context):
             return 0
         tokens = context.tokens if not self.start else context.tokens[self.start :]
@@ -78,7 +78,7 @@ class _Cache:
         return self.start + shared if shared else 0
 
     def feed(self, tokens: list[int], count: int) -> list[int]:
-        """Read the first ``count`` of the tokens that follow; returns those that are left."""
+        """Read the first ``count`` tokens that follow; returns the remaining ones."""
         self.sequence.forward(tokens[:count], 0)
         self.known.extend(tokens[:count])
         return tokens[count:]
@@ -87,14 +87,14 @@ class _Cache:
 class ModelDraftState:
     """One session's cache of the drafter.
 
-    Before its model is loaded, and between the loss of the model's process and its restart, it proposes nothing, and
-    ``silent_because`` says why. Once the model is given up, proposing raises what loading it raised.
+    Before the model is loaded, and between the loss of its process and the restart, the state proposes nothing, and
+    ``silent_because`` says why. Once the model is given up, ``propose`` raises the loading error.
 
-    It reads the last ``window`` tokens of the text that it is told to, or goes on where it left off. Reading that
-    takes longer than the context's patience is left off, and gone on with at the next proposal.
+    The state reads the last ``window`` tokens of the text, or continues where it stopped. Reading that takes longer
+    than the context's patience stops, and continues at the next proposal.
 
-    Branches are drafted on forks of the cache where the model can fork; when the text takes one, its cache is gone on
-    with. Elsewhere the one cache goes back and forth. ``forks`` says which, once the model is open.
+    Branches are drafted on forks of the cache if the model can fork. When the text takes a branch, its fork becomes
+    the cache. Otherwise branches rewind the one cache. ``forks`` says which, once the model is open.
     """
 
     free = False
@@ -104,13 +104,13 @@ class ModelDraftState:
         self._request = request
         self._cache: _Cache | None = None
         self._branches: list[_Cache] = []
-        self._text = CountedText()  # of the latest context, and what was drafted to follow it
+        self._text = CountedText()  # the latest context and its drafted continuation
         self._padded = False  # whether the model has more ids than the target
-        self._watch: HeadCoverage | None = None  # where the model has a short head
+        self._watch: HeadCoverage | None = None  # None: the model has no short head
         self._cancelled = False
         self._closed = False
-        self._lost: str | None = None  # what the loss of its model said
-        self._waiting = False  # for its model, when it was last asked
+        self._lost: str | None = None  # message of the model's loss
+        self._waiting = False  # whether the latest proposal was empty because the model was loading
         self._stop = threading.Event()  # tells ``_reading`` to end
         self._reading: Future[None] | None = None
         self.forks = False
@@ -132,7 +132,7 @@ class ModelDraftState:
         return self.lag(context) + self.unread(context) >= _LEAST_SLICE
 
     def _read_on(self, cache: _Cache, context: Context, stop: threading.Event) -> None:
-        """On the cache's thread, in slices so short that whoever asks for it hardly waits."""
+        """Read on the cache's thread, in slices so short that the next request hardly waits."""
         lag = self._place(cache, context)
         while lag and not stop.is_set():
             lag = cache.feed(lag, _LEAST_SLICE)
@@ -141,11 +141,11 @@ class ModelDraftState:
         self._stop.set()
 
     def _settle_reading(self) -> None:
-        """Nothing is read any more. What reading ahead failed of fails again, and is told, when it drafts."""
+        """Wait until reading ahead has stopped. If it failed, drafting fails again and reports it."""
         reading, self._reading = self._reading, None
         if reading is not None:
             self.stop_reading()
-            with contextlib.suppress(CancelledFuture, TimeoutError):  # closed meanwhile, or begun before a fork
+            with contextlib.suppress(CancelledFuture, TimeoutError):  # closed by now, or begun before a fork
                 reading.exception(_LONGEST_SLICE_S)
 
     def lag(self, context: Context) -> int:
@@ -185,7 +185,7 @@ class ModelDraftState:
         return NOTHING if cache is None else self._run(cache, context, depth, gate, drawing=True)
 
     def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """As ``propose``, with the likeliest token wherever that draws one; nothing before the first chain."""
+        """As ``propose``, but with the likeliest token instead of a drawn one; nothing before the first chain."""
         if self._closed:
             raise ClosedError("this drafter's state is closed")
         cache = self._cache
@@ -196,7 +196,7 @@ class ModelDraftState:
         try:
             fork = _Cache(cache.sequence.fork(), cache.start, list(cache.known))
         except EdgespecError:
-            self.forks = False  # there is no room for another cache, say: branches have to do without
+            self.forks = False  # for example no memory for a second cache
             return NOTHING
         self._cache = fork
         if self._cancelled:
@@ -215,7 +215,7 @@ class ModelDraftState:
                 cache.sequence.cancel()
 
     def _take_up(self, context: Context) -> _Cache | None:
-        """The cache that agrees longest with the text; closes those of branches that the text has not taken."""
+        """The cache that agrees longest with the text; closes the caches of branches that the text has not taken."""
         if self._cache is None or not self._branches:
             return self._cache
         caches = [self._cache, *self._branches]
@@ -232,7 +232,7 @@ class ModelDraftState:
 
     def _run(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None, *, drawing: bool) -> Proposal:
         try:
-            # The whole chain is one job on the drafter's thread: one hand-over instead of one for each token.
+            # The whole chain is one job on the drafter's thread: one thread switch instead of one for each token.
             return cache.sequence.run(lambda: self._chain(cache, context, depth, gate, drawing))
         except WorkerLostError as error:
             self._cache = None
@@ -241,13 +241,13 @@ class ModelDraftState:
             return NOTHING
 
     def _open(self) -> _Cache | None:
-        """An empty cache; None while there is a reason to wait for the model. Raises what opening raises."""
+        """An empty cache; None while the model is loading. Raises what opening raises."""
         model = self._model
         self._lost, self._waiting = None, self._waits_because is not None
         if self._waiting:
             return None
         try:
-            # A drafter with a shorter context is of use for as long as the text fits it.
+            # A drafter with a shorter context is used until the text outgrows it.
             sequence = model.open(min(self._request.context_length, model.facts.trained_context_length))
         except WorkerLostError:
             self._waiting = self._waits_because is not None
@@ -283,9 +283,9 @@ class ModelDraftState:
             del cache.known[cache.sequence.length :]
 
     def _place(self, cache: _Cache, context: Context) -> list[int]:
-        """Rewind the cache to what it shares with the context, or begin it anew; returns the tokens to feed it.
+        """Rewind the cache to what it shares with the context, or clear it; returns the tokens to feed.
 
-        The last token is fed (again) for its scores.
+        The last token is always fed, for its scores.
         """
         last, reached = len(context) - 1, cache.reaches(context)
         window = context.window
@@ -298,7 +298,7 @@ class ModelDraftState:
         return context.tokens[cache.start + shared :]
 
     def _read(self, cache: _Cache, lag: list[int], started: float, patience_s: float, before: int) -> Rows | None:
-        """Feed ``lag``; the scores of its last token and of those ``before`` it, None if patience was gone sooner."""
+        """Feed ``lag``; the scores of its last token and the ``before`` tokens before it, None if patience ended."""
         size = len(lag) if patience_s == math.inf else min(_MOST_SLICE, max(_LEAST_SLICE, len(lag) // 16))
         size = max(size, before + 1)
         while len(lag) > size:
@@ -310,7 +310,7 @@ class ModelDraftState:
         return rows
 
     def _would_guess(self, context: Context, rows: Rows, count: int) -> Iterator[bool]:
-        """Whether it would have guessed the last ``count`` tokens of the text, each from those before it."""
+        """Whether the drafter would have guessed each of the last ``count`` tokens from the tokens before it."""
         self._text.follow(context.tokens[: len(context) - count])
         for index, token in enumerate(context.tokens[len(context) - count :]):
             draft = self._request.chooser.draft(rows, index, self._text, None)
@@ -323,7 +323,7 @@ class ModelDraftState:
         if self._watch.look(context):
             sequence.score_all()
         else:
-            with contextlib.suppress(MemoryLimitError):  # the head in use says less, and serves as well
+            with contextlib.suppress(MemoryLimitError):  # the head in use still works
                 sequence.score_frequent(self._watch.more)
 
     def _draft(
@@ -383,7 +383,7 @@ class ModelDraftState:
         return rows.first(self._request.vocabulary_size) if self._padded else rows
 
     def observe(self, outcome: Outcome) -> None:
-        """Nothing to learn: the cache follows the context at the next proposal."""
+        """Do nothing: the cache follows the context at the next proposal."""
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -402,12 +402,12 @@ class ModelDraftState:
             sequence.close()
 
     def _open_sequences(self) -> list[Sequence]:
-        cache = self._cache  # looked at once: a proposal that loses its process drops it meanwhile
+        cache = self._cache  # read once: a concurrent ``propose`` that loses its process sets it to None
         return [*(() if cache is None else (cache.sequence,)), *(branch.sequence for branch in tuple(self._branches))]
 
 
 def _undrawn(draft: Draft) -> Draft:
-    """The same with the likeliest token in place of one that was drawn: a function of what came before it."""
+    """The draft with the likeliest token instead of a drawn one: a function of the context alone."""
     own = draft.distribution
     if own is None:
         return draft
@@ -417,15 +417,14 @@ def _undrawn(draft: Draft) -> Draft:
 
 
 def with_siblings(chain: Proposal, gate: SiblingGate, most: int, stop_ids: frozenset[int]) -> Proposal:
-    """The chain and, behind it, the alternatives that ``gate`` finds worth verifying: at most ``most`` tokens in all.
+    """The chain followed by the alternatives that ``gate`` finds worth verifying: at most ``most`` tokens in all.
 
-    A chain breaks at the first token that is not the target's, and where it does the drafter's second or third choice
-    is the target's token about as often as its odds say. A sibling takes the drafter no forward, only the target's is
-    a row wider; if it stands the round brings one token more. Goose has such trees around a text that was copied.
-    OPT-Tree (Wang et al., 2024) and EAGLE-2 (Li et al., 2024) draft below the second choices as well: that takes
-    their drafters no more forwards, but wider ones.
+    At the first token of a chain that is not the target's, the drafter's second or third choice is the target's token
+    about as often as its odds say. A sibling adds a row to the target's forward and no forward of the drafter; an
+    accepted sibling adds a token to the round. Goose builds such trees around copied text. OPT-Tree (Wang et al.,
+    2024) and EAGLE-2 (Li et al., 2024) draft below the second choices as well, with wider drafter forwards.
 
-    A stop is never put forward so: nothing can follow it, and the target says it anyway.
+    A stop token is never proposed as a sibling: nothing can follow it, and the target's own choice covers it.
     """
     known = chain.alternatives[: len(chain.tokens)]
     odds = [[0.0 if token in stop_ids else own for token, own in place] for place in known]

@@ -1,4 +1,4 @@
-"""A drafter with a trimmed head that steps aside while the text is not what its head was cut for."""
+"""A drafter with a trimmed head, and the untrimmed drafter for text that its head does not cover."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NOT_ITS_TEXT = "the drafter's trimmed head lacks too many words of this text"
 
 
 class TrimmedHeadDrafter:
-    """Drafts with ``trimmed``, and with ``whole`` (None: with nobody) while the trimmed head lacks what is written.
+    """Drafts with ``trimmed``, and with ``whole`` (None: not at all) while the trimmed head lacks the text's tokens.
 
-    ``kept`` are the ids that the trimmed head can say. Each drafter is loaded when it is needed, so a whole drafter
-    that is never needed is never loaded. To the outside they are one source, of one kind.
+    ``kept`` are the ids that the trimmed head scores. Each drafter is loaded when first needed. Both proposals and
+    statistics count as one source, of one kind.
     """
 
     kind = KIND
@@ -54,10 +54,10 @@ class TrimmedHeadDrafter:
 
 
 class TrimmedHeadState:
-    """One session's drafters. ``escaped`` tells which of them speaks, ``failure`` why the whole one cannot.
+    """One session's drafters. ``escaped``: the whole drafter drafts; ``failure``: why it cannot.
 
-    A whole drafter that fails (no memory, a file that is gone) is given up for the session; the trimmed one goes on
-    once it can say the text again.
+    A whole drafter that fails (no memory, a missing file) is given up for the session; the trimmed drafter continues
+    once its head covers the text again.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TrimmedHeadState:
         self._start_whole = start_whole
         self._whole: DraftState | None = None
         self._watch = HeadCoverage(kept)
-        self._latest: DraftState = trimmed  # the one that made the latest proposal
+        self._latest: DraftState = trimmed  # made the latest proposal
         self._cancelled = False
         self._closed = False
         self.failure: str | None = None
@@ -82,7 +82,7 @@ class TrimmedHeadState:
 
     @property
     def silent_because(self) -> str | None:
-        """Why nobody drafts the latest text; None while somebody can."""
+        """Why no drafter can draft the latest text; None if one may."""
         if self.escaped and self.failure is not None:
             return f"{_NOT_ITS_TEXT}, and the untrimmed drafter failed: {self.failure}"
         if self.escaped and self._start_whole is None:
@@ -92,7 +92,7 @@ class TrimmedHeadState:
 
     @property
     def ready(self) -> bool:
-        """Whether the drafter that speaks now is ready; where there is none, nobody waits for it."""
+        """Whether there is no loading to wait for: true if the current drafter is ready or there is none."""
         speaking = self._whole if self.escaped else self._trimmed
         try:
             return not isinstance(speaking, LoadsAtLeisure) or speaking.ready
@@ -103,7 +103,7 @@ class TrimmedHeadState:
             return True
 
     def load(self) -> None:
-        """Begin to load the drafter that speaks now."""
+        """Begin to load the current drafter."""
         speaking = self._whole if self.escaped else self._trimmed
         if isinstance(speaking, LoadsAtLeisure):
             speaking.load()
@@ -148,7 +148,7 @@ class TrimmedHeadState:
         return isinstance(latest, DraftsBranches) and latest.forks
 
     def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """From whichever drafter made the latest proposal: another one would have to read the text first."""
+        """From the drafter of the latest proposal: the other one would have to read the text first."""
         if self._closed:
             raise ClosedError("this drafter's state is closed")
         latest = self._latest
@@ -165,7 +165,7 @@ class TrimmedHeadState:
             return NOTHING
 
     def _speaking(self, context: Context) -> DraftState | None:
-        """Who may propose now: the trimmed drafter, the whole one, or nobody."""
+        """The drafter that may propose now: the trimmed or the whole one, or None."""
         if not self._watch.look(context):
             return self._trimmed
         if self._whole is None and self._start_whole is not None and self.failure is None:

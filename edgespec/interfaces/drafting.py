@@ -1,6 +1,6 @@
-"""What a drafter takes and gives: the context, proposals, what became of them, and the gates of a depth policy.
+"""What a drafter takes and returns: the context, proposals, their outcomes, and the gates of a depth policy.
 
-Everything here speaks token ids. The words (round, width, depth, committed, ...) are those of docs/glossary.md.
+Everything here works on token ids. docs/glossary.md defines the words (round, width, depth, committed, ...).
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from edgespec.interfaces.rows import Distribution, Rows
 
 
 class Context:
-    """What a drafter sees: ``committed_length`` tokens that stand, then possibly assumed ones.
+    """What a drafter sees: ``committed_length`` committed tokens, then possibly assumed ones.
 
-    A view: it does not copy, and the tokens behind it only ever grow between two calls or change after
-    ``committed_length``; a drafter finds out how far it agrees by ``common_prefix``. ``wants_runners_up``: whoever
-    asks has a use for ``Proposal.runners_up``. With ``wants_siblings`` a chain with other tokens beside
-    its own is welcome. ``window`` and ``patience_s`` are those of an Allowance (interfaces/policy.py): how much a
-    drafter needs to have read, and how long that may take.
+    A view without a copy. Between two calls the tokens grow, or change after ``committed_length``; a drafter calls
+    ``common_prefix`` to see how far it agrees. ``wants_runners_up``: the caller uses ``Proposal.runners_up``.
+    ``wants_siblings``: the caller can verify a chain with siblings. ``window`` and ``patience_s`` are those of an
+    Allowance (interfaces/policy.py): how much of the text a drafter must have read, and how long reading may take.
     """
 
     __slots__ = (
@@ -77,14 +76,14 @@ def common_prefix(left: list[int], right: list[int]) -> int:
 
 
 class CountedText(abc.Sequence[int]):
-    """A text that grows and shrinks at its end, and how often each of its tokens stands in it.
+    """A text that grows and shrinks at its end, with the number of occurrences of each token.
 
-    Nothing is counted before somebody asks. From then on a token takes as long in a long text as in a short one.
+    Counting starts when ``seen`` is first read. From then on a token takes the same time at any text length.
     """
 
     def __init__(self, tokens: abc.Iterable[int] = ()) -> None:
         self.tokens = list(tokens)
-        self._places: dict[int, int] | None = None  # where in the arrays each token stands; None: nobody has asked
+        self._places: dict[int, int] | None = None  # each token's column in the arrays; None: not counted yet
         self._arrays = np.zeros((2, 0), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -108,13 +107,13 @@ class CountedText(abc.Sequence[int]):
         del self.tokens[length:]
 
     def follow(self, tokens: list[int]) -> None:
-        """Become ``tokens``: what the two do not share is cut and counted anew."""
+        """Become ``tokens``: cut what the two texts do not share, and count the rest."""
         self.cut(common_prefix(self.tokens, tokens))
         self.extend(tokens[len(self.tokens) :])
 
     @property
     def seen(self) -> Seen:
-        """A view: it holds until the text changes."""
+        """A view, valid until the text changes."""
         if self._places is None:
             self._places = {}
             for token in self.tokens:
@@ -132,7 +131,7 @@ class CountedText(abc.Sequence[int]):
     def _forget(self, places: dict[int, int], token: int) -> None:
         place = places[token]
         self._arrays[1, place] -= 1
-        if not self._arrays[1, place]:  # the last one takes its place
+        if not self._arrays[1, place]:  # the last column moves here
             del places[token]
             last = len(places)
             self._arrays[:, place] = self._arrays[:, last]
@@ -143,30 +142,29 @@ class CountedText(abc.Sequence[int]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Tokens put forward for the next round: a chain, or a tree when ``parents`` is given.
+    """Tokens proposed for the next round: a chain, or a tree if ``parents`` is given.
 
     ``draft_probs[i]`` is the distribution token i was drawn from; None means that it was not drawn at random
     (a copy, an argmax), which verification treats as probability one. ``sources[i]`` names who proposed it;
-    ``drafted_by`` names who spent the time, also when nothing came of it (None: nobody did). ``sync_s`` is the
-    part of that time spent catching up with tokens the drafter had not seen, ``forwards`` how often the drafter's
-    weights were read. ``confidences[i]`` is how sure it was of token i, from 0 to 1 (empty: it cannot tell); what
-    that is worth as a probability of acceptance is found out by whoever uses it.
+    ``drafted_by`` names the drafter that spent the time, also for an empty proposal (None: no drafter ran).
+    ``sync_s`` is the part of that time spent reading tokens the drafter had not seen, ``forwards`` the number of
+    times the drafter's weights were read. ``confidences[i]`` is the drafter's confidence in token i, from 0 to 1
+    (empty: unknown). The policy learns how often tokens of each confidence are accepted.
 
-    ``runners_up[i]`` is what the drafter would have said in place of token i: the best id of the same scores that is
-    not token i (None: there is none; empty: nobody asked). It is never put forward, so nobody asks whether it stands.
-    It only names a text, prefix and runner-up, from which drafting may go on before the verdict: a branch. By the
-    keyed rule the text is the target's own, whatever is put forward. By the rejection rule it keeps its law as well.
-    A branch is put forward when the correction has made its text the history; that, and whether there is one at all,
-    may depend on anything drawn so far, but its own tokens are a function of the text they follow and are verified as
-    such, as not drawn at random. And what is drafted anew where no branch fits draws from noise that decided nothing
-    before.
+    ``runners_up[i]`` is the drafter's next choice in place of token i, from the same scores (None: there is none;
+    empty: not asked for). It is never proposed and never verified. It only names a text, prefix and runner-up, which
+    drafting may continue before the verdict: a branch. Under the keyed rule the text is the target's own for any
+    proposal. Under the rejection rule the distribution holds for three reasons. A branch is proposed once the
+    correction has made its text the history; whether a branch exists may depend on anything drawn so far. A branch's
+    tokens are a function of the text they follow, and are verified as not drawn at random. If no branch fits, the
+    places are drafted again from noise that has decided nothing yet.
 
-    ``alternatives[i]`` are the other tokens likeliest to be the target's in place of token i of a chain, each with
-    the drafter's odds of that, best first (empty: nobody asked). Those worth verifying are put forward as siblings:
-    behind the chain in ``tokens``, each with the parent that token i has.
+    ``alternatives[i]`` are the tokens most likely to be the target's instead of token i of a chain, best first, each
+    with the drafter's odds (empty: not asked for). The ones worth verifying are proposed as siblings: after the chain
+    in ``tokens``, each with the parent that token i has.
 
-    ``hindsight`` says which of the text's last tokens the drafter would have guessed, had it been asked: it found out
-    while it read them (empty: nobody asked, or it had read them before).
+    ``hindsight`` says which of the text's last tokens the drafter would have guessed, as computed while it read them
+    (empty: not asked for, or the drafter had read them before).
     """
 
     tokens: tuple[int, ...] = ()
@@ -199,7 +197,7 @@ class Proposal:
         )
 
     def source_of(self, place: int) -> str:
-        """Who proposed the token at ``place``; ``drafted_by``, or ``unknown``, where ``sources`` does not reach."""
+        """Who proposed the token at ``place``; ``drafted_by``, or ``unknown``, if ``sources`` is shorter."""
         return self.sources[place] if place < len(self.sources) else self.drafted_by or "unknown"
 
 
@@ -208,7 +206,7 @@ NOTHING = Proposal()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a proposal: ``evaluated`` tokens were compared, ``accepted`` of them stand."""
+    """The result of a proposal: ``evaluated`` tokens were compared and ``accepted`` of them committed."""
 
     proposal: Proposal
     evaluated: int
@@ -220,10 +218,9 @@ class Outcome:
 class Draft:
     """One drafted token and, under the rejection rule, the distribution it was drawn from.
 
-    ``confidence`` is how likely it is to be the target's token, as far as the drafter can tell: the highest
-    probability, or where the target shares its noise the odds of that (``Drawn.odds``); None if nobody asked for it.
-    ``runner_up`` is what would have been the token if this one did not exist, None if nobody asked or there is no
-    other. ``alternatives`` are as in Proposal.
+    ``confidence`` is the drafter's estimate of how likely the target chooses this token: the highest probability, or
+    ``Drawn.odds`` if the target shares the noise; None if not asked for. ``runner_up`` is the next choice after this
+    token; None if not asked for or if there is none. ``alternatives`` are as in Proposal.
     """
 
     token: int
@@ -248,14 +245,14 @@ class TokenChooser(Protocol):
     ) -> Draft | None:
         """The token a drafter with these scores proposes to follow ``context``; None if ``gate`` ends the chain.
 
-        With ``runner_up`` the draft says what it would have been otherwise, and it names at most so many
-        ``alternatives``: none under the rejection rule, where they have no part in the law.
+        With ``runner_up`` the draft names its next choice, and it names at most ``alternatives`` other tokens: none
+        under the rejection rule, which cannot use them.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """What a drafter is told when a session starts. A chain ends after a token of ``stop_ids``."""
+    """What a drafter receives when a session starts. A chain ends after a token of ``stop_ids``."""
 
     chooser: TokenChooser
     vocabulary_size: int
@@ -264,14 +261,14 @@ class DraftRequest:
 
 
 class DraftState(Protocol):
-    """One session's drafter. Syncs itself with the context it is given."""
+    """One session's drafter. It reads what it lacks of each context it receives."""
 
     @property
     def free(self) -> bool:
-        """Whether proposing costs nothing worth counting: then it may be asked just to see whether it is right."""
+        """Whether proposing takes negligible time; the caller may then ask only to see whether guesses are right."""
 
     def lag(self, context: Context) -> int:
-        """Tokens of ``context`` this would have to read before it could propose, the last one not counted."""
+        """Tokens of ``context`` that must be read before proposing, except the last one."""
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         """At most ``depth`` tokens to follow ``context``; fewer, or none, are always allowed."""
@@ -286,19 +283,19 @@ class DraftState(Protocol):
         """Forget an earlier ``cancel``."""
 
     def close(self) -> None:
-        """Idempotent."""
+        """Free the drafter's resources. Idempotent."""
 
 
 @runtime_checkable
 class LoadsAtLeisure(Protocol):
-    """A DraftState whose model is loaded beside the answer, on a thread of its own. Others are always ready."""
+    """A DraftState whose model loads on a separate thread during the answer. Other states are always ready."""
 
     @property
     def ready(self) -> bool:
-        """Whether there is nothing to wait for; until then nothing is proposed. ``propose`` raises what failed."""
+        """Whether loading has ended. Until then proposals are empty; ``propose`` raises a failed load's error."""
 
     def load(self) -> None:
-        """Begin to load it, and return at once. Idempotent."""
+        """Begin to load the model, and return immediately. Idempotent."""
 
 
 @runtime_checkable
@@ -306,46 +303,46 @@ class SkipsText(Protocol):
     """A DraftState that can begin in the middle of the text."""
 
     def unread(self, context: Context) -> int:
-        """Tokens at the beginning of ``context`` that it skipped. To read them it reads everything again."""
+        """Tokens skipped at the beginning of ``context``. Reading them means reading the whole context again."""
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """A DraftState that may read a text while nobody waits for it."""
+    """A DraftState that may read a text between requests."""
 
     def read_ahead(self, context: Context) -> Future[None] | None:
-        """Begin to read what it lacks of ``context``, and return at once; None if there is nothing to read.
+        """Begin to read the rest of ``context``, and return immediately; None if there is nothing to read.
 
-        Whatever it is asked next ends that, and waits for no more than one short forward.
+        The next call of any other method stops the reading, and waits for one short forward at most.
         """
 
     def stop_reading(self) -> None:
-        """Make it end soon. Any thread may call it."""
+        """Make the reading stop soon. Any thread may call it."""
 
 
 @runtime_checkable
 class ExplainsSilence(Protocol):
-    """A DraftState that may have a reason of its own to propose nothing for a while."""
+    """A DraftState that can say why it proposes nothing for a while."""
 
     @property
     def silent_because(self) -> str | None:
-        """Why it proposed nothing when last asked; None if it may."""
+        """Why the latest proposal was empty; None if the state may draft."""
 
 
 @runtime_checkable
 class DraftsBranches(Protocol):
-    """A DraftState that can draft beside its latest proposal: what follows where a token of that is another one."""
+    """A DraftState that can draft branches: continuations of its latest proposal with another token in one place."""
 
     @property
     def forks(self) -> bool:
-        """Whether the latest proposal stays in its cache meanwhile, so that a branch costs its own forwards only."""
+        """Whether the latest proposal stays cached during a branch, so that a branch costs only its own forwards."""
 
     def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """As ``propose``, but a function of the context alone: the rejection rule draws nothing at random here."""
+        """As ``propose``, but a function of the context alone: under the rejection rule nothing is drawn here."""
 
 
 class Drafter(Protocol):
-    """Something that proposes tokens; shared by sessions. Loads what it needs when a state is asked to."""
+    """A source of proposals, shared by sessions. Loads its model when a state first needs it."""
 
     @property
     def kind(self) -> str:
@@ -357,37 +354,37 @@ class Drafter(Protocol):
 
 
 class ChainGate(Protocol):
-    """Where a chain ends early: asked for each token of one proposal in turn, by whoever drafts it.
+    """Decides where a chain ends early. The drafter asks it for each token of a proposal, in order.
 
-    Under the rejection rule always before the token is chosen, from what the drafter's distribution looks like:
-    whether a token is put forward must not depend on the token there, or the text would no longer be the target's.
+    Under the rejection rule the gate is always asked before the token is drawn, from the drafter's distribution:
+    whether a token is proposed must not depend on the token, or the text would not follow the target's distribution.
     """
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether ``admits`` wants to know the entropy, which takes another pass over the scores."""
+        """Whether ``admits`` needs the entropy, which takes another pass over the scores."""
 
     def admits(self, confidence: float, entropy: float | None) -> bool:
-        """Whether the next token is put forward. ``confidence`` is as in Draft; ``entropy`` in nats."""
+        """Whether to propose the next token. ``confidence`` is as in Draft; ``entropy`` in nats."""
 
     def goes_on(self) -> bool:
-        """Whether one more forward of the drafter is worth its time, before it is spent."""
+        """Whether one more forward of the drafter is worth its time; asked before the forward."""
 
 
 def admitted(gate: ChainGate, confidences: abc.Sequence[float]) -> int:
-    """How many leading tokens ``gate`` lets through; past the first one it stops it is not asked.
+    """Number of leading tokens that ``gate`` admits; the gate is not asked past the first one it stops.
 
-    ``confidences`` are those of the drafted tokens, from 0 to 1. There is no distribution, so never an entropy.
+    ``confidences`` are those of the drafted tokens, from 0 to 1. The entropy is always None.
     """
     return next((index for index, own in enumerate(confidences) if not gate.admits(own, None)), len(confidences))
 
 
 @runtime_checkable
 class SiblingGate(ChainGate, Protocol):
-    """A gate that also knows whether tokens put forward beside those of the chain it let through are worth it."""
+    """A gate that also decides which siblings of the admitted chain are worth verifying."""
 
     def siblings(self, odds: abc.Sequence[abc.Sequence[float]], most: int) -> abc.Sequence[tuple[int, int]]:
         """At most ``most`` pairs (i, j), ascending: the j-th alternative of the chain's token i is worth verifying.
 
-        ``odds[i][j]`` is what the drafter thinks of it, best first; there is an entry for each token let through.
+        ``odds[i][j]`` are the drafter's odds of that alternative, best first; one entry for each admitted token.
         """

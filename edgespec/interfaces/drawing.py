@@ -1,14 +1,14 @@
-"""From scores to a token: penalties, truncation, and keyed noise that decides among what is left.
+"""From scores to a token: penalties, truncation, and a draw by keyed noise.
 
-The rule is made of operations whose results depend on no order and on no library, so that the kernels, numpy and the
-scalar specification in the tests give the same token. Weights are float32 powers of two, elementwise. Sums are of
-weights rounded to multiples of 2^-32, which float64 adds exactly. What is below 2^-40 of the highest weight is not
-drawn: all such tokens of a vocabulary of 150 000 have less than 2 x 10^-7 of the mass.
+The result of every operation is independent of order and library, so that the kernels, numpy and the scalar
+specification in the tests give the same token. Weights are float32 powers of two, elementwise. Sums are of
+weights rounded to multiples of 2^-32, which float64 adds exactly. Weights below 2^-40 of the highest one are never
+drawn: in a vocabulary of 150 000 they have less than 2 x 10^-7 of the mass together.
 
-Noise is a pure function of a key and a token id. A token arrives after a time that is exponentially distributed, at
-the rate of its weight; the first to arrive is drawn. That is the Gumbel-max trick: minus the logarithm of the time is
-the logarithm of the weight plus Gumbel noise. A time has 52 random bits, so that even the least of weights is drawn
-as often as it says, to one part in 4096; with 32 bits it would be never, or 256 times too often.
+Noise is a pure function of a key and a token id. Each token arrives after an exponentially distributed time, at
+the rate of its weight; the first token to arrive is drawn. That is the Gumbel-max trick: minus the logarithm of the
+time is the logarithm of the weight plus Gumbel noise. A time has 52 random bits, so that even the smallest weight is
+drawn with its probability, to one part in 4096; with 32 bits it would be never, or 256 times too often.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LOG_2 = 0.6931471805599453  # written out: libraries may differ in the last bit
 UNIT = 2.0**-32  # sums are of multiples of it; exact for up to 2^21 tokens
 LEAST_EXPONENT = np.float32(-40.0)
 
-_LARGEST_SCALE = 2.0**60  # of a temperature of almost nothing; differences of scores times this stay above -infinity
-_LEAST_FINITE = np.float32(-60.0)  # for what is infinitely far below the best: a weight that rounds to nothing
-_ROUNDER = np.float32(1.5 * 2.0**23)  # a float32 sum with it is an integer, which its last bits are
+_LARGEST_SCALE = 2.0**60  # for a temperature near 0; differences of scores times this stay above -infinity
+_LEAST_FINITE = np.float32(-60.0)  # replaces -infinity: the weight of this exponent rounds to 0
+_ROUNDER = np.float32(1.5 * 2.0**23)  # adding it to a float32 leaves an integer in the last bits
 # 2^f for f in -0.5 .. 0.5, from the highest power down: the Cephes library's exp2f (Moshier, 1989).
 POWER_OF_TWO = tuple(
     np.float32(own)
@@ -53,7 +53,7 @@ POWER_OF_TWO = tuple(
 
 
 class Seen(Mapping[int, int]):
-    """How often each token was seen, as ``arrays`` of one length: the tokens, each once, and their numbers."""
+    """Number of occurrences of each token seen. ``arrays``: the distinct tokens and their counts, of one length."""
 
     def __init__(self, tokens: IdArray, occurrences: IdArray) -> None:
         self.arrays = tokens, occurrences
@@ -79,7 +79,7 @@ class Seen(Mapping[int, int]):
 
 
 class Measure(IntEnum):
-    """What is summed of the distribution beside drawing from it."""
+    """What is summed over the distribution while drawing from it."""
 
     NOTHING = 0
     MASS = 1  # so that odds without noise are probabilities
@@ -88,13 +88,13 @@ class Measure(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawRequest:
-    """How a token comes of a row of scores.
+    """How a token is drawn from a row of scores.
 
-    ``seen`` has the tokens that are penalised and how often each was seen. Scores are then divided by
+    ``seen`` has the tokens that are penalised and their numbers of occurrences. Scores are then divided by
     ``temperature``, and cut to the ``top_k`` best (0: all), to the smallest set of the best that holds ``top_p`` of
-    the mass, and to weights of at least ``min_p`` times the highest. Noise of ``key`` decides. Without a key the best
-    score does: nothing is truncated, and ``temperature`` is only that of odds and entropy. ``wanted`` tokens are
-    told, at most MOST_DRAWN.
+    the mass, and to weights of at least ``min_p`` times the highest. Noise of ``key`` draws the token. Without a key
+    the best score is taken without truncation, and ``temperature`` only affects odds and entropy. ``wanted`` is the
+    number of tokens to return, at most MOST_DRAWN.
     """
 
     key: NoiseKey | None = None
@@ -111,18 +111,18 @@ class DrawRequest:
 
     @property
     def scale(self) -> float:
-        """What differences of scores are multiplied by to be logarithms to base 2: a float32."""
+        """Float32 factor that turns differences of scores into logarithms to base 2."""
         return float(np.float32(min(1 / LOG_2 / self.temperature, _LARGEST_SCALE)))
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """``tokens[0]`` is the token, ``tokens[1]`` what it would be if that did not exist, and so on.
+    """The result of a draw: ``tokens[0]`` is the token, ``tokens[1]`` the next choice without it, and so on.
 
-    ``odds``: without noise their probabilities, or their weights where nothing is measured. With noise the softmax
-    among these of what decides, in units of scores: a score and its Gumbel noise times the temperature. Another model
-    that shares the noise, and whose scores are off by Gumbel noise of their own, draws each of these that often (the
-    Gumbel-max trick once more). ``entropy`` is that of the truncated distribution, in nats; None where nobody asked.
+    ``odds`` without noise: the tokens' probabilities, or their weights if nothing is measured. With noise: the
+    softmax over these tokens of score plus Gumbel noise times the temperature. A model with the same noise, whose
+    scores differ by independent Gumbel noise, draws each token with these odds (the Gumbel-max trick again).
+    ``entropy`` is that of the truncated distribution, in nats; None if not asked for.
     """
 
     tokens: tuple[int, ...]
@@ -131,7 +131,7 @@ class Drawn:
 
     @classmethod
     def of(cls, tokens: list[int], values: list[float], request: DrawRequest, mass: float, spread: float) -> Drawn:
-        """``values`` are times of arrival, by the scores alone weights; ``mass`` and ``spread`` are sums of units."""
+        """``values`` are times of arrival, or weights without noise; ``mass`` and ``spread`` are sums in units."""
         if request.key is None:
             odds = [value / (mass * UNIT) for value in values] if mass else values
         else:
@@ -178,7 +178,7 @@ def _best_from(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -
 
 
 def penalised(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = None) -> LogitsArray:
-    """The scores with the penalties of tokens seen: a copy where there are any."""
+    """The scores with the penalties of tokens seen; a copy if there are penalties."""
     if not request.seen:
         return scores
     columns, occurrences = seen_columns(request.seen, len(scores), ids)
@@ -193,7 +193,7 @@ def penalised(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = N
 
 
 def seen_columns(seen: Mapping[int, int], count: int, ids: IdArray | None) -> tuple[IdArray, IdArray]:
-    """Which of ``count`` scores are those of tokens seen, and how often each was: int64, of one length."""
+    """Columns of the tokens seen among ``count`` scores, and their occurrences: int64, same length."""
     tokens, occurrences = Seen.of(seen).arrays
     if ids is None:
         inside = (tokens >= 0) & (tokens < count)
@@ -211,12 +211,12 @@ def _best_finite(scores: LogitsArray, ids: IdArray | None) -> int:
 
 
 def not_finite(score: float, token: int) -> NonFiniteLogitsError:
-    """What is raised of a row with such a score."""
+    """The error for a row with this score."""
     return NonFiniteLogitsError(f"the logits hold {score} at token id {token}")
 
 
 def _exponents(scores: LogitsArray, best: np.float32, request: DrawRequest) -> LogitsArray:
-    """Logarithms of the weights to base 2, float32."""
+    """Base-2 logarithms of the weights, float32."""
     with np.errstate(over="ignore"):
         exponents: LogitsArray = (scores - best) * np.float32(request.scale)
     return exponents
@@ -241,7 +241,7 @@ def _units(weights: LogitsArray) -> FloatArray:
 
 
 def _measured(weights: LogitsArray, exponents: LogitsArray, measure: Measure) -> tuple[float, float]:
-    """The sums of the weights, and of their products with their exponents, in units."""
+    """Sums of the weights, and of their products with their exponents, in units."""
     if measure < Measure.MASS:
         return 0.0, 0.0
     units = _units(weights)
@@ -255,7 +255,7 @@ def _measured(weights: LogitsArray, exponents: LogitsArray, measure: Measure) ->
 def truncated(
     scores: LogitsArray, request: DrawRequest, ids: IdArray | None = None
 ) -> tuple[IdArray, LogitsArray, LogitsArray]:
-    """What is left of penalised scores: columns, ascending, and their weights and exponents. ``ids`` as in draw_from.
+    """Truncate penalised scores: the kept columns, ascending, their weights and exponents. ``ids`` as in draw_from.
 
     Raises NonFiniteLogitsError if a score is NaN or the highest infinite.
     """
@@ -275,8 +275,8 @@ def truncated(
 
 
 def _ranked(scores: LogitsArray, count: int) -> IdArray:
-    """Columns of the ``count`` highest scores that are more than -infinity, best first; of equal ones the first."""
-    if count <= MOST_DRAWN:  # in turn: with 150 000 scores an eighth of the time of a partition
+    """Columns of the ``count`` highest scores above -infinity, best first; ties go to the lowest column."""
+    if count <= MOST_DRAWN:  # one argmax each: 1/8 of a partition's time at 150 000 scores
         left, best = scores.copy(), list[int]()
         while len(best) < count and left[place := int(np.argmax(left))] > -np.inf:
             best.append(place)
@@ -290,13 +290,13 @@ def _ranked(scores: LogitsArray, count: int) -> IdArray:
     return order
 
 
-# Candidates looked at first when cutting to top_p. Text of the models tried keeps a nucleus of 0.95 within a few
-# hundred tokens; sorting a whole vocabulary of 150 000 instead costs about 10 ms a token.
+# Candidates sorted first when cutting to top_p. A nucleus of 0.95 has a few hundred tokens with the models tried;
+# sorting a vocabulary of 150 000 takes about 10 ms a token.
 _NUCLEUS_GUESS = 1024
 
 
 def _nucleus(scores: LogitsArray, weights: LogitsArray, top_p: float) -> IdArray:
-    """Places, ascending, of the smallest set of highest scores that holds ``top_p`` of the mass."""
+    """Columns, ascending, of the smallest set of highest scores that holds ``top_p`` of the mass."""
     wanted = top_p * float(_units(weights).sum())
     for count in (_NUCLEUS_GUESS, len(scores)):
         order = _ranked(scores, count)
@@ -375,15 +375,15 @@ def exponentials(numbers: FloatArray) -> FloatArray:
     return times
 
 
-# A time is at least its noise's first 32 bits as a fraction, over the weight; this is for the rounding in between.
+# A time is at least its noise's first 32 bits as a fraction, over the weight; this factor covers rounding.
 _MARGIN = 1.0 + 2.0**-20
-_FEW = 64  # so many take as long to look at closely as to sort out first
+_FEW = 64  # up to this many ids, computing all times is as fast as filtering first
 
 
 def first_to_arrive(ids: IdArray, weights: FloatArray, key: NoiseKey, wanted: int) -> tuple[list[int], list[float]]:
     """The first ``wanted`` ids to arrive, earliest first, ties by lowest id, and their times. ``ids`` ascend.
 
-    Only those whose noise can still be early enough are looked at closely.
+    Only ids whose noise can be early enough get a full computation.
     """
     wanted = min(wanted, len(ids))
     if len(ids) > _FEW:

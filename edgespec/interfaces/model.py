@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known about loaded weights. ``settings`` are the runtime's own, as they enter the numeric class.
+    """Facts about loaded weights. ``settings`` are the runtime's own, as they enter the numeric class.
 
-    ``can_branch``: its Sequences are TreeSequences, and a tree's rows are those of its paths as chains, bit for bit.
-    ``bit_equal_by_construction``: a row's bits depend on nothing computed beside it, so that what was seen at some
-    contexts holds at all.
+    ``can_branch``: its Sequences are TreeSequences, and a tree's rows are bit-equal to those of its paths as chains.
+    ``bit_equal_by_construction``: a row's bits do not depend on the other rows of its forward, so widths compared at
+    some context lengths are bit-equal at any.
     """
 
     name: str
@@ -85,41 +85,41 @@ class Sequence(Protocol):
 
 @runtime_checkable
 class TreeSequence(Sequence, Protocol):
-    """A Sequence that scores several continuations at once, as a tree of tokens.
+    """A Sequence that scores several continuations in one forward, as a tree of tokens.
 
-    The tree is no part of the cache: ``length`` does not count it, and ``forward``, ``rewind`` and ``fork`` drop it.
+    The tree is not part of the cache: ``length`` does not count it, and ``forward``, ``rewind`` and ``fork`` drop it.
     """
 
     def forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         """Add ``tokens`` to the tree and score every one of them.
 
-        Token i follows the token of the tree with index ``parents[i]``, counted from the tree's first token on and
-        smaller than its own, or what the cache ends with where that is -1. Its row is the one that ``forward`` gives
-        at the end of its path. On any exception the tree is gone. Raises what ``forward`` raises.
+        Token i follows the tree token with index ``parents[i]``, counted from the tree's first token and smaller than
+        its own index; -1 stands for the cache's last token. Row i equals the row that ``forward`` gives at the end of
+        token i's path. On any exception the tree is dropped. Raises what ``forward`` raises.
         """
 
     def keep(self, path: abc.Sequence[int]) -> None:
         """Append the tokens with these indices, a path down from the cache's end, and drop the rest of the tree.
 
-        Raises InvalidRequestError for what is no such path.
+        Raises InvalidRequestError if ``path`` does not lead down from the cache's end.
         """
 
 
 @runtime_checkable
 class FrequentHeadSequence(Sequence, Protocol):
-    """A Sequence that can leave most tokens unscored, to read fewer rows of its model's output head."""
+    """A Sequence that can score a part of the vocabulary, to read fewer rows of its model's output head."""
 
     @property
     def frequent_ids(self) -> abc.Set[int] | None:
-        """The tokens that are scored at first; None where all are, and none can be left out."""
+        """The tokens that are scored at first; None if all are scored and none can be left out."""
 
     def score_all(self) -> None:
         """Score all tokens from the next forward on. The cache stays; earlier Rows are stale. Raises ClosedError."""
 
     def score_frequent(self, also: abc.Collection[int] = ()) -> None:
-        """Score ``frequent_ids`` and the tokens ``also`` alone, others being at -infinity; else as ``score_all``.
+        """Score only ``frequent_ids`` and ``also``; other tokens get -infinity. Else as ``score_all``.
 
-        Raises InvalidRequestError for what is no token, MemoryLimitError.
+        Raises InvalidRequestError for an id outside the vocabulary, MemoryLimitError.
         """
 
 
@@ -139,19 +139,19 @@ class Model(Protocol):
 
 @runtime_checkable
 class LoadsInBackground(Protocol):
-    """A Model that is loaded while others go on, and in a process of its own perhaps lost and loaded again."""
+    """A Model that loads in the background. A worker process may hold it, be lost, and be started again."""
 
     @property
     def waits_because(self) -> str | None:
-        """Why ``open`` would raise WorkerLostError now, though not later; None if there is nothing to wait for."""
+        """Why ``open`` would raise WorkerLostError now but not later; None if there is nothing to wait for."""
 
     def load(self) -> None:
-        """Begin to load, unless that has begun. Returns at once."""
+        """Begin to load if loading has not begun. Returns immediately."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Load, until there is nothing to wait for, for so many seconds at most; whether there is not.
+        """Load, and wait at most ``timeout_s`` seconds (None: no limit). Returns whether loading has finished.
 
-        Raises what loading raised, if the model is given up.
+        Raises the loading error if the model was given up.
         """
 
 

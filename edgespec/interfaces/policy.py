@@ -1,4 +1,4 @@
-"""What a depth policy implements: for each answer, how far each source may draft; learned from every round."""
+"""What a depth policy implements: how far each source may draft in an answer, learned from every round."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edgespec.interfaces.reasons import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: nobody did).
+    """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: no source did).
 
-    ``sibling_count`` of the ``proposed`` tokens lie off the longest path of a tree, whose length is ``depth``.
-    ``accepted`` are those of the path that stood; ``evaluated`` these, and one more if there were others to follow.
+    ``sibling_count`` of the ``proposed`` tokens lie off the longest path of a tree; ``depth`` is that path's length.
+    ``accepted`` counts the path's accepted tokens; ``evaluated`` adds the first rejected one, if any.
     ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
-    comparison, so the target stood still for ``round_s - verify_s``. ``overlapped``: a drafter was at work beside the
-    target's forward; ``draft_s`` is then what it took for the proposal that this round took in.
+    comparison, so the target was idle for ``round_s - verify_s``. ``overlapped``: a drafter ran in parallel with the
+    target's forward; ``draft_s`` is then the drafting time of the proposal that arrived in this round.
     """
 
     width: int
@@ -40,7 +40,7 @@ class RoundRecord:
 
     @property
     def depth(self) -> int:
-        """Tokens put forward one after another."""
+        """Length of the proposed chain."""
         return self.proposed - self.sibling_count
 
     @property
@@ -51,11 +51,11 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How far a source may draft for the next round: ``depth`` tokens (0 turns it off), fewer if ``gate`` ends it.
+    """How far a source may draft in the next round: ``depth`` tokens (0 turns it off), fewer if ``gate`` stops.
 
-    It reads the last ``window`` tokens of the text (None: goes on where it left off), which may take ``patience_s``:
-    reading that takes longer is left off, and gone on with in the next round. Of the last ``hindsight`` tokens of the
-    text it says which it would have guessed.
+    The source reads the last ``window`` tokens of the text (None: continues where it stopped reading), for at most
+    ``patience_s`` seconds a round; the next round reads the rest. For each of the text's last ``hindsight`` tokens
+    the source reports whether it would have guessed the token.
     """
 
     depth: int
@@ -72,38 +72,38 @@ class AnswerPolicy(Protocol):
         """The prompt was read in ``prompt_s`` seconds, and a plain forward of ``first_s`` gave the first token."""
 
     def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
-        """What ``source`` may do for the next round: it is ``lag`` tokens behind the text, and skipped ``unread``."""
+        """What ``source`` may do in the next round; it lacks the last ``lag`` tokens and skipped ``unread``."""
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
-        """Whether loading ``source``, which is then ``lag`` tokens behind, is worth beginning now."""
+        """Whether to begin loading ``source`` now, given that it will lack ``lag`` tokens of the text."""
 
     def learn(self, source: str, confidences: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
-        """What became of the tokens of one proposal, in order up to the first wrong one.
+        """Learn which tokens of one proposal were right, in order up to the first wrong one.
 
-        ``confidences`` is empty, or as long as ``hits``. Also told of proposals that were only watched.
+        ``confidences`` is empty, or as long as ``hits``. Proposals that were only watched are reported here as well.
         """
 
     def learn_hindsight(self, source: str, hits: abc.Sequence[bool]) -> None:
-        """Which of the text's last tokens ``source`` would have guessed, had it been asked."""
+        """Learn which of the text's last tokens ``source`` would have guessed."""
 
     def learn_siblings(self, source: str, odds: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
-        """Which of the alternatives at one place of a chain was the target's token; put forward or not."""
+        """Learn which alternative at one place of a chain was the target's token, whether proposed or not."""
 
     def record(self, record: RoundRecord) -> None:
         """Learn from the times of one round."""
 
     def end(self) -> None:
-        """The answer is complete, or was given up."""
+        """Note that the answer is complete or was given up."""
 
     def why_off(self, source: str) -> Reason | None:
-        """Why ``source`` is off at present; None while it drafts, or may."""
+        """Why ``source`` is off now; None if it may draft."""
 
 
 class DepthPolicy(Protocol):
-    """What the answers of one engine share; ``answer`` begins one. Thread-safe."""
+    """What the answers of one engine share; ``answer`` returns the policy of a new answer. Thread-safe."""
 
     def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
-        """For an answer of at most ``most`` tokens (None: as many as come), drawn at random where ``sampled``."""
+        """For an answer of at most ``most`` tokens (None: no limit); ``sampled``: its tokens are drawn at random."""
 
     @property
     def plain_tokens_per_s(self) -> float | None:

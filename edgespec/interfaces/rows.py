@@ -78,7 +78,7 @@ class Rows:
         return None, self.logits(index)
 
     def draw(self, index: int, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
-        """Draw a token from row ``index``: of equal requests and scores the same one, whoever computes it.
+        """Draw a token from row ``index``: equal requests and scores give the same token in every implementation.
 
         ``ids`` are the tokens of the scores, ascending; None: 0, 1, 2, ... Raises NonFiniteLogitsError if a score is
         NaN or the highest is infinite, and StaleRowsError.
@@ -90,7 +90,7 @@ class Rows:
         return Rows(self.count, lambda index: self._row(index)[:size])
 
     def copy(self) -> Rows:
-        """The same rows, detached from the Sequence: valid for ever."""
+        """The same rows, detached from the Sequence: valid permanently."""
         kept = [self.logits(i) for i in range(self.count)]
         return Rows(self.count, kept.__getitem__)
 
@@ -123,7 +123,7 @@ class Distribution:
         return int(self.ids[int(np.argmax(self.probs))])
 
     def without(self, token: int) -> Distribution | None:
-        """What is left without ``token``, not normalised; None if nothing is."""
+        """The distribution without ``token``, not normalised; None if that is empty."""
         left = self.ids != token
         return Distribution(self.ids[left], self.probs[left]) if left.any() else None
 

@@ -1,9 +1,9 @@
-/* Asked by other runtimes' threads, thousands of times a forward: a load and nothing else. */
+/* Called by other runtimes' threads, thousands of times a forward, so it only loads the flag. */
 #include <stdatomic.h>
 
 #include "edgespec_kernels.h"
 
-_Static_assert(sizeof(_Atomic int32_t) == sizeof(int32_t), "whoever owns the flag writes a plain int32");
+_Static_assert(sizeof(_Atomic int32_t) == sizeof(int32_t), "the caller writes the flag as a plain int32");
 
 bool es_abort(void *flag)
 {

@@ -1,4 +1,4 @@
-/* Activations as the products read them. */
+/* Quantised activations, in the form that the products read. */
 #ifndef EDGESPEC_ACTIVATION_H
 #define EDGESPEC_ACTIVATION_H
 
@@ -11,7 +11,7 @@
  *     sum w x = d * scale * (sum code q - offset * sum q)   or   d * scale * sum code q + m * scale * sum q.
  * The sums are integers and exact. `minus8` is -8 * sum q; the offsets of other types are powers of two of it.
  * `minus32_low` and `minus32_high` are -32 * sum q of the first 16 and of the last, for Q6_K, which has a scale for
- * each: ready to be loaded, since on x86 a vector operation less counts for more than four bytes. `scaled_sum` is
+ * each. They are stored because four bytes cost less than another vector operation on x86. `scaled_sum` is
  * scale * sum q. */
 struct activation_block {
     float scale;
@@ -22,7 +22,7 @@ struct activation_block {
     int8_t q[32];
 };
 
-/* Rows of input: quantised, as floats, or both, as the matrices that read them need. Columns are those of `floats`;
+/* Rows of input: quantised, as floats, or both, as their matrices need. `columns` counts those of `floats`;
  * `blocks` has columns / 32 to the row. */
 struct activations {
     struct activation_block *blocks;

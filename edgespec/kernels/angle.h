@@ -1,8 +1,8 @@
-/* Cosine and sine of an angle, ours: those of C libraries differ from one another in the last bit.
+/* The kernels' own cosine and sine: those of C libraries differ from one another in the last bit.
  *
- * Plain operations on integers and doubles, none fused, so that every compiler and processor computes the same bits. In
+ * Plain operations on integers and doubles, none fused, so every compiler and processor computes the same bits. In
  * double precision the relative error is below 2^-49, for any finite angle: the reduction is exact (Payne and Hanek
- * 1983). So a float is off by half a step and 2^-25 of one; of 10^7 angles in 0 .. 131072 each was the nearest. */
+ * 1983). A float's error is at most half a step plus 2^-25 of one; 10^7 angles in 0 .. 131072 all gave the nearest. */
 #ifndef EDGESPEC_ANGLE_H
 #define EDGESPEC_ANGLE_H
 
@@ -26,14 +26,14 @@ static inline uint64_t upper_product(uint64_t a, uint64_t b)
     return a_high * b_high + (middle >> 32) + ((a_low * b_high + (uint32_t)middle) >> 32);
 }
 
-/* Which quarter of a turn is nearest, and what is left of the angle, at most pi / 4 to either side. For a finite angle
+/* The nearest quarter of a turn, and the remaining angle, at most pi / 4 to either side. For a finite angle
  * from pi / 4 on. */
 static inline unsigned nearest_quarter(double angle, double *rest)
 {
     uint64_t bits;
     memcpy(&bits, &angle, sizeof bits);
     /* angle = whole * 2^exponent. Digits of 2 / pi that make its product a multiple of 4 quarters are left out, and of
-     * those that follow 192 are taken: what comes after is below 2^-137 of a quarter, and no double of this size is
+     * those that follow 192 are used: the rest is below 2^-137 of a quarter, and no double of this size is
      * nearer than 2^-62 to a multiple of a quarter. */
     uint64_t whole = (bits & 0xfffffffffffffu) | (uint64_t)1 << 52, digits[3];
     int exponent = (int)(bits >> 52 & 0x7ff) - 1075, first = exponent + 62;

@@ -1,4 +1,4 @@
-/* Attention, head by head: what each thread does between the projections and the product that follows. */
+/* Attention, head by head: the work of each thread between the projections and the next product. */
 #include "forward_step.h"
 
 /* Rotary embedding (Su et al. 2021) of one head, in place. */
@@ -13,7 +13,7 @@ static void rotate(const struct es_model *model, const float *rotation, float *h
     }
 }
 
-/* The cache of one kv head, and for a tree the rows that the new nodes' keys and values go to. */
+/* The cache of one kv head. For a tree: the rows for the keys and values of the new nodes. */
 static void remember(const struct step *step, size_t layer, size_t kv_head, size_t row, const float *key,
                      const float *value)
 {
@@ -58,7 +58,7 @@ void place_heads(const struct step *step, size_t number)
             place_head(step, number, item / rows, item % rows);
 }
 
-/* Where a thread puts the keys of a row's path together, and right behind them its values. */
+/* Where a thread gathers the keys of a row's path, followed by its values. */
 static uint16_t *path_of(const struct step *step, size_t row)
 {
     size_t halves = 2 * PATH_POSITIONS * (size_t)step->model->head_length;
@@ -93,13 +93,13 @@ static struct blocks blocks_of(const struct step *step, size_t layer)
     return (struct blocks){.first = first, .count = (all.end - 1) / ATTENTION_BLOCK + 1 - first};
 }
 
-/* Where the sums of a row's head over a block are kept, in units of such sums; those over the next block follow. */
+/* Index of the sums of a row's head over a block; the next block's sums follow. */
 static size_t part_at(const struct step *step, const struct blocks *blocks, size_t row, size_t head, size_t block)
 {
     return (row * (size_t)step->model->heads + head) * blocks->count + (block - blocks->first);
 }
 
-/* Where a head's output goes, and its quantised form. */
+/* Where a head's output goes, as floats and quantised. */
 static float *mixed_at(const struct step *step, size_t row, size_t head)
 {
     const struct activations *mixed = &step->sequence->mixed;
@@ -114,8 +114,8 @@ static void quantise_mixed(const struct step *step, size_t row, size_t head, siz
     step->level->quantise(mixed_at(step, row, head), count * head_length / BLOCK, to, 1);
 }
 
-/* Heads first .. first + count - 1, of one group, for rows begin .. end - 1, at most ATTENTION_ROWS: all positions, or
- * with `blocks` block number `block` of them, whose sums are kept. */
+/* Heads first .. first + count - 1 of one group, for rows begin .. end - 1, at most ATTENTION_ROWS: over all positions, or
+ * with `blocks` over block number `block` of them, keeping its sums. */
 static void attend_heads(const struct step *step, size_t number, size_t first, size_t count, size_t begin, size_t end,
                          const struct blocks *blocks, size_t block)
 {
@@ -167,7 +167,7 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
         quantise_mixed(step, r, first, count);
 }
 
-/* What is quantised together is computed together: of heads of 16, 48, ... elements two at a time. */
+/* Heads that share a quantisation block are computed together: two at a time for 16, 48, ... elements. */
 static size_t heads_together(const struct step *step)
 {
     return step->model->head_length % BLOCK ? 2 : 1;
@@ -188,8 +188,8 @@ static size_t chunk_end(const struct step *step, size_t row)
     return row + ATTENTION_ROWS < step->forward->rows ? row + ATTENTION_ROWS : step->forward->rows;
 }
 
-/* Whether there are fewer groups, of the heads that share keys and of a chunk's rows, than threads can divide well. Whoever
- * takes part of a group opens its keys anew. */
+/* Whether there are too few groups (heads that share keys, times chunks of rows) to divide evenly among the threads. A
+ * thread that takes part of a group converts the group's keys again. */
 static bool few_groups(const struct step *step)
 {
     return (size_t)step->model->kv_heads * row_chunks(step) < 8 * (size_t)step->threads;
@@ -199,7 +199,7 @@ void mix(const struct step *step, size_t layer)
 {
     size_t unit = heads_together(step), group = heads_of_group(step), units = group / unit, chunks = row_chunks(step);
     size_t items = (size_t)step->model->kv_heads * chunks * units;
-    bool few = few_groups(step); /* then they are divided only where a thread is slow */
+    bool few = few_groups(step); /* then divided only if a thread is slow */
     const struct pool_work work = {.count = items, .least = few ? 1 : units, .worth = few ? items : units};
     for (struct pool_items own = divide(step, work); pool_take(&own);)
         for (size_t begin = own.begin; begin < own.end;) {
@@ -211,7 +211,7 @@ void mix(const struct step *step, size_t layer)
         }
 }
 
-/* A context of fewer blocks is over before another barrier would pay; a share of so many takes some 20 us. */
+/* In a shorter context attention ends before another barrier would save time; a share of this many blocks takes 20 us. */
 enum { LEAST_BLOCKS = 4, WORTH_BLOCKS = 4 };
 
 bool mixes_blocks(const struct step *step, size_t layer)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-_HEAD_BYTES = 64 << 10  # load commands of Mach-O; the other formats say it in their first kilobyte
-
+_HEAD_BYTES = 64 << 10  # Mach-O load commands; the other formats need one kilobyte
+# Processor numbers in the formats' headers.
 # Numbers of processors in the formats' own headers.
 _ELF = {3: "i686", 21: "ppc64le", 22: "s390x", 40: "armv7l", 62: "x86_64", 183: "arm64", 243: "riscv64"}
 _MACH_O = {0x01000007: "x86_64", 0x0100000C: "arm64"}
@@ -25,7 +25,7 @@ _PROCESSORS = {"x86_64": "x86-64", "arm64": "64-bit ARM", "i686": "32-bit x86", 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """``system`` as in ``sys.platform``, "linux" for every ELF; ``least_macos`` is (0, 0) elsewhere."""
+    """A library's platform. ``system`` as in ``sys.platform``, "linux" for ELF; ``least_macos``: (0, 0) elsewhere."""
 
     system: str
     machines: tuple[str, ...]
@@ -40,19 +40,19 @@ class Binary:
 
 
 def machine_name(name: str) -> str:
-    """One name for each processor: systems have several for the same."""
+    """The canonical name of a processor, for which systems have several."""
     return _ALIASES.get(name.lower(), name.lower())
 
 
 def this_process() -> Binary:
-    """What this interpreter is: on Windows for ARM, and with Rosetta, not always what the processor is."""
+    """This interpreter's platform. On Windows for ARM, and with Rosetta, the processor may differ."""
     system = "linux" if sys.platform not in _SYSTEMS else sys.platform
     machine = platform.machine() if system != "win32" else sysconfig.get_platform().rpartition("-")[2]
     return Binary(system, (machine_name({"win32": "i686"}.get(machine, machine)),))
 
 
 def read_binary(path: Path) -> Binary | None:
-    """None for what is no library of a kind that is known, or has been cut off. Raises OSError."""
+    """Read a library's header; None if the format is unknown or the file is truncated. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
         try:
@@ -84,7 +84,7 @@ def _least_macos(head: bytes) -> tuple[int, int]:
             version = struct.unpack_from("<I", head, at + (12 if command == _BUILD_VERSION else 8))[0]
             return version >> 16, version >> 8 & 255
         if size < 8:
-            raise ValueError("a load command of no size")
+            raise ValueError("a load command without a size")
         at += size
     return 0, 0
 
@@ -107,11 +107,11 @@ def _fat(slices: list[Binary]) -> Binary:
 
 
 def platform_tag(binary: Binary) -> str:
-    """The platform of a wheel with this library, for the machine that it was built on or one like it."""
+    """The platform tag of a wheel that contains this library, for machines like the one that built it."""
     if binary.system == "darwin":
         major, minor = max(binary.least_macos, (10, 9))
         machine = "universal2" if len(binary.machines) > 1 else binary.machines[0]
-        return f"macosx_{major}_{0 if major > 10 else minor}_{machine}"  # as pip counts: 11 and later have no second
+        return f"macosx_{major}_{0 if major > 10 else minor}_{machine}"  # as pip counts: no minor version from 11 on
     if binary.system == "win32":
         return {"x86_64": "win_amd64", "arm64": "win_arm64"}.get(binary.machines[0], "win32")
     if sys.platform in ("darwin", "win32") or sys.platform.startswith("linux"):

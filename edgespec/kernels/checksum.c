@@ -1,17 +1,17 @@
-/* A fast checksum against damage, not against malice: as fast as memory is read. */
+/* A checksum against damage, not against malice, as fast as memory is read. */
 #include <string.h>
 
 #include "edgespec_kernels.h"
 
-/* So many sums side by side hide the latency of a multiplication. */
+/* This many parallel sums hide the latency of a multiplication. */
 enum { SUMS = 8, ROTATION = 31 };
 
-/* 2^64 over the golden ratio, and over the square root of 3: odd, and without a pattern in their bits. */
+/* 2^64 over the golden ratio, and over the square root of 3: odd, with irregular bits. */
 static const uint64_t FOR_WORDS = 0x9e3779b97f4a7c15u, FOR_SUMS = 0x93cd3a2c8198e269u;
 
-/* Invertible in both: one word that differs makes every later sum differ. A multiplication spreads bits upwards only,
- * so a rotation brings the high ones down. Words are multiplied on their own (as xxHash does, Collet 2012): else a
- * change of one bit could be undone by a change of one bit in the next. */
+/* Invertible in both arguments: a single different word makes every later sum differ. A multiplication spreads bits
+ * upwards only, so a rotation brings the high ones down. Each word is multiplied before it is added (as in xxHash,
+ * Collet 2012): otherwise a changed bit in the next word could cancel a changed bit. */
 static inline uint64_t mixed(uint64_t sum, uint64_t word)
 {
     sum += word * FOR_WORDS;

@@ -1,4 +1,4 @@
-/* Weights of any type as Q4_0, for a model that may be a little off: a drafter. */
+/* Requantises weights of any type to Q4_0, for drafters, whose scores may be less precise. */
 #include "float_mode.h"
 #include "level.h"
 

@@ -1,7 +1,7 @@
 """Compiles the kernels into one shared library without a Python ABI. Standard library only.
 
 The build hook runs it on every installation; ``python edgespec/kernels/compile.py [FLAG ...]`` does the same by hand.
-A machine without a working C compiler gets a note instead of a library, and edgespec says why it has no such runtime.
+Without a working C compiler a note with the reason replaces the library, and edgespec reports that reason.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _FLAGS = (
     "-std=c11",
     "-O3",
     "-fvisibility=hidden",
-    # The kernels promise bits: a product is rounded before it is added unless the source says fma.
+    # The kernels' results are bit-exact: a product is rounded before it is added unless the source says fma.
     "-ffp-contract=off",
-    # Some compilers reorder sums unless told otherwise, and so does a CC that was chosen for other programs.
+    # Some compilers reorder sums by default, and a CC from the environment may include such a flag.
     "-fno-fast-math",
-    # sqrtf as an instruction; nobody here reads errno.
+    # sqrtf as an instruction; the kernels never read errno.
     "-fno-math-errno",
     "-Wall",
     "-Wextra",
 )
-# Windows has threads of its own, all of its code can be moved, and its functions of math are in its C library.
+# Windows needs none of these: it has a thread API, relocatable code, and math in its C library.
 _POSIX_FLAGS, _POSIX_LIBRARIES = ("-fPIC", "-pthread"), ("-lm",)
-# By where a program finds it, not by the folder that it was built in.
+# The name by which a program finds the library, instead of the build folder.
 _NAME_FOR_MACOS = f"-Wl,-install_name,@rpath/{LIBRARY_NAMES['darwin']}"
-# Each level's file, the processors it is for, its flags, and the macro that tells the others it is there.
+# Each level's file, its processors, its flags, and the macro that tells the other files that it was built.
 _X86, _ARM = ("x86_64", "AMD64", "amd64"), ("aarch64", "arm64", "ARM64")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
@@ -58,12 +58,12 @@ _LEVELS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
     ("level_avx512_vnni.c", _X86, (*_AVX2, *_AVX512), "EDGESPEC_HAS_AVX512_VNNI"),
     ("level_neon_dotprod.c", _ARM, (_DOT_PRODUCTS,), "EDGESPEC_HAS_NEON_DOTPROD"),
 )
-# zig's compiler is clang, and refuses features in -march.
+# zig's compiler is clang, but refuses features in -march.
 _FOR_ZIG = {_DOT_PRODUCTS: "-mcpu=generic+v8_2a+dotprod"}
-# What is built for macOS runs on the first one for ARM, if MACOSX_DEPLOYMENT_TARGET says nothing.
+# The oldest macOS to support, the first one for ARM, unless MACOSX_DEPLOYMENT_TARGET is set.
 _LEAST_MACOS = "-mmacosx-version-min=11.0"
 _LONGEST_SAID = 300  # characters of a compiler's message
-_COMPILE_S = 300.0  # one file takes a second or two; this is a compiler that hangs
+_COMPILE_S = 300.0  # one file takes 1 to 2 s; a compiler that takes this long hangs
 
 
 class CompileError(Exception):
@@ -78,11 +78,11 @@ def compile_library(
     machine: str | None = None,
     extra_flags: Sequence[str] = (),
 ) -> None:
-    """Compile the sources beside this file and put the library at ``output``, all at once or not at all.
+    """Compile the sources in this folder and write the library to ``output`` atomically.
 
-    ``compiler`` is a command, by default what CC says, else the first found. ``system``, as in ``sys.platform``, and
-    ``machine`` are what it compiles for, by default this system and what the compiler says; on macOS what ARCHFLAGS
-    says, all of it in one library. A level that the compiler is too old for is left out. Raises CompileError.
+    ``compiler`` is a command, by default $CC, else the first one found. ``system``, as in ``sys.platform``, and
+    ``machine`` are the target platform, by default this system and the compiler's own target; on macOS
+    ARCHFLAGS, as one universal library. Levels that an old compiler cannot build are left out. Raises CompileError.
     """
     command, system = _find_compiler(compiler), system or sys.platform
     is_zig = Path(command[0]).stem == "zig" or "ziglang" in command
@@ -101,13 +101,13 @@ def compile_library(
                 ],
                 place,
             )
-        library.replace(output)  # a process that has the old one open keeps it
+        library.replace(output)  # a process that has the old file open keeps it
 
 
 def _compile_for(
     machine: str, command: Sequence[str], common: Sequence[str], system: str, is_zig: bool, place: Path
 ) -> Path:
-    """The library for one processor, somewhere in ``place``."""
+    """Compile the library for one processor; returns its path in ``place``."""
     flags = list(common)
     levels = {name: (machines, own, macro) for name, machines, own, macro in _LEVELS}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -139,16 +139,16 @@ def _compile_for(
 
 
 def _machine_of(command: Sequence[str]) -> str:
-    """The processor that it compiles for, which may be another one than this: CC=aarch64-linux-gnu-gcc."""
+    """The compiler's target processor, which may differ from this one: CC=aarch64-linux-gnu-gcc."""
     try:
         said = _run([*command, "-dumpmachine"])
     except CompileError:
-        return platform.machine()  # an unusual one; if it does not run at all, compiling says so
+        return platform.machine()  # an unusual compiler; if it does not run at all, compiling fails
     return said.partition("-")[0].strip() or platform.machine()
 
 
 def _architectures() -> list[str]:
-    """What ARCHFLAGS asks for ("-arch arm64 -arch x86_64"), as for every extension on macOS; else this process's."""
+    """The processors in ARCHFLAGS ("-arch arm64 -arch x86_64"), as for every macOS extension; else this process's."""
     words = shlex.split(os.environ.get("ARCHFLAGS", ""))
     asked = [value for flag, value in itertools.pairwise(words) if flag == "-arch"]
     return list(dict.fromkeys(asked)) or [platform.machine()]
@@ -168,14 +168,14 @@ def _made(folder: Path) -> Path:
 
 
 def build_in_place(extra_flags: Sequence[str] = ()) -> str | None:
-    """Put the library, or a note with the reason why there is none, beside this file; returns the reason."""
+    """Write the library, or a note with the reason for its absence, to this folder; returns the reason."""
     return build(FOLDER, extra_flags)
 
 
 def build(folder: Path, extra_flags: Sequence[str] = ()) -> str | None:
-    """Put the library, or a note with the reason why there is none, into ``folder``; returns the reason.
+    """Write the library, or a note with the reason for its absence, to ``folder``; returns the reason.
 
-    Where the folder cannot be written there is no note either. Never raises.
+    A folder that is not writable gets no note either. Never raises.
     """
     library, note = folder / LIBRARY_NAME, folder / NOTE_NAME
     try:
@@ -184,7 +184,7 @@ def build(folder: Path, extra_flags: Sequence[str] = ()) -> str | None:
     except (CompileError, OSError) as error:
         reason = str(error)
         with contextlib.suppress(OSError):
-            library.unlink(missing_ok=True)  # an older one would not fit the newer sources beside it
+            library.unlink(missing_ok=True)  # an older library would not fit the newer sources
             note.write_text(f"{reason}\n", encoding="utf-8")
         return reason
     return None
@@ -209,7 +209,7 @@ def _compile(command: Sequence[str], flags: Sequence[str], source: Path, place: 
 
 
 def _run(command: Sequence[str]) -> str:
-    """What it prints. Raises CompileError."""
+    """Run the compiler; returns its output. Raises CompileError."""
     try:
         done = subprocess.run(
             command,

@@ -13,7 +13,7 @@ enum { SAVED_YMM = 0x06, SAVED_ZMM = 0xe6 };
 
 struct features {
     unsigned saved;                  /* XCR0; 0 where it cannot be read */
-    unsigned leaf_1_ecx;             /* cpuid's answers, 0 for a leaf that there is not */
+    unsigned leaf_1_ecx;             /* cpuid's results, 0 for a missing leaf */
     unsigned leaf_7_ebx, leaf_7_ecx;
     unsigned leaf_7_1_eax;
 };
@@ -48,7 +48,7 @@ static int has_avx2(const struct features *here)
 static bool runs(int64_t level)
 {
     const struct features here = features_here();
-    const unsigned avx_vnni = 1u << 4; /* which older headers do not name */
+    const unsigned avx_vnni = 1u << 4; /* older headers lack the name */
     switch (level) {
     case ES_AVX2: return has_avx2(&here);
     case ES_AVX_VNNI: return has_avx2(&here) && has_all(here.leaf_7_1_eax, avx_vnni);
@@ -115,7 +115,7 @@ static const struct level *level_built(int64_t number)
 
 bool es_level_runs(int32_t number)
 {
-    /* Asked once: in a virtual machine cpuid takes the hypervisor ten microseconds, and draws ask each time. */
+    /* Cached, since every draw needs it and cpuid takes 10 us in a virtual machine. */
     enum { UNKNOWN, NO, YES };
     static atomic_int known[ES_LEVELS];
     if (number < 0 || number >= ES_LEVELS)

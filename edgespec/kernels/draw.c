@@ -1,8 +1,8 @@
-/* Draws for callers: what may be asked, and penalties, which only move the scores of tokens of the text. */
+/* The interface of draws: checks requests, and applies penalties, which only change the scores of tokens seen. */
 #include "float_mode.h"
 #include "level.h"
 
-/* Sums of so many weights of at most 2^32 are exact in a double. */
+/* Sums of up to this many weights of at most 2^32 are exact in a double. */
 static const int64_t most_scores = 1 << 21;
 
 int64_t es_draw_scratch(int64_t count)
@@ -29,7 +29,7 @@ static int may_be(int64_t count, const struct es_draw_request *request)
             return 0;
     return es_draw_scratch(count) && request->seen_count >= 0 && request->seen_count <= count && request->top_k >= 0 &&
            request->wanted >= 1 && request->wanted <= ES_MOST_DRAWN && request->scale > 0.0f &&
-           (!request->noisy || (request->top_p > 0.0 && request->min_p <= 1.0)); /* or nothing would be left */
+           (!request->noisy || (request->top_p > 0.0 && request->min_p <= 1.0)); /* else no token would remain */
 }
 
 int32_t es_draw(float *scores, int64_t count, const struct es_draw_request *request, void *scratch,
@@ -46,7 +46,7 @@ int32_t es_draw(float *scores, int64_t count, const struct es_draw_request *requ
         *score = penalised(*score, request->occurrences[i], request);
     }
     int32_t status = level->draw(scores, (size_t)count, request, replaced + count, drawn);
-    for (int64_t i = request->seen_count; i-- > 0;) /* backwards, so that one that is named twice is as it was */
+    for (int64_t i = request->seen_count; i-- > 0;) /* backwards, which restores a token named twice too */
         scores[request->seen[i]] = replaced[i];
     float_mode_restore(mode);
     return status;

@@ -1,7 +1,7 @@
-/* What Python calls: the whole interface of the shared library. Plain C types, so that ctypes can describe it.
+/* The whole interface of the shared library, as called from Python. Plain C types, so that ctypes can describe it.
  *
- * Nothing here allocates weights or opens files: the caller checks a model file, has its matrices re-laid with
- * es_relay, describes them in an es_model, and keeps all of that alive as long as a sequence uses it. */
+ * The library never allocates weights or opens files: the caller checks a model file, converts its matrices with
+ * es_relay, describes them in an es_model, and keeps file, tiles and model alive as long as a sequence uses them. */
 #ifndef EDGESPEC_KERNELS_H
 #define EDGESPEC_KERNELS_H
 
@@ -27,7 +27,7 @@ enum es_status {
     ES_OK = 0,
     ES_CANCELLED = 1,
     ES_BAD_REQUEST = 2,
-    ES_OTHER_PROCESS = 3, /* the process forked after the sequence was opened: its threads stayed behind */
+    ES_OTHER_PROCESS = 3, /* the process forked after the sequence was opened and lacks its threads */
     ES_NOT_FINITE = 4,    /* a score is NaN, or the highest is infinite */
 };
 
@@ -47,7 +47,7 @@ enum es_type {
     ES_TYPES = 31, /* one above the highest */
 };
 
-/* Instruction sets, each a build of the same arithmetic: the same bits come out of all. The later, the faster. */
+/* Instruction sets, in order of speed. All of them compute the same bits. */
 enum es_level { ES_PORTABLE, ES_AVX2, ES_AVX_VNNI, ES_AVX512_VNNI, ES_NEON_DOTPROD, ES_LEVELS };
 
 /* Which elements of a head are rotated together. */
@@ -68,7 +68,7 @@ enum es_activation { ES_SWIGLU = 0, ES_GEGLU = 1 };
 struct es_layer {
     const float *attention_norm;
     const float *feed_forward_norm;
-    const float *attention_post_norm, *feed_forward_post_norm; /* of what a half adds, before it is added; or null */
+    const float *attention_post_norm, *feed_forward_post_norm; /* of a half layer's output, before it is added; or null */
     const float *query_norm, *key_norm;                        /* [head_length], of each head; or null */
     struct es_matrix query, key, value, output;
     struct es_matrix gate, up, down;
@@ -88,7 +88,7 @@ struct es_model {
     const double *rope_frequencies; /* [rope_tables][rope_length / 2], radians for each position */
     const struct es_layer *layer;
     const float *output_norm;
-    struct es_matrix head; /* as many scores as this has rows */
+    struct es_matrix head; /* one score for each of its rows */
     const uint8_t *embedding_rows; /* [vocabulary] rows as in the file */
     int64_t embedding_type;
 };
@@ -99,10 +99,10 @@ struct es_threads {
     int64_t most_busy; /* processors that the system lets this process keep busy; 0 where it sets no quota */
 };
 
-/* What es_draw says of the distribution besides. */
+/* What es_draw measures of the distribution. */
 enum es_measures { ES_MEASURE_NOTHING = 0, ES_MEASURE_MASS = 1, ES_MEASURE_SPREAD = 2 /* and mass */ };
 
-/* How a token comes of a row of scores; edgespec/interfaces/drawing.py says what each of these does. */
+/* How a token is drawn from a row of scores; edgespec/interfaces/drawing.py explains each field. */
 struct es_draw_request {
     const int64_t *ids;                /* ascending, one for each score, below 2^32; null: 0, 1, 2, ... */
     const int64_t *seen, *occurrences; /* [seen_count]: scores to penalise, and how often their tokens were seen */
@@ -117,9 +117,9 @@ struct es_draw_request {
     int32_t measures; /* enum es_measures */
 };
 
-/* ids[0] is the token, ids[1] what it would be if that did not exist, and so on. `values`: with noise their times of
- * arrival, else their weights, of which the highest is 1. `mass` is the sum of the weights that were left, in units of
- * 2^-32, `spread` that of their products with their own log2. */
+/* ids[0] is the token, ids[1] the next choice without it, and so on. `values`: with noise their times of arrival, else
+ * their weights, of which the highest is 1. `mass` is the sum of the weights that truncation kept, in units of 2^-32,
+ * `spread` that of their products with their log2. */
 struct es_drawn {
     int64_t count;
     int64_t ids[ES_MOST_DRAWN];
@@ -130,22 +130,22 @@ struct es_drawn {
 struct es_sequence;
 
 ES_EXPORT int32_t es_abi(void);
-ES_EXPORT const char *es_level_name(int32_t level); /* null if this build or this processor has none such */
+ES_EXPORT const char *es_level_name(int32_t level); /* null if this build or processor lacks it */
 ES_EXPORT bool es_level_runs(int32_t level); /* whether this processor could run it, built or not */
 
-/* Zeroed pages of this process's own; null if there are none. `huge` asks for large ones. */
+/* Zeroed private pages; null without memory. `huge` asks for large pages. */
 ES_EXPORT void *es_memory_take(int64_t bytes, int32_t huge);
 ES_EXPORT void es_memory_give(void *memory, int64_t bytes);
-/* Differs wherever one word differs, and as good as always where more do; for files that may be damaged, not forged. */
+/* Differs if one word differs, and nearly always if more do; detects damage to files, not forgery. */
 ES_EXPORT uint64_t es_checksum(const uint8_t *bytes, int64_t length);
 
-/* Bytes of a matrix in tiles; 0 for a type or a shape that has no layout. */
+/* Bytes of a matrix in tiles; 0 for a type or a shape without a layout. */
 ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);
-/* Lays rows as in the file out in tiles, whose bytes are zero before: rows that fill the last tile up stay so. Returns
- * the first row with a scale that is not finite, or -1. */
+/* Converts rows as in the file to tiles, whose bytes must be zero: the padding of the last tile stays zero. Returns the
+ * first row with a scale that is not finite, or -1. */
 ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *tiles);
-/* Rows as in the file, of any type, to rows of Q4_0 as a file would have them. Returns the first row with what Q4_0 cannot
- * hold, because it is not finite or too large, or -1; 0 for a type, a shape or a level that there is not. */
+/* Converts rows as in the file, of any type, to rows of Q4_0 in file format. Returns the first row with a value that Q4_0
+ * cannot hold, not finite or too large, or -1; 0 for an unsupported type, shape or level. */
 ES_EXPORT int64_t es_coarsen(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *to,
                              int32_t level);
 
@@ -159,14 +159,14 @@ ES_EXPORT void es_close(struct es_sequence *sequence);
 
 /* Feeds `count` tokens from position `start` on and scores the last `scored` of them.
  *
- * Positions from `start` on are overwritten, earlier ones left as they are, whatever happens. Returns an es_status. */
+ * Positions from `start` on are overwritten; earlier ones never change. Returns an es_status. */
 ES_EXPORT int32_t es_forward(struct es_sequence *sequence, const int32_t *tokens, int32_t count, int64_t start,
                              int32_t scored);
 /* Adds `count` tokens to a tree that grows from position `start` on, and scores all of them.
  *
  * They become nodes first .. first + count - 1, at most ES_MOST_SCORED in all. parents[i], of all nodes so far, is the
- * node that node i follows, an earlier one, or -1. A node's row is that of its path fed by es_forward, bit for bit. The
- * cache stays as it is, and so do earlier nodes; es_forward does not touch the tree. Returns an es_status. */
+ * node that node i follows, an earlier one, or -1. A node's row is bit-equal to that of its path in es_forward. The
+ * cache and earlier nodes do not change, and es_forward does not change the tree. Returns an es_status. */
 ES_EXPORT int32_t es_forward_tree(struct es_sequence *sequence, const int32_t *tokens, int32_t count, int64_t start,
                                   const int32_t *parents, int32_t first);
 /* Copies these nodes' keys and values into the cache, from position `start` on. */
@@ -174,14 +174,14 @@ ES_EXPORT int32_t es_keep(struct es_sequence *sequence, const int32_t *nodes, in
 /* Copies the first `length` positions from another cache of the same model. */
 ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length);
 
-/* From the next forward on, scores with `count` matrices side by side: rows of the model's head, no more than it has,
- * which outlive their use. At first they are the model's own. The last forward's scores are gone. ES_BAD_REQUEST for
- * what is no such head. */
+/* From the next forward on, scores with `count` matrices next to each other: rows of the model's head, at most as many as
+ * it has. The caller keeps them alive. Initially the model's own head is used. The last forward's scores become invalid.
+ * ES_BAD_REQUEST for any other matrix. */
 ES_EXPORT int32_t es_use_heads(struct es_sequence *sequence, const struct es_matrix *heads, int32_t count);
-/* From the next forward on, keeps what stands behind each of these layers, all different: the sum that enters the next
- * layer, or the head's norm. ES_BAD_REQUEST for no such layer, without memory, or a second time. */
+/* From the next forward on, keeps the output of each of these different layers: the sum that enters the next layer, or
+ * the head's norm. ES_BAD_REQUEST for an unknown layer, without memory, or in a second call. */
 ES_EXPORT int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int64_t count);
-/* The last forward's scored rows behind a layer, [scored][embedding]: layer -1 is behind the head's norm. Null for a
+/* The last forward's scored rows after a layer, [scored][embedding]: layer -1 is after the head's norm. Null for a
  * layer that is not kept. */
 ES_EXPORT const float *es_hidden(const struct es_sequence *sequence, int64_t layer);
 
@@ -189,20 +189,20 @@ ES_EXPORT const float *es_hidden(const struct es_sequence *sequence, int64_t lay
 ES_EXPORT const float *es_scores(const struct es_sequence *sequence);
 /* The id with the highest score, the lowest of several; -1 - id if that score is NaN or infinite. */
 ES_EXPORT int64_t es_argmax(const struct es_sequence *sequence, int32_t row);
-/* The same of any row of scores, by one level: for other runtimes. A row without scores or of no level has -1. */
+/* es_argmax for any row of scores, by one level, for other runtimes. -1 for an empty row or a missing level. */
 ES_EXPORT int64_t es_best(const float *scores, int64_t count, int32_t level);
 /* The k best of a row, best first, ties by lowest id; k <= head rows. A NaN is below everything. */
 ES_EXPORT int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int64_t *ids, float *scores);
 
-/* Bytes of scratch memory that es_draw takes for `count` scores; 0 for a number of scores that it does not take. */
+/* Bytes of scratch memory that es_draw needs for `count` scores; 0 for an unsupported number of scores. */
 ES_EXPORT int64_t es_draw_scratch(int64_t count);
-/* Draws from a row of `count` scores, which are as they were when it returns. Returns an es_status; with ES_NOT_FINITE
- * ids[0] and values[0] are where and what. The same bits at every level. */
+/* Draws from a row of `count` scores, which are restored before it returns. Returns an es_status; with ES_NOT_FINITE
+ * ids[0] and values[0] are the place and the score. Every level gives the same bits. */
 ES_EXPORT int32_t es_draw(float *scores, int64_t count, const struct es_draw_request *request, void *scratch,
                           struct es_drawn *drawn, int32_t level);
 
-/* For llama.cpp, which asks between the nodes of its graph whether to stop: is the int32 that `flag` points at not 0?
- * Written by any thread. */
+/* For llama.cpp, which calls it between the nodes of its graph: whether the int32 at `flag` is not 0. Any thread may
+ * write it. */
 ES_EXPORT bool es_abort(void *flag);
 
 /* For tests and benchmarks: y[rows][matrix rows] = W x for x[rows][columns], on one thread, in one level. */

@@ -1,4 +1,4 @@
-/* Rounding to nearest, subnormals kept: the mode belongs to a thread, and other libraries change it. */
+/* Rounding to nearest with subnormals: the mode belongs to a thread, and other libraries change it. */
 #ifndef EDGESPEC_FLOAT_MODE_H
 #define EDGESPEC_FLOAT_MODE_H
 

@@ -37,10 +37,10 @@ static void begin_rows(const struct step *step)
         }
 }
 
-/* Where one half of a layer ends and the next begins. */
+/* The boundary between two halves of layers. */
 struct joint {
-    const float *post_norm; /* of what the half before is still to add; null: it has added */
-    const float *norm;      /* of what the next half reads */
+    const float *post_norm; /* of the previous half's output, not added yet; null: already added */
+    const float *norm;      /* of the next half's input */
     size_t first, count;    /* rows, which become `normed`'s rows 0 .. count - 1 */
     float *keep;            /* where the scored rows' hidden states go; null: nowhere */
 };
@@ -72,38 +72,38 @@ static void join_rows(const struct step *step, struct joint joint)
             join_row(step, &joint, i);
 }
 
-/* A thread's part of a product: all rows of some of the outputs or, of many rows, some outputs of the rows in one share.
- * Those are then written and read by one processor only, which is worth more than unpacking all weights in each. */
+/* A thread's part of a product: some outputs of all rows or, with many rows, of one share of the rows. In the second case
+ * one processor writes and reads those rows, which saves more time than unpacking all weights in each thread costs. */
 struct part {
     size_t first, rows; /* rows first .. first + rows - 1 */
-    size_t begin, end;  /* outputs, in whatever they are counted in */
+    size_t begin, end;  /* outputs, in the step's unit */
 };
 
-/* Measured with Qwen2.5-Coder-1.5B, Q4_K_M, on two cores of an Emerald Rapids server, a prompt with 64 rows for each took
- * 1.02 times as long by rows, with 96 as long as by outputs, and with 128 of them 1 / 1.01. */
+/* By rows instead of outputs: 1.02 times the time at 64 rows a thread, equal at 96, 1 / 1.01 at 128 (prompt of
+ * Qwen2.5-Coder-1.5B Q4_K_M, two cores of an Emerald Rapids server). */
 enum { LEAST_PART_ROWS = 128 };
 
-/* Into how many parts rows are divided: if more than one, one for each thread. */
+/* Number of parts that rows are divided into: 1, or one for each thread. */
 static size_t row_parts(const struct step *step, size_t rows)
 {
     size_t threads = (size_t)step->threads;
     return rows >= LEAST_PART_ROWS * threads ? threads : 1;
 }
 
-/* Products of weights and inputs in a share that is worth asking for: some 80 us, of which to ask takes less than 1 %. Fewer
- * than 4 rows take as long as 4, since to read the weights takes longer. */
+/* Products of weights and inputs in a share large enough to divide: about 80 us, of which the exchange takes below 1 %.
+ * Fewer than 4 rows take as long as 4, since reading the weights takes longer. */
 enum { WORTH_PRODUCTS = 1 << 23, LEAST_COSTLY_ROWS = 4 };
 
-/* An item are `lanes` outputs of one part of the rows: a thread's own share are all outputs of a part. */
+/* An item is `lanes` outputs of one part of the rows; a thread's share is all outputs of a part. */
 static struct pool_items divide_product(const struct step *step, size_t rows, size_t outputs, size_t lanes, size_t columns,
-                                        bool alike)
+                                        bool uniform)
 {
     size_t parts = row_parts(step, rows), costly = rows / parts > LEAST_COSTLY_ROWS ? rows / parts : LEAST_COSTLY_ROWS;
     return divide(step, (struct pool_work){
                             .count = parts * outputs,
                             .least = rows >= LEAST_PAIR_ROWS ? 2 : 1,
                             .worth = WORTH_PRODUCTS / (lanes * columns * costly),
-                            .alike = alike,
+                            .uniform = uniform,
                         });
 }
 
@@ -120,7 +120,7 @@ static struct part part_of(const struct step *step, size_t rows, size_t outputs,
 
 enum { MOST_PRODUCTS = 3 };
 
-_Static_assert((int)ES_MOST_HEADS <= (int)MOST_PRODUCTS, "heads are multiplied at once");
+_Static_assert((int)ES_MOST_HEADS <= (int)MOST_PRODUCTS, "heads are multiplied together");
 
 static void multiply_part(const struct step *step, const struct product *products, size_t count,
                           const struct activations *x, struct part part)
@@ -142,10 +142,10 @@ static void multiply(const struct step *step, const struct product *products, si
                      const struct activations *x, size_t rows)
 {
     size_t tiles = product_tiles(products, count);
-    bool alike = true;
+    bool uniform = true;
     for (size_t i = 1; i < count; i++)
-        alike &= products[i].matrix->type == products[0].matrix->type;
-    for (struct pool_items own = divide_product(step, rows, tiles, TILE_ROWS, x->columns, alike); pool_take(&own);)
+        uniform &= products[i].matrix->type == products[0].matrix->type;
+    for (struct pool_items own = divide_product(step, rows, tiles, TILE_ROWS, x->columns, uniform); pool_take(&own);)
         multiply_part(step, products, count, x, part_of(step, rows, tiles, &own));
 }
 
@@ -162,7 +162,7 @@ static void project(const struct step *step, const struct es_layer *layer)
     multiply(step, products, 3, &step->sequence->normed, step->forward->rows);
 }
 
-/* Adds a product to the hidden states, or leaves that to join_rows if it is to be normalised first. */
+/* Adds a product to the hidden states, or leaves that to join_rows if the product is normalised first. */
 static void add_product(const struct step *step, const struct es_matrix *matrix, const struct activations *x,
                         const float *post_norm)
 {
@@ -177,7 +177,7 @@ static void add_product(const struct step *step, const struct es_matrix *matrix,
 
 typedef void join_function(const float *gate, const float *up, size_t length, float *y);
 
-/* Block `block` of rows first .. first + count - 1 of what the feed-forward's second half reads. */
+/* Quantises block `block` of rows first .. first + count - 1 for the feed-forward's second half. */
 static void put_fed(const struct step *step, const struct es_layer *layer, size_t block, size_t first, size_t count,
                     float (*from)[BLOCK])
 {
@@ -222,7 +222,7 @@ static void feed_block_in_pairs(const struct step *step, const struct es_layer *
     put_fed(step, layer, block, part->first, part->rows, joined);
 }
 
-/* The feed-forward's gate and its input, joined and quantised while they are at hand: 32 outputs at a time. */
+/* The feed-forward's gate and input, joined and quantised while both are in the cache: 32 outputs at a time. */
 static void feed(const struct step *step, const struct es_layer *layer)
 {
     join_function *join = step->model->activation == ES_SWIGLU ? step->level->swiglu : step->level->geglu;
@@ -236,7 +236,7 @@ static void feed(const struct step *step, const struct es_layer *layer)
     }
 }
 
-/* Moves what the rest of the last layer reads of the scored rows to the front: nobody asks for the others. */
+/* Moves the scored rows to the front for the rest of the last layer: the other rows are not needed. */
 static void gather_scored(const struct step *step)
 {
     size_t scored = step->forward->scored, unscored = step->forward->rows - scored;
@@ -262,7 +262,7 @@ static void score(const struct step *step)
     multiply(step, products, (size_t)sequence->head_count, &sequence->normed, step->forward->scored);
 }
 
-/* Everything after the barrier that makes `work` safe to start; leaves forward_on if the forward was cancelled. */
+/* Waits at a barrier before `work`; returns from forward_on if the forward was cancelled. */
 #define THEN(work)                            \
     do {                                      \
         if (!pool_barrier(sequence->pool))    \
@@ -283,13 +283,13 @@ static void forward_on(void *context, int thread)
         .thread = thread,
         .threads = pool_threads(sequence->pool),
     };
-    /* The same forward with its scored rows alone, which is what it becomes once all keys and values are there. */
+    /* The forward with its scored rows only, used once all keys and values are stored. */
     struct forward rest = *forward;
     rest.rows = forward->scored;
     rest.start += forward->rows - forward->scored;
     struct step scored_only = here;
     scored_only.forward = &rest;
-    int leaves_rows = 2 * forward->scored <= forward->rows; /* and so moves none onto another that is to be moved */
+    int leaves_rows = 2 * forward->scored <= forward->rows; /* so no move overwrites a row still to be moved */
     const struct step *step = &here;
 
     const float *post_norm = NULL;
@@ -303,7 +303,7 @@ static void forward_on(void *context, int thread)
         THEN(place_heads(step, number));
         if (leaves_rows && number + 1 == (size_t)model->layers) {
             if (!forward->scored)
-                break; /* nobody reads what comes after: the keys and values are all that stays */
+                break; /* nothing is scored, so only keys and values are needed */
             THEN(gather_scored(step));
             step = &scored_only;
         }

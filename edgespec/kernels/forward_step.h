@@ -1,4 +1,4 @@
-/* What the steps of a forward know, and those that attention_step.c does. */
+/* State shared by the steps of a forward, and the steps in attention_step.c. */
 #ifndef EDGESPEC_FORWARD_STEP_H
 #define EDGESPEC_FORWARD_STEP_H
 
@@ -14,7 +14,7 @@ struct forward {
     bool finished;
 };
 
-/* What every step knows. */
+/* The state that every step reads. */
 struct step {
     struct forward *forward;
     struct es_sequence *sequence;
@@ -28,7 +28,7 @@ static inline struct pool_items divide(const struct step *step, struct pool_work
     return pool_divide(step->sequence->pool, step->thread, work);
 }
 
-/* Shares of rows, and of heads of rows, that are worth asking for: some 20 us. */
+/* Shares of rows, and of heads of rows, that are large enough to divide: about 20 us. */
 enum { WORTH_ROWS = 16, WORTH_HEADS = 512 };
 
 static inline struct pool_items divide_rows(const struct step *step, size_t rows)
@@ -50,8 +50,8 @@ static inline float *rotation_of(const struct step *step, size_t table, size_t r
 /* Normalises and turns queries and keys by their positions, and puts keys and values into the cache or the tree. */
 void place_heads(const struct step *step, size_t layer);
 
-/* Attention, into `mixed`, in one step; or, where that leaves threads without work, block by block of the positions and
- * merged in the next step, which gives the same bits. All threads decide alike. */
+/* Attention, into `mixed`, in one step. If that would leave threads idle: block by block of the positions, merged in the
+ * next step, with the same bits. All threads make the same choice. */
 bool mixes_blocks(const struct step *step, size_t layer);
 void mix(const struct step *step, size_t layer);
 void mix_blocks(const struct step *step, size_t layer);

@@ -1,4 +1,4 @@
-/* IEEE half to float, exactly, and back to the nearest, ties to even: what processors' own instructions do. */
+/* IEEE half to float, exactly, and back to the nearest, ties to even, as processors' instructions do. */
 #ifndef EDGESPEC_HALF_H
 #define EDGESPEC_HALF_H
 

@@ -2,7 +2,7 @@
  *
  * The arithmetic of a level is written once, over these, and compiled for each instruction set. All of them round to
  * nearest even, none contracts, fma is one rounding, and lanes_sum adds in one fixed tree: so every build computes the
- * same bits. Each file that includes this is compiled with the flags of its own instruction set; all is static. */
+ * same bits. Each file that includes this is compiled with the flags of one instruction set; all functions are static. */
 #ifndef EDGESPEC_LANES_H
 #define EDGESPEC_LANES_H
 
@@ -22,7 +22,7 @@
 
 enum { LANES = 16 };
 
-/* The level that runs everywhere is plain C whatever the compiler was told: it is what the others are held against. */
+/* The portable level is plain C under any compiler flags: the other levels are compared with it. */
 #if defined(PORTABLE_LANES)
 #include "lanes_portable.h"
 #elif defined(__AVX512F__) && defined(__AVX512DQ__)

@@ -138,7 +138,7 @@ static inline void lanes_int_store_bytes(int8_t *to, lanes_int a)
     _mm_storeu_si128((__m128i *)to,
                      _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
-/* ((0+8)+(4+12)) + ((2+10)+(6+14)) and the like: halves onto halves, four times. */
+/* ((0+8)+(4+12)) + ((2+10)+(6+14)) etc.: halves onto halves, four times. */
 static inline float lanes_sum(lanes a)
 {
     __m256 eight = _mm256_add_ps(a.low, a.high);

@@ -62,7 +62,7 @@ static inline void lanes_int_store_bytes(int8_t *to, lanes_int a)
 }
 #define LANES_LARGEST
 static inline float lanes_largest(lanes a) { return _mm512_reduce_max_ps(a); }
-/* ((0+8)+(4+12)) + ((2+10)+(6+14)) and the like: halves onto halves, four times. */
+/* ((0+8)+(4+12)) + ((2+10)+(6+14)) etc.: halves onto halves, four times. */
 static inline float lanes_sum(lanes a)
 {
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));

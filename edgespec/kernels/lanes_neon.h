@@ -95,7 +95,7 @@ static inline void lanes_int_store_bytes(int8_t *to, lanes_int a)
     int16x8_t high = vcombine_s16(vmovn_s32(a.at[2]), vmovn_s32(a.at[3]));
     vst1q_s8(to, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
-/* ((0+8)+(4+12)) + ((2+10)+(6+14)) and the like: halves onto halves, four times. */
+/* ((0+8)+(4+12)) + ((2+10)+(6+14)) etc.: halves onto halves, four times. */
 static inline float lanes_sum(lanes a)
 {
     float32x4_t four = vaddq_f32(vaddq_f32(a.at[0], a.at[2]), vaddq_f32(a.at[1], a.at[3]));

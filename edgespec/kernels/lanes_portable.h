@@ -1,4 +1,4 @@
-/* Sixteen lanes in plain C: what the other lanes_*.h are measured by. Included by lanes.h. */
+/* Sixteen lanes in plain C, the reference for the other lanes_*.h. Included by lanes.h. */
 #ifndef EDGESPEC_LANES_PORTABLE_H
 #define EDGESPEC_LANES_PORTABLE_H
 
@@ -10,7 +10,7 @@
 
 typedef struct { float at[16]; } lanes;
 typedef struct { int32_t at[16]; } lanes_int;
-enum { LANES_IN_REGISTERS = 4 }; /* whatever the compiler has: of 4 floats, 16 registers are usual */
+enum { LANES_IN_REGISTERS = 4 }; /* typical compilers have 16 registers of 4 floats */
 
 #define EACH_LANE for (int i = 0; i < LANES; i++)
 #define LANES_OF(type, name, parameters, expression)   \

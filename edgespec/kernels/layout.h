@@ -1,8 +1,8 @@
-/* T16: how weights lie in memory, the same for every instruction set.
+/* T16: the memory layout of weights, the same for every instruction set.
  *
  * A tile is 16 output rows times all columns, contiguous. Columns are taken in blocks of 32, blocks in groups of up
  * to 8 (256 columns, a K-quant's super-block). A group holds the blocks' code lines one after another, then their
- * scales, then their minimums: what one kind of load touches lies together, and a full group is whole cache lines.
+ * scales, then their minimums: data of one kind is contiguous, and a full group is whole cache lines.
  *
  * A line is one dword of each of the 16 rows side by side, so lane i of every vector is row i. A block's 32 codes are
  * 8 dwords of 4 columns; what a dword of a line holds of them is the same for all types:
@@ -24,7 +24,7 @@
  *                                  line d; half a line unused, so that groups stay whole cache lines
  *   F16, BF16: 32 half lines, one for each column. F32: 32 lines.
  *
- * So a tile is the file's bits in another order: nothing is lost, and only Q6_K grows, by 1 %. Rows beyond the last are
+ * A tile is the file's bits in another order, without loss; only Q6_K grows, by 1 %. Rows beyond the last are
  * zeros with zero scales. */
 #ifndef EDGESPEC_LAYOUT_H
 #define EDGESPEC_LAYOUT_H
@@ -33,7 +33,7 @@
 
 enum { TILE_ROWS = 16, BLOCK = 32, GROUP_BLOCKS = 8, LINE_BYTES = 64, HALF_LINE_BYTES = 32 };
 
-/* Where a K-quant's super-scales stand behind the group's code lines. */
+/* Offset of a K-quant's super-scales behind the group's code lines. */
 enum { K_SCALE_LINES = 3, K_D_AT = K_SCALE_LINES * LINE_BYTES, K_DMIN_AT = K_D_AT + HALF_LINE_BYTES };
 enum { Q6_K_D_AT = GROUP_BLOCKS * HALF_LINE_BYTES };
 
@@ -50,7 +50,7 @@ static inline size_t code_lines(int64_t type)
     }
 }
 
-/* Bytes that a block of 32 columns takes in a tile, its share of a group where it has no own; 0 without a layout. */
+/* Bytes of a block of 32 columns in a tile, or its share of a group; 0 without a layout. */
 static inline size_t block_bytes(int64_t type)
 {
     switch (type) {
@@ -69,13 +69,13 @@ static inline size_t block_bytes(int64_t type)
     }
 }
 
-/* Columns that have a scale, or a set of scales, of their own in the file: rows are multiples of it. */
+/* Columns that share one scale, or one set of scales, in the file: a row's length is a multiple of this. */
 static inline int64_t file_block_columns(int64_t type)
 {
     return type == ES_Q4_K || type == ES_Q5_K || type == ES_Q6_K ? GROUP_BLOCKS * BLOCK : BLOCK;
 }
 
-/* Bytes that they take. */
+/* Bytes of these columns. */
 static inline size_t file_block_bytes(int64_t type)
 {
     switch (type) {

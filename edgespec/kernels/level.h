@@ -6,11 +6,11 @@
 #include "edgespec_kernels.h"
 #include "layout.h"
 
-/* Rows that one pass over a tile's codes serves: 8 sums, 8 code vectors, a scale and what is in flight fill the 32
- * vector registers of AVX-512. More rows take more passes, over a tile that is in the cache by then. */
+/* Rows that one pass over a tile's codes serves: 8 sums, 8 code vectors, a scale and the values in flight fill the 32
+ * vector registers of AVX-512. More rows take more passes, over a tile that is then cached. */
 enum { PASS_ROWS = 8 };
 
-/* Positions whose attention is reduced on its own before it is merged with what came before. The grid is one of
+/* Positions whose attention is reduced separately before it is merged with that of earlier blocks. The grid is one of
  * absolute positions, so a row's sums never depend on the width, the thread count or the length of the cache. */
 enum { ATTENTION_BLOCK = 256, MOST_QUERIES = 64 };
 
@@ -41,17 +41,17 @@ struct attention_cache {
     const uint16_t *keys;
     const uint16_t *values;
     size_t head_length;
-    size_t own_from; /* from this position on, a multiple of 16, each query has keys and values of its own */
+    size_t own_from; /* from this position on, a multiple of 16, each query has separate keys and values */
 };
 
-/* How a query stands after some blocks: its sums are relative to e^largest, and `total` is the sum of its weights. */
+/* A query's state after some blocks: its sums are relative to e^largest, and `total` is the sum of its weights. */
 struct standing {
     float largest, total;
 };
 
-/* A query sees positions first .. end - 1, at least one. Its own keys and values, laid out like the cache's, begin at
- * position own_from; null where nobody looks that far. With a `standing` its sums stay undivided: what it sees is one
- * block, for merge_blocks. */
+/* A query sees positions first .. end - 1, at least one. Its separate keys and values, laid out like the cache's, begin at
+ * position own_from; null if no query sees that far. With a `standing` its sums stay undivided: it then sees one block,
+ * for merge_blocks. */
 struct attention_query {
     const float *from;
     float *out;
@@ -60,12 +60,12 @@ struct attention_query {
     struct standing *standing;
 };
 
-/* Scores whose maximum is looked at before they are. */
+/* Scores whose maximum is computed before the single scores are compared. */
 enum { DRAW_BLOCK = 256 };
 
 struct level {
     const char *name;
-    multiply_function *multiply[ES_TYPES]; /* by type; null for a number that is none */
+    multiply_function *multiply[ES_TYPES]; /* by type; null for an unused number */
     multiply_pair_function *multiply_pair[ES_TYPES]; /* null where it would be no faster */
     /* RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x^2) + epsilon) * weight. length: a multiple of 16. */
     void (*normalise)(const float *x, const float *weight, float epsilon, size_t length, float *y);
@@ -82,9 +82,9 @@ struct level {
     /* Softmax attention of up to MOST_QUERIES queries over one key-value head. */
     void (*attend)(const struct attention_cache *cache, float scale, size_t count,
                    const struct attention_query *queries);
-    /* What attend gives for a query over all these blocks, bit for bit: sums[block][length] and how each stands. */
+    /* Merges blocks to attend's bits for a query over all of them: sums[block][length] and their states. */
     void (*merge_blocks)(const float *sums, const struct standing *standing, size_t blocks, size_t length, float *out);
-    /* Blocks of 32 weights as Q4_0 (row_coarsen.h). Returns whether all can be: those that cannot are zeros. */
+    /* Blocks of 32 weights as Q4_0 (row_coarsen.h). Returns false if Q4_0 cannot hold a block, which becomes zeros. */
     int (*coarsen)(const float *x, size_t blocks, uint8_t *to);
     /* See es_argmax. */
     int64_t (*argmax)(const float *scores, size_t count);
@@ -93,7 +93,7 @@ struct level {
                     struct es_drawn *drawn);
 };
 
-/* A level's table of products, so that none is forgotten: each level's file has functions of these names. */
+/* A level's complete table of products: each level's file has functions of these names. */
 #define MULTIPLY_EVERY_TYPE        \
     {                              \
         [ES_F32] = multiply_f32,   \
@@ -109,16 +109,16 @@ struct level {
         [ES_Q6_K] = multiply_q6_k, \
     }
 
-/* What row_*.h give a level, and what it quantises with: one that lacked a function would jump to nowhere. */
+/* A level's complete table of the functions in row_*.h, with its quantiser. */
 #define EVERY_ROW_FUNCTION(quantises)                                                                            \
     .normalise = normalise, .quantise = quantises, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
     .to_halves = to_halves, .attend = attend, .merge_blocks = merge_blocks, .coarsen = coarsen, .argmax = argmax, \
     .draw = draw
 
-/* Which of them were built, EDGESPEC_HAS_... says. */
+/* EDGESPEC_HAS_... tells which levels were built. */
 extern const struct level level_portable, level_avx2, level_avx_vnni, level_avx512_vnni, level_neon_dotprod;
 
-/* The level's table, or null where this build or this processor has none. In cpu.c. */
+/* The level's table, or null if this build or this processor lacks the level. In cpu.c. */
 const struct level *level_of(int64_t number);
 
 static inline multiply_function *multiply_of(const struct level *level, int64_t type)

@@ -1,4 +1,4 @@
-/* Pages straight from the system: zeroed, private, and given back as a whole. */
+/* Pages directly from the system: zeroed, private, and returned as a whole. */
 #define _GNU_SOURCE
 #include <stddef.h>
 
@@ -10,7 +10,7 @@
 
 void *es_memory_take(int64_t bytes, int32_t huge)
 {
-    (void)huge; /* a privilege that hardly anybody has */
+    (void)huge; /* needs a privilege that few users have */
     return VirtualAlloc(NULL, (size_t)bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
 }
 
@@ -30,7 +30,7 @@ void *es_memory_take(int64_t bytes, int32_t huge)
     if (memory == MAP_FAILED)
         return NULL;
 #if defined(MADV_HUGEPAGE)
-    if (huge) /* a wish: without it there are more page walks, nothing else */
+    if (huge) /* optional: without it there are only more page walks */
         (void)madvise(memory, (size_t)bytes, MADV_HUGEPAGE);
 #else
     (void)huge;

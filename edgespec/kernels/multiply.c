@@ -51,7 +51,7 @@ static void put(const struct product *product, size_t tile, size_t row, const fl
     size_t start = tile * TILE_ROWS, left = (size_t)product->matrix->rows - start;
     float *to = product->to + row * product->stride + start;
     if (left >= TILE_ROWS)
-        put_lanes(product, to, from, TILE_ROWS); /* a constant: no loop and no call is left of it */
+        put_lanes(product, to, from, TILE_ROWS); /* a constant, so the compiler inlines and unrolls */
     else
         put_lanes(product, to, from, left);
 }
@@ -89,7 +89,7 @@ void multiply_tiles(const struct level *level, const struct product *products, s
         const struct product *product = &products[i];
         size_t own = tile_count(product->matrix->rows), last = end < own ? end : own, rest = begin;
         if (begin < last && takes_pairs(level, product->matrix, product->matrix, rows)) {
-            /* One of each half, so that both go on to the tile behind. */
+            /* A tile of each half, so that both halves proceed in order. */
             size_t half = (last - begin) / 2;
             for (size_t tile = begin; tile < begin + half; tile++)
                 multiply_two(level, product, (const size_t[]){tile, tile + half}, x, rows);

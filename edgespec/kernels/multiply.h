@@ -4,7 +4,7 @@
 
 #include "level.h"
 
-/* Where a product goes: to row r, element n of `to`, beside or on top of what is there. */
+/* Where a product goes: row r, element n of `to`, next to or added to the existing values. */
 struct product {
     const struct es_matrix *matrix;
     float *to;
@@ -27,9 +27,9 @@ static inline size_t pass_start(size_t rows, size_t pass)
 void multiply_tile(const struct level *level, const struct es_matrix *matrix, size_t tile, const struct activations *x,
                    size_t first, size_t rows, float out[][TILE_ROWS]);
 
-/* From so many rows on, two tiles at a time are faster, where the level has that: measured on an Emerald Rapids server,
- * one thread, Q4_K, products took 1.06 times as long so with 16 rows, 1 / 1.04 with 24, 1 / 1.10 with 32 and 1 / 1.24
- * with 256. More at once would only make the buffers larger. */
+/* From this many rows on, two tiles at a time are faster, if the level has that function. One thread, Q4_K, Emerald Rapids
+ * server: 1.06 times the time with 16 rows, 1 / 1.04 with 24, 1 / 1.10 with 32 and 1 / 1.24 with 256. More tiles together
+ * would only enlarge the buffers. */
 enum { LEAST_PAIR_ROWS = 32, MOST_PAIR_ROWS = ES_MOST_TOKENS };
 
 static inline int takes_pairs(const struct level *level, const struct es_matrix *a, const struct es_matrix *b,
@@ -39,7 +39,7 @@ static inline int takes_pairs(const struct level *level, const struct es_matrix 
 }
 
 /* The outputs of tile tiles[t] of matrix t for `rows` inputs from `first` on, biases included, for matrices that
- * takes_pairs says yes to. It asks the memory for the tiles behind these two meanwhile. */
+ * takes_pairs accepts. It also prefetches the tiles behind these two. */
 void multiply_pair(const struct level *level, const struct es_matrix *const matrices[2], const size_t tiles[2],
                    const struct activations *x, size_t first, size_t rows, float (*out)[2][TILE_ROWS]);
 

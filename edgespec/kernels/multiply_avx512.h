@@ -8,7 +8,7 @@
 #include "multiply_avx512_codes.h"
 #include "multiply_avx512_k.h"
 
-/* Constant arguments make each call below a loop of its own, with all sums in registers. */
+/* Constant arguments give each call below a specialised loop, with all sums in registers. */
 ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uint8_t *tile,
                                    const struct activation_block *x, size_t blocks, float out[][TILE_ROWS])
 {

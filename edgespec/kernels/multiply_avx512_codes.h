@@ -7,9 +7,9 @@
 #include "level.h"
 #include "unrolled.h"
 
-/* How far ahead of the block at hand memory is asked for its like, in bytes of tiles: measured on a Zen 5 server with
- * two threads of Q4_K, 7 to 40 KB are the same, and at 2 KB 8 rows take 1.45 times as long: computing then does not
- * hide the memory's latency under load. Near the least, so that little is fetched in vain past a thread's share. */
+/* Prefetch distance in bytes of tiles. On a Zen 5 server with two threads of Q4_K, 7 to 40 KB are equal; with 2 KB 8 rows
+ * take 1.45 times as long, since computing does not hide the memory's latency. A small distance wastes little past a
+ * thread's share. */
 enum { PREFETCH_AHEAD = 8192 };
 
 ALWAYS_INLINE void prefetch(const uint8_t *block, size_t bytes)
@@ -33,9 +33,9 @@ ALWAYS_INLINE __m512i dot4(__m512i sum, __m512i codes, const int8_t *four)
 #endif
 }
 
-/* Adds the products of dwords first .. first + count - 1 of a block with each input to its dot product. A dword serves all
- * inputs before the next does, so that their chains take turns while each waits for its last link: with 8 inputs 1.07
- * times as fast as one input after another on a Zen 5 server, from the caches. */
+/* Adds the products of dwords first .. first + count - 1 of a block with each input to its dot product. A dword serves
+ * all inputs before the next dword, which interleaves the chains and hides their latency: with 8 inputs 1.07 times as fast
+ * as one input after another, from the caches of a Zen 5 server. */
 ALWAYS_INLINE void dot_dwords(const int rows, const int first, const int count, const __m512i codes[8],
                               const struct activation_block *x, size_t stride, __m512i dot[PASS_ROWS])
 {
@@ -96,7 +96,7 @@ ALWAYS_INLINE void add_pairs(const uint8_t *lines, __m512i codes[8])
 ALWAYS_INLINE void unpack_bytes(const uint8_t *lines, __m512i codes[8])
 {
     UNROLLED
-    for (int j = 0; j < 8; j++) /* two's complement with its sign turned is the value plus 128 */
+    for (int j = 0; j < 8; j++) /* inverting the sign bit adds 128 */
         codes[j] = _mm512_xor_si512(_mm512_loadu_si512(lines + j * LINE_BYTES), _mm512_set1_epi8(-128));
 }
 

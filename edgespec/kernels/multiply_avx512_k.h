@@ -4,7 +4,7 @@
 
 #include "multiply_avx512_codes.h"
 
-/* Four blocks' 6-bit scales and minimums, a byte for each in a row's dword: the next one is at the bottom. */
+/* Four blocks' 6-bit scales and minimums, one byte each in a row's dword, the next one lowest. */
 struct six_bits {
     __m512i scales, minimums;
 };
@@ -22,7 +22,7 @@ ALWAYS_INLINE struct six_bits load_six_bits(const uint8_t *behind, int upper_fou
     };
 }
 
-/* The lowest byte of each dword, times d; the next one takes its place. */
+/* The lowest byte of each dword, times d; shifts the next byte down. */
 ALWAYS_INLINE __m512 next_scale(__m512i *bytes, __m512 d)
 {
     __m512 scale = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_and_si512(*bytes, _mm512_set1_epi32(255))));

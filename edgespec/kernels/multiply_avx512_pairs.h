@@ -1,12 +1,11 @@
-/* Products of many inputs for AVX-512 VNNI: two tiles at a time, opened once.
+/* Products of many inputs for AVX-512 VNNI: two tiles at a time, unpacked once.
  *
- * What limits them is the two pipes that multiply: 8 dot products, a multiply and two fma for each input and block. So
- * all else is kept off those pipes and below two loads a cycle: codes are unpacked once for all inputs, to lines that
- * stay in the first-level cache, and every four activations that are broadcast serve both tiles. And those pipes never
- * wait: 16 chains of dot products, of 8 inputs with both tiles (Q6_K: of 4, with both halves of a block), go on by a line
- * of codes in turn, so that a chain's next link comes when its last one is done. One input after another, a processor
- * would have to look ahead over more instructions than it can hold (took 1.28 times as long on an Intel Emerald Rapids
- * server). */
+ * The two pipes that multiply are the limit: 8 dot products, a multiply and two fma for each input and block. All other
+ * work avoids those pipes and stays below two loads a cycle: codes are unpacked once for all inputs, to lines that stay in
+ * the first-level cache, and four broadcast activations serve both tiles. The pipes never wait: 16 chains of dot products,
+ * of 8 inputs with both tiles (Q6_K: of 4, with both halves of a block), are interleaved line by line, so that a chain's
+ * next link is issued when its previous one is done. One input after another took 1.28 times as long on an Intel Emerald
+ * Rapids server, since a processor cannot look ahead that far. */
 #ifndef EDGESPEC_MULTIPLY_AVX512_PAIRS_H
 #define EDGESPEC_MULTIPLY_AVX512_PAIRS_H
 
@@ -15,9 +14,9 @@
 #include "multiply_avx512_codes.h"
 #include "multiply_avx512_k.h"
 
-/* Inputs at a time: two chains each fill half the registers, and their sums go through memory; 6, all of whose sums
- * stay in registers, took 1.04 times as long. Q6_K has four chains to an input: 8 inputs, one half of a block after the
- * other, took 1.16 times as long. Blocks that are opened at a time: 20 KiB of a first-level cache of 32 or 48. */
+/* Inputs at a time: two chains each fill half the registers, and their sums go through memory. 6, with all sums in
+ * registers, took 1.04 times as long. Q6_K has four chains to an input: 8 inputs, one half of a block after the other, took
+ * 1.16 times as long. Blocks unpacked at a time: 20 KiB of a first-level cache of 32 or 48. */
 enum { PAIR_ROWS = 8, HALVES_ROWS = 4, OPEN_BLOCKS = 2 * GROUP_BLOCKS };
 
 /* A block of a tile as unsigned bytes and floats. */
@@ -88,7 +87,7 @@ ALWAYS_INLINE void dot_line(const struct open_block *const at[2], const int j, c
         dot[t] = _mm512_dpbusd_epi32(dot[t], _mm512_load_si512(at[t]->codes[j]), every);
 }
 
-/* One block of `rows` inputs, for both tiles: the other's is OPEN_BLOCKS behind. */
+/* One block of `rows` inputs, for both tiles: the second tile's block is OPEN_BLOCKS behind. */
 ALWAYS_INLINE void add_open_block(const int64_t type, const int rows, const struct open_block *open,
                                   const struct activation_block *x, size_t stride, __m512 sum[][2])
 {
@@ -116,7 +115,7 @@ ALWAYS_INLINE void add_open_block(const int64_t type, const int rows, const stru
     }
 }
 
-/* The same for Q6_K, which has a scale for each half of a block, and so twice the chains. */
+/* As above for Q6_K, which has a scale for each half of a block, and so twice the chains. */
 ALWAYS_INLINE void add_open_halves(const int rows, const struct open_block *open, const struct activation_block *x,
                                    size_t stride, __m512 sum[][2])
 {
@@ -170,7 +169,7 @@ ALWAYS_INLINE void add_open_blocks(const int64_t type, const int rows, const str
     }
 }
 
-/* Asks for part `part` of `parts` of a tile's next blocks: all at once would be more than can be under way. */
+/* Prefetches part `part` of `parts` of a tile's next blocks: a processor cannot have all of them in flight. */
 ALWAYS_INLINE void prefetch_part(const uint8_t *from, size_t bytes, size_t part, size_t parts)
 {
     size_t lines = bytes / LINE_BYTES, end = lines * (part + 1) / parts;
@@ -195,13 +194,13 @@ ALWAYS_INLINE void multiply_open_pair(const int64_t type, const uint8_t *const t
                 open_group(type, at[t] + b * block_bytes(type), count - b < GROUP_BLOCKS ? count - b : GROUP_BLOCKS,
                            open + t * OPEN_BLOCKS + b);
         for (size_t pass = 0; pass < passes; pass++) {
-            /* Behind the last blocks of a tile are the first of the one that is likely to be next. */
+            /* Behind a tile's last blocks are the first ones of the likely next tile. */
             prefetch_part(at[0] + count * block_bytes(type), open_bytes, pass, passes);
             prefetch_part(at[1] + count * block_bytes(type), open_bytes, pass, passes);
             size_t r = rows * pass / passes;
             const struct activation_block *input = x->blocks + (first + r) * blocks + start;
             switch (rows * (pass + 1) / passes - r) {
-/* Constant counts make each a function of its own; those above `most` do not occur. */
+/* A specialised function for each constant count; counts above `most` do not occur. */
 #define ADD(n) \
     case n: add_open_blocks(type, n <= most ? n : 1, open, count, input, blocks, out + r); break;
                 ADD(1) ADD(2) ADD(3) ADD(4) ADD(5) ADD(6) ADD(7) ADD(8)

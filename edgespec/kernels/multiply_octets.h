@@ -1,11 +1,11 @@
 /* Products of quantised weights for instruction sets whose registers hold 8 rows or fewer: a tile is two octets.
  *
- * octet_avx2.h and octet_neon.h say what an octet is and how a dot product is made; what is computed stands here once.
- * A block's codes are unpacked dword by dword, and each dword serves up to 4 inputs before the next: that makes 8 chains
- * of dot products, which take turns while each waits for its last link. They are of 4 inputs with both octets of AVX2,
- * which fetch activations once for both; one of NEON's is two registers, and two would be more than there are. Tiles are
- * walked a group at a time with all inputs, so that only the first comes from memory; sums wait in `out` meanwhile, which
- * rounds nothing. */
+ * octet_avx2.h and octet_neon.h define an octet and its dot product; this file has the shared computation. A block's codes
+ * are unpacked dword by dword, and each dword serves up to 4 inputs before the next: that makes 8 interleaved chains of dot
+ * products, which hide each other's latency. With AVX2 they are of 4 inputs with both octets, which loads activations once
+ * for both; with NEON of one octet, which takes two registers, since two octets would not fit. Tiles are processed a group
+ * at a time with all inputs, so that only the first input reads memory; the sums are kept in `out` between groups, without
+ * rounding. */
 #ifndef EDGESPEC_MULTIPLY_OCTETS_H
 #define EDGESPEC_MULTIPLY_OCTETS_H
 
@@ -23,10 +23,10 @@
 
 enum { OCTET = TILE_ROWS / 2 };
 
-/* How far ahead of a group memory is asked for its like, in bytes; found as for AVX-512. */
+/* Prefetch distance in bytes; measured as for AVX-512. */
 enum { AHEAD_OF_GROUP = 8192 };
 
-/* Blocks that lie together, OCTETS_AT_ONCE octets of them, and the inputs that meet these. */
+/* A group of blocks, OCTETS_AT_ONCE octets of them, and its inputs. */
 struct group {
     const uint8_t *tile; /* where the group begins */
     size_t blocks;
@@ -35,7 +35,7 @@ struct group {
     size_t stride;                    /* blocks from one input to the next */
 };
 
-/* What the codes of a block are multiplied by, and what is added or, for K-quants, subtracted. */
+/* The factor of a block's dot products, and what is added or, for K-quants, subtracted. */
 struct scales {
     octet scale; /* Q6_K: of the first 16 columns */
     octet high;  /* Q6_K: of the last 16 */
@@ -186,12 +186,12 @@ ALWAYS_INLINE void add_block(const int64_t type, const int rows, const uint8_t *
     }
 }
 
-/* A group's share of the sums of `rows` inputs, to out[r]. Constant arguments make each call a loop of its own. */
+/* A group's share of the sums of `rows` inputs, to out[r]. Constant arguments give each call a specialised loop. */
 ALWAYS_INLINE void add_group(const int64_t type, const int rows, const struct group *group, float (*out)[TILE_ROWS])
 {
     const size_t code_bytes = code_lines(type) * LINE_BYTES;
     const uint8_t *codes_at = group->tile + group->octet * (LINE_BYTES / 2);
-    /* Each call asks for its octets' part of a group, spread over the blocks. */
+    /* Each call prefetches its octets' part of a group, spread over the blocks. */
     const size_t share = block_bytes(type) * OCTETS_AT_ONCE / 2;
     const uint8_t *ahead = group->tile + AHEAD_OF_GROUP + group->octet * group->blocks * share;
     struct six_bits bits[OCTETS_AT_ONCE] = {0}; /* those of blocks 0 and 4 come with these */

@@ -1,4 +1,4 @@
-/* Products in plain C: the definition in level.h spelled out, and what every other level is tested against. */
+/* Products in plain C: the definition in level.h, and the reference for every other level. */
 #ifndef EDGESPEC_MULTIPLY_PORTABLE_H
 #define EDGESPEC_MULTIPLY_PORTABLE_H
 

@@ -64,7 +64,7 @@ ALWAYS_INLINE octet octet_next_byte(octet_codes *bytes)
 
 typedef __m256i octet_inputs; /* 4 consecutive activations, the same for every row */
 
-/* Those of dword j of a block. */
+/* The activations of dword j of a block. */
 ALWAYS_INLINE octet_inputs inputs_load(const int8_t *q, const int j)
 {
     int32_t dword;
@@ -72,7 +72,7 @@ ALWAYS_INLINE octet_inputs inputs_load(const int8_t *q, const int j)
     return _mm256_set1_epi32(dword);
 }
 
-/* A dot product on its way. */
+/* An unfinished dot product. */
 struct octet_dot {
     octet_ints sum;
 #if !defined(__AVXVNNI__)
@@ -87,7 +87,7 @@ ALWAYS_INLINE struct octet_dot dot_from(int32_t start)
 
 #if defined(__AVXVNNI__)
 
-/* Signed codes with their signs turned are what they were plus 128, which this times minus8 takes away again. */
+/* Signed codes with inverted sign bits are the codes plus 128, which this times minus8 subtracts again. */
 enum { SIGNED_OFFSET = 16 };
 
 ALWAYS_INLINE octet_codes codes_ready(const int bits, octet_codes codes)
@@ -95,7 +95,7 @@ ALWAYS_INLINE octet_codes codes_ready(const int bits, octet_codes codes)
     return bits == 8 ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes;
 }
 
-/* Dword j's products, of codes of so many bits. */
+/* Dword j's products, of codes of `bits` bits. */
 ALWAYS_INLINE void dot_add(const int bits, const int j, octet_codes codes, octet_inputs x, struct octet_dot *dot)
 {
     (void)bits, (void)j;
@@ -104,8 +104,8 @@ ALWAYS_INLINE void dot_add(const int bits, const int j, octet_codes codes, octet
 
 #else
 
-/* Left alone, GCC 12 makes a tree of a chain of sums, and holds all products of a block for it: three times the registers
- * that there are. */
+/* Without this, GCC 12 turns a chain of sums into a tree, and needs three times the available registers for a block's
+ * products. */
 #define IN_ORDER(sum) __asm__("" : "+x"(sum))
 
 enum { SIGNED_OFFSET = 0 };
@@ -116,7 +116,7 @@ ALWAYS_INLINE octet_codes codes_ready(const int bits, octet_codes codes)
     return codes;
 }
 
-/* Dword j's products, of codes of so many bits; what 16 bits hold of them is added up there. */
+/* Dword j's products, of codes of `bits` bits; those that fit are added in 16 bits. */
 ALWAYS_INLINE void dot_add(const int bits, const int j, octet_codes codes, octet_inputs x, struct octet_dot *dot)
 {
     const int held = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;

@@ -106,10 +106,10 @@ ALWAYS_INLINE octet octet_next_byte(octet_codes *bytes)
 
 typedef int8x16_t octet_inputs; /* 16 activations, 4 of which a dot product names by their number */
 
-/* Those that dword j of a block is among. */
+/* The activations that include dword j of a block. */
 ALWAYS_INLINE octet_inputs inputs_load(const int8_t *q, const int j) { return vld1q_s8(q + j / 4 * 16); }
 
-/* A dot product on its way. */
+/* An unfinished dot product. */
 struct octet_dot {
     octet_ints sum;
 };

@@ -8,27 +8,27 @@
 #include "threads.h"
 
 /* How long a thread spins before it sleeps. Steps are 1 to 500 us apart and a wake-up takes 5 to 50 us, so within a
- * forward it pays to wait for about as long as that; between forwards there is Python, for 20 to 100 us. */
+ * forward a thread spins for about that long; between forwards Python takes 20 to 100 us. */
 enum { STEP_SPIN_NS = 100 * 1000, IDLE_SPIN_NS = 200 * 1000 };
-/* After this long a spinning thread lets any other have its processor: where two pools share their processors, whoever
- * is waited for may be waiting for it. Measured with two pools of 2 threads on 2 processors: together 0.9 to 1.2 times
- * the speed of one alone, without it 0.2 to 0.6; and alone no difference. */
+/* After this long a spinning thread yields its processor: if two pools share processors, a thread may wait for one that
+ * waits for its processor. Two pools of 2 threads on 2 processors reach 0.9 to 1.2 times the speed of one alone, without
+ * yielding 0.2 to 0.6; one pool alone is not slower. */
 enum { YIELD_NS = 5 * 1000 };
-/* Linux 6.18 charges a thread a time slice of 3 ms for each yield that another one takes up. Beside two programs that
- * compute on the same 2 processors, a forward of a tiny model with 2 threads took 21 ms with a yield at every barrier, and
- * 1 ms where the threads sleep. So after a yield of CROWDED_NS (more than Python takes for a token, less than a slice) the
- * next CROWDED_WAITS waits at barriers are slept through, which costs 64 wake-ups once the others are gone. */
+/* Linux 6.18 charges a thread a time slice of 3 ms for each yield that another thread uses. With two other busy programs
+ * on the same 2 processors, a forward of a tiny model with 2 threads took 21 ms with a yield at every barrier, and 1 ms
+ * with sleeping threads. So after a yield of CROWDED_NS (longer than Python takes for a token, shorter than a slice)
+ * threads sleep at the next CROWDED_WAITS barriers, which costs 64 wake-ups once the other programs end. */
 enum { CROWDED_NS = 1000 * 1000, CROWDED_WAITS = 64 };
 enum { LOOKS_PER_CLOCK = 64, CACHE_LINE = 128 };
-/* Of a long share, OFFERED of PARTS parts are for whoever comes first. A thread of which others had to take all of those was
- * slow, at less than 3/4 of their speed: from then on it keeps 1 / KEPT_SLOW of its shares, and the rest is taken
- * 1 / PARTS_SLOW at a time, since all wait for the last one to be done. What is taken costs two cores that want the same line
- * up to 0.4 us. Measured with a model of 135 million parameters on two equal cores, whose steps are 7 to 16 us long, a
- * forward of 8 tokens took 1.03 to 1.09 times as long where each thread kept a quarter of each share. With one part offered,
- * a quarter of the longest steps found a thread slow that had but got less of the memory's speed. */
+/* Of a long share, OFFERED of PARTS parts are taken by the first free thread. A thread is slow, below 3/4 of the others'
+ * speed, if other threads took all of those: from then on it keeps 1 / KEPT_SLOW of its shares, and the rest is taken in
+ * steps of 1 / PARTS_SLOW. Each take costs up to 0.4 us on two cores that use the same line. If each thread kept only a
+ * quarter of each share, a forward of 8 tokens took 1.03 to 1.09 times as long (135M parameters, two equal cores, steps of
+ * 7 to 16 us). With one part offered, a quarter of the longest steps marked a thread slow that had only received less
+ * memory bandwidth. */
 enum { PARTS = 8, OFFERED = 2, KEPT_SLOW = 4, PARTS_SLOW = 32 };
 
-/* A number that only grows, and threads waiting for it to. */
+/* A number that only grows, and threads that wait for it to grow. */
 struct gate {
     alignas(CACHE_LINE) atomic_uint value;
     atomic_uint sleeping;
@@ -37,13 +37,13 @@ struct gate {
 };
 
 struct worker {
-    /* How many items are taken of what this thread's share has besides those kept, and in which step, as step << 32 |
-     * items. What was taken in another step is nothing now: so nobody sets this back, and no step waits for that. */
+    /* Number of items taken from this share, except the kept ones, and the step they belong to: step << 32 | items. A
+     * value of an earlier step counts as 0, so no step has to wait for a reset. */
     alignas(CACHE_LINE) _Atomic uint64_t taken;
-    /* Whether it is slow, for even steps and for odd ones: during a step it writes what the next one goes by. On a line
-     * of its own, since all look at it and it hardly ever changes. */
+    /* Whether the thread is slow, for even and for odd steps: a step writes the next step's value. On a separate line,
+     * since all threads read it and it rarely changes. */
     alignas(CACHE_LINE) atomic_bool slow[2];
-    thread_handle thread; /* but for the first worker, which is whoever calls pool_run */
+    thread_handle thread; /* except for the first worker, the caller of pool_run */
     struct pool *pool;
     int number;
 };
@@ -52,11 +52,11 @@ struct pool {
     struct gate started; /* counts functions */
     struct gate passed;  /* counts barriers */
     alignas(CACHE_LINE) atomic_int arrived;
-    alignas(CACHE_LINE) atomic_int crowded; /* waits at barriers to sleep through: others want the processors */
+    alignas(CACHE_LINE) atomic_int crowded; /* barriers to sleep at: other programs need the processors */
     alignas(CACHE_LINE) int threads;
     bool spins;
     bool closing; /* written before `started` grows, read after */
-    bool go_on;   /* written by the last to arrive at a barrier, before it lets the others pass */
+    bool go_on;   /* written by the last thread at a barrier, before it releases the others */
     const atomic_int *cancelled;
     pool_function *function;
     void *context;
@@ -69,7 +69,7 @@ static inline void relax(void)
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("isb"); /* as long as x86's pause, where yield is over at once */
+    __asm__ volatile("isb"); /* as long as x86's pause; yield returns immediately */
 #endif
 }
 
@@ -90,8 +90,8 @@ static void gate_destroy(struct gate *gate)
 static void gate_open(struct gate *gate)
 {
     atomic_fetch_add(&gate->value, 1);
-    /* A thread counts itself as sleeping before it looks at the value for the last time, and both sides are
-     * sequentially consistent: either it sees the new value, or it is seen here. */
+    /* A thread counts itself as sleeping before it reads the value for the last time, and both sides are sequentially
+     * consistent: either it sees the new value, or the other side sees it sleeping. */
     if (atomic_load(&gate->sleeping)) {
         lock_take(&gate->lock);
         condition_wake_all(&gate->opened);
@@ -151,7 +151,7 @@ struct pool_items pool_divide(struct pool *pool, int thread, struct pool_work wo
     return (struct pool_items){
         .pool = pool,
         .work = work,
-        /* The same for all threads, which are between the same two barriers. */
+        /* Equal for all threads, which are between the same two barriers. */
         .step = atomic_load_explicit(&pool->passed.value, memory_order_relaxed),
         .thread = thread,
         .helped = -1,
@@ -163,7 +163,7 @@ static bool is_slow(const struct pool_items *items, size_t whose)
     return atomic_load_explicit(&items->pool->worker[whose].slow[items->step % 2], memory_order_relaxed);
 }
 
-/* Tells the next step how this thread did. */
+/* Records for the next step whether this thread was slow. */
 static void note_slow(const struct pool_items *items, bool slow)
 {
     atomic_bool *next = &items->pool->worker[items->thread].slow[(items->step + 1) % 2];
@@ -171,13 +171,13 @@ static void note_slow(const struct pool_items *items, bool slow)
         atomic_store_explicit(next, slow, memory_order_relaxed);
 }
 
-/* The largest multiple of `least` up to so many items, at least one of them. */
+/* The largest multiple of `least` up to `items`, but at least `least`. */
 static size_t part_of(size_t items, size_t least)
 {
     return items > least ? items - items % least : least;
 }
 
-/* Turns to a share: what its owner keeps becomes begin .. end - 1, the rest is what can be taken. */
+/* Selects a share: the owner's kept items become begin .. end - 1, the rest can be taken. */
 static void turn_to(struct pool_items *items, size_t whose)
 {
     const struct pool_work *work = &items->work;
@@ -198,8 +198,8 @@ static void turn_to(struct pool_items *items, size_t whose)
 /* Takes up to `part` of `count` items. Returns how many were taken before: at least `count` if there are none left. */
 static size_t take(_Atomic uint64_t *taken, unsigned step, size_t part, size_t count)
 {
-    /* No order with other memory is needed: what a step reads was there at the last barrier, and what it writes is looked
-     * at after the next. That each item is given once is owed to the exchange alone. */
+    /* No memory order is needed: a step reads what was complete at the last barrier, and its results are read after the
+     * next. The exchange alone makes sure that each item is given once. */
     uint64_t old = atomic_load_explicit(taken, memory_order_relaxed), before;
     do {
         before = old >> 32 == step ? (uint32_t)old : 0;
@@ -215,7 +215,7 @@ bool pool_take(struct pool_items *items)
     struct pool *pool = items->pool;
     if (items->helped < 0) {
         items->helped = 0;
-        note_slow(items, is_slow(items, (size_t)items->thread)); /* as before, until it is known */
+        note_slow(items, is_slow(items, (size_t)items->thread)); /* keeps the old value until known */
         turn_to(items, (size_t)items->thread);
         if (items->begin < items->end)
             return true;
@@ -230,7 +230,7 @@ bool pool_take(struct pool_items *items)
             return true;
         }
         size_t share = items->work.count / (size_t)pool->threads;
-        if (!items->helped && count && items->work.alike && share > items->work.worth)
+        if (!items->helped && count && items->work.uniform && share > items->work.worth)
             note_slow(items, !items->did || (count - items->did) * PARTS >= OFFERED * share);
         if (++items->helped >= pool->threads)
             return false;
@@ -264,8 +264,8 @@ void pool_run(struct pool *pool, pool_function *function, void *context)
     float_mode_restore(mode);
 }
 
-/* Whether each thread can have a processor of its own: if not, whoever spins keeps the others from working, or uses
- * a quota up that they then wait for. */
+/* Whether each thread can have a processor. If not, a spinning thread would keep others from working, or use up a quota
+ * that they then wait for. */
 static bool enough_processors(const struct es_threads *threads)
 {
     if (threads->most_busy && threads->count > threads->most_busy)

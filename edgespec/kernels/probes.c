@@ -1,4 +1,4 @@
-/* Single kernels for the tests, which hold them against numpy and against each other. */
+/* Single kernels for the tests, which compare them with numpy and between levels. */
 #include <math.h>
 #include <stdlib.h>
 

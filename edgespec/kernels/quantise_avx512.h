@@ -1,8 +1,7 @@
 /* Quantising for AVX-512: sixteen blocks at a time, turned so that lane b is block b.
  *
- * Then a block's largest value, its sums and the choice among its scales are as many operations for all sixteen as they
- * are for one alone, which spends most of its time on sums across lanes and on waiting for them. The bits are those of
- * row_quantise.h, operation by operation. */
+ * A block's largest value, its sums and the choice of its scale then take as many operations for sixteen blocks as for
+ * one, which mostly waits for sums across lanes. The bits are those of row_quantise.h, operation by operation. */
 #ifndef EDGESPEC_QUANTISE_AVX512_H
 #define EDGESPEC_QUANTISE_AVX512_H
 
@@ -38,7 +37,7 @@ ALWAYS_INLINE void load_columns(const float *x, __m512 column[4])
         column[i] = lanes_of_bits(turned[i]);
 }
 
-/* The squares of what elements k and k + 16 miss their codes by. */
+/* The squared errors of elements k and k + 16. */
 ALWAYS_INLINE __m512 squares_of(const __m512 column[BLOCK], int k, __m512 inverse)
 {
     __m512 low = missed(column[k], inverse), high = missed(column[k + 16], inverse);
@@ -84,7 +83,7 @@ ALWAYS_INLINE void put_dwords(struct activation_block *to, size_t apart, size_t 
     }
 }
 
-/* For each block, the first of the tops with which codes miss the values by the least squares. */
+/* For each block, the first top with the least squared error. */
 ALWAYS_INLINE __m512 best_tops(const __m512 column[BLOCK], __m512 largest)
 {
     __m512 best = _mm512_setzero_ps();
@@ -123,7 +122,7 @@ static inline void quantise_sixteen(const float *x, struct activation_block *to,
     const __m512 without = _mm512_mask_mov_ps(_mm512_set1_ps(NAN), finite, _mm512_setzero_ps());
     const __m512 scale = _mm512_mask_mov_ps(without, usable, scales_of(_mm512_div_ps(largest, top)));
 
-    /* What is rounded ends in the code's bits (lanes_rounded_product); what stands before them drops out of the sums. */
+    /* Rounded products end in the code's bits (lanes_rounded_product); the bits before them cancel in the sums. */
     __m512i sum[2];
     for (int half = 0; half < 2; half++) {
         __m512i codes[4];

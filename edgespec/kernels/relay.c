@@ -1,11 +1,11 @@
-/* From the file's rows to tiles, and single rows to floats. */
+/* Converts the file's rows to tiles, and single rows to floats. */
 #include <stdint.h>
 #include <string.h>
 
 #include "half.h"
 #include "layout.h"
 
-/* How a quantised block of the file is put together; bytes into it. */
+/* The structure of a quantised block of the file, as byte offsets. */
 struct block_format {
     size_t halves_at, half_count;  /* a scale, and for some what belongs to their minimums */
     size_t six_bits_at;            /* 6-bit scales and minimums of Q4_K and Q5_K */
@@ -49,7 +49,7 @@ static uint16_t half_at(const uint8_t *from)
     return value;
 }
 
-/* Four bits to the lowest bit of four bytes each: they do not meet in the product. */
+/* Four bits to the lowest bit of four bytes each: the products do not overlap. */
 static uint32_t spread(uint32_t bits)
 {
     return (bits & 15u) * 0x00204081u & 0x01010101u;
@@ -114,7 +114,7 @@ static void put_half(uint8_t *half_lines, size_t line, size_t lane, uint16_t hal
     memcpy(half_lines + line * HALF_LINE_BYTES + lane * 2, &half, sizeof half);
 }
 
-/* What stands behind a super-block's code lines, but for d and dmin. */
+/* The data behind a super-block's code lines, except d and dmin. */
 static void write_k_scales(int64_t type, const uint8_t *source, size_t lane, uint8_t *behind)
 {
     if (type == ES_Q6_K)

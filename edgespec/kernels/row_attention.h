@@ -1,9 +1,9 @@
 /* Attention of a few queries over one key-value head, block by block; included by each level's file.
  *
  * Online softmax (Milakov and Gimelshein 2018): each block of positions gives its largest score, the sum of its
- * exponentials and the weighted sum of its values, and these are merged in ascending order. What a query computes
- * depends on nothing but itself and the positions it sees; queries only share the work of turning keys and values,
- * which are halves in the cache, into floats. */
+ * exponentials and the weighted sum of its values, merged in ascending order. A query's result
+ * depends only on the query and the positions it sees; queries only share the conversion of keys and values,
+ * from the cache's halves, to floats. */
 #ifndef EDGESPEC_ROW_ATTENTION_H
 #define EDGESPEC_ROW_ATTENTION_H
 
@@ -11,22 +11,22 @@
 #include "level.h"
 #include "unrolled.h"
 
-/* Queries that are computed together, and tiles of keys that they are computed with: a key serves all of them and an
- * element of a query all tiles. Scores take TOGETHER * TILES_TOGETHER lanes and sums of values twice TOGETHER: what is
- * in registers, and how many chains of fma there are to take turns while each waits for its last one. */
+/* Queries and tiles of keys that are computed together: a key serves all queries and an element of a query all tiles.
+ * Scores take TOGETHER * TILES_TOGETHER lanes and sums of values twice TOGETHER: all of them stay in registers, as
+ * interleaved chains of fma that hide each other's latency. */
 enum { TOGETHER = LANES_IN_REGISTERS >= 32 ? 8 : 4, TILES_TOGETHER = LANES_IN_REGISTERS >= 32 ? 2 : 1 };
 
-/* Keys and values become floats once for all queries: so many elements of a few tiles' keys at a time, and two lanes of
- * each of a block's values. 32 KB, which most cores' nearest cache has. */
+/* Keys and values become floats once for all queries: this many elements of a few tiles' keys at a time, and two lanes of
+ * each of a block's values. 32 KB, the first-level cache of most cores. */
 enum { OPENED = 2 * LANES * ATTENTION_BLOCK, KEY_ELEMENTS = OPENED / (TILES_TOGETHER * LANES) };
 
-/* What is read soon, asked for while scores are computed: the next keys, and the values of the positions in hand. Without
- * it attention waited for memory for as long as it computed. */
+/* Prefetched while scores are computed: the next keys, and the values of the current positions. Without it attention
+ * waited for memory for as long as it computed. */
 struct soon {
     const uint8_t *keys, *values;
 };
 
-/* For element d of a head: so many tiles of keys, or as many positions' values, are a line for each element or for two. */
+/* For element d of a head: `tiles` tiles of keys, or as many positions' values, are a line for each element or for two. */
 ALWAYS_INLINE void ask_for(const struct soon *soon, size_t d)
 {
     enum { ELEMENTS = 2 * TILE_ROWS * TILES_TOGETHER == LINE_BYTES ? 1 : 2 };
@@ -37,7 +37,7 @@ ALWAYS_INLINE void ask_for(const struct soon *soon, size_t d)
 }
 
 /* Scores of `tiles` tiles: for each query a chain of fma along the head. keys: [elements][tiles][16]. With `from` > 0
- * the chains go on from where `scores` has them. `soon` may be null. */
+ * the chains continue from the values in `scores`. `soon` may be null. */
 ALWAYS_INLINE void score_tiles(const int count, const int tiles, const float *keys, size_t from, size_t elements,
                                const struct attention_query *queries, float factor, const struct soon *soon,
                                float *scores)
@@ -70,7 +70,7 @@ ALWAYS_INLINE void score_tiles(const int count, const int tiles, const float *ke
             lanes_store(scores + q * ATTENTION_BLOCK + t * LANES, lanes_mul(sum[q][t], lanes_set(factor)));
 }
 
-/* Adds so many positions of `wide` lanes of the values to each query's sums. values: [positions][wide][16]. */
+/* Adds `positions` positions of `wide` lanes of the values to each query's sums. values: [positions][wide][16]. */
 ALWAYS_INLINE void add_values(const int count, const int wide, const float *values, const float *weights,
                               size_t positions, lanes (*sum)[2])
 {
@@ -110,7 +110,7 @@ static inline void soften(float *scores, size_t from, size_t to, float *largest,
     *total = lanes_sum(sum);
 }
 
-/* How a query stands, and what the merge in hand multiplies its old sums and the new ones by. */
+/* A query's state, and the factors of its old and new sums in the current merge. */
 struct merging {
     struct standing now;
     float keep, take;
@@ -143,9 +143,9 @@ ALWAYS_INLINE void merge(float *out, lanes sum, const struct merging *own, int f
     lanes_store(out, sum);
 }
 
-/* Queries that follow one another and all see some of a block, whose positions count from its first. */
+/* Consecutive queries that all see some of a block; positions count from the block's first. */
 struct query_group {
-    size_t first; /* of the queries in hand */
+    size_t first; /* of the current queries */
     int count;
     size_t from[TOGETHER], to[TOGETHER]; /* what each sees */
     size_t least, most;                  /* what any sees */
@@ -191,7 +191,7 @@ ALWAYS_INLINE void mix_values(const int count, const int wide, const float *valu
     UNROLLED
     for (int q = 0; q < count; q++)
         sum[q][0] = sum[q][1] = lanes_set(0.0f);
-    /* Positions that not all see may hold anything for whoever does not. */
+    /* A position that a query does not see may hold any value. */
     if (ragged)
         UNROLLED
         for (int q = 0; q < count; q++) {
@@ -213,7 +213,7 @@ ALWAYS_INLINE void mix_values(const int count, const int wide, const float *valu
     }
 }
 
-/* Constant counts make each a function of its own; those above TOGETHER do not occur. */
+/* A specialised function for each constant count; counts above TOGETHER do not occur. */
 #define FITTING(n) ((n) < TOGETHER ? (n) : TOGETHER)
 #define FOR_COUNT(count, DO)       \
     switch (count) {               \
@@ -262,7 +262,7 @@ static inline const uint16_t *halves_at(const struct attention_cache *cache, siz
                                       : own + (position - cache->own_from) * cache->head_length;
 }
 
-/* Behind the last keys and values that are seen there is nothing to be had, and nothing to lose. */
+/* Prefetching past the last keys and values has no use, and no harm. */
 static inline struct soon soon_of(const struct attention_cache *cache, const struct attention_query *owner,
                                   size_t position)
 {
@@ -274,7 +274,7 @@ static inline struct soon soon_of(const struct attention_cache *cache, const str
     };
 }
 
-/* Elements from .. of the keys of so many tiles, from `position` on. */
+/* Elements from `from` on of the keys of `tiles` tiles, from `position` on. */
 static inline void open_keys(const struct attention_cache *cache, const struct attention_query *owner, size_t position,
                              size_t tiles, size_t from, size_t elements, float *opened)
 {

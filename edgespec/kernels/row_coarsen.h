@@ -7,14 +7,14 @@
 #include "level.h"
 #include "unrolled.h"
 
-/* The largest weight by size gets the code -8, or nearly so: scales are tried that would give it -7.25 to -9.25, in steps
- * of a half. Of a drafter's first choices as many stay right with them as with nine scales from -6.5 on, and more than with
- * the three next to -8 (docs/results/native.md). */
+/* The largest weight by magnitude gets the code -8 or nearly so: scales are tried that give it -7.25 to -9.25, in steps of
+ * a half. A drafter's first choices stay right as often as with nine scales from -6.5 on, and more often than with the
+ * three next to -8 (docs/results/native.md). */
 enum { SCALES_TRIED = 5 };
 #define FIRST_CODE (-7.25f)
 #define CODES_APART 0.5f
 
-/* A half can hold the scale of no weight that is much larger, and has none but 0 for a smaller one. */
+/* A half cannot hold the scale of a much larger weight, and rounds that of a smaller one to 0. */
 #define LARGEST_COARSE (7.0f * 65504.0f)
 #define LEAST_COARSE 0x1p-24f
 
@@ -34,8 +34,8 @@ static inline void add_codes(lanes x, lanes inverse, lanes *product, lanes *squa
     *square = lanes_fma(lanes_mul(size, code), code, *square);
 }
 
-/* Of the scales tried, the one whose codes lessen the weighed sum of squares most, each with the scale that is then best
- * for its codes (as llama.cpp's quantisation with an importance matrix does). `top`: the weight that is largest by size. */
+/* Of the scales tried, the one with the least weighted squared error, each scale refitted to its codes (as in llama.cpp's
+ * quantisation with an importance matrix). `top`: the weight with the largest magnitude. */
 static inline float coarse_scale(lanes low, lanes high, float top)
 {
     float best = -1.0f, scale = 0.0f;
@@ -62,7 +62,7 @@ static inline void put_nibbles(lanes low, lanes high, lanes inverse, uint8_t *to
         to[k] = (uint8_t)(each[0][k] | each[1][k] << 4);
 }
 
-/* One block, as a file would have it. Returns whether it can be; zeros are written if not. */
+/* One block in file format. Returns false and writes zeros if Q4_0 cannot hold it. */
 static inline int coarsen_block(const float *x, uint8_t *to)
 {
     lanes low = lanes_load(x), high = lanes_load(x + LANES), zero = lanes_set(0.0f);

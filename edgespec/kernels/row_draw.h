@@ -1,4 +1,4 @@
-/* From a row of scores to a token: truncation, and keyed noise that decides among what is left; included by each
+/* From a row of scores to a token: truncation, and a draw by keyed noise among the remaining tokens; included by each
  * level's file. Plain C in simple loops, which every level's compiler turns into its own vectors.
  *
  * The rule is in tests/interfaces/draw_specification.py, and edgespec/interfaces/drawing.py computes it with numpy: all
@@ -13,11 +13,11 @@
 #include "lanes.h"
 #include "level.h"
 
-/* Exponents of two below which a weight is none, and below which it rounds to no part of a sum. */
+/* Exponents of two below which a weight counts as 0, and below which it adds nothing to a sum. */
 #define LEAST_EXPONENT -40.0f
 #define LEAST_SUMMED -34.0f
 
-/* What comes of a draw on its way. `list`: tokens that are still in, by ascending id. */
+/* The state of a draw. `list`: remaining tokens, by ascending id. */
 struct drawing {
     const float *scores;
     size_t count;
@@ -35,8 +35,8 @@ static inline size_t draw_blocks(size_t count)
     return (count + DRAW_BLOCK - 1) / DRAW_BLOCK;
 }
 
-/* log2 of a weight, at most 0. The limit, 60, is for what is infinitely far below the best. It is applied to the bits:
- * compilers make vectors of comparisons of integers, but not of every comparison of floats. */
+/* log2 of a weight, at most 0, and at least -60, which replaces -infinity. The limit is applied to the bits: compilers
+ * vectorise comparisons of integers, but not every comparison of floats. */
 static inline float exponent_of(float score, float best, float scale)
 {
     uint32_t size = bits_of_float((score - best) * scale) & 0x7fffffffu;
@@ -99,7 +99,7 @@ static void add_weights(const float *scores, size_t count, float best, float sca
     }
 }
 
-/* The largest of each block and of all. Returns whether that is finite and nothing is NaN; best_at says where. */
+/* The maximum of each block and of all, at best_at. Returns whether it is finite and no score is NaN. */
 static int scan(struct drawing *drawing)
 {
     const float *scores = drawing->scores;
@@ -111,7 +111,7 @@ static int scan(struct drawing *drawing)
         for (; k + LANES <= end; k += LANES) {
             lanes value = lanes_load(scores + k);
             nan |= lanes_any_nan(value);
-            sixteen = lanes_max(value, sixteen); /* the second of the two beside a NaN */
+            sixteen = lanes_max(value, sixteen); /* the second operand if one is NaN */
         }
         float largest = lanes_largest(sixteen);
         for (; k < end; k++) {
@@ -155,7 +155,7 @@ static void collect(struct drawing *drawing, float least, float lowest)
         size_t end = drawing->count - from < DRAW_BLOCK ? drawing->count : from + DRAW_BLOCK;
         for (size_t i = from; i < end; i++) {
             float score = drawing->scores[i];
-            drawing->list_scores[found] = score; /* written over by the next one if it is not to stay */
+            drawing->list_scores[found] = score; /* the next score overwrites it if it is dropped */
             drawing->list_ids[found] = (uint32_t)(ids ? ids[i] : (int64_t)i);
             found += (size_t)((score >= least) & ((score - best) * scale >= lowest));
         }
@@ -183,10 +183,10 @@ static inline double worth_of(const float *weights, size_t i)
     return weights ? nearest((double)weights[i] * 0x1p32) : 1.0;
 }
 
-/* Where a list that is sorted by falling score, then by place, ends: at the first place at which the sum of the weights,
- * or without weights the number, is at least `wanted`. The last score's key, and how many of that are in.
+/* The end of a list that is sorted by falling score, then by place: the first place at which the sum of the weights, or
+ * without weights the number, is at least `wanted`. Returns the last score's key, and how many of that key are kept.
  *
- * A search by the key's four bytes from the highest on: as many steps whatever the scores are. */
+ * A search by the key's four bytes from the highest on, with a fixed number of steps. */
 struct end_of_list {
     uint32_t key;
     size_t ties;
@@ -235,7 +235,7 @@ static void cut(struct drawing *drawing, int weighted, double wanted)
     drawing->list_count = kept;
 }
 
-/* Makes the list of scores whose exponents are not below `lowest`, the `most` best among them, and not many others.
+/* Makes a list of scores whose exponents are not below `lowest`: the `most` best of them, and few others.
  *
  * Each of the `most` blocks with the highest maxima has a score from the least of those maxima on, so none below that
  * can be among the best. */
@@ -269,8 +269,8 @@ static void collect_nucleus(struct drawing *drawing)
     int64_t total = 0;
     add_all_weights(drawing, &total, NULL);
     double wanted = drawing->request->top_p * (double)total;
-    /* What is below `enough` has no more mass in all than is to be left out; but for rounding, so there is a third try.
-     * Most nuclei lie within 2^-8 of the best. */
+    /* Scores below `enough` have less mass together than may be left out; rounding may need a third try. Most nuclei lie
+     * within 2^-8 of the best. */
     float enough = (float)log2(((double)total - wanted) * 0x1p-32 / (double)drawing->count) - 0x1p-10f;
     const float lowest[] = {enough > -8.0f ? enough : -8.0f, enough > LEAST_EXPONENT ? enough : LEAST_EXPONENT,
                             LEAST_EXPONENT};
@@ -339,8 +339,8 @@ static inline double exponential_of(double v)
     return twos + p * f;
 }
 
-/* The first to arrive, earliest first, ties by lowest id. A token arrives after an exponentially distributed time, at
- * the rate of its weight: so the first one is drawn by the weights, and -log of the time is log weight plus Gumbel
+/* The first tokens to arrive, earliest first, ties by lowest id. A token arrives after an exponentially distributed time
+ * at the rate of its weight: so weights are the odds of arriving first, and -log of the time is log weight plus Gumbel
  * noise. */
 struct race {
     const struct es_draw_request *request;
@@ -348,7 +348,7 @@ struct race {
     float reach; /* log2 of the time that a token has to arrive in, rounded up */
 };
 
-/* Keeps the `wanted` least values of those that were inserted, ascending; of equal ones the first come first. */
+/* Keeps the `wanted` least values inserted, ascending; equal values in order of insertion. */
 static void insert(struct es_drawn *drawn, int64_t wanted, int64_t id, double value)
 {
     int64_t place = drawn->count;
@@ -378,12 +378,12 @@ static void enter(struct race *race, uint32_t id, float weight)
 
 enum { RACE_BLOCK = 64 };
 
-/* Lets RACE_BLOCK tokens run. Only those that could still arrive in time are looked at closely.
+/* Lets RACE_BLOCK tokens arrive. Only those that could still arrive in time are computed fully.
  *
- * A time is e / weight with e = -log(1 - v) >= v >= h, where h are the noise's first 31 bits as a fraction. So who is
- * in time has log2 h <= log2 weight + log2 time, and the weight is 2^y but for 2^-22 of it. The bits of h as a float,
- * taken as a number, are at most log2 h: they are chords of the logarithm, which is concave. Rounding here moves either
- * side by less than 2^-14 in all, and `reach` has 2^-10 to spare. h = 0 gives 0's bits, far below every logarithm. */
+ * A time is e / weight with e = -log(1 - v) >= v >= h, where h are the noise's first 31 bits as a fraction. A token that is
+ * in time has log2 h <= log2 weight + log2 time, and the weight is 2^y within a relative 2^-22. The bits of h as a float,
+ * read as a number, are at most log2 h: they are chords of the logarithm, which is concave. Rounding here moves either
+ * side by less than 2^-14 in all, and `reach` has a margin of 2^-10. h = 0 gives 0's bits, far below every logarithm. */
 static void run(struct race *race, const float *scores, const uint32_t *ids, float best)
 {
     uint32_t first = race->request->key[0], second = race->request->key[1];
@@ -402,7 +402,7 @@ static void run(struct race *race, const float *scores, const uint32_t *ids, flo
             enter(race, ids[i], power_of_two(y[i], 0));
 }
 
-/* Lets `count` tokens run, as many as fit into whole blocks at a time; `ids64` or `ids` or neither name them. */
+/* Lets `count` tokens arrive, in whole blocks; `ids64` or `ids` name them, else they are 0, 1, 2, ... */
 static void run_all(struct race *race, const float *scores, const int64_t *ids64, const uint32_t *ids, size_t start,
                     size_t count, float best)
 {

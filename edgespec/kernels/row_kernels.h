@@ -1,4 +1,4 @@
-/* What happens to one row between two products, written over lanes; included by each level's file. */
+/* Functions of one row between two products, written over lanes; included by each level's file. */
 #ifndef EDGESPEC_ROW_KERNELS_H
 #define EDGESPEC_ROW_KERNELS_H
 

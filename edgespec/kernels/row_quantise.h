@@ -18,19 +18,19 @@ static inline float scale_of(float exact)
     return float_of_bits((bits + 0xfffu + (bits >> 13 & 1)) & ~0x1fffu);
 }
 
-/* What the largest of a block's values may become. How well a scale fits the other values is nearly chance: the best of
- * these four misses normal values by 13 % less, in squares, than 127 always. Whole numbers keep the largest itself exact,
- * and neighbours two apart miss differently enough. */
+/* Codes that a block's largest value may get. How well a scale fits the other values is nearly chance: the best of these
+ * four has 13 % less squared error on normal values than 127 always. Whole numbers keep the largest value exact, and two
+ * neighbouring codes differ enough in their errors. */
 enum { TOPS = 4 };
 static const float tops[TOPS] = {127.0f, 125.0f, 123.0f, 121.0f};
 
-/* In codes, what the code nearest to x * inverse misses it by. */
+/* In codes, the error of the code nearest to x * inverse. */
 static inline lanes missed(lanes x, lanes inverse)
 {
     return lanes_fma(x, inverse, lanes_sub(lanes_set(LANES_ROUNDER), lanes_shifted_product(x, inverse)));
 }
 
-/* The number of the first top with which codes miss the values by the least squares. `inverses`: of each top's scale. */
+/* The number of the first top with the least squared error. `inverses`: of each top's scale. */
 static inline size_t best_top(const float *x, const float inverses[TOPS])
 {
     lanes low = lanes_load(x), high = lanes_load(x + LANES), squares[TOPS];
@@ -42,7 +42,7 @@ static inline size_t best_top(const float *x, const float inverses[TOPS])
     }
     float sums[TOPS];
     lanes_sum_four(squares, sums);
-    /* No processor foresees this toss-up, hence no branches: floats from 0 on are ordered like integers, and behind
+    /* Branches would be mispredicted half the time: floats from 0 on are ordered like integers, and behind
      * them the number of the top makes one minimum of it. */
     uint64_t best = UINT64_MAX;
     UNROLLED
@@ -78,8 +78,8 @@ static inline void put_codes(const float *x, float inverse, float scale, struct 
     to->minus32_high = -32 * sum_high;
 }
 
-/* A block's steps wait for one another, those of other blocks do not: on an Emerald Rapids eight together take a fifth
- * less time than one by one. Sixteen gain nothing more. */
+/* A block's steps depend on one another, those of other blocks do not: eight together take a fifth less time than one by
+ * one (Emerald Rapids). Sixteen are not faster. */
 enum { BLOCKS_TOGETHER = 8 };
 
 /* Up to BLOCKS_TOGETHER blocks. */

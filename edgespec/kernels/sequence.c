@@ -6,13 +6,13 @@
 
 #include "threads.h"
 
-/* Hands out parts of one allocation, each on a cache line of its own; first to count, then to take. */
+/* Hands out parts of one allocation, each from a cache line on; called twice, to count and to take. */
 struct carver {
     uint8_t *base; /* null while counting */
     size_t used;
 };
 
-_Static_assert(sizeof(atomic_int) == sizeof(int32_t), "whoever cancels writes a plain int32");
+_Static_assert(sizeof(atomic_int) == sizeof(int32_t), "the caller writes the flag as a plain int32");
 
 static void *carve(struct carver *carver, size_t bytes)
 {
@@ -140,7 +140,7 @@ int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int6
     sequence->kept = es_memory_take((int64_t)sequence->kept_bytes, 0);
     sequence->kept_layers = malloc((size_t)count * sizeof *layers);
     if (!sequence->kept || !sequence->kept_layers)
-        return ES_BAD_REQUEST; /* nothing is kept, and es_close frees what there is */
+        return ES_BAD_REQUEST; /* nothing is kept; es_close frees the rest */
     memcpy(sequence->kept_layers, layers, (size_t)count * sizeof *layers);
     sequence->kept_count = (size_t)count;
     return ES_OK;

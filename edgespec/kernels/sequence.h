@@ -52,7 +52,7 @@ struct es_sequence {
 enum { ATTENTION_ROWS = 8, PATH_POSITIONS = (TILE_ROWS - 1 + ES_MOST_SCORED + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS };
 
 /* Rows times heads times blocks of positions whose attention is kept until it is merged: at most 4 MB with heads of 128
- * elements. One token of 32 heads has so many with a context of 65536. */
+ * elements, which is one token of 32 heads with a context of 65536. */
 enum { MOST_BLOCK_SUMS = 8192 };
 
 /* Where a layer's hidden rows are kept; null if they are not. */

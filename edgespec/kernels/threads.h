@@ -1,4 +1,4 @@
-/* What differs between systems in threads, locks, clocks and processes: POSIX and Windows. A file that includes it
+/* Differences between POSIX and Windows in threads, locks, clocks and processes. A file that includes it
  * defines _GNU_SOURCE before everything else. */
 #ifndef EDGESPEC_THREADS_H
 #define EDGESPEC_THREADS_H
@@ -46,7 +46,7 @@ static inline void thread_join(thread_handle thread)
     (void)WaitForSingleObject(thread, INFINITE);
     (void)CloseHandle(thread);
 }
-/* Lets another thread that waits for this processor have it. */
+/* Yields this processor to another waiting thread. */
 static inline void thread_yield(void) { (void)SwitchToThread(); }
 
 static inline int64_t now_ns(void)
@@ -96,8 +96,8 @@ static inline void condition_destroy(thread_condition *condition) { pthread_cond
 static inline void condition_wait(thread_condition *condition, thread_lock *lock) { pthread_cond_wait(condition, lock); }
 static inline void condition_wake_all(thread_condition *condition) { pthread_cond_broadcast(condition); }
 
-/* Signals are for the application's threads, but for those of a fault: blocked ones end the process without a word, and
- * whoever handles them, Python's faulthandler for one, is never asked. */
+/* Blocks all signals except those of a fault, so that the application's threads receive them. A blocked fault would end
+ * the process without calling its handler, for example Python's faulthandler. */
 static inline void fill_with_others(sigset_t *signals)
 {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};

@@ -1,5 +1,5 @@
-/* Several continuations of a cache at once. Their keys and values lie beside it, node by node; a row is computed as if
- * its path stood behind the cache. */
+/* Several continuations of a cache in one forward. Their keys and values are stored separately, node by node; a row is
+ * computed as if its path followed the cache. */
 #ifndef EDGESPEC_TREE_H
 #define EDGESPEC_TREE_H
 
@@ -7,7 +7,7 @@
 
 struct tree {
     const int32_t *parents;       /* of all nodes */
-    size_t first;                 /* of the nodes in hand */
+    size_t first;                 /* of the current nodes */
     size_t depth[ES_MOST_SCORED]; /* of all nodes; 0 for those that follow the cache */
 };
 

@@ -2,11 +2,11 @@
 #ifndef EDGESPEC_UNROLLED_H
 #define EDGESPEC_UNROLLED_H
 
-/* Compiled anew for every set of constant arguments. */
+/* Compiled separately for every set of constant arguments. */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* Before a loop of a constant number of turns, at most 8. GCC 12 else unrolls it too late to keep an array that it
- * indexes out of memory. */
+/* Before a loop of a constant number of iterations, at most 8. Without it GCC 12 unrolls too late to keep indexed arrays
+ * in registers. */
 #if defined(__clang__)
 #define UNROLLED _Pragma("clang loop unroll(full)")
 #else

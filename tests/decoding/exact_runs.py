@@ -1,7 +1,7 @@
-"""The loop run once for every outcome of every draw, with the probabilities that it asked for itself.
+"""Runs the loop once for every outcome of every draw, weighted with the probabilities that the loop requested.
 
-The loop runs as it is. Whatever it draws at random is decided here instead, once each way, with the probability that
-the loop itself asked for as a Fraction; so the sum over all runs is the law of the text.
+The loop is unchanged. Each random draw is replaced by a decision, once for each outcome, with the probability that
+the loop requested as a Fraction. The sum over all runs is the exact distribution of the text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROMPT = [0]
 
 
 class Decisions:
-    """One run after another through the tree of everything that could have been drawn."""
+    """Runs, one after another, through the tree of all possible draws."""
 
     def __init__(self) -> None:
         self._path: list[tuple[int, list[tuple[Any, Fraction]]]] = []
@@ -37,20 +37,20 @@ class Decisions:
         self.weight = Fraction(1)
 
     def draw(self, outcomes: Sequence[tuple[Any, Fraction]]) -> Any:
-        """One of the outcomes; those without probability do not happen."""
+        """One of the outcomes; outcomes of probability 0 are skipped."""
         possible = [(value, prob) for value, prob in outcomes if prob > 0]
         assert sum(prob for _, prob in possible) == 1
         if self._next == len(self._path):
             self._path.append((0, possible))
         index, known = self._path[self._next]
-        assert known == possible, "a run is a function of what was drawn before"
+        assert known == possible, "a run is a function of the earlier draws"
         self._next += 1
         value, prob = possible[index]
         self.weight *= prob
         return value
 
     def start_next(self) -> bool:
-        """Whether there is a run that was not made yet."""
+        """Whether there is a run left."""
         self._next, self.weight = 0, Fraction(1)
         while self._path:
             index, possible = self._path[-1]
@@ -79,7 +79,7 @@ def exact(probs: Sequence[Fraction]) -> Exact:
 
 
 class Uniform:
-    """A number in [0, 1) that is only ever compared, as acceptance does it: uniform * draft < target."""
+    """A number in [0, 1) that supports only the comparison of the acceptance test: uniform * draft < target."""
 
     def __init__(self, decisions: Decisions, draft: Fraction | None = None) -> None:
         self._decisions, self._draft = decisions, draft
@@ -94,7 +94,7 @@ class Uniform:
 
 
 class ExactChooser(Chooser):
-    """Draws by ``decisions`` from ``target``; under the keyed rule each place has one draw for all who ask."""
+    """Draws by ``decisions`` from ``target``; under the keyed rule all callers share one draw for each place."""
 
     def __init__(self, decisions: Decisions, target: Conditional, *, rejection: bool) -> None:
         super().__init__(Sampling(temperature=1.0, rule="rejection" if rejection else "keyed"))
@@ -121,7 +121,7 @@ class ExactChooser(Chooser):
 
 
 class Drawing:
-    """Draws each token from ``draft`` given everything before it, or copies its likeliest if ``copies``."""
+    """Draws each token from ``draft`` given the tokens before it, or copies the likeliest if ``copies``."""
 
     free = False
 
@@ -133,7 +133,7 @@ class Drawing:
         return 0
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        # How long a chain is does not depend on its tokens.
+        # The length of a chain does not depend on its tokens.
         depth = min(depth, self._lengths[self._asked % len(self._lengths)])
         self._asked += 1
         tokens: list[int] = []
@@ -178,7 +178,7 @@ def law_of(
     submit: Callable[[Callable[[], int]], Any] = Late,
     spoil: Callable[[PipelinedLoop], None] = lambda _loop: None,
 ) -> tuple[Law, int]:
-    """The law of the text, and in how many runs it was found. ``submit`` makes a drafter's thread of its lateness."""
+    """The text's distribution, and the number of runs. ``submit`` makes a drafter's thread of its lateness."""
     decisions, law, runs = Decisions(), defaultdict[tuple[int, ...], Fraction](Fraction), 0
     model = FakeModel(SIZE)
 

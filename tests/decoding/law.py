@@ -1,7 +1,7 @@
-"""The law of what verification emits, computed exactly, and the checks every version of it must pass.
+"""The distribution of what verification emits, computed exactly, and the checks that verification must pass.
 
 Probabilities are ``Fraction``s in numpy object arrays. Each function takes the module under test, so that the
-mutation tests can hand in a spoilt one. A check raises AssertionError.
+mutation tests can pass a broken one. A failed check raises AssertionError.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def as_array(probs: Sequence[Fraction]) -> np.ndarray:
 
 
 def plain_law(target: Conditional, length: int, prefix: tuple[int, ...] = ()) -> Law:
-    """The law of ``length`` tokens of plain decoding, those of ``prefix`` included."""
+    """The distribution of ``length`` tokens of plain decoding, including those of ``prefix``."""
     law: Law = {prefix: Fraction(1)}
     for _ in range(length - len(prefix)):
         law = {
@@ -68,7 +68,7 @@ def round_law(
     target: Conditional,
     uniforms: Sequence[Fraction],
 ) -> tuple[int, Law]:
-    """Tokens accepted and the law of what one round emits, given its chain and its uniform numbers."""
+    """Accepted tokens and distribution of what one round emits, given its chain and its uniform numbers."""
     drawn: list[tuple[list[Fraction], int]] = []
     token_to_come = -7
 
@@ -118,9 +118,9 @@ def cells(draft_prob: Fraction, target_prob: Fraction, *, grid: bool) -> list[tu
 def speculative_law(
     verify: Any, target: Conditional, draft: Conditional | None, chain_of: Any, depth: int, *, grid: bool = False
 ) -> tuple[Law, Fraction]:
-    """The joint law of depth + 1 tokens (one round, then plain decoding), and the expected number accepted.
+    """The joint distribution of depth + 1 tokens (one round, then plain decoding), and the expected number accepted.
 
-    Chains are drawn from ``draft``; if it is None the one chain ``chain_of`` is put forward without drawing.
+    Chains are drawn from ``draft``; if ``draft`` is None, the single chain ``chain_of`` is proposed without drawing.
     """
     vocabulary = range(len(target(())))
     chains: Iterable[tuple[int, ...]]
@@ -145,20 +145,20 @@ def speculative_law(
 
 
 def check_one_step(verify: Any, target: Sequence[Fraction], draft: Sequence[Fraction]) -> None:
-    """One draft token: the law is the target's, and as many are accepted as any rule could (sum of minima)."""
+    """One draft token: the distribution is the target's, and acceptance is the highest possible (sum of minima)."""
     law, accepted = speculative_law(verify, lambda _: list(target), lambda _: list(draft), None, 1, grid=True)
     assert law == plain_law(lambda _: list(target), 2)
     assert accepted == sum(min(t, d) for t, d in zip(target, draft, strict=True))
 
 
 def check_chain(verify: Any, target: Conditional, draft: Conditional, depth: int) -> None:
-    """``depth`` drawn tokens with targets that depend on what came before."""
+    """``depth`` drawn tokens with targets that depend on the earlier tokens."""
     law, _ = speculative_law(verify, target, draft, None, depth)
     assert law == plain_law(target, depth + 1)
 
 
 def check_copied(verify: Any, target: Conditional, chain: Sequence[int]) -> None:
-    """A chain that was not drawn at random: each token stands with the target's own probability of it."""
+    """A chain that was not drawn at random: each token is accepted with the target's probability of it."""
     law, accepted = speculative_law(verify, target, None, chain, len(chain))
     assert law == plain_law(target, len(chain) + 1)
     reach = Fraction(1)
@@ -170,7 +170,7 @@ def check_copied(verify: Any, target: Conditional, chain: Sequence[int]) -> None
 
 
 def check_matching(verify: Any, vocabulary_size: int, depth: int) -> None:
-    """Every chain against every outcome of the target: what is emitted is the target's own text, as far as known."""
+    """Every chain against every outcome of the target: the emitted text is the target's own."""
     for chain in itertools.product(range(vocabulary_size), repeat=depth):
         for own in itertools.product(range(vocabulary_size), repeat=depth + 1):
             asked: list[int] = []
@@ -190,7 +190,7 @@ def check_matching(verify: Any, vocabulary_size: int, depth: int) -> None:
 
 
 def check_open(verify: Any, target: Conditional, draft: Conditional, depth: int) -> None:
-    """Without a bonus, tokens that all stand are followed by nothing, and everything else is as with one."""
+    """Without a bonus, nothing follows a fully accepted chain; everything else is as with a bonus."""
     vocabulary = range(len(target(())))
     for chain in itertools.product(vocabulary, repeat=depth):
         own = [as_array(draft(chain[:i])) for i in range(depth)]
@@ -248,7 +248,7 @@ def check_tree(verify: Any, target: Conditional, tokens: Sequence[int], parents:
         asked: list[int] = []
 
         def target_token(node: int, own: tuple[int, ...] = own, asked: list[int] = asked) -> int:
-            assert node in texts, "there is no such token"
+            assert node in texts, "no token has this index"
             assert len(asked) < len(texts), "a walk ends"
             asked.append(node)
             return own[node + 1]
@@ -261,7 +261,7 @@ def check_tree(verify: Any, target: Conditional, tokens: Sequence[int], parents:
             above = index
         below = {tokens[child] for child, parent in enumerate(parents) if parent == above}
         assert verdict.next_token == own[above + 1]
-        assert verdict.next_token not in below, "one more token stands"
+        assert verdict.next_token not in below, "one more token had to be accepted"
         assert verdict.kind == ("correction" if below else "bonus")
         assert asked == [-1, *verdict.path], "in order, and only along the path"
         emitted = (*(tokens[index] for index in verdict.path), verdict.next_token)
@@ -270,7 +270,7 @@ def check_tree(verify: Any, target: Conditional, tokens: Sequence[int], parents:
     assert law == plain_law(target, depth + 1)
 
 
-# Every shape of up to three nodes, and one of more.
+# Every shape of up to three nodes, and a few larger ones.
 TREES: list[tuple[int, ...]] = [
     (),
     (-1,),
@@ -287,7 +287,7 @@ TREES: list[tuple[int, ...]] = [
 
 
 def check_acceptance_edges(verify: Any) -> None:
-    """Numbers no honest drafter sends are never accepted; neither is a token the target gives no probability."""
+    """Probabilities that no honest drafter sends are never accepted, nor a token with target probability 0."""
     never = [
         (HALF, 0, HALF),
         (0, 0, HALF),
@@ -339,7 +339,7 @@ PAIRS: list[tuple[list[int], list[int]]] = [
 
 
 def check_all(verify: Any) -> None:
-    """A short, fixed selection of every check: what the mutations have to fail."""
+    """A short, fixed selection of every check, which each mutation has to fail."""
     check_acceptance_edges(verify)
     for target_weights, draft_weights in PAIRS:
         check_one_step(verify, normalised(target_weights), normalised(draft_weights))

@@ -1,4 +1,4 @@
-"""The law of a loop that branches, computed exactly; and what would be wrong with branches taken less carefully."""
+"""The distribution of a loop with branches, computed exactly; and the bias of less careful ways to use branches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGET, DRAFT = random_conditional(5, SIZE), random_conditional(31, SIZE)
 
 
 def law_of(target: Conditional, draft: Conditional, **options: Any) -> Law:
-    """Every drafter has the time for its branches, and is late only in showing them."""
+    """The exact distribution if every drafter has time for branches, and is late only in delivering them."""
     return positive(exact_runs.law_of(target, draft, submit=Held, **options)[0])
 
 
@@ -30,7 +30,7 @@ def best(probs: Sequence[Fraction], but: int | None = None) -> int:
 
 
 class Branching(Drawing):
-    """Says what it would have said otherwise, and goes on from there with what is likeliest."""
+    """Names runners-up, and continues each with the likeliest tokens."""
 
     forks = True
     draws_branches = False
@@ -54,13 +54,13 @@ class Branching(Drawing):
 
 
 class DrawnBranching(Branching):
-    """Its branches are drawn at random, and it says so."""
+    """A drafter that draws its branches at random, and reports that it did."""
 
     draws_branches = True
 
 
 class Taken:
-    """Counts the branches that loops take, and may have a say in it."""
+    """Counts the branches that loops take; a test can replace or drop them."""
 
     def __init__(self, choose: Callable[[Proposal], bool] = lambda _proposal: True) -> None:
         self.count = 0
@@ -87,7 +87,9 @@ class Taken:
     [(1, 2, 1), (1, 2, 9), (0, 2, 9)],
     ids=["one branch", "every branch", "the first token only"],
 )
-def test_two_chunks_deep(rejection: bool, copies: bool, most: int, ahead: int, branching: int) -> None:
+def test_the_law_with_branches_over_two_drafts_is_the_targets(
+    rejection: bool, copies: bool, most: int, ahead: int, branching: int
+) -> None:
     tokens, taken = 5 if copies else 4, Taken()
     options: dict[str, Any] = {"most": most, "ahead": ahead, "copies": copies, "branching": branching}
     law = law_of(
@@ -99,7 +101,7 @@ def test_two_chunks_deep(rejection: bool, copies: bool, most: int, ahead: int, b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
-def test_wider_windows(rejection: bool) -> None:
+def test_the_law_with_branches_and_wider_windows_is_the_targets(rejection: bool) -> None:
     taken = Taken()
     options: dict[str, Any] = {"depth": 2, "most": 2, "ahead": 3, "branching": 2, "reuse": True}
     law = law_of(TARGET, DRAFT, rejection=rejection, tokens=4, drafter=Branching, spoil=taken, **options)
@@ -109,7 +111,7 @@ def test_wider_windows(rejection: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
-def test_branches_that_may_be_late(rejection: bool) -> None:
+def test_the_law_with_late_branches_is_the_targets(rejection: bool) -> None:
     taken = Taken()
     options: dict[str, Any] = {"depth": 1, "most": 1, "ahead": 2, "branching": 2, "may_be_late": True}
     law = law_of(TARGET, DRAFT, rejection=rejection, tokens=4, copies=True, drafter=Branching, spoil=taken, **options)
@@ -117,13 +119,13 @@ def test_branches_that_may_be_late(rejection: bool) -> None:
     assert taken.count > 0
 
 
-# ------------------------------------------------------------------------------------------------ less carefully
+# -------------------------------------------------------------------------------------- biased uses of branches
 
 NARROW: dict[str, Any] = {"tokens": 4, "depth": 1, "most": 1, "ahead": 2, "branching": 9, "rejection": True}
 
 
 def keep_probs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branches keep what their tokens were drawn from."""
+    """Branches keep the distributions that their tokens were drawn from."""
 
     def kept(proposal: Proposal, **_changes: object) -> Proposal:
         return proposal
@@ -132,8 +134,8 @@ def keep_probs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_branch_chosen_by_its_own_token_would_be_biased_as_a_drawn_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a proposal that was not drawn it is harmless, whoever chooses it: that is why branches are none."""
+def test_choosing_a_branch_by_its_own_token_is_biased_if_it_counts_as_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branch tokens count as not drawn, so choosing a branch by its own token adds no bias."""
 
     def picky() -> Taken:
         return Taken(lambda proposal: proposal.tokens[0] != 0)
@@ -148,8 +150,8 @@ def test_a_branch_chosen_by_its_own_token_would_be_biased_as_a_drawn_one(monkeyp
 
 
 @pytest.mark.slow
-def test_a_runner_up_put_forward_as_if_it_had_been_drawn_would_be_biased() -> None:
-    """It only names the text that a branch follows: nobody asks whether it stands."""
+def test_proposing_a_runner_up_as_a_drawn_token_is_biased() -> None:
+    """A runner-up only names the text that a branch follows; it is never verified."""
 
     def spoil(loop: Any) -> None:
         land = loop._land
@@ -169,9 +171,9 @@ def test_a_runner_up_put_forward_as_if_it_had_been_drawn_would_be_biased() -> No
 
 
 class Noisy(Branching):
-    """Draws one of two with noise that belongs to a place, as Chooser does, and to the flight if ``fresh``.
+    """Draws one of two tokens with noise that belongs to a place, as Chooser does, and to the flight if ``fresh``.
 
-    How sure it is of its third token depends on its second: and so does where its one branch starts.
+    The confidence in its third token depends on its second token, and so does the start of its one branch.
     """
 
     fresh = True
@@ -194,7 +196,7 @@ class Noisy(Branching):
 
 
 class Stale(Noisy):
-    """Draws a place again with the noise of the first time."""
+    """Draws a place again with the same noise as the first time."""
 
     fresh = False
 
@@ -213,21 +215,21 @@ def narrow_target(prefix: tuple[int, ...]) -> list[Fraction]:
 
 
 @pytest.mark.parametrize("drafter", [Noisy, Stale])
-def test_what_is_drafted_anew_needs_new_noise(drafter: type[Noisy]) -> None:
-    """That a branch is missing says something of the noise its place was drafted with."""
+def test_drafting_a_place_again_with_the_same_noise_is_biased(drafter: type[Noisy]) -> None:
+    """A missing branch depends on the noise that drafted its place, so that noise must not be used twice."""
     options: dict[str, Any] = {"tokens": 5, "depth": 2, "most": 0, "ahead": 3, "branching": 1, "rejection": True}
     law = law_of(narrow_target, either, drafter=drafter, lengths=(3, *[1] * 9), **options)
     assert (law == plain_law(narrow_target, 5)) is (drafter is Noisy)
 
 
-def test_each_flight_has_noise_of_its_own() -> None:
+def test_each_flight_uses_a_different_noise_stream() -> None:
     streams: list[tuple[int, int]] = []
 
     class Watched(Branching):
         loop: PipelinedLoop
 
         def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-            return NOTHING  # nothing of it is drawn
+            return NOTHING  # no token is drawn
 
         def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
             streams.append((self.loop._chooser.draft_stream, context.committed_length))

@@ -1,4 +1,4 @@
-"""Branches: the text stays plain decoding's, and a correction that was foreseen leaves the pipe full."""
+"""Branches of the pipelined loop: the text is plain decoding's, and a foreseen correction keeps the window full."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.support.sleepy import Sleepy
 
 
 class Unsure(scripted.Scripted):
-    """Knows the text. Where it slips it says something else, and the right token is its runner-up.
+    """Knows the text. At some places it proposes a wrong token with the right one as runner-up.
 
-    ``others(right, place)`` replaces the right runner-up, ``branched`` are the lengths and depths of its branches.
+    ``others(right, place)`` replaces the right runner-up, ``branched`` records lengths and depths of its branches.
     """
 
     forks = True
@@ -98,15 +98,15 @@ def answered(
 # -------------------------------------------------------------------------------------------------- which places
 
 
-def test_places_are_tried_in_the_order_in_which_they_are_likely_to_be_corrected_first() -> None:
+def test_branches_start_at_the_likeliest_first_corrections() -> None:
     def order(*places: tuple[float | None, int | None]) -> list[tuple[int, int]]:
         return likeliest_corrections([Place(0, sure, other) for sure, other in places])
 
     assert order() == []
     assert order((0.9, 1), (0.5, 2), (0.9, 3)) == [(1, 2), (0, 1), (2, 3)]
-    assert order((0.1, 1), (0.5, 2)) == [(0, 1), (1, 2)], "the second is hardly ever reached"
-    assert order((0.5, 1), (0.0, 2)) == [(0, 1), (1, 2)], "equal odds: the first comes first"
-    assert order((0.9, None), (0.9, 2)) == [(1, 2)], "nothing to go on from"
+    assert order((0.1, 1), (0.5, 2)) == [(0, 1), (1, 2)], "the second place is hardly ever reached"
+    assert order((0.5, 1), (0.0, 2)) == [(0, 1), (1, 2)], "equal odds: in order of places"
+    assert order((0.9, None), (0.9, 2)) == [(1, 2)], "no runner-up, no branch"
     assert order((1.0, 1), (0.9, 2)) == [(1, 2)], "certain"
     assert order((0.9, 1), (None, 2), (0.9, 3)) == [(1, 2), (0, 1), (2, 3)], "unknown counts as even odds"
 
@@ -115,7 +115,7 @@ def test_places_are_tried_in_the_order_in_which_they_are_likely_to_be_corrected_
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_the_text_is_plain_decodings(rule: str) -> None:
+def test_branches_leave_plain_decodings_text_unchanged(rule: str) -> None:
     source = random.Random(3)
     for depth, most, branching, looks in itertools.product((1, 2, 5), (0, 1, 5), (1, 9), (0, 1, 3)):
         slips = [source.random() < 0.4 for _ in range(200)]
@@ -137,7 +137,7 @@ def test_the_text_is_plain_decodings(rule: str) -> None:
 
 
 @pytest.mark.parametrize("other", [-1, VOCABULARY_SIZE, 10**9, True, 2.0, None, "same"])
-def test_a_runner_up_that_is_none_starts_no_branch(other: object) -> None:
+def test_an_invalid_runner_up_starts_no_branch(other: object) -> None:
     known = KNOWN["greedy"]
     state = Unsure(known, every(3), lambda right, place: (right + 1) % VOCABULARY_SIZE if other == "same" else other)
     own = answered(state, 9)
@@ -145,7 +145,7 @@ def test_a_runner_up_that_is_none_starts_no_branch(other: object) -> None:
     assert all(length % 3 != 1 for length, _ in state.branched), "branches start after places that do not slip"
 
 
-def test_too_few_runners_up_are_those_of_the_first_tokens() -> None:
+def test_missing_runners_up_are_those_of_the_last_tokens() -> None:
     class Curt(Unsure):
         def _proposal(self, tokens: list[int], depth: int) -> Proposal:
             whole = super()._proposal(tokens, depth)
@@ -156,7 +156,7 @@ def test_too_few_runners_up_are_those_of_the_first_tokens() -> None:
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_a_branch_fills_the_pipe_after_the_correction_that_it_foresaw(rule: str) -> None:
+def test_a_foreseen_correction_is_followed_by_a_full_window(rule: str) -> None:
     without, with_branches = (
         answered(Unsure(KNOWN[rule], every(4)), count, rule=rule, max_tokens=40) for count in (0, 1)
     )
@@ -168,7 +168,7 @@ def test_a_branch_fills_the_pipe_after_the_correction_that_it_foresaw(rule: str)
         assert {own.records[place + 1].width for place in corrected} == {width}
 
 
-def test_a_branch_that_comes_late_is_waited_for_where_it_would_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_waits_for_a_late_branch_that_starts_with_its_correction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every branch is still being drafted when the target is done."""
     known, jobs, begun, met = KNOWN["greedy"], list[Future[Any]](), list[int](), list[int]()
 
@@ -186,7 +186,7 @@ def test_a_branch_that_comes_late_is_waited_for_where_it_would_be_taken(monkeypa
     def after_the_drafter(tokens: Any, rows: int) -> Any:
         while not (len(begun) > len(met) or all(job.done() for job in jobs)):
             time.sleep(0.0005)
-        met[:] = begun  # the branch of the forward before may still be at its end: it is none of this one's
+        met[:] = begun  # without a branch of the forward before that still runs
         return forward(tokens, rows)
 
     monkeypatch.setattr(own.sequence, "forward", after_the_drafter)
@@ -203,13 +203,13 @@ def test_a_branch_that_comes_late_is_waited_for_where_it_would_be_taken(monkeypa
     assert [record.width for record in own.records] == [record.width for record in in_time.records]
 
 
-def test_nothing_is_branched_where_nobody_asks() -> None:
+def test_no_branch_is_drafted_if_the_budget_allows_none() -> None:
     state = Unsure(KNOWN["greedy"], every(4))
     answered(state, 0)
     assert state.branched == []
 
 
-def test_runners_up_are_wanted_by_whoever_branches() -> None:
+def test_the_loop_asks_for_runners_up_only_if_it_drafts_branches() -> None:
     for branching in (0, 2):
         wanted: list[bool] = []
 
@@ -222,46 +222,44 @@ def test_runners_up_are_wanted_by_whoever_branches() -> None:
         assert set(wanted) == {branching > 0}
 
 
-def test_a_drafter_that_cannot_branch_is_never_asked_to() -> None:
+def test_a_drafter_without_branch_support_is_never_asked_for_branches() -> None:
     own = answered(scripted.often_right(KNOWN["greedy"], VOCABULARY_SIZE), 3)
     assert own.tokens == PLAIN["greedy"][:TOKENS]
 
 
-def test_the_budget_is_asked_each_round_and_told_of_each_correction() -> None:
+def test_the_budget_is_asked_each_round_and_learns_each_correction() -> None:
     class Told(FixedBudget):
         asked: list[bool]
         met: list[bool]
-        stood: list[bool]
+        kept: list[bool]
 
         def branches(self, forks: bool) -> int:
             self.asked.append(forks)
             return super().branches(forks)
 
         def learn(self, what: str, well: bool) -> None:
-            {"correction": self.met, "branch": self.stood}[what].append(well)
+            {"correction": self.met, "branch": self.kept}[what].append(well)
 
     for right in (True, False):
         budget = Told(most=3, ahead=4, patience=0.0, branching=9)
         object.__setattr__(budget, "asked", [])
         object.__setattr__(budget, "met", [])
-        object.__setattr__(budget, "stood", [])
+        object.__setattr__(budget, "kept", [])
         other: Callable[[int, int], object]
         other = (lambda right, place: right) if right else (lambda right, place: (right + 2) % VOCABULARY_SIZE)
         own = start(FakeModel(), PROMPT)
         own.take(pipelined(own, Unsure(KNOWN["greedy"], every(4), other), budget=budget).steps())
         corrections = sum(record.accepted < record.evaluated for record in own.records)
         assert set(budget.asked) == {True}
-        assert budget.met.count(right) >= corrections - 1 > 1, "but at the end of the answer"
-        assert (
-            (set(budget.stood), len(budget.stood) >= corrections - 1) == ({True}, True) if right else not budget.stood
-        )
+        assert budget.met.count(right) >= corrections - 1 > 1, "except at the end of the answer"
+        assert (set(budget.kept), len(budget.kept) >= corrections - 1) == ({True}, True) if right else not budget.kept
 
 
 # ---------------------------------------------------------------------------------------- limits, stops, outcomes
 
 
 @pytest.mark.parametrize("room", range(1, 9))
-def test_branches_end_where_the_answer_does(room: int) -> None:
+def test_branches_end_at_the_answers_token_limit(room: int) -> None:
     for depth, max_tokens in itertools.product((1, 3), (None, 2, room + 3)):
         own = start(FakeModel(), PROMPT, len(PROMPT) + room)
         state = Unsure(KNOWN["greedy"], every(2))
@@ -271,10 +269,10 @@ def test_branches_end_where_the_answer_does(room: int) -> None:
         assert own.tokens == PLAIN["greedy"][:wanted]
         for length, asked in state.branched:
             assert 1 <= asked <= depth + 1
-            assert length + asked <= len(PROMPT) + wanted, "drafts behind the end of the answer"
+            assert length + asked <= len(PROMPT) + wanted, "drafts past the end of the answer"
 
 
-def test_nothing_follows_a_stop() -> None:
+def test_no_branch_continues_a_stop_token() -> None:
     plain = PLAIN["greedy"]
     for place, stop_id in enumerate(plain[:12]):
         if stop_id in plain[:place]:
@@ -287,7 +285,7 @@ def test_nothing_follows_a_stop() -> None:
             check(own, 3)
 
 
-def test_each_proposal_is_told_once_what_became_of_it() -> None:
+def test_each_proposal_has_one_outcome_with_branches() -> None:
     state = Unsure(KNOWN["greedy"], every(4))
     own = answered(state, 2, max_tokens=50)
     assert len({id(outcome.proposal) for outcome in state.outcomes}) == len(state.outcomes) > 8
@@ -296,7 +294,7 @@ def test_each_proposal_is_told_once_what_became_of_it() -> None:
     assert all(outcome.proposal.draft_probs is None for outcome in state.outcomes)
 
 
-def test_the_drafters_time_for_branches_counts() -> None:
+def test_the_round_record_includes_drafting_time_of_branches() -> None:
     ticks = itertools.count()
     own, state = start(FakeModel(), PROMPT), Unsure(KNOWN["greedy"], every(4))
     loop = PipelinedLoop(
@@ -319,7 +317,7 @@ def test_the_drafters_time_for_branches_counts() -> None:
 
 
 class Failing(Unsure):
-    """Its branch number ``at`` raises."""
+    """Raises in its branch number ``at``."""
 
     def __init__(self, error: BaseException, at: int) -> None:
         super().__init__(KNOWN["greedy"], every(3))
@@ -335,7 +333,9 @@ class Failing(Unsure):
 @pytest.mark.parametrize("error", [CancelledError("stop"), ForwardError("lost"), ValueError("bug")])
 @pytest.mark.parametrize("at", range(1, 5))
 @pytest.mark.parametrize("looks", [0, 2])
-def test_what_a_branch_raises_leaves_the_last_committed_token(error: BaseException, at: int, looks: int) -> None:
+def test_an_error_in_a_branch_rolls_back_to_the_last_committed_token(
+    error: BaseException, at: int, looks: int
+) -> None:
     own = start(FakeModel(), PROMPT)
     budget = FixedBudget(most=2, ahead=3, patience=0.0, branching=2)
     with pytest.raises(type(error)):
@@ -346,7 +346,7 @@ def test_what_a_branch_raises_leaves_the_last_committed_token(error: BaseExcepti
     intact(again)
 
 
-def test_leaving_the_iteration_ends_the_branches_too() -> None:
+def test_leaving_the_iteration_ends_branch_drafting() -> None:
     for rounds, looks in itertools.product(range(6), (0, 9)):
         own, jobs = start(FakeModel(), PROMPT), list[Future[Any]]()
 
@@ -365,7 +365,7 @@ def test_leaving_the_iteration_ends_the_branches_too() -> None:
 
 @pytest.mark.parametrize("at", range(1, 9))
 @pytest.mark.parametrize("fault", ["raise_at", "cancel_at"])
-def test_what_the_target_raises_ends_the_branches_too(fault: str, at: int) -> None:
+def test_an_error_of_the_target_ends_branch_drafting(fault: str, at: int) -> None:
     own = start(FakeModel(faults=Faults(**{fault: at})), PROMPT)
     jobs: list[Future[Any]] = []
 
@@ -376,7 +376,7 @@ def test_what_the_target_raises_ends_the_branches_too(fault: str, at: int) -> No
     budget = FixedBudget(most=3, ahead=4, patience=0.0, branching=2)
     with pytest.raises((ForwardError, CancelledError)):
         own.take(pipelined(own, Unsure(KNOWN["greedy"], every(4)), budget=budget, submit=submit).steps())
-    assert all(job.done() for job in jobs), "nothing is left at work"
+    assert all(job.done() for job in jobs), "no job is still running"
     intact(own)
 
 
@@ -401,7 +401,7 @@ def thread() -> Iterator[Submit]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["greedy", "keyed"])
-def test_random_sleeps_on_both_sides_change_nothing(
+def test_random_delays_do_not_change_the_text_with_branches(
     thread: Submit, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(8)
@@ -434,8 +434,8 @@ def test_random_sleeps_on_both_sides_change_nothing(
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("can_fork", [False, True])
-def test_a_drafting_models_branches(rule: str, can_fork: bool) -> None:
-    """A drafter whose second thought is the target's first where it is wrong."""
+def test_a_draft_models_branches_leave_plain_decodings_text_unchanged(rule: str, can_fork: bool) -> None:
+    """The drafter's runner-up is the target's token wherever the drafter is wrong."""
     target = FakeModel()
     reads: dict[int, int] = {}
 

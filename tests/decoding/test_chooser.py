@@ -1,4 +1,4 @@
-"""How a session chooses: which noise each choice takes, and what a gate is told before it."""
+"""How a session chooses tokens: the noise of each choice, and what a gate sees before it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def as_dict(own: Distribution) -> dict[int, float]:
 SCORES = logits(1.0, 3.0, -2.0, 3.0, 0.5, 2.0)
 
 
-def test_the_chooser_takes_each_number_from_its_own_stream() -> None:
+def test_each_purpose_of_a_draw_has_a_separate_noise_stream() -> None:
     rows = Rows(1, lambda _: SCORES)
     own = distribution(SCORES, Sampling(temperature=1.5))
     keyed = Chooser(Sampling(temperature=1.5, seed=4))
@@ -68,7 +68,7 @@ def test_the_chooser_takes_each_number_from_its_own_stream() -> None:
         (Sampling(temperature=0.5, rule="rejection"), 128 / 171),
     ],
 )
-def test_a_draft_is_put_forward_by_the_peak_alone(options: Sampling, peak: float) -> None:
+def test_a_gate_decides_by_the_peak_of_the_distribution(options: Sampling, peak: float) -> None:
     rows = Rows(1, lambda _: logits(*np.log([8, 4, 2, 1, 0.5, 0.5])))
     chooser = Chooser(options)
     for length in range(40):
@@ -79,16 +79,14 @@ def test_a_draft_is_put_forward_by_the_peak_alone(options: Sampling, peak: float
 @pytest.mark.parametrize(
     ("options", "peak", "entropy"),
     [
-        # Greedy asks about what the scores say, not about the certain choice made of them.
+        # A greedy drafter's gate sees the softmax of the scores, not the certain choice.
         (Sampling(), 0.5, 1.75 * math.log(2)),
         (Sampling(temperature=1.0, rule="rejection"), 0.5, 1.75 * math.log(2)),
         (Sampling(temperature=1.0, top_k=2, rule="rejection"), 2 / 3, math.log(3) - 2 / 3 * math.log(2)),
         (Sampling(repeat_penalty=2.0), 0.5, 1.75 * math.log(2)),
     ],
 )
-def test_a_gate_is_told_the_peak_and_the_entropy_if_it_wants_it(
-    options: Sampling, peak: float, entropy: float
-) -> None:
+def test_a_gate_receives_the_peak_and_on_request_the_entropy(options: Sampling, peak: float, entropy: float) -> None:
     rows = Rows(1, lambda _: logits(*np.log([4, 2, 1, 1])))
     for wants in (False, True):
         gate = Gate(needs_entropy=wants)
@@ -98,8 +96,8 @@ def test_a_gate_is_told_the_peak_and_the_entropy_if_it_wants_it(
         assert gate.asked == [(pytest.approx(peak), pytest.approx(entropy, abs=1e-6) if wants else None)]
 
 
-def test_what_a_gate_of_the_rejection_rule_is_told_says_nothing_of_the_token() -> None:
-    """Else whether a token is put forward could depend on the token: biased."""
+def test_under_the_rejection_rule_a_gates_input_does_not_depend_on_the_token() -> None:
+    """Otherwise the decision to propose a token could depend on the token, which is biased."""
     rows, told, tokens = Rows(1, lambda _: SCORES), set[tuple[float, float | None]](), set[int]()
     for seed in range(100):
         chooser = Chooser(Sampling(temperature=2.0, top_p=0.97, seed=seed, rule="rejection"))
@@ -126,9 +124,9 @@ def test_a_gate_that_refuses_ends_the_chain(options: Sampling) -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_with_shared_noise_confidence_is_how_often_the_target_agrees(temperature: float) -> None:
-    """Of a target whose scores are the drafter's and Gumbel noise, as softmax takes the errors of scores to be.
+    """The target's scores are the drafter's plus Gumbel noise, as softmax models the errors of scores.
 
-    The peak of the softmax, which knows nothing of the noise, tells less.
+    The peak of the softmax ignores the noise and predicts less well.
     """
     generator = np.random.default_rng(17)
     told, peaks, hits = list[float](), list[float](), list[bool]()
@@ -151,14 +149,14 @@ def test_with_shared_noise_confidence_is_how_often_the_target_agrees(temperature
 
 
 def surprise(sure: list[float], hits: list[bool]) -> float:
-    """Nats by which those hits surprise whoever knows how often there was one in each tenth of confidence."""
+    """Nats of surprise at ``hits`` if the share of hits in each tenth of confidence is known."""
     rows = np.array(hits, dtype=np.float64)
     bins = np.minimum(9, (np.array(sure) * 10).astype(int))
     rates = np.array([rows[bins == own].mean() for own in bins])
     return float(-np.mean(np.log(np.where(rows > 0, rates, 1 - rates))))
 
 
-def test_with_shared_noise_confidence_ends_a_chain() -> None:
+def test_with_shared_noise_low_confidence_ends_a_chain() -> None:
     rows = Rows(1, lambda _: SCORES)
     for position in range(40):
         chooser = Chooser(Sampling(temperature=1.5, seed=4))
@@ -170,7 +168,7 @@ def test_with_shared_noise_confidence_ends_a_chain() -> None:
         assert chooser.draft(rows, 0, [0] * position, at_least(draft.confidence + 1e-9)) is None
 
 
-def test_without_a_gate_a_greedy_draft_looks_at_no_scores_but_the_best() -> None:
+def test_without_a_gate_a_greedy_draft_reads_only_the_argmax() -> None:
     rows = Rows(1, lambda _: SCORES)
     draft = Chooser(Sampling()).draft(rows, 0, [0], None)
     assert draft is not None
@@ -178,12 +176,12 @@ def test_without_a_gate_a_greedy_draft_looks_at_no_scores_but_the_best() -> None
 
 
 def sure_and_entropy(scores: np.ndarray, *, entropy: bool = True) -> tuple[float | None, float | None]:
-    """What a greedy drafter's gate is told."""
+    """The confidence and entropy that a greedy drafter's gate receives."""
     drawn = draw_from(scores, DrawRequest(measure=Measure.ENTROPY if entropy else Measure.MASS))
     return drawn.odds[0], drawn.entropy
 
 
-def test_confidence_is_the_softmax_peak() -> None:
+def test_a_greedy_drafts_confidence_is_the_softmax_peak() -> None:
     assert sure_and_entropy(logits(*np.log([6, 3, 1])), entropy=False) == (pytest.approx(0.6, rel=1e-6), None)
     assert sure_and_entropy(logits(1000.0, -INFINITY)) == (1.0, 0.0)
     assert sure_and_entropy(logits(0, 0, 0, 0)) == (pytest.approx(0.25), pytest.approx(math.log(4), rel=1e-6))
@@ -191,7 +189,7 @@ def test_confidence_is_the_softmax_peak() -> None:
 
 @given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=50))
 @settings(max_examples=200, deadline=None)
-def test_confidence_and_entropy_are_those_of_the_distribution(scores: list[float]) -> None:
+def test_confidence_and_entropy_equal_those_of_the_softmax_distribution(scores: list[float]) -> None:
     own = distribution(logits(*scores), Sampling(temperature=1.0))
     sure, entropy = sure_and_entropy(logits(*scores))
     assert sure == pytest.approx(own.peak, rel=1e-6)
@@ -201,19 +199,19 @@ def test_confidence_and_entropy_are_those_of_the_distribution(scores: list[float
 
 @pytest.mark.parametrize("spoilt", [logits(9, float("nan")), logits(1, INFINITY), logits(-INFINITY, -INFINITY)])
 @pytest.mark.parametrize("entropy", [False, True])
-def test_nothing_is_said_of_garbage(spoilt: np.ndarray, entropy: bool) -> None:
+def test_scores_that_are_not_finite_give_no_confidence_or_entropy(spoilt: np.ndarray, entropy: bool) -> None:
     with pytest.raises(NonFiniteLogitsError):
         sure_and_entropy(spoilt, entropy=entropy)
 
 
-def test_greedy_has_one_rule() -> None:
+def test_greedy_decoding_never_uses_the_rejection_rule() -> None:
     assert not Chooser(Sampling(rule="rejection")).uses_rejection
     assert Chooser(Sampling(rule="rejection", temperature=0.1)).uses_rejection
     assert not Chooser(Sampling(temperature=0.1)).uses_rejection
 
 
 @pytest.mark.parametrize("gate", [None, Gate()])
-def test_a_runner_up_is_told_only_when_asked_for_and_changes_nothing_else(gate: Gate | None) -> None:
+def test_a_runner_up_is_returned_only_on_request_and_changes_nothing_else(gate: Gate | None) -> None:
     rows = Rows(1, lambda _: SCORES)
     for sampling in (Sampling(), Sampling(temperature=1.5), Sampling(temperature=1.5, rule="rejection")):
         chooser = Chooser(sampling)
@@ -224,10 +222,10 @@ def test_a_runner_up_is_told_only_when_asked_for_and_changes_nothing_else(gate: 
         assert asked.runner_up is not None
         assert asked.runner_up != asked.token
         assert (asked.token, asked.confidence) == (without.token, without.confidence)
-    assert SCORES[1] == 3.0, "the rows are left as they were"
+    assert SCORES[1] == 3.0, "the rows are unchanged"
 
 
-def test_of_equal_scores_the_next_id_is_the_greedy_runner_up() -> None:
+def test_with_equal_scores_the_greedy_runner_up_is_the_next_id() -> None:
     chooser = Chooser(Sampling())
     drafted = chooser.draft(Rows(1, lambda _: SCORES), 0, [], None, runner_up=True)
     assert drafted is not None
@@ -240,7 +238,7 @@ def test_of_equal_scores_the_next_id_is_the_greedy_runner_up() -> None:
     assert nothing_else.runner_up is None
 
 
-def test_another_stream_is_other_noise_for_drafts_of_the_rejection_rule_only() -> None:
+def test_the_draft_stream_changes_only_drafts_of_the_rejection_rule() -> None:
     rows, context = Rows(1, lambda _: SCORES), [0] * 7
 
     def drafts(rule: str) -> list[int]:
@@ -255,7 +253,7 @@ def test_another_stream_is_other_noise_for_drafts_of_the_rejection_rule_only() -
     assert len(set(drafts("rejection"))) > 2
     assert drafts("rejection")[0] == draw(
         distribution(SCORES, Sampling(temperature=2.0)), 2**64 - 1, 7, Purpose.DRAFT
-    ), "the first stream is the seed's own"
+    ), "the first stream is the seed's"
     assert len(set(drafts("keyed"))) == 1
 
 
@@ -267,7 +265,7 @@ def choices(chooser: Chooser, rows: Rows, length: int, count: int) -> list[tuple
     return [(draft.token, first), *draft.alternatives]
 
 
-def test_alternatives_are_what_would_be_chosen_in_order() -> None:
+def test_alternatives_are_the_next_choices_in_order() -> None:
     rows = Rows(1, lambda _: SCORES)
     greedy = Chooser(Sampling())
     assert [token for token, _ in choices(greedy, rows, 0, 4)] == [1, 3, 5, 0]
@@ -283,7 +281,7 @@ def test_alternatives_are_what_would_be_chosen_in_order() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_scores_that_cannot_be_compared_are_no_draft(bad: float) -> None:
+def test_scores_that_are_not_finite_raise_instead_of_giving_a_draft(bad: float) -> None:
     scores = SCORES.copy()
     scores[2] = bad
     rows = Rows(1, lambda _: scores)
@@ -292,7 +290,7 @@ def test_scores_that_cannot_be_compared_are_no_draft(bad: float) -> None:
             Chooser(sampling).draft(rows, 0, [], None, alternatives=3)
 
 
-def test_a_draft_names_as_many_alternatives_as_asked_for() -> None:
+def test_a_draft_has_the_requested_number_of_alternatives() -> None:
     rows = Rows(1, lambda _: SCORES)
     for sampling in (Sampling(), Sampling(temperature=1.5, seed=4)):
         chooser = Chooser(sampling)
@@ -313,22 +311,22 @@ def test_a_draft_names_as_many_alternatives_as_asked_for() -> None:
         assert (both.runner_up, len(both.alternatives)) == (candidates[1][0], 2)
 
 
-def test_greedy_decoding_with_penalties_has_alternatives_as_well() -> None:
-    """Of the penalised scores: 3 / 1.5 is the same as that of token 5, and the lower id goes first."""
+def test_greedy_alternatives_are_ordered_by_penalised_scores() -> None:
+    """Alternatives are ordered by penalised scores: 3 / 1.5 equals token 5's score, and the lower id goes first."""
     draft = Chooser(Sampling(repeat_penalty=1.5)).draft(Rows(1, lambda _: SCORES), 0, [1], None, alternatives=3)
     assert draft is not None
     assert draft.token == 3
     assert [token for token, _ in draft.alternatives] == [1, 5, 0]
 
 
-def test_a_truncated_distribution_has_few_alternatives() -> None:
+def test_a_truncated_distribution_has_no_more_alternatives_than_tokens() -> None:
     rows = Rows(1, lambda _: SCORES)
     assert len(choices(Chooser(Sampling(temperature=1.0, top_k=2)), rows, 0, 5)) == 2
 
 
 @pytest.mark.parametrize("wants", [False, True])
-def test_a_head_that_scores_few_tokens_drafts_what_their_scores_say(wants: bool) -> None:
-    """Ids, odds and entropy of a row with the others at -infinity, whatever columns they have in it."""
+def test_a_trimmed_heads_draft_equals_that_of_a_row_with_its_tokens_only(wants: bool) -> None:
+    """Ids, odds and entropy equal those of a row with all other tokens at -infinity, in any columns."""
     draw_scores = np.random.default_rng(4)
     ids = np.array([3, 9, 10, 40, 77])
     few = draw_scores.standard_normal(len(ids)).astype(np.float32)
@@ -352,4 +350,4 @@ def test_a_head_that_scores_few_tokens_drafts_what_their_scores_say(wants: bool)
         assert asked == [(pytest.approx(asked[0][0]), expected[0][1] and pytest.approx(expected[0][1], rel=1e-5))]
     assert [len(draft.alternatives) for draft, _ in found[:half]] == [0, 0, 1, 1, 3, 3, 4, 4]
     assert found[1][0].runner_up == order[1]
-    assert few[0] == every[3], "what is looked at is a copy"
+    assert few[0] == every[3], "the head's row is a copy"

@@ -1,4 +1,4 @@
-"""The serial loop on a runtime without weights: the same text as plain decoding, whatever happens on the way."""
+"""The serial loop on a runtime without weights: plain decoding's text with any drafter, and after any failure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TOKENS = 20
 
 @dataclass
 class Answer:
-    """One answer, or the part of it that came before an error."""
+    """One answer, or the part of it before an error."""
 
     history: list[int]
     sequence: FakeSequence
@@ -116,7 +116,7 @@ DRAFTERS: dict[str, Callable[[list[int]], DraftState]] = {
 
 
 def check_statistics(answer: Answer, stop_ids: frozenset[int] = frozenset()) -> None:
-    """The identities that tie the rounds to the tokens and to what the target was asked."""
+    """The identities between rounds, tokens and the forwards of the target."""
     stats = DecodeStats(emitted_tokens=len(answer.tokens))
     for record in answer.records:
         stats.add_round(record)
@@ -136,21 +136,21 @@ def check_statistics(answer: Answer, stop_ids: frozenset[int] = frozenset()) -> 
     assert sum(n * count for n, count in stats.accepted_lengths.items()) == stats.accepted
     log, widths = answer.sequence.log, [record.width for record in answer.records]
     prefill = len(log.widths) - len(widths)
-    assert log.rows == [*[0] * (prefill - 1), 1, *widths], "the prefill scores its last token and nothing else"
+    assert log.rows == [*[0] * (prefill - 1), 1, *widths], "the prefill scores only its last token"
     assert log.widths[prefill - 1 :] == [1, *widths], "and scores it at width 1"
 
 
 # ------------------------------------------------------------------------------------------------ same text
 
 
-def test_the_plain_texts_are_worth_comparing() -> None:
+def test_plain_texts_of_different_settings_differ() -> None:
     assert len({tuple(tokens) for tokens in PLAIN.values()}) == len(PLAIN)
     for tokens in PLAIN.values():
         assert len(tokens) == 60
         assert len(set(tokens)) > 6
 
 
-def test_plain_greedy_is_the_models_own_argmax() -> None:
+def test_plain_greedy_decoding_emits_the_models_argmax() -> None:
     model, history = FakeModel(), list(PROMPT)
     for token in PLAIN["greedy"]:
         assert token == int(np.argmax(model.scores(history)))
@@ -160,7 +160,7 @@ def test_plain_greedy_is_the_models_own_argmax() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:
+def test_serial_drafting_leaves_plain_decodings_text_unchanged(drafter: str, rule: str) -> None:
     for depth in range(9):
         state = DRAFTERS[drafter](KNOWN[rule])
         answer = answer_to(TEXT_RULES[rule], state, depth)
@@ -171,8 +171,8 @@ def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:
         assert max(answer.sequence.log.widths[2:]) <= depth + 1
 
 
-def test_who_guessed_each_token_is_told() -> None:
-    """A drafter that is right k times and then wrong: k guesses a round, and a token of the target's own."""
+def test_each_step_names_the_drafter_of_each_accepted_token() -> None:
+    """The drafter is right k times, then wrong: k guesses a round, then one token of the target."""
     known, kind = KNOWN["greedy"], scripted.KIND
     for right in range(5):
 
@@ -184,17 +184,17 @@ def test_who_guessed_each_token_is_told() -> None:
         assert answer.guessed_by == [None, *[*[kind] * right, None] * 3]
 
 
-def test_each_token_has_the_source_that_its_proposal_names() -> None:
+def test_each_accepted_token_has_the_source_named_in_the_proposal() -> None:
     known = KNOWN["greedy"]
     named = answer_to(GREEDY, scripted.Named(known, ("copy", "model", "copy"), drafted_by="copy"), 3, max_tokens=9)
     assert named.guessed_by == [None, *["copy", "model", "copy", None] * 2]
     spent = answer_to(GREEDY, scripted.Named(known, (), drafted_by="model"), 3, max_tokens=5)
     assert spent.guessed_by == [None, "model", "model", "model", None]
-    nobody = answer_to(GREEDY, scripted.Named(known, ()), 3, max_tokens=5)
-    assert nobody.guessed_by == [None, "unknown", "unknown", "unknown", None]
+    unnamed = answer_to(GREEDY, scripted.Named(known, ()), 3, max_tokens=5)
+    assert unnamed.guessed_by == [None, "unknown", "unknown", "unknown", None]
 
 
-def test_an_end_that_was_guessed_is_a_guess() -> None:
+def test_an_accepted_end_of_sequence_counts_as_a_guess() -> None:
     stop = PLAIN["greedy"][4]
     answer = answer_to(GREEDY, scripted.oracle(KNOWN["greedy"]), 6, stop_ids=frozenset({stop}))
     end = PLAIN["greedy"].index(stop)
@@ -203,7 +203,7 @@ def test_an_end_that_was_guessed_is_a_guess() -> None:
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_a_drafter_of_each_quality_accepts_what_it_should(rule: str) -> None:
+def test_the_accepted_share_matches_the_drafters_error_rate(rule: str) -> None:
     sampling, known = TEXT_RULES[rule], KNOWN[rule]
     right = answer_to(sampling, scripted.oracle(known), 4, max_tokens=21)
     assert [(r.proposed, r.evaluated, r.accepted, r.emitted) for r in right.records] == [(4, 4, 4, 5)] * 4
@@ -220,14 +220,14 @@ def test_a_drafter_of_each_quality_accepts_what_it_should(rule: str) -> None:
 
 
 @pytest.mark.parametrize("name", scripted.INVALID_TOKENS)
-def test_an_invalid_token_is_cut_and_counted(name: str) -> None:
+def test_an_invalid_proposed_token_is_cut_off_and_counted(name: str) -> None:
     make = scripted.INVALID_TOKENS[name]
     answer = answer_to(GREEDY, scripted.Invalid(KNOWN["greedy"], make), 4, max_tokens=21)
     assert [(r.proposed, r.invalid) for r in answer.records[:3]] == [(1, 3)] * 3
 
 
 @pytest.mark.parametrize("name", scripted.INVALID_PROBS)
-def test_an_invalid_distribution_is_cut_and_counted_where_it_matters(name: str) -> None:
+def test_an_invalid_distribution_is_cut_off_only_under_the_rejection_rule(name: str) -> None:
     make = scripted.INVALID_PROBS[name]
     state = scripted.Invalid([0] * 200, make)
     answer = answer_to(REJECTION, state, 4, max_tokens=21)
@@ -239,13 +239,13 @@ def test_an_invalid_distribution_is_cut_and_counted_where_it_matters(name: str) 
     assert [(r.proposed, r.invalid) for r in ignored.records[:3]] == [(4, 0)] * 3
 
 
-def test_distributions_of_the_wrong_number_are_not_used_at_all() -> None:
+def test_a_proposal_with_too_few_distributions_is_discarded() -> None:
     state = scripted.WrongLengths(lambda tokens, depth: [0] * depth)
     answer = answer_to(REJECTION, state, 3, max_tokens=12)
     assert [(r.proposed, r.invalid) for r in answer.records[:3]] == [(0, 3)] * 3
 
 
-def test_lookup_on_repeating_text_is_accepted_and_changes_nothing() -> None:
+def test_copies_of_repeating_text_are_accepted_and_leave_the_text_unchanged() -> None:
     plain = answer_to(model=FakeModel(order=2), max_tokens=60)
     request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=VOCABULARY_SIZE, context_length=100)
     answer = answer_to(GREEDY, LookupDrafter().start(request), 5, model=FakeModel(order=2), max_tokens=60)
@@ -254,8 +254,8 @@ def test_lookup_on_repeating_text_is_accepted_and_changes_nothing() -> None:
     assert sum(r.accepted for r in answer.records) > 20
 
 
-def test_unstable_widths_change_the_text() -> None:
-    """Where rows depend on the width, drafting shows: the equality tests above can fail."""
+def test_drafting_changes_the_text_if_rows_depend_on_the_width() -> None:
+    """If rows depend on the width, drafting changes the text, so the equality tests above can fail."""
     changed = 0
     for seed in range(5):
         plain = answer_to(model=FakeModel(seed=seed, width_noise=0.5), max_tokens=60)
@@ -273,7 +273,7 @@ def test_unstable_widths_change_the_text() -> None:
 
 @pytest.mark.parametrize("drafter", ["oracle", "worst", "too long", "random"])
 @pytest.mark.parametrize("room", range(10))
-def test_the_context_boundary(room: int, drafter: str) -> None:
+def test_an_answer_ends_exactly_at_the_context_length(room: int, drafter: str) -> None:
     for depth in (0, 1, 3, 8):
         for max_tokens in (None, room + 5):
             own = start(FakeModel(), PROMPT, len(PROMPT) + room)
@@ -291,7 +291,7 @@ def test_the_context_boundary(room: int, drafter: str) -> None:
 
 @pytest.mark.parametrize("max_tokens", range(1, 6))
 @pytest.mark.parametrize("drafter", ["oracle", "worst", "too long", "stuttering"])
-def test_max_tokens(max_tokens: int, drafter: str) -> None:
+def test_an_answer_has_at_most_max_tokens(max_tokens: int, drafter: str) -> None:
     for depth in range(9):
         answer = answer_to(GREEDY, DRAFTERS[drafter](KNOWN["greedy"]), depth, max_tokens=max_tokens)
         assert answer.tokens == PLAIN["greedy"][:max_tokens]
@@ -299,7 +299,7 @@ def test_max_tokens(max_tokens: int, drafter: str) -> None:
         check_statistics(answer)
 
 
-def test_the_depth_asked_for_never_exceeds_what_is_left() -> None:
+def test_the_requested_depth_never_exceeds_the_remaining_tokens() -> None:
     for context_length, max_tokens, depth in itertools.product((20, 25, 100), (1, 2, 7, 12, None), (1, 3, 8)):
         state = scripted.often_right(KNOWN["greedy"], VOCABULARY_SIZE)
         answer = answer_to(GREEDY, state, depth, context_length=context_length, max_tokens=max_tokens or 30)
@@ -315,7 +315,7 @@ def test_the_depth_asked_for_never_exceeds_what_is_left() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("drafter", ["oracle", "worst", "often right", "too long", "empty"])
-def test_a_stop_at_each_place(drafter: str, rule: str) -> None:
+def test_a_stop_token_ends_the_serial_answer_at_any_place(drafter: str, rule: str) -> None:
     plain = PLAIN[rule]
     firsts = [(place, token) for place, token in enumerate(plain[:40]) if token not in plain[:place]]
     assert len(firsts) > 6
@@ -329,7 +329,7 @@ def test_a_stop_at_each_place(drafter: str, rule: str) -> None:
             check_statistics(answer, stop_ids)
 
 
-def test_an_accepted_stop_is_counted_as_emitted_and_ends_the_comparison() -> None:
+def test_an_accepted_stop_token_is_emitted_and_ends_verification() -> None:
     plain = PLAIN["greedy"]
     place = next(i for i, token in enumerate(plain) if 2 <= i <= 6 and token not in plain[:i])
     stop_ids = frozenset({plain[place]})
@@ -340,7 +340,7 @@ def test_an_accepted_stop_is_counted_as_emitted_and_ends_the_comparison() -> Non
     assert answer.sequence.tokens == answer.history[:-1]
 
 
-def test_a_wrong_stop_in_the_draft_stops_nothing() -> None:
+def test_a_rejected_stop_token_does_not_end_the_answer() -> None:
     unused = next(i for i in range(VOCABULARY_SIZE) if i not in PLAIN["greedy"][:6])
     state = scripted.eos_inside(KNOWN["greedy"], unused)
     answer = answer_to(GREEDY, state, 4, max_tokens=6, stop_ids=frozenset({unused}))
@@ -348,7 +348,7 @@ def test_a_wrong_stop_in_the_draft_stops_nothing() -> None:
     assert answer.finish == "length"
 
 
-def test_a_stop_as_the_last_token_of_the_budget_is_a_stop() -> None:
+def test_a_stop_token_at_max_tokens_finishes_with_stop() -> None:
     plain = PLAIN["greedy"]
     place = next(i for i, token in enumerate(plain) if i > 1 and token not in plain[:i])
     for depth in (0, 8):
@@ -368,7 +368,7 @@ def continue_answer(own: Answer, sampling: Sampling, drafter: DraftState, depth:
 
 
 def check_rolled_back(own: Answer) -> None:
-    """History ends at the last emitted token and the cache holds a prefix of it."""
+    """The history ends at the last emitted token and the cache holds a prefix of the history."""
     assert own.history == PROMPT + own.tokens
     assert own.sequence.tokens == own.history[: own.sequence.length]
     assert own.sequence.length in ({len(own.history) - 1} if own.tokens else {0, len(PROMPT) - 1, len(PROMPT)})
@@ -376,7 +376,7 @@ def check_rolled_back(own: Answer) -> None:
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("depth", [0, 1, 4])
-def test_cancel_at_every_forward_then_go_on(depth: int, rule: str) -> None:
+def test_after_a_cancel_at_any_forward_decoding_resumes_with_the_same_text(depth: int, rule: str) -> None:
     sampling, known = TEXT_RULES[rule], KNOWN[rule]
     forwards = len(answer_to(sampling, scripted.often_right(known, VOCABULARY_SIZE), depth).sequence.log.widths)
     assert forwards > 3
@@ -394,7 +394,7 @@ def test_cancel_at_every_forward_then_go_on(depth: int, rule: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 4])
-def test_cancel_between_rounds_and_leaving_the_iteration(depth: int) -> None:
+def test_a_cancel_between_rounds_leaves_history_and_cache_consistent(depth: int) -> None:
     for rounds in range(1, 8):
         for cancels in (True, False):
             own = start(FakeModel(), PROMPT)
@@ -414,7 +414,7 @@ def test_cancel_between_rounds_and_leaving_the_iteration(depth: int) -> None:
 
 @pytest.mark.parametrize("error", [ForwardError("broken", code=-3), KeyboardInterrupt(), MemoryError()])
 @pytest.mark.parametrize("depth", [0, 4])
-def test_a_forward_that_fails_at_every_call(depth: int, error: BaseException) -> None:
+def test_a_failure_at_any_forward_rolls_back_to_the_last_committed_token(depth: int, error: BaseException) -> None:
     known = KNOWN["keyed"]
     forwards = len(answer_to(KEYED, scripted.often_right(known, VOCABULARY_SIZE), depth).sequence.log.widths)
     for call in range(1, forwards + 1):
@@ -430,7 +430,7 @@ def test_a_forward_that_fails_at_every_call(depth: int, error: BaseException) ->
 
 @pytest.mark.parametrize("sampling", [GREEDY, KEYED, REJECTION])
 @pytest.mark.parametrize("call", range(2, 6))  # the first forward scores nothing
-def test_logits_that_are_not_numbers_are_an_error(call: int, sampling: Sampling) -> None:
+def test_logits_that_are_not_finite_raise_an_error(call: int, sampling: Sampling) -> None:
     own = start(FakeModel(faults=Faults(nan_at=call)), PROMPT)
     state = scripted.random_tokens(VOCABULARY_SIZE)
     with pytest.raises(NonFiniteLogitsError):
@@ -442,19 +442,19 @@ def test_logits_that_are_not_numbers_are_an_error(call: int, sampling: Sampling)
         assert own.tokens == PLAIN["greedy"][:TOKENS]
 
 
-def test_a_refused_rewind_surfaces() -> None:
+def test_a_failed_rewind_is_raised() -> None:
     rewinds = len(answer_to(KEYED, scripted.worst(KNOWN["keyed"], VOCABULARY_SIZE), 3).sequence.log.rewinds)
     for call in range(1, rewinds + 1):
         own = start(FakeModel(faults=Faults(refuse_rewind_at=call)), PROMPT)
         state = scripted.worst(KNOWN["keyed"], VOCABULARY_SIZE)
         with pytest.raises(RewindError):
             own.take(loop(own, KEYED, state, 3).steps())
-        check_rolled_back(own)  # the second attempt, on the way out, was granted
+        check_rolled_back(own)  # the second rewind, while the error is raised, succeeds
         continue_answer(own, KEYED, state, 3, TOKENS)
         assert own.tokens == PLAIN["keyed"][:TOKENS]
 
 
-def test_a_cache_beyond_repair_keeps_its_first_error_and_the_history() -> None:
+def test_a_cache_that_cannot_rewind_raises_the_first_error_and_keeps_the_history() -> None:
     own = start(FakeModel(), PROMPT)
     steps = loop(own, KEYED, scripted.worst(KNOWN["keyed"], VOCABULARY_SIZE), 3).steps()
     own.take(itertools.islice(steps, 3))
@@ -472,7 +472,7 @@ def test_a_cache_beyond_repair_keeps_its_first_error_and_the_history() -> None:
 
 
 @pytest.mark.parametrize("error", [CancelledError("stop"), DownloadError("not for this target")])
-def test_a_drafter_on_its_own_that_raises_ends_the_round_cleanly(error: EdgespecError) -> None:
+def test_an_error_of_a_single_drafter_ends_the_round_and_rolls_back(error: EdgespecError) -> None:
     own = start(FakeModel(), PROMPT)
     with pytest.raises(type(error)):
         own.take(loop(own, KEYED, scripted.Raising(error, at=3), 3).steps())
@@ -482,10 +482,10 @@ def test_a_drafter_on_its_own_that_raises_ends_the_round_cleanly(error: Edgespec
     assert own.tokens == PLAIN["keyed"][:TOKENS]
 
 
-# ----------------------------------------------------------------------------- what the round tells others
+# ------------------------------------------------------------------------- what drafter and policy receive
 
 
-def test_the_drafter_and_the_policy_learn_from_each_round() -> None:
+def test_drafter_and_policy_receive_each_rounds_outcome() -> None:
     class Recording(FixedDepth):
         def __init__(self) -> None:
             super().__init__(4)
@@ -515,10 +515,10 @@ def test_the_drafter_and_the_policy_learn_from_each_round() -> None:
     assert [(o.evaluated, o.accepted, len(o.committed)) for o in state.outcomes] == [
         (r.evaluated, r.accepted, r.emitted) for r in drafted
     ]
-    assert own.records[1].source == scripted.KIND, "who spent the time, although nothing came of it"
+    assert own.records[1].source == scripted.KIND, "the drafter that spent the time, even for an empty proposal"
 
 
-def test_a_cached_prefix_is_not_fed_again() -> None:
+def test_a_cached_prefix_of_the_prompt_is_not_fed_again() -> None:
     own = start(FakeModel(), PROMPT)
     own.sequence.forward(PROMPT[:3], 0)
     own.take(loop(own).steps())
@@ -535,7 +535,7 @@ def test_a_cached_prefix_is_not_fed_again() -> None:
 
 
 class UnlikeBeyond(FakeModel):
-    """Whose rows are bit-equal at every width up to 40 tokens, and not beyond."""
+    """A model whose rows are bit-equal at every width up to 40 tokens of context, and not beyond."""
 
     def scores_at_width(self, prefix: Sequence[int], rows: int) -> LogitsArray:
         self.width_noise = 3.0 if len(prefix) > 40 else 0.0
@@ -551,10 +551,10 @@ def limited(exact_length: int | None, depth: int = 3) -> Answer:
     return own.take(decoding.steps())
 
 
-def test_nothing_is_proposed_beyond_the_contexts_at_which_widths_were_compared() -> None:
+def test_serial_drafting_stops_at_the_longest_compared_context() -> None:
     plain = answer_to(model=UnlikeBeyond(), max_tokens=60).tokens
     within = limited(40)
     assert within.tokens == plain
     ends = [record.context_length + record.width - 1 for record in within.records if record.width > 1]
-    assert 36 < max(ends) <= 40, "it drafts as far as it may"
-    assert limited(None).tokens != plain, "the model is not what this test takes it for"
+    assert 36 < max(ends) <= 40, "it drafts up to the limit"
+    assert limited(None).tokens != plain, "the model must depend on the width beyond the limit"

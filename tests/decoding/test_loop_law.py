@@ -1,4 +1,4 @@
-"""The rejection rule's law, end to end: what the loop emits, counted over thousands of answers."""
+"""The rejection rule end to end: the distribution of the emitted tokens, counted over thousands of answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.fake_runtime import FakeModel
 
 
 class Dropping(scripted.Stochastic):
-    """Drops a drawn token because of its own probability: biased (what a drafter must never do)."""
+    """Drops a drawn token by its probability, which is biased and forbidden to drafters."""
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         proposal = super().propose(context, depth, gate)
@@ -51,7 +51,7 @@ def joint_law(target: FakeModel, sampling: Sampling) -> dict[tuple[int, ...], fl
 
 
 def statistic(make: Callable[[Sampling], DraftState], options: dict[str, object]) -> tuple[float, float, int]:
-    """Pearson's statistic of the loop's joint law, its threshold, and how many draft tokens were accepted."""
+    """Pearson's statistic of the loop's joint distribution, its threshold, and the number of accepted tokens."""
     target = FakeModel(SMALL, seed=1, spread=2.0)
     law = joint_law(target, Sampling(**options))  # type: ignore[arg-type]
     counts = dict.fromkeys(law, 0)
@@ -84,7 +84,7 @@ CUT: dict[str, object] = {"temperature": 1.0, "top_k": 2, "rule": "rejection"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [WHOLE, CUT], ids=["whole", "top_k"])
-def test_drafts_drawn_by_a_model_leave_the_joint_law(options: dict[str, object]) -> None:
+def test_drawn_drafts_leave_the_texts_distribution_unchanged(options: dict[str, object]) -> None:
     model = drafting_model()
     value, limit, accepted = statistic(lambda sampling: scripted.Stochastic(model, sampling), options)
     assert value < limit
@@ -92,14 +92,14 @@ def test_drafts_drawn_by_a_model_leave_the_joint_law(options: dict[str, object])
 
 
 @pytest.mark.slow
-def test_copied_drafts_leave_the_joint_law() -> None:
+def test_copied_drafts_leave_the_texts_distribution_unchanged() -> None:
     value, limit, accepted = statistic(lambda sampling: scripted.random_tokens(SMALL), WHOLE)
     assert value < limit
     assert accepted > ANSWERS / 4
 
 
 def gated(policy: DepthPolicy) -> Callable[[Sampling], DraftState]:
-    """A drafting model behind the policy's gates, as a session combines them."""
+    """A draft model behind the policy's gates, as a session combines them."""
     drafter = ModelDrafter(drafting_model)
 
     def make(sampling: Sampling) -> DraftState:
@@ -115,7 +115,7 @@ def gated(policy: DepthPolicy) -> Callable[[Sampling], DraftState]:
     [FixedDepth(2, gate=lambda: ConfidenceGate(0.45)), FixedDepth(2, gate=lambda: EntropyGate(1.01))],
     ids=["confidence", "entropy"],
 )
-def test_drafts_ended_by_a_gate_leave_the_joint_law(policy: DepthPolicy) -> None:
+def test_drafts_ended_by_a_gate_leave_the_texts_distribution_unchanged(policy: DepthPolicy) -> None:
     value, limit, accepted = statistic(gated(policy), WHOLE)
     assert value < limit
     open_ended = statistic(gated(FixedDepth(2)), WHOLE)[2]
@@ -123,7 +123,7 @@ def test_drafts_ended_by_a_gate_leave_the_joint_law(policy: DepthPolicy) -> None
 
 
 @pytest.mark.slow
-def test_a_biased_drafter_is_noticed() -> None:
+def test_the_chi_square_check_detects_a_biased_drafter() -> None:
     model = drafting_model()
     value, limit, _ = statistic(lambda sampling: Dropping(model, sampling), WHOLE)
     assert value > limit

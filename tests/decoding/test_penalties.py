@@ -1,4 +1,4 @@
-"""Penalties in every loop: the tokens of the specification, and no token that takes a look at the whole text."""
+"""Penalties in every loop: the specification's tokens, at a cost per token independent of the text's length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEPTH = 4
 
 
 def plain(model: FakeModel, sampling: Sampling) -> list[int]:
-    """What the specification says, one token at a time, each text counted anew."""
+    """The specification's text, one token at a time; occurrences are counted from scratch for each."""
     text = list(PROMPT)
     for _ in range(TOKENS):
         request = replace(request_of(sampling, text), seen=Counter(text))
@@ -50,7 +50,7 @@ def at_once(own: Answer, drafter: DraftState, chooser: Chooser) -> Rounds:
     budget = FixedBudget(most=DEPTH, ahead=DEPTH + 1, patience=0.0, reuse=True, branching=2)
     submit = Late(lambda: late.randrange(3))
     loop = pipelined(own, drafter, sampling=chooser.sampling, depth=DEPTH, budget=budget, submit=submit)
-    loop._chooser = chooser  # which the drafter shares, as in a session
+    loop._chooser = chooser  # the drafter shares the chooser, as in a session
     return loop
 
 
@@ -75,7 +75,7 @@ def drafters(known: list[int], seed: int, chooser: Chooser) -> Iterator[DraftSta
 @settings(max_examples=20)
 @given(sampling=SAMPLED, seed=st.integers(0, 9))
 @pytest.mark.parametrize("begin", [serial, at_once])
-def test_the_text_is_the_specifications(begin: Begin, sampling: Sampling, seed: int) -> None:
+def test_every_loop_applies_penalties_as_the_specification(begin: Begin, sampling: Sampling, seed: int) -> None:
     model, chooser = FakeModel(can_branch=True, seed=seed % 3), Chooser(sampling)
     expected = plain(model, sampling)
     for drafter in drafters(PROMPT + expected, seed, chooser):
@@ -86,12 +86,12 @@ def test_the_text_is_the_specifications(begin: Begin, sampling: Sampling, seed: 
 
 
 @pytest.mark.parametrize("at", range(3, 7))
-def test_what_a_failed_round_assumed_is_not_counted(at: int) -> None:
+def test_penalties_ignore_the_assumed_tokens_of_a_failed_round(at: int) -> None:
     sampling = Sampling(temperature=0.8, repeat_penalty=1.3, frequency_penalty=0.2, seed=1)
     expected = plain(FakeModel(), sampling)
     own = start(FakeModel(faults=Faults(nan_at=at)), PROMPT)
     loop = serial(own, scripted.oracle(PROMPT + expected), Chooser(sampling))
-    step, failed = loop._prefill(), 0  # a session does not go on after an error; the next round is as good a check
+    step, failed = loop._prefill(), 0  # a session stops after an error; the next round checks the same
     while step.finish is None:
         try:
             step = loop._round()
@@ -101,7 +101,7 @@ def test_what_a_failed_round_assumed_is_not_counted(at: int) -> None:
 
 
 class Watched(list[int]):
-    """Counts the tokens that are read of it."""
+    """Counts the tokens that are read from it."""
 
     read = 0
 
@@ -117,14 +117,14 @@ class Watched(list[int]):
 
 
 class Blind(scripted.Scripted):
-    """Drafts without a look at the text."""
+    """Drafts without reading the text."""
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         return self._proposal([], depth)
 
 
 @pytest.mark.parametrize("drafts", [0, 1, DEPTH])
-def test_a_token_takes_no_look_at_the_whole_text(drafts: int) -> None:
+def test_penalties_do_not_reread_the_whole_text_for_each_token(drafts: int) -> None:
     sampling, model = Sampling(temperature=0.8, repeat_penalty=1.3, seed=6), FakeModel(order=2)
     history = Watched(PROMPT * 200)
     own = Answer(history, model.open(2000))
@@ -135,10 +135,10 @@ def test_a_token_takes_no_look_at_the_whole_text(drafts: int) -> None:
     history.read = 0
     records = [step.record for step in steps]
     assert sum(record is not None and record.proposed for record in records) >= drafts * TOKENS // 2
-    assert history.read + watched.read <= 20 * len(records), "a few at its end"
+    assert history.read + watched.read <= 20 * len(records), "only a few tokens at the end are read"
 
 
-def test_a_drafted_token_takes_no_look_at_the_whole_text() -> None:
+def test_penalties_do_not_reread_the_whole_text_for_each_drafted_token() -> None:
     chooser = Chooser(Sampling(temperature=0.8, repeat_penalty=1.3, seed=6))
     request = DraftRequest(chooser=chooser, vocabulary_size=VOCABULARY_SIZE, context_length=2000)
     state = ModelDrafter(lambda: FakeModel(order=2)).start(request)

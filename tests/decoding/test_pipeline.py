@@ -1,4 +1,4 @@
-"""The pipelined loop on a runtime without weights: plain decoding's text, whoever is late and whatever fails."""
+"""The pipelined loop on a runtime without weights: plain decoding's text with late drafters and after failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Submit = Callable[[Job], "Future[Drafted]"]
 
 
 def at_once(job: Job) -> Future[Drafted]:
-    """The drafter is done before the target begins."""
+    """A submit whose job is done before the target begins."""
     future: Future[Drafted] = Future()
     try:
         future.set_result(job())
@@ -53,7 +53,7 @@ def at_once(job: Job) -> Future[Drafted]:
 
 
 class Late:
-    """A drafter's thread on which a job is done ``rounds`` landings after it was due."""
+    """A drafter's thread that finishes a job ``rounds`` landings after it was due."""
 
     def __init__(self, rounds: Callable[[], int]) -> None:
         self._rounds = rounds
@@ -66,7 +66,7 @@ class LateFuture(Future[Drafted]):
     def __init__(self, job: Job, rounds: int) -> None:
         super().__init__()
         self._job = job
-        self._left = 2 * rounds  # a landing asks before it waits and after
+        self._left = 2 * rounds  # a landing asks twice: before and after it waits
 
     def done(self) -> bool:
         if not super().done():
@@ -120,7 +120,7 @@ def pipelined(
 
 
 def check(answer: Answer, depth: int) -> None:
-    """What ties rounds, tokens and forwards together."""
+    """The identities between rounds, tokens and forwards."""
     for record in answer.records:
         assert record.width <= depth + 1
         assert 0 <= record.accepted <= record.evaluated <= record.proposed <= record.width
@@ -137,7 +137,7 @@ def check(answer: Answer, depth: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:
+def test_pipelined_drafting_leaves_plain_decodings_text_unchanged(drafter: str, rule: str) -> None:
     for depth, most, ahead, late in itertools.product((1, 2, 5), (0, 1, 5), (1, 3, 6), (0, 1, 2)):
         own = start(FakeModel(), PROMPT)
         loop = pipelined(
@@ -154,7 +154,7 @@ def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:
         check(own, depth)
 
 
-def test_depth_zero_drafts_nothing() -> None:
+def test_a_pipeline_with_depth_zero_drafts_nothing() -> None:
     own, state = start(FakeModel(), PROMPT), scripted.oracle(KNOWN["greedy"])
     own.take(pipelined(own, state, depth=0).steps())
     assert own.tokens == PLAIN["greedy"][:TOKENS]
@@ -162,7 +162,7 @@ def test_depth_zero_drafts_nothing() -> None:
     assert {record.width for record in own.records} == {1}
 
 
-def test_an_oracle_is_accepted_without_a_bonus_token() -> None:
+def test_a_pipeline_accepts_an_oracles_tokens_without_a_bonus_token() -> None:
     """The first round checks the first token only; then each verifies a full window and one token of the next."""
     own = start(FakeModel(), PROMPT)
     own.take(pipelined(own, scripted.oracle(KNOWN["greedy"]), depth=3, max_tokens=14).steps())
@@ -174,8 +174,8 @@ def test_an_oracle_is_accepted_without_a_bonus_token() -> None:
     ]
 
 
-def test_who_guessed_each_token_is_told() -> None:
-    """Right k times and then wrong: the round that verifies k + 1 of them says so of k, and corrects the last."""
+def test_each_pipelined_step_names_the_drafter_of_each_accepted_token() -> None:
+    """Right k times, then wrong: a round that verifies k + 1 tokens names the drafter k times."""
     known = KNOWN["greedy"]
     for right in range(4):
 
@@ -190,7 +190,7 @@ def test_who_guessed_each_token_is_told() -> None:
         assert own.guessed_by == [None, *[*[scripted.KIND] * right, None] * 3]
 
 
-def test_a_drafter_that_is_always_wrong_never_costs_a_token_or_a_wider_forward() -> None:
+def test_after_a_wrong_guess_the_pipeline_verifies_one_place_while_it_drafts() -> None:
     own = start(FakeModel(), PROMPT)
     own.take(pipelined(own, scripted.worst(KNOWN["greedy"], VOCABULARY_SIZE), depth=3).steps())
     assert {(r.width, r.emitted) for r in own.records} == {(1, 1)}
@@ -205,7 +205,7 @@ def test_an_unsure_budget_checks_the_first_token_only() -> None:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_what_comes_late_is_used_where_the_text_agrees_and_dropped_where_not(wrong: bool) -> None:
+def test_a_late_proposal_is_used_only_if_the_text_agrees(wrong: bool) -> None:
     class Once(scripted.Scripted):
         """Right, except for the third token of its first proposal."""
 
@@ -227,8 +227,8 @@ def test_what_comes_late_is_used_where_the_text_agrees_and_dropped_where_not(wro
     assert [record.proposed for record in own.records[:4]] == [0, 0, 0, 0 if wrong else 1]
 
 
-def test_a_word_too_many_is_skipped() -> None:
-    """The drafter stutters once; what it said behind that is right, and need not be drafted again."""
+def test_tokens_behind_a_superfluous_guess_are_proposed_again() -> None:
+    """The drafter repeats a word once; the tokens behind the repetition are right and need no second draft."""
     known = KNOWN["greedy"]
 
     def stutter(tokens: list[int], depth: int) -> list[int]:
@@ -252,9 +252,9 @@ def test_a_word_too_many_is_skipped() -> None:
         rounds.append([record.accepted for record in own.records[:3]])
         sources.append(own.guessed_by[:6])
     assert rounds == [[0, 1, 5], [0, 4, 5]]
-    anew, reused = sources
-    assert anew == [None, None, "2.0", "2.1", "2.2", "2.3"]
-    assert reused == [None, None, "1.2", "1.3", "1.4", "5.0"], "each keeps the name that it was first drafted under"
+    first, reused = sources
+    assert first == [None, None, "2.0", "2.1", "2.2", "2.3"]
+    assert reused == [None, None, "1.2", "1.3", "1.4", "5.0"], "each token keeps its first source"
 
 
 # ----------------------------------------------------------------------------------- limits, stops, outcomes
@@ -262,7 +262,7 @@ def test_a_word_too_many_is_skipped() -> None:
 
 @pytest.mark.parametrize("room", range(1, 9))
 @pytest.mark.parametrize("late", [0, 1])
-def test_the_context_and_the_budget_end(room: int, late: int) -> None:
+def test_pipelined_drafts_end_at_the_context_and_token_limits(room: int, late: int) -> None:
     for depth, most, max_tokens in itertools.product((1, 2, 5), (0, 1, 5), (None, 1, 2, room, room + 3)):
         own = start(FakeModel(), PROMPT, len(PROMPT) + room)
         state = scripted.too_long(KNOWN["greedy"])
@@ -274,12 +274,12 @@ def test_the_context_and_the_budget_end(room: int, late: int) -> None:
         assert own.finish == "length"
         check(own, depth)
         for length, asked in state.asked:
-            assert length + asked <= len(PROMPT) + wanted, "drafts behind the end of the answer"
+            assert length + asked <= len(PROMPT) + wanted, "drafts past the end of the answer"
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("drafter", ["oracle", "worst", "often right", "too long", "stop id inside"])
-def test_a_stop_at_each_place(drafter: str, rule: str) -> None:
+def test_a_stop_token_ends_the_pipelined_answer_at_any_place(drafter: str, rule: str) -> None:
     plain = PLAIN[rule]
     for place, stop_id in enumerate(plain[:12]):
         if stop_id in plain[:place]:
@@ -301,7 +301,7 @@ def test_a_stop_at_each_place(drafter: str, rule: str) -> None:
             check(own, depth)
 
 
-def test_each_proposal_is_told_once_what_became_of_it() -> None:
+def test_each_pipelined_proposal_has_one_outcome() -> None:
     state = scripted.often_right(KNOWN["greedy"], VOCABULARY_SIZE)
     own = start(FakeModel(), PROMPT)
     own.take(pipelined(own, state, depth=3, max_tokens=50).steps())
@@ -318,7 +318,7 @@ def test_each_proposal_is_told_once_what_became_of_it() -> None:
 
 
 class Errors(scripted.Scripted):
-    """Raises ``error`` at its ``at``-th proposal."""
+    """Raises ``error`` in its ``at``-th proposal."""
 
     def __init__(self, known: list[int], error: BaseException, at: int) -> None:
         super().__init__(lambda tokens, depth: known[len(tokens) : len(tokens) + depth])
@@ -332,7 +332,7 @@ class Errors(scripted.Scripted):
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_nothing_is_compared_or_drafted_beyond_the_contexts_at_which_widths_were(depth: int) -> None:
+def test_pipelined_drafting_stops_at_the_longest_compared_context(depth: int) -> None:
     own, state = start(FakeModel(), PROMPT), scripted.oracle(KNOWN["greedy"])
     asked: list[int] = []
 
@@ -358,7 +358,9 @@ def intact(own: Answer) -> None:
     "error", [CancelledError("stop"), ForwardError("lost"), KeyboardInterrupt(), ValueError("bug")]
 )
 @pytest.mark.parametrize("at", range(1, 7))
-def test_what_the_drafter_raises_leaves_the_last_committed_token(error: BaseException, at: int) -> None:
+def test_an_error_of_the_pipelined_drafter_rolls_back_to_the_last_committed_token(
+    error: BaseException, at: int
+) -> None:
     own = start(FakeModel(), PROMPT)
     state = Errors(KNOWN["greedy"], error, at)
     with pytest.raises(type(error)):
@@ -371,7 +373,7 @@ def test_what_the_drafter_raises_leaves_the_last_committed_token(error: BaseExce
 
 @pytest.mark.parametrize("at", range(1, 9))
 @pytest.mark.parametrize("fault", ["raise_at", "cancel_at", "refuse_rewind_at", "nan_at"])
-def test_what_the_target_raises_ends_the_drafting_too(fault: str, at: int) -> None:
+def test_an_error_of_the_target_ends_the_drafting_in_flight(fault: str, at: int) -> None:
     own = start(FakeModel(faults=Faults(**{fault: at})), PROMPT)
     state = scripted.often_right(KNOWN["greedy"], VOCABULARY_SIZE)
     jobs: list[Future[Drafted]] = []
@@ -380,16 +382,16 @@ def test_what_the_target_raises_ends_the_drafting_too(fault: str, at: int) -> No
         jobs.append(Late(lambda: 1)(job))
         return jobs[-1]
 
-    # A fault at a call that this answer never makes is none.
+    # A fault at a call that this answer never makes has no effect.
     with contextlib.suppress(ForwardError, CancelledError, RewindError, NonFiniteLogitsError):
         own.take(pipelined(own, state, depth=3, submit=submit).steps())
-    assert all(job.done() for job in jobs), "nothing is left at work"
+    assert all(job.done() for job in jobs), "no job is still running"
     assert not state.cancelled
     if fault != "refuse_rewind_at":
         intact(own)
 
 
-def test_leaving_the_iteration_ends_the_drafting() -> None:
+def test_leaving_the_iteration_ends_the_drafting_in_flight() -> None:
     for rounds in range(6):
         own = start(FakeModel(), PROMPT)
         jobs: list[Future[Drafted]] = []
@@ -422,7 +424,7 @@ def thread() -> Iterator[Submit]:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, KEYED], ids=["greedy", "keyed"])
-def test_random_sleeps_on_both_sides_change_nothing(
+def test_random_delays_do_not_change_the_pipelined_text(
     thread: Submit, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = random.Random(8)
@@ -452,19 +454,19 @@ def test_random_sleeps_on_both_sides_change_nothing(
     assert rounds > 300
 
 
-def test_the_drafter_is_told_to_end_when_the_target_is_done(thread: Submit) -> None:
-    """It has eight tokens to write, and writes as many as there is time for: at least the one it is at."""
+def test_the_drafter_stops_at_the_next_token_once_the_target_is_done(thread: Submit) -> None:
+    """The drafter may write eight tokens, and writes as many as time allows: at least the current one."""
     state = SleepyDrafter(scripted.oracle(KNOWN["greedy"])._script, pace=lambda: 0.02)
     own = start(FakeModel(), PROMPT)
     budget = FixedBudget(most=8, ahead=9)
     own.take(pipelined(own, state, depth=8, budget=budget, max_tokens=6, submit=thread).steps())
     assert own.tokens == PLAIN["greedy"][:6]
     assert [record.draft_forwards for record in own.records] == [0] * len(own.records)
-    assert [record.proposed for record in own.records] == [1] * 5, "told in each round"
+    assert [record.proposed for record in own.records] == [1] * 5, "stopped in each round"
 
 
 @pytest.mark.parametrize("branching", [0, 1])
-def test_what_begins_when_the_target_is_done_is_to_end_at_once(branching: int) -> None:
+def test_drafting_that_begins_after_the_target_is_done_ends_immediately(branching: int) -> None:
     goes_on: list[bool] = []
 
     class Asking(scripted.Scripted):
@@ -492,7 +494,7 @@ def test_what_begins_when_the_target_is_done_is_to_end_at_once(branching: int) -
         goes_on.clear()
 
 
-def test_cancelling_the_drafter_ends_the_round(thread: Submit) -> None:
+def test_cancelling_the_drafter_ends_the_pipelined_round(thread: Submit) -> None:
     state = SleepyDrafter(scripted.oracle(KNOWN["greedy"])._script, pace=lambda: 30.0)
     own = start(FakeModel(), PROMPT)
     loop = pipelined(own, state, budget=FixedBudget(most=3, ahead=4), submit=thread)

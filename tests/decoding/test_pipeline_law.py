@@ -1,4 +1,4 @@
-"""The pipelined loop's law, computed exactly: every outcome of every draw, and every way to be late, is followed."""
+"""The distribution of the pipelined loop's text, computed exactly over all draws and all delays of the drafter."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ TARGET, DRAFT = random_conditional(5, SIZE), random_conditional(31, SIZE)
     [(1, 2, (9,)), (0, 2, (9,)), (1, 1, (9,)), (1, 2, (1, 0, 2))],
     ids=["full windows", "the first token only", "no further than the window", "chains that end early"],
 )
-def test_two_chunks_deep(rejection: bool, copies: bool, most: int, ahead: int, lengths: Sequence[int]) -> None:
-    tokens = 5 if copies else 4  # drawn drafts make many more runs
+def test_the_pipelined_law_over_two_drafts_is_the_targets(
+    rejection: bool, copies: bool, most: int, ahead: int, lengths: Sequence[int]
+) -> None:
+    tokens = 5 if copies else 4  # drawn drafts need many more runs
     options: dict[str, Any] = {"most": most, "ahead": ahead, "copies": copies, "lengths": lengths}
     law, runs = law_of(TARGET, DRAFT, rejection=rejection, tokens=tokens, depth=1, **options)
     assert positive(law) == plain_law(TARGET, tokens)
@@ -32,7 +34,7 @@ def test_two_chunks_deep(rejection: bool, copies: bool, most: int, ahead: int, l
 @pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
 @pytest.mark.parametrize("copies", [False, True], ids=["drawn", "copied"])
-def test_drafts_that_may_be_late_and_are_reused(rejection: bool, copies: bool) -> None:
+def test_the_pipelined_law_with_late_and_reused_drafts_is_the_targets(rejection: bool, copies: bool) -> None:
     law, _ = law_of(
         TARGET, DRAFT, rejection=rejection, tokens=4, depth=2, most=2, ahead=2, copies=copies, may_be_late=True
     )
@@ -41,13 +43,13 @@ def test_drafts_that_may_be_late_and_are_reused(rejection: bool, copies: bool) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
-def test_what_was_drafted_behind_a_rejected_token_is_put_forward_again(rejection: bool) -> None:
+def test_tokens_drafted_behind_a_rejected_token_are_proposed_again(rejection: bool) -> None:
     law, _ = law_of(TARGET, DRAFT, rejection=rejection, tokens=4, depth=2, most=2, ahead=3, reuse=True)
     assert positive(law) == plain_law(TARGET, 4)
 
 
-def test_a_token_dropped_because_of_itself_is_noticed() -> None:
-    """The same machinery finds a loop whose law is not the target's."""
+def test_dropping_a_drawn_token_by_its_value_is_detected_as_bias() -> None:
+    """The same computation detects a loop with a different distribution."""
 
     def spoil(loop: Any) -> None:
         land = loop._land

@@ -1,4 +1,4 @@
-"""A pipeline that reads the prompt on both sides at once: the first token waits for nobody."""
+"""Target and drafter read the prompt in parallel: the first token does not wait for the drafter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BESIDE = FixedBudget(most=3, ahead=4, patience=0.0, overlaps_prefill=True)
 
 @pytest.mark.parametrize("late", [0, 1, 3])
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_the_text_is_plain_decodings(rule: str, late: int) -> None:
+def test_drafting_during_the_prefill_leaves_plain_decodings_text_unchanged(rule: str, late: int) -> None:
     answer = start(FakeModel(), PROMPT)
     drafter = scripted.often_right(KNOWN[rule], 12)
     answer.take(
@@ -27,7 +27,7 @@ def test_the_text_is_plain_decodings(rule: str, late: int) -> None:
     check(answer, 3)
 
 
-def test_what_was_drafted_beside_the_prompt_is_verified_in_the_first_round() -> None:
+def test_tokens_drafted_during_the_prefill_are_verified_in_the_first_round() -> None:
     answer = start(FakeModel(), PROMPT)
     loop = pipelined(answer, scripted.oracle(KNOWN["greedy"]), budget=BESIDE)
     steps = loop.steps()
@@ -35,7 +35,7 @@ def test_what_was_drafted_beside_the_prompt_is_verified_in_the_first_round() -> 
     assert first.tokens == tuple(PLAIN["greedy"][:1])
     second = next(steps)
     assert second.record is not None
-    assert second.record.proposed > 0, "the tokens after the first were there already"
+    assert second.record.proposed > 0, "the drafter had the next tokens ready"
     steps.close()
     without = start(FakeModel(), PROMPT)
     assert FixedBudget(most=3, ahead=4).overlaps_prefill is False
@@ -52,10 +52,10 @@ def test_what_was_drafted_beside_the_prompt_is_verified_in_the_first_round() -> 
             return lambda *_: None
 
     without.take(pipelined(without, Watching()).steps())  # type: ignore[arg-type]
-    assert min(asked) == len(PROMPT) + 1, "unless told, nothing is drafted before the first token"
+    assert min(asked) == len(PROMPT) + 1, "by default nothing is drafted before the first token"
 
 
-def test_a_prompt_that_cannot_be_read_ends_the_drafting_as_well() -> None:
+def test_a_failed_prefill_ends_the_drafting_in_flight() -> None:
     model = FakeModel(faults=Faults(raise_at=1))
     answer = start(model, PROMPT)
     ended: list[bool] = []
@@ -71,7 +71,7 @@ def test_a_prompt_that_cannot_be_read_ends_the_drafting_as_well() -> None:
     assert answer.tokens == []
 
 
-def test_one_token_needs_no_drafter() -> None:
+def test_an_answer_of_one_token_starts_no_drafting() -> None:
     answer = start(FakeModel(), PROMPT)
     answer.take(pipelined(answer, scripted.oracle(KNOWN["greedy"]), budget=BESIDE, max_tokens=1).steps())
     assert (answer.tokens, answer.finish) == (PLAIN["greedy"][:1], "length")

@@ -1,4 +1,4 @@
-"""Nothing malformed gets past ``valid_length``, and nothing well-formed is lost."""
+"""``valid_length`` cuts off everything malformed and keeps everything well-formed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def proposal(*parts: tuple[object, Distribution | None], drop: int = 0) -> Propo
 
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.parametrize("name", INVALID_TOKENS)
-def test_the_first_bad_token_ends_it(name: str, place: int) -> None:
+def test_a_proposal_is_cut_at_its_first_invalid_token(name: str, place: int) -> None:
     parts: list[tuple[object, Distribution | None]] = [(3, certain(3))] * 4
     parts[place] = INVALID_TOKENS[name](3, 4)
     assert valid_length(proposal(*parts), VOCABULARY_SIZE, needs_probs=True) == place
@@ -31,7 +31,7 @@ def test_the_first_bad_token_ends_it(name: str, place: int) -> None:
 
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.parametrize("name", INVALID_PROBS)
-def test_the_first_bad_distribution_ends_it_where_it_is_needed(name: str, place: int) -> None:
+def test_a_proposal_is_cut_at_its_first_invalid_distribution_if_those_are_needed(name: str, place: int) -> None:
     parts: list[tuple[object, Distribution | None]] = [(3, certain(3))] * 4
     parts[place] = INVALID_PROBS[name](3, 4)
     assert valid_length(proposal(*parts), VOCABULARY_SIZE, needs_probs=True) == place
@@ -39,32 +39,34 @@ def test_the_first_bad_distribution_ends_it_where_it_is_needed(name: str, place:
 
 
 @pytest.mark.parametrize("drop", [1, 2])
-def test_distributions_must_be_as_many_as_tokens(drop: int) -> None:
+def test_a_proposal_needs_one_distribution_for_each_token(drop: int) -> None:
     short = proposal((3, certain(3)), (4, certain(4)), drop=drop)
     assert valid_length(short, VOCABULARY_SIZE, needs_probs=True) == 0
     assert valid_length(short, VOCABULARY_SIZE, needs_probs=False) == 2
 
 
-def test_tokens_without_distributions_are_well_formed() -> None:
+def test_proposed_tokens_without_distributions_are_valid() -> None:
     assert valid_length(Proposal(tokens=(0, 11)), VOCABULARY_SIZE, needs_probs=True) == 2
     assert valid_length(proposal((3, None), (4, certain(4))), VOCABULARY_SIZE, needs_probs=True) == 2
     assert valid_length(Proposal(), VOCABULARY_SIZE, needs_probs=True) == 0
 
 
-def test_numpy_integers_are_ids() -> None:
+def test_numpy_integers_are_valid_token_ids() -> None:
     tokens = (np.int32(3), np.int64(11))
     assert valid_length(Proposal(tokens=tokens), VOCABULARY_SIZE, needs_probs=False) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("total", "length"), [(1.0, 1), (0.99995, 1), (0.9998, 0), (1.00005, 1), (1.0002, 0)])
-def test_the_sum_may_be_off_by_a_rounding_of_float32(total: float, length: int) -> None:
+def test_probabilities_may_miss_a_sum_of_one_by_float32_rounding(total: float, length: int) -> None:
     own = over([2, 3, 4], [0.5, 0.25, total - 0.75])
     assert valid_length(proposal((3, own)), VOCABULARY_SIZE, needs_probs=True) == length
 
 
 @given(st.lists(st.integers(0, 5), min_size=VOCABULARY_SIZE, max_size=VOCABULARY_SIZE), st.booleans(), st.data())
 @settings(max_examples=100, deadline=None)
-def test_every_honest_distribution_passes(weights: list[int], single: bool, data: st.DataObject) -> None:
+def test_every_normalised_distribution_that_contains_its_token_is_valid(
+    weights: list[int], single: bool, data: st.DataObject
+) -> None:
     weights[data.draw(st.integers(0, VOCABULARY_SIZE - 1))] += 1
     ids = np.flatnonzero(weights)
     mass = np.array(weights, dtype=np.float32 if single else np.float64)[ids]
@@ -73,18 +75,18 @@ def test_every_honest_distribution_passes(weights: list[int], single: bool, data
     assert valid_length(proposal((token, own)), VOCABULARY_SIZE, needs_probs=True) == 1
 
 
-def test_a_tree_is_refused_while_only_chains_are_verified() -> None:
+def test_a_proposed_tree_is_invalid_unless_trees_are_allowed() -> None:
     proposal = Proposal(tokens=(1, 2), sources=("x", "x"), parents=(-1, -1), drafted_by="x")
     assert valid_length(proposal, 12, needs_probs=False) == 0
 
 
 @pytest.mark.parametrize("other", [-1, VOCABULARY_SIZE, 2**70, 3, True, 2.0, None, "4"])
-def test_a_runner_up_that_is_no_other_id_is_none(other: object) -> None:
+def test_an_invalid_runner_up_counts_as_missing(other: object) -> None:
     proposal = Proposal(tokens=(3, 4), runners_up=(other, 11))  # type: ignore[arg-type]
     assert runner_up(proposal, 0, VOCABULARY_SIZE) is None
     assert runner_up(proposal, 1, VOCABULARY_SIZE) == 11
 
 
-def test_a_runner_up_may_be_missing_or_a_number_of_numpys() -> None:
+def test_a_runner_up_may_be_missing_or_a_numpy_integer() -> None:
     proposal = Proposal(tokens=(3, 4), runners_up=(np.int64(0),))  # type: ignore[arg-type]
     assert [runner_up(proposal, place, VOCABULARY_SIZE) for place in (0, 1)] == [0, None]

@@ -28,7 +28,7 @@ def as_dict(own: Distribution) -> dict[int, float]:
 
 
 def reference(scores: Sequence[float], options: Sampling, context: Sequence[int] = ()) -> dict[int, float]:
-    """The documented order of cuts, one id at a time."""
+    """The documented order of cuts, applied to one id after another."""
     values = [float(score) for score in scores]
     for token in set(context):
         factor = options.repeat_penalty
@@ -57,7 +57,7 @@ def reference(scores: Sequence[float], options: Sampling, context: Sequence[int]
 
 
 def agree(own: Distribution, wanted: dict[int, float]) -> None:
-    """But for the rounding of weights to float32; which bits they have, tests/interfaces/test_drawing.py says."""
+    """Equal up to the rounding of weights to float32; tests/interfaces/test_drawing.py checks the bits."""
     assert own.ids.tolist() == list(wanted)
     assert own.probs.tolist() == pytest.approx(list(wanted.values()), rel=2e-6)
 
@@ -92,12 +92,12 @@ SCORES = logits(1.0, 3.0, -2.0, 3.0, 0.5, 2.0)
         Sampling(repeat_penalty=2.0),
     ],
 )
-def test_each_option_matches_the_reference(options: Sampling) -> None:
+def test_each_sampling_option_matches_the_reference(options: Sampling) -> None:
     context = [1, 1, 2, 5, 1]
     agree(distribution(SCORES, options, context), reference(SCORES.tolist(), options, context))
 
 
-def test_hand_computed_values() -> None:
+def test_top_k_top_p_and_min_p_match_values_computed_by_hand() -> None:
     doubling = logits(*np.log([8, 4, 2, 1, 1]))
     at_one = Sampling(temperature=1.0)
     assert distribution(doubling, at_one).probs == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.0625], rel=1e-6)
@@ -112,12 +112,12 @@ def test_hand_computed_values() -> None:
     assert distribution(doubling, Sampling(temperature=1.0, min_p=0.24)).ids.tolist() == [0, 1, 2]
 
 
-def test_top_p_looks_at_what_top_k_left() -> None:
+def test_top_p_is_a_share_of_the_mass_that_top_k_keeps() -> None:
     own = distribution(logits(*np.log([4, 3, 2, 1])), Sampling(temperature=1.0, top_k=2, top_p=0.55))
-    assert own.ids.tolist() == [0], "4/7 of what is left, though 4/10 of everything"
+    assert own.ids.tolist() == [0], "4/7 of the top k, though only 4/10 of all tokens"
 
 
-def test_penalties_by_hand() -> None:
+def test_penalties_match_values_computed_by_hand() -> None:
     scores = logits(2.0, -2.0, 0.0, 2.0, -2.0)
     options = Sampling(repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
     own = penalised(scores, request_of(options, [0, 1, 1, 2, 0, 0]))
@@ -136,7 +136,7 @@ def test_penalties_move_the_greedy_choice_and_leave_the_scores_alone() -> None:
 # ------------------------------------------------------------------------------------- ties and extreme scores
 
 
-def test_ties_go_to_the_lowest_ids() -> None:
+def test_truncation_keeps_the_lowest_ids_on_a_tie() -> None:
     tied = logits(1, 5, 5, 5, 1)
     assert distribution(tied, Sampling()).ids.tolist() == [1]
     assert distribution(tied, Sampling(temperature=1.0, top_k=2)).ids.tolist() == [1, 2]
@@ -147,17 +147,17 @@ def test_ties_go_to_the_lowest_ids() -> None:
 
 
 @pytest.mark.parametrize("options", [Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=4, top_p=0.999)])
-def test_minus_infinity_is_a_score_of_nothing(options: Sampling) -> None:
+def test_a_score_of_minus_infinity_has_probability_zero(options: Sampling) -> None:
     own = distribution(logits(-INFINITY, 1.0, -INFINITY, 1.0, -INFINITY), options)
     assert as_dict(own) == {1: 0.5, 3: 0.5}
 
 
-def test_minus_infinity_survives_penalties() -> None:
+def test_a_score_of_minus_infinity_stays_so_under_penalties() -> None:
     options = Sampling(temperature=1.0, repeat_penalty=2.0, presence_penalty=1.0)
     assert distribution(logits(-INFINITY, 1.0), options, [0, 0]).ids.tolist() == [1]
 
 
-def test_scores_far_below_the_best_are_off_the_support() -> None:
+def test_scores_far_below_the_best_have_probability_zero() -> None:
     own = distribution(logits(0.0, -1e5, 3e38, -3e38), Sampling(temperature=1e-3))
     assert as_dict(own) == {2: 1.0}
 
@@ -166,7 +166,7 @@ def test_scores_far_below_the_best_are_off_the_support() -> None:
 @pytest.mark.parametrize(
     "spoilt", [logits(float("nan"), 1), logits(9, float("nan")), logits(1, INFINITY), logits(-INFINITY, -INFINITY)]
 )
-def test_nothing_is_sampled_from_garbage(options: Sampling, spoilt: np.ndarray) -> None:
+def test_sampling_from_scores_that_are_not_finite_raises(options: Sampling, spoilt: np.ndarray) -> None:
     with pytest.raises(NonFiniteLogitsError):
         distribution(spoilt, options)
     rows = Rows(1, lambda _: spoilt)
@@ -194,7 +194,9 @@ any_options = st.builds(
 
 @given(st.lists(finite, min_size=1, max_size=10), any_options, st.data())
 @settings(max_examples=300, deadline=None)
-def test_a_distribution_is_one(scores: list[float], options: Sampling, data: st.DataObject) -> None:
+def test_a_sampling_distribution_sums_to_one_over_ascending_ids(
+    scores: list[float], options: Sampling, data: st.DataObject
+) -> None:
     context = data.draw(st.lists(st.integers(0, len(scores) - 1), max_size=8))
     own = distribution(logits(*scores), options, context)
     assert own.ids.dtype == np.int64
@@ -214,7 +216,9 @@ def test_a_distribution_is_one(scores: list[float], options: Sampling, data: st.
 
 @given(st.lists(st.integers(-8, 8), min_size=1, max_size=10), any_options, st.data())
 @settings(max_examples=300, deadline=None)
-def test_any_combination_matches_the_reference(scores: list[int], options: Sampling, data: st.DataObject) -> None:
+def test_any_combination_of_sampling_options_matches_the_reference(
+    scores: list[int], options: Sampling, data: st.DataObject
+) -> None:
     context = data.draw(st.lists(st.integers(0, len(scores) - 1), max_size=8))
     wanted = reference(scores, options, context)
     own = as_dict(distribution(logits(*scores), options, context))
@@ -232,7 +236,7 @@ def test_any_combination_matches_the_reference(scores: list[int], options: Sampl
 @example(list(range(-6, 7)) * 20, 0.95, 3)
 @example([0] * 300, 0.5, 7)
 @settings(max_examples=200, deadline=None)
-def test_the_nucleus_shortcut_equals_the_full_sort(scores: list[int], mass: float, guess: int) -> None:
+def test_the_top_p_shortcut_keeps_the_same_ids_as_a_full_sort(scores: list[int], mass: float, guess: int) -> None:
     options = Sampling(temperature=1.0, top_p=mass)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_NUCLEUS_GUESS", 10**9)
@@ -244,7 +248,7 @@ def test_the_nucleus_shortcut_equals_the_full_sort(scores: list[int], mass: floa
 
 
 @pytest.mark.parametrize(("spread", "beyond_guess"), [(0.001, True), (8.0, False)])
-def test_the_nucleus_of_a_large_vocabulary(spread: float, beyond_guess: bool) -> None:
+def test_top_p_of_a_large_vocabulary_matches_a_full_sort(spread: float, beyond_guess: bool) -> None:
     scores = (np.random.default_rng(3).standard_normal(5000) * spread).astype(np.float32)
     own = distribution(scores, Sampling(temperature=1.0, top_p=0.9))
     assert (len(own.ids) > module._NUCLEUS_GUESS) is beyond_guess
@@ -254,7 +258,7 @@ def test_the_nucleus_of_a_large_vocabulary(spread: float, beyond_guess: bool) ->
 # --------------------------------------------------------------------------------------------- keyed draws
 
 
-def test_a_request_is_keyed_by_seed_position_and_purpose() -> None:
+def test_the_noise_key_of_a_draw_depends_on_seed_position_and_purpose() -> None:
     options = Sampling(temperature=0.7, top_k=4, top_p=0.9, min_p=0.1, seed=9)
     own = request_of(options, [5, 5, 6])
     assert own.key == noise_key(9, 3, Purpose.TOKEN)
@@ -273,11 +277,11 @@ def test_a_greedy_request_has_no_noise_and_truncates_nothing() -> None:
     assert request_of(Sampling(), [5, 5, 6]).seen == {}
 
 
-def test_a_draw_of_one_token_is_that_token() -> None:
+def test_a_draw_from_a_single_token_returns_that_token() -> None:
     assert draw(Distribution(np.array([9]), np.ones(1)), 0, 0, Purpose.TOKEN) == 9
 
 
-def test_a_distribution_of_some_ids_is_that_of_a_row_with_the_others_at_nothing() -> None:
+def test_a_distribution_of_some_ids_equals_a_row_with_the_rest_at_minus_infinity() -> None:
     ids = np.array([3, 9, 10, 40])
     every = np.full(50, -INFINITY, dtype=np.float32)
     every[ids] = logits(1, 4, 4, 2)
@@ -290,8 +294,8 @@ def test_a_distribution_of_some_ids_is_that_of_a_row_with_the_others_at_nothing(
         assert as_dict(own) == as_dict(wanted)
 
 
-def test_a_draw_ignores_ids_off_the_support() -> None:
-    """The same noise per id whatever the truncation: what a drafter with another cut shares."""
+def test_truncation_does_not_change_the_noise_of_the_kept_ids() -> None:
+    """The noise of an id is independent of the truncation, so drafter and target share it with different cuts."""
     wide = distribution(SCORES, Sampling(temperature=1.0))
     narrow = distribution(SCORES, Sampling(temperature=1.0, top_k=3))
     for position in range(200):
@@ -303,7 +307,7 @@ def test_a_draw_ignores_ids_off_the_support() -> None:
 # ------------------------------------------------------------------------------------ defaults and ranges
 
 
-def test_defaults() -> None:
+def test_default_sampling_is_greedy_and_untruncated() -> None:
     own = Sampling()
     assert (own.temperature, own.top_k, own.top_p, own.min_p) == (0.0, 0, 1.0, 0.0)
     assert (own.repeat_penalty, own.presence_penalty, own.frequency_penalty) == (1.0, 0.0, 0.0)
@@ -328,7 +332,9 @@ def test_defaults() -> None:
         ("rule", ["keyed", "rejection"], ["", "Keyed"]),
     ],
 )
-def test_ranges(name: str, inside: list[object], outside: list[object]) -> None:
+def test_sampling_options_outside_their_ranges_are_refused(
+    name: str, inside: list[object], outside: list[object]
+) -> None:
     for value in inside:
         assert getattr(Sampling(**{name: value}), name) == value  # type: ignore[arg-type]
     for value in outside:
@@ -350,7 +356,7 @@ def test_ranges(name: str, inside: list[object], outside: list[object]) -> None:
         ("rule", None, "rule is text, not NoneType None"),
     ],
 )
-def test_types(name: str, value: object, words: str) -> None:
+def test_sampling_options_of_the_wrong_type_are_refused(name: str, value: object, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         Sampling(**{name: value})  # type: ignore[arg-type]
 
@@ -365,11 +371,11 @@ def test_types(name: str, value: object, words: str) -> None:
         (Sampling(temperature=1.0, rule="rejection"), "temperature 1.0, rule rejection"),
     ],
 )
-def test_in_words_it_is_what_is_not_off(options: Sampling, words: str) -> None:
+def test_the_text_form_of_sampling_lists_the_options_that_are_on(options: Sampling, words: str) -> None:
     assert str(options) == words
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_valid_sampling_options() -> None:
     own = Sampling(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint64(2**63))  # type: ignore[arg-type]
     assert (own.temperature, own.top_k, own.seed) == (0.5, 3, 2**63)
     assert [type(value) for value in (own.temperature, own.top_k, own.seed)] == [float, int, int]
@@ -387,5 +393,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({}, False),
     ],
 )
-def test_penalises(options: dict[str, float], penalises: bool) -> None:
+def test_sampling_penalises_if_any_penalty_differs_from_its_neutral_value(
+    options: dict[str, float], penalises: bool
+) -> None:
     assert Sampling(**options).penalises is penalises  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Siblings in the serial loop: plain decoding's text, more of it a round, and statistics that say how deep it was."""
+"""Siblings in the serial loop: plain decoding's text, more tokens a round, and depth statistics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TARGET = FakeModel(can_branch=True)
 
 
 def drafting_model(off: float) -> FakeModel:
-    """As the target, with scores that are off by up to so much."""
+    """A drafter with the target's scores, changed by at most ``off``."""
     return FakeModel(
         table=lambda prefix: TARGET.scores(prefix) + off * noise_words("off", prefix, count=VOCABULARY_SIZE)
     )
@@ -85,7 +85,7 @@ def state_of(policy: Beside, chooser: Chooser, off: float, stop_ids: frozenset[i
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_the_text_is_plain_decodings(rule: str) -> None:
+def test_siblings_leave_plain_decodings_text_unchanged(rule: str) -> None:
     shapes = ((1, (3,)), (2, (2, 0)), (3, (0, 0, 3)), (4, (1, 1, 1, 1)), (5, (3, 3, 3, 3, 3)))
     for (depth, ranks), off, cap in itertools.product(shapes, (0.5, 4.0, 20.0), (1, 4, 15)):
         own = answered(Beside(depth, ranks), rule, off, cap)
@@ -95,7 +95,7 @@ def test_the_text_is_plain_decodings(rule: str) -> None:
         assert all(record.width <= cap + 1 for record in own.records)
 
 
-def test_what_the_drafter_thought_of_second_saves_rounds() -> None:
+def test_verifying_second_choices_saves_rounds() -> None:
     alone = answered(Beside(2, (0, 0)))
     beside = answered(Beside(2, (3, 3)))
     assert len(beside.records) < len(alone.records)
@@ -105,8 +105,8 @@ def test_what_the_drafter_thought_of_second_saves_rounds() -> None:
     assert (most.proposed, most.sibling_count, most.depth, most.width) == (8, 6, 2, 9)
 
 
-def test_a_drafter_that_is_wrong_and_knows_it() -> None:
-    """Its second choice is the target's each time: a token more in each round."""
+def test_a_right_second_choice_adds_a_token_to_each_round() -> None:
+    """The drafter's second choice is always the target's: one token more in each round."""
 
     def second_best(prefix: tuple[int, ...]) -> Any:
         scores = TARGET.scores(prefix).copy()
@@ -129,7 +129,7 @@ def test_a_drafter_that_is_wrong_and_knows_it() -> None:
     assert len(policy.learned) == len([record for record in own.records if record.proposed])
 
 
-def test_learned_is_what_the_target_said_in_their_place() -> None:
+def test_the_policy_learns_which_sibling_was_the_targets_token() -> None:
     policy = Beside(3, (1, 1, 1))
     own = answered(policy)
     chain_hits = sum(any(hits) for _, hits in policy.learned)
@@ -141,7 +141,7 @@ def test_learned_is_what_the_target_said_in_their_place() -> None:
         assert 0 < sum(odds) < 1
 
 
-def test_without_leave_there_are_chains() -> None:
+def test_without_permission_for_siblings_proposals_are_chains() -> None:
     own = answered(Beside(2, (3, 3)), siblings=False)
     assert own.tokens == PLAIN["greedy"][:TOKENS]
     assert {record.sibling_count for record in own.records} == {0}
@@ -149,7 +149,7 @@ def test_without_leave_there_are_chains() -> None:
     assert sum(record.invalid for record in own.records) == 0
 
 
-def test_nobody_has_leave_unless_told() -> None:
+def test_siblings_are_off_by_default() -> None:
     own = start(FakeModel(can_branch=True), PROMPT)
     policy, chooser = Beside(2, (3, 3)), Chooser(TEXT_RULES["greedy"])
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=9, vocabulary_size=VOCABULARY_SIZE)
@@ -158,13 +158,13 @@ def test_nobody_has_leave_unless_told() -> None:
     assert {record.sibling_count for record in own.records} == {0}
 
 
-def test_under_the_rejection_rule_there_are_chains() -> None:
+def test_under_the_rejection_rule_proposals_have_no_siblings() -> None:
     own = answered(Beside(2, (3, 3)), "rejection")
     assert {record.sibling_count for record in own.records} == {0}
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_a_stop_at_each_place(rule: str) -> None:
+def test_a_stop_token_ends_an_answer_with_siblings_at_any_place(rule: str) -> None:
     plain = PLAIN[rule]
     for place, stop_id in enumerate(plain[:12]):
         if stop_id not in plain[:place]:
@@ -174,21 +174,21 @@ def test_a_stop_at_each_place(rule: str) -> None:
 
 
 @pytest.mark.parametrize("room", range(1, 7))
-def test_the_context_and_the_budget_end(room: int) -> None:
+def test_rounds_with_siblings_end_at_the_context_and_token_limits(room: int) -> None:
     for max_tokens in (1, 2, room, room + 3):
         own = answered(Beside(3, (2, 2, 2)), context_length=len(PROMPT) + room, max_tokens=max_tokens)
         assert own.tokens == PLAIN["greedy"][: min(room, max_tokens)]
         assert own.finish == "length"
 
 
-def test_the_height_of_a_proposal() -> None:
+def test_a_proposals_height_is_its_longest_path() -> None:
     assert height(Proposal()) == 0
     assert height(Proposal(tokens=(1, 2, 3))) == 3
     for parents, deep in (((-1, 0, 1, -1, 0), 3), ((-1, -1), 1), ((), 0), ((-1, -1, 1, 2), 3)):
         assert height(Proposal(tokens=tuple(range(len(parents))), parents=parents)) == deep
 
 
-def test_a_record_counts_what_lies_beside_as_proposed() -> None:
+def test_a_round_record_counts_siblings_as_proposed_but_not_in_the_depth() -> None:
     record = RoundRecord(
         width=5, context_length=9, proposed=4, evaluated=2, accepted=1, invalid=0, emitted=2, source="model",
         draft_s=0.1, sync_s=0.0, verify_s=0.2, round_s=0.3, sibling_count=3,
@@ -198,8 +198,8 @@ def test_a_record_counts_what_lies_beside_as_proposed() -> None:
     assert (record.depth, stats.proposed) == (1, 4)
 
 
-def test_what_guessing_took() -> None:
-    """Rounds with guesses, or beside a drafter at work, whole; of the others only asking for guesses."""
+def test_guessing_time_is_whole_guessing_rounds_plus_other_drafting_time() -> None:
+    """The whole time of rounds with guesses or a busy drafter; of other rounds only the drafting time."""
     plain = RoundRecord(
         width=1, context_length=9, proposed=0, evaluated=0, accepted=0, invalid=0, emitted=1, source=None,
         draft_s=0.01, sync_s=0.0, verify_s=0.2, round_s=0.22,

@@ -1,4 +1,4 @@
-"""Trees in the serial loop: one forward for all of them, plain decoding's text, and its law."""
+"""Trees in the serial loop: one forward scores a whole tree, and text and distribution stay plain decoding's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.support.fake_runtime import FakeModel, Faults
 
 
 class Trees(scripted.Scripted):
-    """Chains side by side: ``script(tokens, depth)`` gives them, each from the text on."""
+    """Several chains in one tree: ``script(tokens, depth)`` returns them, each continuing the text."""
 
     def __init__(self, script: Callable[[list[int], int], Sequence[Sequence[int]]]) -> None:
         super().__init__(lambda tokens, depth: [])
@@ -58,7 +58,7 @@ class Trees(scripted.Scripted):
 
 
 def second_guess(known: Sequence[int], *, length: int = 2) -> Trees:
-    """Wrong in its first chain and right in its second."""
+    """A drafter that is wrong in its first chain and right in its second."""
 
     def script(tokens: list[int], depth: int) -> list[list[int]]:
         right = list(known[len(tokens) : len(tokens) + min(length, depth // 2)])
@@ -68,7 +68,7 @@ def second_guess(known: Sequence[int], *, length: int = 2) -> Trees:
 
 
 def random_trees(known: Sequence[int], seed: int = 0) -> scripted.Scripted:
-    """Any shape, often with a path that is right."""
+    """Trees of any shape, often with a path of the target's tokens."""
     source = random.Random(seed)
 
     class Random(scripted.Scripted):
@@ -106,8 +106,8 @@ def tree_model(**options: Any) -> FakeModel:
     return FakeModel(can_branch=True, **options)
 
 
-def test_a_sibling_that_stands_has_its_own_source() -> None:
-    """The second child of each place is right: the path's tokens are named by it, not by the chain beside it."""
+def test_an_accepted_sibling_keeps_its_source() -> None:
+    """The second child of each place is right: accepted tokens carry its source, not the first chain's."""
 
     class Beside(scripted.Scripted):
         def _proposal(self, tokens: list[int], depth: int) -> Proposal:
@@ -131,7 +131,7 @@ def test_a_sibling_that_stands_has_its_own_source() -> None:
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_the_text_is_plain_decodings(rule: str) -> None:
+def test_trees_leave_plain_decodings_text_unchanged(rule: str) -> None:
     drafters = (second_guess, random_trees, lambda known: random_trees(known, seed=1), scripted.oracle)
     for depth, make in itertools.product((1, 2, 4, 7), drafters):
         own = start(tree_model(), PROMPT)
@@ -141,7 +141,7 @@ def test_the_text_is_plain_decodings(rule: str) -> None:
         check_statistics(own)
 
 
-def test_the_second_chain_is_as_good_as_the_first() -> None:
+def test_a_trees_second_chain_is_accepted_if_the_first_is_wrong() -> None:
     own, state = start(tree_model(), PROMPT), second_guess(KNOWN["greedy"])
     own.take(loop_of(own, state, 4).steps())
     assert {(record.width, record.accepted, record.emitted) for record in own.records[:-3]} == {(5, 2, 3)}
@@ -151,7 +151,7 @@ def test_the_second_chain_is_as_good_as_the_first() -> None:
         assert (outcome.evaluated, outcome.accepted) in {(1, 0), (0, 0)}, "the first chain was wrong from the start"
 
 
-def test_outcomes_are_those_of_the_first_chain() -> None:
+def test_the_drafters_outcome_counts_only_the_trees_first_chain() -> None:
     known = KNOWN["greedy"]
 
     def run(script: Callable[[list[int]], tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[int, int, int]:
@@ -175,7 +175,7 @@ def test_outcomes_are_those_of_the_first_chain() -> None:
 
 
 @pytest.mark.parametrize("room", range(1, 7))
-def test_the_context_and_the_budget_end(room: int) -> None:
+def test_rounds_with_trees_end_at_the_context_and_token_limits(room: int) -> None:
     for depth, max_tokens in itertools.product((1, 4, 7), (None, 1, 2, room, room + 3)):
         own = start(tree_model(), PROMPT, len(PROMPT) + room)
         own.take(loop_of(own, random_trees(KNOWN["greedy"]), depth, max_tokens=max_tokens).steps())
@@ -185,7 +185,7 @@ def test_the_context_and_the_budget_end(room: int) -> None:
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_a_stop_at_each_place(rule: str) -> None:
+def test_a_stop_token_ends_an_answer_with_trees_at_any_place(rule: str) -> None:
     plain = PLAIN[rule]
     for place, stop_id in enumerate(plain[:12]):
         if stop_id in plain[:place]:
@@ -199,9 +199,9 @@ def test_a_stop_at_each_place(rule: str) -> None:
 
 @pytest.mark.parametrize("at", range(1, 9))
 @pytest.mark.parametrize("fault", ["raise_at", "cancel_at", "nan_at"])
-def test_a_failed_round_leaves_the_last_committed_token(fault: str, at: int) -> None:
+def test_a_failed_tree_round_rolls_back_to_the_last_committed_token(fault: str, at: int) -> None:
     own = start(tree_model(faults=Faults(**{fault: at})), PROMPT)
-    # A fault at a call that this answer never makes, or whose scores nobody reads, is none.
+    # A fault at a call that never happens, or whose scores are never read, has no effect.
     with contextlib.suppress(ForwardError, CancelledError, NonFiniteLogitsError):
         own.take(loop_of(own, random_trees(KNOWN["greedy"]), 3).steps())
     assert own.sequence.tokens == own.history[: own.sequence.length]
@@ -212,7 +212,7 @@ def test_a_failed_round_leaves_the_last_committed_token(fault: str, at: int) -> 
     assert own.history[len(PROMPT) :] == PLAIN["greedy"][: len(own.history) - len(PROMPT)]
 
 
-def test_trees_are_refused_by_whoever_was_not_told_that_they_are_exact() -> None:
+def test_trees_are_refused_unless_the_target_declares_them_exact() -> None:
     for model, trees in ((tree_model(), False), (FakeModel(), False)):
         own = start(model, PROMPT)
         loop = DecodeLoop(
@@ -249,13 +249,13 @@ def test_trees_are_refused_by_whoever_was_not_told_that_they_are_exact() -> None
         ((), (), 0),
     ],
 )
-def test_a_token_of_a_tree_follows_an_earlier_one(tokens: Any, parents: Any, length: int) -> None:
+def test_a_trees_token_is_invalid_unless_its_parent_comes_earlier(tokens: Any, parents: Any, length: int) -> None:
     proposal = Proposal(tokens=tokens, parents=parents)
     assert valid_length(proposal, 12, needs_probs=True, trees=True) == length
     assert valid_length(proposal, 12, needs_probs=False) == 0
 
 
-def test_the_first_chain_of_a_tree() -> None:
+def test_the_first_chain_is_the_leading_run_of_a_tree() -> None:
     def chain(*parents: int) -> tuple[int, ...]:
         tokens = tuple(range(len(parents)))
         found = first_chain(Proposal(tokens=tokens, parents=parents, confidences=(0.5,) * len(tokens)))
@@ -275,7 +275,7 @@ def test_the_first_chain_of_a_tree() -> None:
 
 
 class Likely(Drawing):
-    """The two likeliest first tokens, each with what is likeliest after it."""
+    """The two likeliest first tokens, each followed by its likeliest continuation."""
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         before = tuple(context.tokens[len(ONE) :])
@@ -311,13 +311,13 @@ def law_of(target: Conditional, draft: Conditional, *, rejection: bool, tokens: 
 
 
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
-def test_two_trees_deep_the_law_is_the_targets(rejection: bool) -> None:
+def test_the_law_over_two_trees_is_the_targets(rejection: bool) -> None:
     for seed in (5, 6):
         target, draft = random_conditional(seed, SIZE), random_conditional(seed + 26, SIZE)
         assert law_of(target, draft, rejection=rejection, tokens=6) == plain_law(target, 6)
 
 
-def test_a_walk_that_asks_the_target_anew_for_each_child_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_the_target_again_for_each_child_is_detected_as_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     def unlawful(tokens: Sequence[int], parents: Sequence[int], target_token: Callable[[int], int]) -> TreeVerdict:
         path: list[int] = []
         while True:
@@ -334,8 +334,8 @@ def test_a_walk_that_asks_the_target_anew_for_each_child_is_noticed(monkeypatch:
     assert law_of(target, draft, rejection=True, tokens=4) != plain_law(target, 4)
 
 
-def test_the_rejection_rule_draws_from_the_noise_of_corrections() -> None:
-    """A tree says nothing of that noise, so a text of the rejection rule is plain decoding's own here."""
+def test_a_tree_under_the_rejection_rule_uses_the_noise_of_corrections() -> None:
+    """A tree does not depend on that noise, so the text under the rejection rule equals plain decoding's here."""
     texts = []
     for drafter in (scripted.empty(), second_guess(KNOWN["greedy"]), random_trees(KNOWN["greedy"])):
         own = start(tree_model(), PROMPT)

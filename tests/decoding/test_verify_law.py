@@ -1,4 +1,4 @@
-"""Verification emits the target's law, exactly: probabilities are fractions and every outcome is enumerated."""
+"""Verification emits exactly the target's distribution: probabilities are fractions, all outcomes are enumerated."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def pairs(draw_from: st.DrawFn) -> tuple[list[Fraction], list[Fraction]]:
 
 @given(pairs())
 @EXAMPLES
-def test_one_draft_token_leaves_the_targets_law(pair: tuple[list[Fraction], list[Fraction]]) -> None:
+def test_verifying_one_token_keeps_the_targets_distribution(pair: tuple[list[Fraction], list[Fraction]]) -> None:
     law.check_one_step(verify, *pair)
 
 
 @pytest.mark.parametrize(("target", "draft"), law.PAIRS)
-def test_one_draft_token_in_the_named_cases(target: list[int], draft: list[int]) -> None:
+def test_verifying_one_token_keeps_the_distribution_in_edge_cases(target: list[int], draft: list[int]) -> None:
     law.check_one_step(verify, law.normalised(target), law.normalised(draft))
 
 
 @given(st.integers(0, 2**32), st.sampled_from([(1, 3), (1, 4), (2, 2), (2, 3), (3, 2)]))
 @settings(max_examples=30, deadline=None)
-def test_a_drawn_chain_leaves_the_joint_law(seed: int, shape: tuple[int, int]) -> None:
+def test_verifying_a_drawn_chain_keeps_the_joint_distribution(seed: int, shape: tuple[int, int]) -> None:
     depth, vocabulary_size = shape
     target = law.random_conditional(seed, vocabulary_size)
     draft = law.random_conditional(seed + 1, vocabulary_size)
@@ -71,7 +71,7 @@ def test_a_drawn_chain_leaves_the_joint_law(seed: int, shape: tuple[int, int]) -
 
 @given(st.integers(0, 2**32), st.integers(1, 2))
 @settings(max_examples=15, deadline=None)
-def test_a_chain_from_a_trimmed_vocabulary_leaves_the_joint_law(seed: int, depth: int) -> None:
+def test_a_chain_from_a_trimmed_vocabulary_keeps_the_joint_distribution(seed: int, depth: int) -> None:
     target = law.random_conditional(seed, 3)
     whole = law.random_conditional(seed + 1, 3)
     law.check_chain(verify, target, lambda prefix: law.top_k(whole(prefix), 2), depth)
@@ -79,11 +79,11 @@ def test_a_chain_from_a_trimmed_vocabulary_leaves_the_joint_law(seed: int, depth
 
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 2), max_size=3))
 @EXAMPLES
-def test_a_copied_chain_leaves_the_joint_law(seed: int, chain: list[int]) -> None:
+def test_verifying_a_copied_chain_keeps_the_joint_distribution(seed: int, chain: list[int]) -> None:
     law.check_copied(verify, law.random_conditional(seed, 3), chain)
 
 
-def test_copied_and_drawn_tokens_mix_in_one_chain() -> None:
+def test_a_chain_of_copied_and_drawn_tokens_keeps_the_joint_distribution() -> None:
     target = law.random_conditional(5, 2, zeros=False)
     draft = law.random_conditional(6, 2, zeros=False)
     copied = 1
@@ -102,23 +102,25 @@ def test_copied_and_drawn_tokens_mix_in_one_chain() -> None:
 
 
 @pytest.mark.parametrize(("vocabulary_size", "depth"), [(2, 0), (2, 1), (3, 1), (2, 2), (3, 2), (2, 3), (3, 3)])
-def test_matching_emits_the_targets_own_tokens(vocabulary_size: int, depth: int) -> None:
+def test_verifying_by_matching_emits_only_the_targets_tokens(vocabulary_size: int, depth: int) -> None:
     law.check_matching(verify, vocabulary_size, depth)
 
 
-def test_acceptance_refuses_what_no_honest_drafter_sends() -> None:
+def test_acceptance_rejects_impossible_probabilities() -> None:
     law.check_acceptance_edges(verify)
 
 
 @given(st.floats(), st.floats(), st.floats())
 @settings(max_examples=300, deadline=None)
-def test_acceptance_is_the_definition_on_any_floats(uniform: float, draft_prob: float, target_prob: float) -> None:
+def test_acceptance_equals_its_definition_for_any_floats(
+    uniform: float, draft_prob: float, target_prob: float
+) -> None:
     sound = draft_prob == draft_prob and 0 < draft_prob <= 1
     expected = sound and uniform * draft_prob < target_prob
     assert verify.accepts(uniform, draft_prob, target_prob) == expected
 
 
-def test_residual_keeps_the_dtype_and_falls_back_to_the_target() -> None:
+def test_the_residual_keeps_its_dtype_and_falls_back_to_the_target() -> None:
     target = np.array([0.25, 0.75])
     left = verify.residual(target, np.array([0.5, 0.5]))
     assert left.dtype == np.float64
@@ -127,12 +129,12 @@ def test_residual_keeps_the_dtype_and_falls_back_to_the_target() -> None:
     assert verify.residual(target, np.array([np.nan, 0.5])).tolist() == target.tolist()
 
 
-def test_the_wrong_law_of_a_dropped_token_is_seen() -> None:
-    """Dropping a drawn token because of its own probability is biased: these checks would notice."""
+def test_the_checks_detect_dropping_a_drawn_token_by_its_probability() -> None:
+    """Dropping a drawn token by its probability is biased, and these checks detect it."""
     target, draft = law.normalised([1, 1, 2]), law.normalised([1, 2, 1])
     kept, _ = law.speculative_law(verify, lambda _: target, lambda _: draft, None, 1)
     assert kept == law.plain_law(lambda _: target, 2)
-    # A token of probability 1/4 is dropped unverified: the target then chooses by itself.
+    # A token of probability 1/4 is dropped unverified: the target then chooses the token.
     biased = [Fraction(0)] * 3
     for token, prob in enumerate(draft):
         if prob <= Fraction(1, 4):
@@ -148,15 +150,17 @@ def test_the_wrong_law_of_a_dropped_token_is_seen() -> None:
 
 @given(st.integers(0, 2**32), st.sampled_from([(2, 2), (3, 2), (2, 3)]), st.integers(2, 8))
 @settings(max_examples=25, deadline=None)
-def test_a_chain_ended_by_a_gate_leaves_the_joint_law(seed: int, shape: tuple[int, int], eighths: int) -> None:
-    """A gate sees the distributions up to the next token, whose value it never sees: then nothing is biased."""
+def test_a_chain_ended_by_a_gate_keeps_the_joint_distribution(
+    seed: int, shape: tuple[int, int], eighths: int
+) -> None:
+    """A gate sees the distributions up to the next token but never its value, so it adds no bias."""
     depth, vocabulary_size = shape
     target, draft = law.random_conditional(seed, vocabulary_size), law.random_conditional(seed + 1, vocabulary_size)
     limit = Fraction(eighths, 8)
     emitted: dict[tuple[int, ...], Fraction] = {}
 
     def follow(chain: tuple[int, ...], weight: Fraction) -> None:
-        """Every chain that the gate lets become this long, and its weight."""
+        """Every chain of this length that the gate admits, with its weight."""
         if len(chain) < depth and max(draft(chain)) >= limit:
             for token, prob in enumerate(draft(chain)):
                 if prob > 0:
@@ -176,7 +180,7 @@ def test_a_chain_ended_by_a_gate_leaves_the_joint_law(seed: int, shape: tuple[in
 
 
 @pytest.mark.slow
-def test_keyed_draws_follow_the_distribution() -> None:
+def test_keyed_draws_have_the_requested_frequencies() -> None:
     """40 000 draws over positions and seeds against the law, at a false-alarm rate of one in a million."""
     logits = np.log(np.array([8, 1, 4, 2, 0.5, 4], dtype=np.float32))
     own = distribution(logits, Sampling(temperature=1.0))
@@ -186,17 +190,21 @@ def test_keyed_draws_follow_the_distribution() -> None:
             counts[draw(own, seed, position, Purpose.TOKEN)] += 1
     assert chi_square(counts, own.probs) < threshold(len(own.probs) - 1)
     warmer = distribution(logits, Sampling(temperature=1.1))
-    assert chi_square(counts, warmer.probs) > threshold(len(own.probs) - 1), "a slightly wrong law is noticed"
+    assert chi_square(counts, warmer.probs) > threshold(len(own.probs) - 1), (
+        "a slightly wrong distribution is detected"
+    )
 
 
 @given(st.integers(0, 2**32), st.sampled_from(law.TREES), st.data())
 @EXAMPLES
-def test_a_tree_leaves_the_joint_law(seed: int, parents: tuple[int, ...], data: st.DataObject) -> None:
+def test_verifying_a_tree_keeps_the_joint_distribution(
+    seed: int, parents: tuple[int, ...], data: st.DataObject
+) -> None:
     tokens = [data.draw(st.integers(0, 2)) for _ in parents]
     law.check_tree(verify, law.random_conditional(seed, 3), tokens, parents)
 
 
-def test_a_chain_is_a_tree_whose_nodes_have_one_child() -> None:
+def test_a_tree_without_siblings_is_verified_like_a_chain() -> None:
     for chain in itertools.product(range(2), repeat=3):
         for own in itertools.product(range(2), repeat=4):
             as_chain = verify.verify_matching(chain, own.__getitem__)

@@ -1,4 +1,4 @@
-"""The checks of ``law.py`` notice every small mistake that verification could contain."""
+"""The checks of ``law.py`` detect every small mistake that verification could contain."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MUTATIONS: dict[str, tuple[str, str]] = {
         "draw(residual(target, draft), index)",
         "draw(residual(draft, target), index)",
     ),
-    "residual of the draft when nothing is left": (RESIDUAL, "return left / total if total > 0 else draft_probs"),
+    "residual falls back to the draft": (RESIDUAL, "return left / total if total > 0 else draft_probs"),
     "correction from the draft": (CORRECT, 'return Verdict(index, draw(draft, index), "correction")'),
     "correction with the next place's noise": (
         CORRECT,
@@ -49,7 +49,7 @@ MUTATIONS: dict[str, tuple[str, str]] = {
         CORRECT,
         'return Verdict(index + 1, draw(residual(target, draft), index), "correction")',
     ),
-    "goes on after a rejection": (CORRECT, "continue"),
+    "continues after a rejection": (CORRECT, "continue"),
     "a rejection called a bonus": (CORRECT, CORRECT.replace("correction", "bonus")),
     "bonus from the last draft token's row": (BONUS, BONUS.replace("target_probs(last)", "target_probs(last - 1)")),
     "bonus with the former place's noise": (BONUS, BONUS.replace(", last)", ", last - 1)")),
@@ -57,7 +57,7 @@ MUTATIONS: dict[str, tuple[str, str]] = {
     "target row off by one": ("target = target_probs(index)", "target = target_probs(max(0, index - 1))"),
     "the first uniform number used for all": ("accepts(uniforms[index]", "accepts(uniforms[0]"),
     "copied token counted as impossible": ("draft[token] = 1", "draft[token] = 0"),
-    "matching goes on after a difference": ('return Verdict(index, token, "correction")', "continue"),
+    "matching continues after a difference": ('return Verdict(index, token, "correction")', "continue"),
     "matching emits the draft's token": (
         'Verdict(index, token, "correction")',
         'Verdict(index, draft_token, "correction")',
@@ -80,17 +80,20 @@ MUTATIONS: dict[str, tuple[str, str]] = {
         "return Verdict(len(draft_tokens), None",
         "return Verdict(len(draft_tokens) - 1, None",
     ),
-    "a bonus that is not wanted": (
+    "draws a bonus without being asked": (
         "if not bonus:\n        return Verdict(last",
         "if False:\n        return Verdict(last",
     ),
-    "no bonus that is wanted": (
+    "draws no bonus although asked": (
         "if not bonus:\n        return Verdict(last",
         "if True:\n        return Verdict(last",
     ),
     "without a bonus counts one too few": ("return Verdict(last, None", "return Verdict(last - 1, None"),
-    "nothing called a bonus": ('Verdict(last, None, "open")', 'Verdict(last, None, "bonus")'),
-    "nothing said to follow": ("return () if self.next_token is None else", "return () if self.next_token else"),
+    "an open end called a bonus": ('Verdict(last, None, "open")', 'Verdict(last, None, "bonus")'),
+    "token 0 not reported as following": (
+        "return () if self.next_token is None else",
+        "return () if self.next_token else",
+    ),
     "the rejected token not counted as evaluated": (' + (self.kind == "correction")', ""),
     "the bonus counted as evaluated": ('self.kind == "correction"', "True"),
     "a tree's path without its last token": ("return TreeVerdict(tuple(path)", "return TreeVerdict(tuple(path[:-1])"),
@@ -121,13 +124,13 @@ def load(source: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def test_the_unchanged_source_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unchanged_verification_passes_all_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     law.check_all(load(SOURCE, monkeypatch))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_the_mutation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_mutation_of_verification_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = MUTATIONS[name]
     assert SOURCE.count(old) == 1, "the mutation no longer fits the source: adapt it"
     mutated = SOURCE.replace(old, new)

@@ -1,4 +1,4 @@
-"""The model drafter's second thoughts: which they are, and caches that follow the text whichever way it goes."""
+"""The model drafter's runners-up and branches, and its caches as the text takes one branch or another."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def wanting(tokens: list[int], committed: int | None = None) -> Context:
 # ----------------------------------------------------------------------------------------------------- runners-up
 
 
-def test_without_being_asked_it_has_no_second_thoughts() -> None:
+def test_runners_up_are_not_computed_unless_requested() -> None:
     state = started(FakeModel(seed=1))
     assert state.propose(Context(PROMPT), 3).runners_up == ()
 
 
 @pytest.mark.parametrize("gate", [None, Gate()])
-def test_the_second_best_is_the_greedy_runner_up(gate: Gate | None) -> None:
+def test_the_greedy_runner_up_is_the_second_best_score(gate: Gate | None) -> None:
     model = FakeModel(seed=1)
     proposal = started(model).propose(wanting(PROMPT), 3, gate)
     so_far = list(PROMPT)
@@ -64,7 +64,7 @@ def test_the_second_best_is_the_greedy_runner_up(gate: Gate | None) -> None:
     assert proposal.cut(2).runners_up == proposal.runners_up[:2]
 
 
-def test_with_shared_noise_it_is_what_the_same_noise_says_next() -> None:
+def test_with_shared_noise_the_runner_up_is_the_next_draw_of_the_same_noise() -> None:
     model, sampling = FakeModel(seed=1, spread=2.0), Sampling(temperature=1.0, seed=3)
     proposal = started(model, sampling).propose(wanting(PROMPT), 8)
     so_far, differs = list(PROMPT), 0
@@ -78,7 +78,7 @@ def test_with_shared_noise_it_is_what_the_same_noise_says_next() -> None:
     assert differs
 
 
-def test_under_the_rejection_rule_it_is_the_likeliest_other() -> None:
+def test_under_the_rejection_rule_the_runner_up_is_the_likeliest_other_token() -> None:
     model = FakeModel(seed=1, spread=2.0)
     proposal = started(model, REJECTION).propose(wanting(PROMPT), 8)
     so_far = list(PROMPT)
@@ -90,13 +90,13 @@ def test_under_the_rejection_rule_it_is_the_likeliest_other() -> None:
 
 
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])
-def test_there_may_be_no_second_thought(rule: str) -> None:
+def test_with_a_single_possible_token_there_is_no_runner_up(rule: str) -> None:
     only = Sampling(temperature=1.0, top_k=1, rule=rule)  # type: ignore[arg-type]
     proposal = started(FakeModel(seed=1), only).propose(wanting(PROMPT), 3)
     assert proposal.runners_up == (None,) * 3
 
 
-def test_greedy_with_penalties_it_is_the_second_of_the_penalised_scores() -> None:
+def test_with_penalties_the_greedy_runner_up_is_second_by_penalised_score() -> None:
     model, options = FakeModel(seed=1), Sampling(repeat_penalty=1.2)
     proposal = started(model, options).propose(wanting(PROMPT), 3)
     so_far = list(PROMPT)
@@ -111,11 +111,11 @@ def test_greedy_with_penalties_it_is_the_second_of_the_penalised_scores() -> Non
 
 @pytest.mark.parametrize("can_fork", [False, True])
 @pytest.mark.parametrize("sampling", [GREEDY, REJECTION])
-def test_a_branch_is_the_likeliest_continuation(sampling: Sampling, can_fork: bool) -> None:
+def test_a_branch_is_the_likeliest_continuation_of_its_runner_up(sampling: Sampling, can_fork: bool) -> None:
     model = FakeModel(seed=1, can_fork=can_fork)
     state = started(model, sampling)
     assert isinstance(state, DraftsBranches)
-    assert state.branch(Context(PROMPT), 3) is NOTHING, "before the first chain there is nothing to go on from"
+    assert state.branch(Context(PROMPT), 3) is NOTHING, "before the first chain there is nothing to branch from"
     state.propose(Context(PROMPT), 3)
     assert state.forks is can_fork
     other = [*PROMPT, 7]
@@ -131,7 +131,7 @@ def test_a_branch_is_the_likeliest_continuation(sampling: Sampling, can_fork: bo
     assert state.branch(Context(other, len(PROMPT)), 0) is NOTHING
 
 
-def test_on_a_fork_the_chain_stays_cached() -> None:
+def test_a_branch_on_a_fork_leaves_the_chain_cached() -> None:
     model = FakeModel(seed=1, can_fork=True)
     state = started(model)
     chain = list(state.propose(Context(PROMPT), 3).tokens)
@@ -139,14 +139,14 @@ def test_on_a_fork_the_chain_stays_cached() -> None:
     main, fork = model.sequences
     assert main.tokens == [*PROMPT, *chain[:2]]
     assert fork.tokens[: len(PROMPT)] == PROMPT
-    assert fork.log.fed[0] == ((chain[0] + 1) % 12,), "what they share is not read again"
+    assert fork.log.fed[0] == ((chain[0] + 1) % 12,), "the shared prefix is not read again"
     text = [*PROMPT, *chain, 2]
     state.propose(Context(text), 2)
     assert main.log.fed[-2] == (chain[-1], 2)
-    assert fork.closed, "the text went the other way"
+    assert fork.closed, "the text took the other course"
 
 
-def test_the_branch_that_the_text_takes_is_gone_on_with() -> None:
+def test_drafting_continues_on_the_cache_of_the_branch_that_the_text_takes() -> None:
     model = FakeModel(seed=1, can_fork=True)
     state = started(model)
     chain = list(state.propose(Context(PROMPT), 3).tokens)
@@ -161,7 +161,7 @@ def test_the_branch_that_the_text_takes_is_gone_on_with() -> None:
     assert (main.closed, first.closed, second.closed) == (True, True, False)
 
 
-def test_a_branch_of_which_nothing_came_leaves_no_cache_behind() -> None:
+def test_an_empty_branch_closes_its_cache() -> None:
     model = FakeModel(seed=1, can_fork=True)
     state = started(model, context_length=len(PROMPT) + 3)
     state.propose(Context(PROMPT), 2)
@@ -169,7 +169,7 @@ def test_a_branch_of_which_nothing_came_leaves_no_cache_behind() -> None:
     assert [sequence.closed for sequence in model.sequences] == [False, True]
 
 
-def test_without_forks_the_one_cache_goes_back_and_forth() -> None:
+def test_without_forks_a_branch_rewinds_the_one_cache_and_the_chain_is_read_again() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     chain = list(state.propose(Context(PROMPT), 3).tokens)
@@ -181,7 +181,7 @@ def test_without_forks_the_one_cache_goes_back_and_forth() -> None:
     assert tuple(chain) in sequence.log.fed, "and reads its chain again"
 
 
-def test_a_device_without_room_for_another_cache_does_without_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_for_a_second_cache_branches_are_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeModel(seed=1, can_fork=True)
     state = started(model)
 
@@ -197,7 +197,7 @@ def test_a_device_without_room_for_another_cache_does_without_branches(monkeypat
 
 @given(st.data())
 @settings(max_examples=120, deadline=None)
-def test_whatever_is_branched_and_taken_every_chain_is_the_models_own(data: st.DataObject) -> None:
+def test_after_any_sequence_of_branches_each_chain_is_the_models_text(data: st.DataObject) -> None:
     model = FakeModel(4, seed=2, can_fork=data.draw(st.booleans()))
     request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=4, context_length=40)
     state = ModelDrafter(lambda: model).start(request)
@@ -225,7 +225,7 @@ def test_whatever_is_branched_and_taken_every_chain_is_the_models_own(data: st.D
 
 
 @pytest.mark.parametrize("can_fork", [False, True])
-def test_cancel_ends_a_branch_and_whatever_comes_next(can_fork: bool) -> None:
+def test_a_cancel_ends_the_branch_and_later_calls_until_reset(can_fork: bool) -> None:
     state = started(FakeModel(seed=1, can_fork=can_fork))
     state.propose(Context(PROMPT), 2)
     state.branch(Context([*PROMPT, 7], len(PROMPT)), 2)
@@ -238,7 +238,7 @@ def test_cancel_ends_a_branch_and_whatever_comes_next(can_fork: bool) -> None:
     assert len(state.propose(Context([*PROMPT, 7]), 2).tokens) == 2
 
 
-def test_a_cancel_during_a_branch_reaches_the_chain_too() -> None:
+def test_a_cancel_during_a_branch_also_ends_the_next_chain() -> None:
     model = FakeModel(seed=1, can_fork=True)
     state = started(model)
     state.propose(Context(PROMPT), 2)
@@ -258,7 +258,7 @@ def test_a_cancel_during_a_branch_reaches_the_chain_too() -> None:
 
 @pytest.mark.parametrize("can_fork", [False, True])
 @pytest.mark.parametrize("call", range(1, 6))
-def test_after_a_failure_at_any_forward_it_goes_on(call: int, can_fork: bool) -> None:
+def test_drafting_with_branches_continues_after_a_failure_at_any_forward(call: int, can_fork: bool) -> None:
     model = FakeModel(seed=1, can_fork=can_fork, faults=Faults(raise_at=call))
     state = started(model)
     for use in (state.propose, state.branch, state.propose):
@@ -272,7 +272,7 @@ def test_after_a_failure_at_any_forward_it_goes_on(call: int, can_fork: bool) ->
     assert all(not branch.sequence.closed for branch in state._branches)
 
 
-def test_a_closed_state_branches_no_more() -> None:
+def test_a_closed_drafter_state_refuses_to_branch() -> None:
     model = FakeModel(seed=1, can_fork=True)
     state = started(model)
     state.propose(Context(PROMPT), 2)
@@ -287,7 +287,7 @@ def test_a_closed_state_branches_no_more() -> None:
 
 
 class Brancher(Scripted):
-    """Branches with ``token``, or raises."""
+    """A drafter whose branches are ``token``, or raise."""
 
     forks = True
 
@@ -305,7 +305,7 @@ def combined(*parts: tuple[str, DraftState]) -> CombinationState:
     return CombinationState(parts, FixedDepth(4))
 
 
-def test_a_combination_branches_with_the_first_that_can() -> None:
+def test_a_combination_branches_with_its_first_capable_drafter() -> None:
     lookup = LookupDrafter().start(REQUEST)
     state = combined(("lookup", lookup), ("b", Brancher(5)), ("c", Brancher(6)))
     assert state.forks
@@ -314,18 +314,18 @@ def test_a_combination_branches_with_the_first_that_can() -> None:
     assert (without.forks, without.branch(Context(PROMPT), 3)) == (False, NOTHING)
 
 
-def test_how_far_a_branch_goes_is_not_the_policys_affair() -> None:
+def test_the_policy_does_not_limit_branches() -> None:
     state = combined(("b", Brancher(5)))
 
     class Off(FixedDepth):
         def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
-            raise AssertionError("nobody asks")
+            raise AssertionError("the policy must not be asked")
 
     state.depth = Off(0)
     assert state.branch(Context(PROMPT), 3).tokens == (5, 5, 5)
 
 
-def test_a_drafter_whose_branch_fails_is_off() -> None:
+def test_a_combination_turns_a_drafter_off_if_its_branch_fails() -> None:
     state = combined(("b", Brancher(5, ForwardError("the driver is gone"))), ("c", Brancher(6)))
     assert state.branch(Context(PROMPT), 2) is NOTHING
     assert state.failures == {"b": "the driver is gone"}
@@ -335,7 +335,7 @@ def test_a_drafter_whose_branch_fails_is_off() -> None:
 
 
 class Source:
-    """A drafter of one prepared state."""
+    """A drafter with one prepared state."""
 
     kind = "model"
 
@@ -349,7 +349,7 @@ class Source:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_of_two_heads_the_one_that_spoke_last_branches(missing: bool) -> None:
+def test_the_trimmed_or_whole_drafter_that_proposed_last_branches(missing: bool) -> None:
     drafter = TrimmedHeadDrafter(Source(Brancher(5)), Source(Brancher(6)), range(8))
     state = drafter.start(REQUEST)
     state.propose(Context([9 if missing else 1] * 64), 2)
@@ -360,7 +360,7 @@ def test_of_two_heads_the_one_that_spoke_last_branches(missing: bool) -> None:
         state.branch(Context(PROMPT), 2)
 
 
-def test_a_whole_head_whose_branch_fails_is_given_up() -> None:
+def test_a_whole_drafter_is_given_up_if_its_branch_fails() -> None:
     whole = Brancher(6, ForwardError("the driver is gone"))
     state = TrimmedHeadDrafter(Source(Brancher(5)), Source(whole), range(8)).start(REQUEST)
     state.propose(Context([9] * 64), 2)
@@ -372,7 +372,7 @@ def test_a_whole_head_whose_branch_fails_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["cannot", "can"])))
-def test_drafters_that_cannot_branch_say_nothing(order: tuple[str, ...]) -> None:
+def test_drafters_without_branch_support_return_empty_branches(order: tuple[str, ...]) -> None:
     plain = Raising(ForwardError("unused"), at=99)
     state = TrimmedHeadDrafter(Source(plain), None, range(8)).start(REQUEST)
     assert (state.forks, state.branch(Context(PROMPT), 2)) == (False, NOTHING)

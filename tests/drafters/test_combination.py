@@ -1,4 +1,4 @@
-"""Which drafter is heard, and what happens to one that fails."""
+"""Which drafter of a combination is used, and what happens to one that fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=10, context_
 
 
 class Part(Scripted):
-    """Proposes ``token`` as often as it may, or nothing, or nothing although it tried."""
+    """Proposes ``token`` as often as allowed, or nothing, or an empty proposal that took time."""
 
     def __init__(self, kind: str, token: int | None, *, tried: bool = True) -> None:
         super().__init__(lambda tokens, depth: [] if token is None else [token] * depth)
@@ -33,7 +33,7 @@ class Part(Scripted):
 
 
 class Depths:
-    """A policy with a depth for each source, that remembers what it was asked and taught."""
+    """A policy with a depth for each source, which records its calls."""
 
     plain_tokens_per_s = None
 
@@ -62,7 +62,7 @@ class Depths:
         self.siblings.append((source, list(odds), list(hits)))
 
     def record(self, record: RoundRecord) -> None:
-        raise AssertionError("the loop records, not the combination")
+        raise AssertionError("the loop calls record, not the combination")
 
     def why_off(self, source: str) -> str | None:
         return None
@@ -72,33 +72,33 @@ def combined(*parts: tuple[str, DraftState], **depths: int) -> CombinationState:
     return CombinationState(parts, Depths(None, **depths))
 
 
-def test_the_first_that_has_something_to_say_is_heard() -> None:
+def test_a_combination_uses_the_first_drafter_with_a_proposal() -> None:
     silent, first, second = Part("a", None, tried=False), Part("b", 5), Part("c", 6)
     state = combined(("a", silent), ("b", first), ("c", second), a=9, b=9, c=9)
     assert state.propose(CONTEXT, 3).tokens == (5, 5, 5)
     assert (silent.asked, first.asked, second.asked) == ([(3, 3)], [(3, 3)], [])
 
 
-def test_one_that_spent_the_time_in_vain_is_the_last_asked() -> None:
+def test_after_an_empty_proposal_that_took_time_no_further_drafter_is_asked() -> None:
     tried, second = Part("a", None), Part("b", 6)
     proposal = combined(("a", tried), ("b", second), a=9, b=9).propose(CONTEXT, 3)
     assert (proposal.tokens, proposal.drafted_by, second.asked) == ((), "a", [])
 
 
-def test_each_drafts_as_far_as_the_policy_lets_it() -> None:
+def test_each_drafter_drafts_up_to_the_policys_depth_for_it() -> None:
     parts = [(kind, Part(kind, None, tried=False)) for kind in "abc"]
     assert combined(*parts, a=2, b=0, c=7).propose(CONTEXT, 5) is NOTHING
     assert [part.asked for _, part in parts] == [[(3, 2)], [], [(3, 5)]]
 
 
-def test_without_parts_nothing_is_proposed() -> None:
+def test_a_combination_without_drafters_proposes_nothing() -> None:
     state = CombinationState([], FixedDepth(4))
     assert state.propose(CONTEXT, 4) is NOTHING
     state.observe(Outcome(proposal=NOTHING, evaluated=0, accepted=0, committed=()))
     state.close()
 
 
-def test_the_policy_may_be_exchanged() -> None:
+def test_a_combination_uses_a_replaced_policy() -> None:
     part = Part("a", 5)
     state = combined(("a", part), a=1)
     assert len(state.propose(CONTEXT, 4).tokens) == 1
@@ -106,7 +106,7 @@ def test_the_policy_may_be_exchanged() -> None:
     assert len(state.propose(CONTEXT, 4).tokens) == 3
 
 
-def test_a_failing_part_is_off_and_the_next_is_heard() -> None:
+def test_a_failing_drafter_is_turned_off_and_the_next_is_used() -> None:
     failing, second = Raising(ForwardError("the driver is gone"), at=1), Part("b", 6)
     state = combined(("a", failing), ("b", second), a=9, b=9)
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_a_failing_part_is_off_and_the_next_is_heard() -> None:
     assert state.failures == {"a": "the driver is gone"}
 
 
-def test_a_part_that_fails_while_observing_does_not_end_the_answer() -> None:
+def test_a_drafter_that_fails_in_observe_does_not_end_the_answer() -> None:
     failing, second = Raising(ForwardError("the driver is gone"), when_observing=True), Part("b", 6)
     state = combined(("scripted", failing), ("b", second), scripted=9, b=9)
     proposal = state.propose(CONTEXT, 2)
@@ -128,7 +128,7 @@ def test_a_part_that_fails_while_observing_does_not_end_the_answer() -> None:
     assert state.propose(CONTEXT, 2).tokens == (6, 6)
 
 
-def test_cancel_passes_through_and_turns_nothing_off() -> None:
+def test_a_cancel_is_raised_and_turns_no_drafter_off() -> None:
     cancelled = Raising(CancelledError("stop"), at=2)
     state = combined(("a", cancelled), ("b", Part("b", 6)), a=9, b=9)
     assert state.propose(CONTEXT, 2).tokens == (0,)
@@ -138,7 +138,7 @@ def test_cancel_passes_through_and_turns_nothing_off() -> None:
     assert state.failures == {}
 
 
-def test_a_part_may_say_why_it_is_silent() -> None:
+def test_a_combination_reports_why_a_drafter_proposes_nothing() -> None:
     class Silent(Part):
         silent_because: str | None = "not my language"
 
@@ -150,7 +150,7 @@ def test_a_part_may_say_why_it_is_silent() -> None:
     assert state.failures == {}
 
 
-def test_a_bug_is_not_swallowed() -> None:
+def test_an_unexpected_exception_of_a_drafter_is_raised() -> None:
     def broken(tokens: list[int], depth: int) -> list[int]:
         raise ZeroDivisionError
 
@@ -158,7 +158,7 @@ def test_a_bug_is_not_swallowed() -> None:
         combined(("a", Scripted(broken)), a=9).propose(CONTEXT, 2)
 
 
-def test_only_the_author_observes() -> None:
+def test_only_the_drafter_of_a_proposal_observes_its_outcome() -> None:
     first, second = Part("a", 5), Part("b", 6)
     state = combined(("a", first), ("b", second), a=9, b=9)
     outcome = Outcome(proposal=Proposal(tokens=(6,), drafted_by="b"), evaluated=1, accepted=1, committed=(6, 7))
@@ -166,7 +166,7 @@ def test_only_the_author_observes() -> None:
     assert (first.outcomes, second.outcomes) == ([], [outcome])
 
 
-def test_cancel_and_close_reach_every_part() -> None:
+def test_cancel_and_close_reach_every_drafter_of_a_combination() -> None:
     parts = [Part("a", 5), Part("b", 6)]
     state = combined(*((part.kind, part) for part in parts), a=9, b=9)
     state.cancel()
@@ -178,7 +178,7 @@ def test_cancel_and_close_reach_every_part() -> None:
     assert all(part.closed for part in parts)
 
 
-def test_the_drafter_starts_and_closes_its_parts_in_order() -> None:
+def test_a_combination_starts_and_closes_its_drafters_in_order() -> None:
     events: list[str] = []
 
     class Kind:
@@ -201,7 +201,7 @@ def test_the_drafter_starts_and_closes_its_parts_in_order() -> None:
 
 
 class Skipping(Part):
-    """Skipped two tokens, and says what it was asked to say in hindsight."""
+    """A drafter that skipped two tokens, and reports the requested hindsight."""
 
     def unread(self, context: Context) -> int:
         return 2
@@ -211,7 +211,7 @@ class Skipping(Part):
         return replace(proposal, hindsight=(True,) * context.hindsight)
 
 
-def test_the_policy_hears_what_was_skipped_and_what_would_have_been_guessed() -> None:
+def test_the_policy_receives_skipped_tokens_and_hindsight() -> None:
     policy = Depths(None, a=3, b=3)
     state = CombinationState([("a", Part("a", None, tried=False)), ("b", Skipping("b", 5))], policy)
     state.propose(CONTEXT, 3)

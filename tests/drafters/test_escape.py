@@ -1,4 +1,4 @@
-"""Who drafts while a trimmed head can say what is written, and who while it cannot."""
+"""Whether the trimmed or the whole drafter drafts, by how much of the text the trimmed head covers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.fake_runtime import FakeModel
 from tests.support.gates import Gate
 from tests.support.scripted_drafters import Raising, Scripted
 
-# What a head may lack if the whole one says 72 % of it, as the drafter of the default pair.
+# The share that a head may lack if the whole head covers 72 % of it, as in the default pair.
 LOST_ALLOWED = lost_allowed(0.72)
 KEPT = range(10)
 SAID, UNSAID = 3, 77
@@ -36,7 +36,7 @@ REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=100, context
 
 
 class Source:
-    """A drafter of one prepared state, which counts how often it was started."""
+    """A drafter with one prepared state, which counts its starts."""
 
     kind = "model"
 
@@ -63,12 +63,12 @@ def started(trimmed: DraftState, whole: DraftState | None) -> TrimmedHeadState:
 
 
 def text(missed: int, length: int = WINDOW_TOKENS, before: int = 0) -> Context:
-    """``length`` tokens of which ``missed`` cannot be said, after ``before`` others that cannot either."""
+    """``length`` tokens, ``missed`` of them outside the head, after ``before`` more outside it."""
     return Context([UNSAID] * before + [SAID] * (length - missed) + [UNSAID] * missed)
 
 
 def speaker(state: TrimmedHeadState, context: Context) -> int | None:
-    """Who proposes: the token it says, None for nobody."""
+    """Which drafter proposes, by the token that it proposes; None if there is no proposal."""
     tokens = state.propose(context, 1).tokens
     return tokens[0] if tokens else None
 
@@ -76,7 +76,7 @@ def speaker(state: TrimmedHeadState, context: Context) -> int | None:
 # -------------------------------------------------------------------------------------------- the constants
 
 
-def test_the_borders_are_those_that_are_derived() -> None:
+def test_the_limits_of_head_coverage_follow_from_their_derivation() -> None:
     margin = 3 * math.sqrt(LOST_ALLOWED * (1 - LOST_ALLOWED) / WINDOW_TOKENS)
     assert math.floor(WINDOW_TOKENS * (LOST_ALLOWED + margin)) + 1 == ESCAPE_MISSED
     assert math.floor(WINDOW_TOKENS * LOST_ALLOWED) == RETURN_MISSED
@@ -84,14 +84,14 @@ def test_the_borders_are_those_that_are_derived() -> None:
 
 
 def by_chance(loss: float) -> float:
-    """How likely a window of text with that loss is taken for another text."""
+    """The probability that a window of text with this loss exceeds the limit by chance."""
     return sum(
         math.comb(WINDOW_TOKENS, missed) * loss**missed * (1 - loss) ** (WINDOW_TOKENS - missed)
         for missed in range(ESCAPE_MISSED, WINDOW_TOKENS + 1)
     )
 
 
-def test_chance_seldom_takes_a_drafter_from_its_own_text() -> None:
+def test_chance_rarely_disables_a_trimmed_head_on_its_own_kind_of_text() -> None:
     assert by_chance(LOST_ALLOWED) < 1 / 150
     assert by_chance(0.02) < 1e-5
 
@@ -99,13 +99,13 @@ def test_chance_seldom_takes_a_drafter_from_its_own_text() -> None:
 # -------------------------------------------------------------------------------------- what the text has had
 
 
-def test_without_room_for_more_every_token_that_is_lacking_counts() -> None:
+def test_every_missing_token_counts_if_the_head_cannot_be_extended() -> None:
     watch = HeadCoverage(KEPT)
     assert watch.look(text(missed=ESCAPE_MISSED))
     assert not watch.more
 
 
-def test_with_it_only_its_first_occurrence_does() -> None:
+def test_only_the_first_occurrence_counts_if_the_head_can_be_extended() -> None:
     watch = HeadCoverage(KEPT, MOST_MORE)
     assert not watch.look(text(missed=WINDOW_TOKENS))
     assert list(watch.more) == [UNSAID]
@@ -113,15 +113,15 @@ def test_with_it_only_its_first_occurrence_does() -> None:
     assert set(watch.more) == {UNSAID, *range(100, 100 + WINDOW_TOKENS)}
 
 
-def test_the_latest_are_kept_in_mind() -> None:
+def test_only_the_latest_missing_tokens_are_remembered() -> None:
     watch = HeadCoverage(KEPT, 2)
     for token, kept in ((50, [50]), (51, [50, 51]), (50, [51, 50]), (52, [50, 52]), (SAID, [50, 52])):
         watch.look(Context([*range(5), token]))
         assert list(watch.more) == kept
 
 
-def test_only_what_is_new_is_read() -> None:
-    """A text that goes on, or goes back, or is another one: what is counted is its last window."""
+def test_head_coverage_reads_only_new_tokens() -> None:
+    """The text grows, shrinks or is replaced: the count is that of its last window."""
     watch = HeadCoverage(KEPT)
     long = text(missed=ESCAPE_MISSED, before=7)
     for _ in range(2):
@@ -129,20 +129,20 @@ def test_only_what_is_new_is_read() -> None:
     assert not watch.look(Context([*long.tokens, *[SAID] * WINDOW_TOKENS]))
     assert watch.look(long)
     assert not watch.look(text(missed=0))
-    assert not watch.look(Context([])), "nothing is known of that, so nothing changes"
+    assert not watch.look(Context([])), "an empty text changes nothing"
 
 
 # ---------------------------------------------------------------------------------------------- who drafts
 
 
-def test_the_trimmed_drafter_drafts_until_the_window_says_otherwise() -> None:
+def test_the_trimmed_drafter_drafts_until_its_head_lacks_too_many_tokens() -> None:
     state = started(says(1), says(2))
     assert speaker(state, text(missed=ESCAPE_MISSED - 1)) == 1
     assert speaker(state, text(missed=ESCAPE_MISSED)) == 2
     assert state.escaped
 
 
-def test_between_the_borders_nothing_changes() -> None:
+def test_between_the_two_limits_the_current_drafter_stays() -> None:
     state = started(says(1), says(2))
     between = text(missed=ESCAPE_MISSED - 1)
     assert speaker(state, between) == 1
@@ -153,19 +153,19 @@ def test_between_the_borders_nothing_changes() -> None:
     assert speaker(state, between) == 1
 
 
-def test_only_the_last_window_counts() -> None:
+def test_only_the_last_window_of_the_text_decides_between_drafters() -> None:
     state = started(says(1), says(2))
     assert speaker(state, text(missed=0, before=500)) == 1
     assert speaker(state, text(missed=RETURN_MISSED, before=500)) == 1
 
 
 @pytest.mark.parametrize("length", [0, 1, WINDOW_TOKENS - 1])
-def test_too_little_text_says_nothing(length: int) -> None:
+def test_less_than_a_window_of_text_never_changes_the_drafter(length: int) -> None:
     state = started(says(1), says(2))
     assert speaker(state, text(missed=length, length=length)) == 1
 
 
-def test_assumed_tokens_do_not_count() -> None:
+def test_assumed_tokens_do_not_count_as_missing() -> None:
     state = started(says(1), says(2))
     assumed = Context([SAID] * WINDOW_TOKENS + [UNSAID] * 40, committed_length=WINDOW_TOKENS)
     assert speaker(state, assumed) == 1
@@ -174,7 +174,7 @@ def test_assumed_tokens_do_not_count() -> None:
     assert speaker(started(says(1), says(2)), few) == 1
 
 
-def test_without_a_whole_drafter_nothing_is_proposed_until_coverage_is_back() -> None:
+def test_without_a_whole_drafter_proposals_stop_until_the_head_covers_the_text() -> None:
     trimmed = says(1)
     state = started(trimmed, None)
     assert state.propose(text(missed=30), 4) is NOTHING
@@ -184,7 +184,7 @@ def test_without_a_whole_drafter_nothing_is_proposed_until_coverage_is_back() ->
 
 
 @given(st.lists(st.integers(0, WINDOW_TOKENS), max_size=30))
-def test_any_course_of_a_text_ends_where_its_last_clear_window_says(course: list[int]) -> None:
+def test_the_last_window_beyond_a_limit_decides_the_drafter(course: list[int]) -> None:
     state = started(says(1), says(2))
     expected = 1
     for missed in course:
@@ -195,14 +195,14 @@ def test_any_course_of_a_text_ends_where_its_last_clear_window_says(course: list
 # ------------------------------------------------------------------------------------- as a drafter among others
 
 
-def test_it_is_one_source_whoever_speaks() -> None:
+def test_trimmed_and_whole_drafter_count_as_one_source() -> None:
     drafter = TrimmedHeadDrafter(Source(says(1)), Source(says(2)), KEPT)
     assert drafter.kind == ModelDrafter.kind != LookupDrafter.kind
     assert drafter.start(REQUEST).free is False
     assert TrimmedHeadDrafter(Source(says(1, free=True)), None, KEPT).start(REQUEST).free is True
 
 
-def test_depth_and_gate_are_handed_on_and_the_lag_is_the_speakers() -> None:
+def test_depth_and_gate_reach_the_current_drafter_and_lag_is_its_own() -> None:
     trimmed, whole = says(1, behind=5), says(2, behind=70)
     state, gate = started(trimmed, whole), Gate()
     state.propose(text(0), 3, gate)
@@ -213,7 +213,7 @@ def test_depth_and_gate_are_handed_on_and_the_lag_is_the_speakers() -> None:
     assert state.lag(text(0)) == 5
 
 
-def test_the_whole_drafter_is_not_started_before_it_is_needed() -> None:
+def test_the_whole_drafter_starts_only_when_needed() -> None:
     whole = Source(says(2))
     state = TrimmedHeadDrafter(Source(says(1)), whole, KEPT).start(REQUEST)
     state.propose(text(0), 3)
@@ -223,7 +223,7 @@ def test_the_whole_drafter_is_not_started_before_it_is_needed() -> None:
     assert whole.started == 1
 
 
-def test_outcomes_go_to_who_proposed() -> None:
+def test_outcomes_go_to_the_trimmed_or_whole_drafter_that_proposed() -> None:
     trimmed, whole = says(1), says(2)
     state = started(trimmed, whole)
 
@@ -237,8 +237,8 @@ def test_outcomes_go_to_who_proposed() -> None:
     assert (trimmed.outcomes, whole.outcomes) == ([first], [second])
 
 
-def test_with_models_both_see_the_whole_text() -> None:
-    """Two model drafters over one fake model: whoever speaks proposes what that model would write."""
+def test_both_model_drafters_read_the_whole_text() -> None:
+    """Two model drafters over one fake model: either one proposes what that model would write."""
     model, few = FakeModel(100, seed=4), FakeModel(100, seed=5)
     drafter = TrimmedHeadDrafter(ModelDrafter(lambda: few), ModelDrafter(lambda: model), KEPT)
     state = drafter.start(REQUEST)
@@ -259,7 +259,7 @@ def memory_error() -> EdgespecError:
     return MemoryLimitError("whole needs too much", needed_bytes=2, available_bytes=1)
 
 
-def test_a_whole_drafter_that_fails_is_given_up_and_the_trimmed_one_goes_on() -> None:
+def test_after_a_failed_whole_drafter_the_trimmed_one_continues() -> None:
     failing = Raising(memory_error(), at=1)
     state = started(says(1), failing)
     for _ in range(3):
@@ -271,7 +271,7 @@ def test_a_whole_drafter_that_fails_is_given_up_and_the_trimmed_one_goes_on() ->
     assert speaker(state, text(0)) == 1
 
 
-def test_a_whole_drafter_that_cannot_even_start_is_given_up() -> None:
+def test_a_whole_drafter_that_fails_to_start_is_given_up() -> None:
     def fail() -> DraftState:
         raise memory_error()
 
@@ -283,21 +283,21 @@ def test_a_whole_drafter_that_cannot_even_start_is_given_up() -> None:
     assert state.failure == "whole needs too much"
 
 
-def test_a_trimmed_drafter_that_fails_says_so_itself() -> None:
+def test_an_error_of_the_trimmed_drafter_is_raised() -> None:
     state = started(Raising(memory_error(), at=1), says(2))
     with pytest.raises(MemoryLimitError):
         state.propose(text(0), 2)
     assert state.failure is None
 
 
-def test_a_cancellation_is_no_failure() -> None:
+def test_a_cancel_does_not_count_as_a_failure_of_the_whole_drafter() -> None:
     state = started(says(1), Raising(CancelledError("cancelled"), at=1))
     with pytest.raises(CancelledError):
         state.propose(text(20), 2)
     assert state.failure is None
 
 
-def test_why_nobody_drafts_is_said() -> None:
+def test_the_reason_is_reported_when_neither_drafter_can_draft() -> None:
     alone = started(says(1), None)
     assert isinstance(alone, ExplainsSilence)
     assert alone.silent_because is None
@@ -315,7 +315,7 @@ def test_why_nobody_drafts_is_said() -> None:
     assert failing.silent_because.endswith("the untrimmed drafter failed: no room")
 
 
-def test_cancel_and_close_reach_whoever_was_started() -> None:
+def test_cancel_and_close_reach_each_started_drafter() -> None:
     trimmed, whole = says(1), says(2)
     state = started(trimmed, whole)
     state.cancel()
@@ -335,7 +335,7 @@ def test_cancel_and_close_reach_whoever_was_started() -> None:
     assert never.closed == 0
 
 
-def test_the_drafter_closes_both() -> None:
+def test_closing_a_trimmed_head_drafter_closes_both_drafters() -> None:
     trimmed, whole = Source(says(1)), Source(says(2))
     TrimmedHeadDrafter(trimmed, whole, KEPT).close()
     TrimmedHeadDrafter(trimmed, None, KEPT).close()

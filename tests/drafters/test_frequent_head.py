@@ -1,4 +1,4 @@
-"""A model drafter with a short head: whole again, on the same cache, while it lacks what is written."""
+"""A model drafter with a short head, which becomes whole on the same cache while the text needs other tokens."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def start(model: NativeModel) -> DraftState:
 
 
 def text(missed: int, more: int = 0) -> Context:
-    """Its last window lacks ``missed`` tokens, each another; ``more`` said ones stand before it."""
+    """A text whose last window lacks ``missed`` different tokens, after ``more`` known ones."""
     return Context([SAID] * (more + WINDOW_TOKENS - missed) + [*UNSAID[:missed]])
 
 
 def written(model: NativeModel, context: Context, few: bool) -> tuple[int, ...]:
-    """Three tokens, greedily; if ``few`` of KEPT and of what the text has had."""
+    """Three greedy tokens; if ``few``, only from KEPT and the text's tokens."""
     tokens = list(context.tokens)
     said = np.union1d(KEPT, tokens)
     with model.open(400) as sequence:
@@ -56,7 +56,7 @@ def written(model: NativeModel, context: Context, few: bool) -> tuple[int, ...]:
     return tuple(tokens[-3:])
 
 
-def test_the_head_is_whole_while_the_text_needs_it(model: NativeModel) -> None:
+def test_a_short_head_becomes_whole_while_the_text_needs_other_tokens(model: NativeModel) -> None:
     with model.with_head_rows(KEPT) as short:
         state = start(short)
         said, rare = [SAID] * WINDOW_TOKENS, [*UNSAID[:ESCAPE_MISSED]]
@@ -72,7 +72,7 @@ def test_the_head_is_whole_while_the_text_needs_it(model: NativeModel) -> None:
         state.close()
 
 
-def test_nothing_is_read_again_for_it(model: NativeModel) -> None:
+def test_switching_the_head_reads_no_token_again(model: NativeModel) -> None:
     with model.with_head_rows(KEPT) as short:
         state = start(short)
         context = text(0)
@@ -85,7 +85,7 @@ def test_nothing_is_read_again_for_it(model: NativeModel) -> None:
         state.close()
 
 
-def test_what_the_text_has_had_can_be_said_again(model: NativeModel) -> None:
+def test_a_short_head_proposes_rare_tokens_that_the_text_has_had(model: NativeModel) -> None:
     with model.with_head_rows(KEPT) as short:
         state = start(short)
         likely = int(written(model, text(1), few=False)[0])
@@ -98,7 +98,7 @@ def test_what_the_text_has_had_can_be_said_again(model: NativeModel) -> None:
         state.close()
 
 
-def test_branches_have_the_head_that_the_text_needs(model: NativeModel) -> None:
+def test_branches_use_the_head_that_the_text_needs(model: NativeModel) -> None:
     with model.with_head_rows(KEPT) as short:
         state = start(short)
         for context, few in ((text(0), True), (text(30, more=10), False)):
@@ -108,7 +108,7 @@ def test_branches_have_the_head_that_the_text_needs(model: NativeModel) -> None:
         state.close()
 
 
-def test_without_memory_for_another_head_the_one_in_use_goes_on(
+def test_without_memory_for_another_head_the_current_head_stays(
     model: NativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_sequence: NativeSequence, _also: object) -> None:
@@ -123,7 +123,7 @@ def test_without_memory_for_another_head_the_one_in_use_goes_on(
         state.close()
 
 
-def test_a_whole_head_is_not_watched(model: NativeModel) -> None:
+def test_a_model_without_a_short_head_never_switches_heads(model: NativeModel) -> None:
     state = start(model)
     for context in (text(0), text(30, more=10)):
         assert state.propose(context, 3).tokens == written(model, context, few=False)

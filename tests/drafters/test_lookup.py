@@ -1,4 +1,4 @@
-"""Lookup against a brute-force search, and what its index holds."""
+"""Lookup against a brute-force search, and the content of its index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def started(minimum: int = 3, stop_ids: frozenset[int] = frozenset()) -> LookupD
 
 
 def brute_force(tokens: list[int], depth: int, minimum: int, longest: int, candidates: int) -> list[int]:
-    """Every earlier place, most recent first; the longest match wins, the more recent one on a tie."""
+    """All earlier places, most recent first; the longest match wins, the more recent one on a tie."""
     best_end, best_length, seen = None, 0, 0
     for end in range(len(tokens) - 1, minimum - 1, -1):
         if tokens[end - minimum : end] != tokens[len(tokens) - minimum :]:
@@ -40,7 +40,7 @@ def brute_force(tokens: list[int], depth: int, minimum: int, longest: int, candi
     st.integers(1, 6),
 )
 @settings(max_examples=400, deadline=None)
-def test_the_longest_then_most_recent_match(
+def test_lookup_copies_after_the_longest_then_most_recent_match(
     tokens: list[int], minimum: int, depth: int, longest: int, candidates: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +57,7 @@ def test_the_longest_then_most_recent_match(
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=8), st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_growing_with_the_text_equals_starting_fresh(pieces: list[list[int]], minimum: int) -> None:
+def test_an_index_grown_with_the_text_equals_a_fresh_index(pieces: list[list[int]], minimum: int) -> None:
     state, tokens = started(minimum), []
     for piece in pieces:
         tokens += piece
@@ -71,7 +71,7 @@ def test_growing_with_the_text_equals_starting_fresh(pieces: list[list[int]], mi
 
 @given(st.lists(st.integers(0, 2), min_size=5, max_size=30), st.data())
 @settings(max_examples=200, deadline=None)
-def test_changed_and_shortened_text_is_indexed_anew(tokens: list[int], data: st.DataObject) -> None:
+def test_changed_or_shortened_text_is_indexed_again(tokens: list[int], data: st.DataObject) -> None:
     state = started(2)
     state.propose(Context(tokens), 4)
     keep = data.draw(st.integers(0, len(tokens)))
@@ -79,7 +79,7 @@ def test_changed_and_shortened_text_is_indexed_anew(tokens: list[int], data: st.
     assert state.propose(Context(other), 4) == started(2).propose(Context(other), 4)
 
 
-def test_short_texts_and_no_depth_propose_nothing() -> None:
+def test_lookup_proposes_nothing_for_short_texts_or_depth_zero() -> None:
     for tokens in ([], [1], [1, 1], [1, 1, 1]):
         assert started().propose(Context(tokens), 4) is NOTHING
     state = started()
@@ -87,14 +87,14 @@ def test_short_texts_and_no_depth_propose_nothing() -> None:
     assert state.propose(Context([1, 1, 1, 1, 1]), 2).tokens == (1,)
 
 
-def test_the_default_minimum_is_three_tokens() -> None:
+def test_lookup_needs_a_match_of_three_tokens_by_default() -> None:
     request = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=100, context_length=64)
     state = LookupDrafter().start(request)
     assert state.propose(Context([7, 8, 5, 6, 7, 8]), 4) is NOTHING
     assert state.propose(Context([6, 7, 8, 5, 4, 6, 7, 8]), 2).tokens == (5, 4)
 
 
-def test_a_copy_ends_after_a_stop_id() -> None:
+def test_a_copy_ends_after_a_stop_token() -> None:
     tokens = [1, 2, 3, 9, 5, 6, 1, 2, 3]
     assert started().propose(Context(tokens), 6).tokens == (9, 5, 6, 1, 2, 3)
     assert started(stop_ids=frozenset({5})).propose(Context(tokens), 6).tokens == (9, 5)
@@ -103,7 +103,7 @@ def test_a_copy_ends_after_a_stop_id() -> None:
 
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=60), st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_confidences_grow_with_the_match_and_along_the_copy(tokens: list[int], minimum: int) -> None:
+def test_lookup_confidence_grows_with_the_match_and_along_the_copy(tokens: list[int], minimum: int) -> None:
     proposal = started(minimum).propose(Context(tokens), 6)
     assert len(proposal.confidences) == len(proposal.tokens)
     assert all(0 <= sure < 1 for sure in proposal.confidences)
@@ -116,7 +116,7 @@ def test_confidences_grow_with_the_match_and_along_the_copy(tokens: list[int], m
         assert proposal.confidences[0] == match_confidence(min(longest, 32))
 
 
-def test_a_longer_match_is_surer() -> None:
+def test_a_longer_match_has_a_higher_confidence() -> None:
     sure = [match_confidence(matched) for matched in range(1, 33)]
     assert sure == sorted(set(sure))
     assert (sure[0], sure[2]) == (0.0, 0.5)
@@ -126,7 +126,7 @@ def test_a_longer_match_is_surer() -> None:
     assert (short.confidences, longer.confidences) == ((0.5,), (pytest.approx(0.6),))
 
 
-def test_a_gate_cuts_the_copy() -> None:
+def test_a_gate_ends_a_copy() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
     whole = started().propose(Context(tokens), 6)
     assert whole.confidences == pytest.approx((1 / 2, 3 / 5, 2 / 3, 5 / 7, 3 / 4, 7 / 9))
@@ -139,14 +139,14 @@ def test_a_gate_cuts_the_copy() -> None:
     assert [entropy for _, entropy in gate.asked] == [None] * 4, "a copy has no distribution"
 
 
-def test_it_is_free_and_never_behind() -> None:
+def test_lookup_is_free_and_has_no_lag() -> None:
     state = started()
     assert state.free
     assert state.lag(Context(list(range(1000)))) == 0
     assert state.propose(Context([1, 2, 3, 4, 1, 2, 3]), 1).forwards == 0
 
 
-def test_the_rest_of_the_contract() -> None:
+def test_observe_and_cancel_do_not_change_lookup_proposals() -> None:
     tokens = [1, 2, 3, 4, 1, 2, 3]
     state = started()
     before = state.propose(Context(tokens), 2)

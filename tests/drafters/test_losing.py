@@ -1,4 +1,4 @@
-"""A model drafter whose process is loaded, lost, started again and given up while the text goes on."""
+"""A model drafter whose process loads, is lost, restarts or is given up during an answer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=12, context_
 
 
 def lost_at(forward: int | None) -> FakeModel:
-    """Its process ends in that forward (from 1) of a sequence."""
+    """A model whose process ends in that forward (from 1) of a sequence."""
     return FakeModel(seed=1, faults=Faults(raise_at=forward, error=lambda: WorkerLostError(LOST)))
 
 
 class Process:
-    """A model that comes and goes by hand. ``opened`` counts how often a sequence was asked for."""
+    """A model that a test makes available or unavailable. ``opened`` counts the sequences requested."""
 
     def __init__(self, model: FakeModel) -> None:
         self.model = model
@@ -40,7 +40,7 @@ class Process:
         return self.model.facts
 
     def load(self) -> None:
-        """Comes by hand."""
+        """Do nothing: the test makes the model available."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
         raise AssertionError("a round never waits")
@@ -73,7 +73,7 @@ def drafted(state: ModelDraftState, tokens: list[int] = PROMPT, depth: int = 3) 
 EXPECTED = started(Process(FakeModel(seed=1))).propose(Context(PROMPT), 3).tokens
 
 
-def test_while_it_loads_nothing_is_proposed_and_nobody_waits() -> None:
+def test_while_the_drafter_loads_rounds_do_not_wait_and_have_no_proposals() -> None:
     process = Process(FakeModel(seed=1))
     process.waits_because = "fake is still loading"
     state = started(process)
@@ -86,24 +86,24 @@ def test_while_it_loads_nothing_is_proposed_and_nobody_waits() -> None:
     assert state.silent_because is None
 
 
-def test_what_is_loaded_by_now_is_not_said_to_be_loading() -> None:
+def test_a_drafter_that_has_loaded_is_no_longer_reported_as_loading() -> None:
     process = ToBeLoaded(FakeModel(seed=1))
     state = started(process)
-    assert state.silent_because is None, "nobody asked for it"
+    assert state.silent_because is None, "no proposal was requested"
     state.load()
     assert state.silent_because == "fake is still loading"
     process.waits_because = None
-    assert state.silent_because is None, "also where nobody lets it draft"
+    assert state.silent_because is None, "also if the policy lets it draft nothing"
 
 
 @pytest.mark.parametrize("forward", [1, 2, 3])
-def test_a_process_that_is_lost_in_any_forward_ends_the_round_and_not_the_answer(forward: int) -> None:
+def test_losing_the_drafters_process_in_any_forward_does_not_end_the_answer(forward: int) -> None:
     process = Process(lost_at(forward))
     state = started(process)
     assert state.propose(Context(PROMPT), 3) is NOTHING
     assert state.silent_because == LOST
     assert [sequence.closed for sequence in process.model.sequences] == [True]
-    assert state.lag(Context(PROMPT)) == len(PROMPT) - 1, "nothing is left of what it had read"
+    assert state.lag(Context(PROMPT)) == len(PROMPT) - 1, "everything must be read again"
     process.waits_because = f"{LOST}; it is being started again"
     for _ in range(3):
         assert state.propose(Context(PROMPT), 3) is NOTHING
@@ -116,7 +116,7 @@ def test_a_process_that_is_lost_in_any_forward_ends_the_round_and_not_the_answer
     assert process.opened == 2
 
 
-def test_a_process_given_up_is_told_once_and_never_asked_again() -> None:
+def test_a_drafter_whose_process_is_given_up_is_reported_once_and_stays_off() -> None:
     process = Process(lost_at(2))
     combined = Combination([ModelDrafter(lambda: process)], FixedDepth(3)).start(REQUEST)
     assert combined.propose(Context(PROMPT), 3) is NOTHING
@@ -128,7 +128,7 @@ def test_a_process_given_up_is_told_once_and_never_asked_again() -> None:
     assert process.opened == 2
 
 
-def test_a_process_that_is_lost_while_a_sequence_opens_is_waited_for_as_well() -> None:
+def test_a_process_lost_while_opening_a_sequence_is_waited_for() -> None:
     process = Process(FakeModel(seed=1))
     process.lost_while_opening = True
     state = started(process)
@@ -138,7 +138,7 @@ def test_a_process_that_is_lost_while_a_sequence_opens_is_waited_for_as_well() -
     assert drafted(state) == EXPECTED
 
 
-def test_a_model_that_never_comes_back_fails_when_it_is_next_asked() -> None:
+def test_a_drafter_model_that_stays_lost_raises_at_the_next_proposal() -> None:
     model = lost_at(1)
     state = ModelDrafter(lambda: model).start(REQUEST)
     assert state.propose(Context(PROMPT), 3) is NOTHING
@@ -151,7 +151,7 @@ def test_a_model_that_never_comes_back_fails_when_it_is_next_asked() -> None:
         state.propose(Context(PROMPT), 3)
 
 
-def test_a_cancel_reaches_a_process_that_came_back() -> None:
+def test_a_cancel_reaches_a_restarted_process() -> None:
     process = Process(lost_at(1))
     state = started(process)
     state.cancel()
@@ -169,7 +169,7 @@ def test_a_cancel_reaches_a_process_that_came_back() -> None:
     assert process.model.sequences[-1].closed
 
 
-def test_a_trimmed_drafter_says_what_its_process_does() -> None:
+def test_a_trimmed_drafter_reports_that_its_process_is_loading() -> None:
     process = Process(FakeModel(seed=1))
     process.waits_because = "fake is still loading"
     state = TrimmedHeadDrafter(ModelDrafter(lambda: process), None, range(12)).start(REQUEST)
@@ -180,7 +180,7 @@ def test_a_trimmed_drafter_says_what_its_process_does() -> None:
     assert state.silent_because is None
 
 
-def test_a_row_crosses_only_if_somebody_needs_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_row_is_read_from_the_worker_only_if_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     state = started(Process(FakeModel(seed=1)))
     monkeypatch.setattr(Rows, "logits", lambda *_arguments: pytest.fail("a row was read"))
     assert drafted(state) == EXPECTED
@@ -189,11 +189,11 @@ def test_a_row_crosses_only_if_somebody_needs_all_of_it(monkeypatch: pytest.Monk
 # ---------------------------------------------------------------------------------------- loaded when asked to
 
 
-OTHER_TEXT = Context([9] * 64)  # as long as is looked at to tell
+OTHER_TEXT = Context([9] * 64)  # one window
 
 
 class ToBeLoaded(Process):
-    """Comes some rounds after it was asked for."""
+    """A model that is available some rounds after its load was requested."""
 
     def __init__(self, model: FakeModel) -> None:
         super().__init__(model)
@@ -206,11 +206,11 @@ class ToBeLoaded(Process):
             self.waits_because = "fake is still loading"
 
 
-def test_it_is_loaded_once_the_policy_lets_it_draft_and_drafts_once_it_is_there() -> None:
+def test_a_drafter_loads_when_the_policy_allows_it_and_drafts_once_loaded() -> None:
     model, policy = ToBeLoaded(FakeModel(seed=1)), FixedDepth(0)
     combined = Combination([ModelDrafter(lambda: model)], policy).start(REQUEST)
     assert combined.propose(Context(PROMPT), 3) is NOTHING
-    assert (model.loads, combined.silences) == (0, {}), "nobody asked for it"
+    assert (model.loads, combined.silences) == (0, {}), "no load was requested"
     combined.depth = FixedDepth(3)
     for _ in range(3):
         assert combined.propose(Context(PROMPT), 3) is NOTHING
@@ -222,7 +222,7 @@ def test_it_is_loaded_once_the_policy_lets_it_draft_and_drafts_once_it_is_there(
     assert (combined.failures, combined.silences) == ({}, {})
 
 
-def test_a_load_that_failed_is_told_and_not_asked_for_again() -> None:
+def test_a_failed_load_is_reported_and_not_repeated() -> None:
     model = ToBeLoaded(FakeModel(seed=1))
     combined = Combination([ModelDrafter(lambda: model)], FixedDepth(3)).start(REQUEST)
     assert combined.propose(Context(PROMPT), 3) is NOTHING
@@ -233,7 +233,7 @@ def test_a_load_that_failed_is_told_and_not_asked_for_again() -> None:
     assert (model.loads, model.opened) == (1, 1)
 
 
-def test_a_model_that_is_there_need_not_be_asked_for() -> None:
+def test_a_loaded_model_drafts_without_a_load_request() -> None:
     model = ToBeLoaded(FakeModel(seed=1))
     model.waits_because = None
     assert started(model).ready
@@ -242,7 +242,7 @@ def test_a_model_that_is_there_need_not_be_asked_for() -> None:
     assert model.loads == 0
 
 
-def test_a_whole_drafter_is_loaded_when_the_trimmed_one_lacks_the_text() -> None:
+def test_the_whole_drafter_loads_when_the_trimmed_head_lacks_the_text() -> None:
     trimmed, whole = ToBeLoaded(FakeModel(seed=1)), ToBeLoaded(FakeModel(seed=1))
     drafter = TrimmedHeadDrafter(ModelDrafter(lambda: trimmed), ModelDrafter(lambda: whole), range(2))
     state = drafter.start(REQUEST)
@@ -266,7 +266,7 @@ def test_a_whole_drafter_is_loaded_when_the_trimmed_one_lacks_the_text() -> None
     assert (trimmed.opened, whole.opened) == (0, 1)
 
 
-def test_a_whole_drafter_that_cannot_be_had_costs_its_guesses() -> None:
+def test_a_whole_drafter_that_cannot_load_leaves_the_answer_without_guesses() -> None:
     trimmed = ToBeLoaded(FakeModel(seed=1))
     trimmed.waits_because = None
 
@@ -276,6 +276,6 @@ def test_a_whole_drafter_that_cannot_be_had_costs_its_guesses() -> None:
     state = TrimmedHeadDrafter(ModelDrafter(lambda: trimmed), ModelDrafter(gone), range(2)).start(REQUEST)
     state.lag(OTHER_TEXT)
     assert state.escaped
-    assert state.ready, "there is nobody to wait for"
+    assert state.ready, "there is no drafter to wait for"
     assert state.failure == "this engine is gone"
     assert state.propose(OTHER_TEXT, 3) is NOTHING

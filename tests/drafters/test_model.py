@@ -1,4 +1,4 @@
-"""The model drafter: its chain, and a cache that follows the text wherever it goes."""
+"""The model drafter: its chain, and its cache under any change of the text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def started(
 
 
 def chain(model: FakeModel, tokens: list[int], depth: int, sampling: Sampling = GREEDY) -> list[int]:
-    """What the model writes by itself, scored from scratch at each token."""
+    """The model's text, scored from scratch for each token."""
     so_far = list(tokens)
     for _ in range(depth):
         own = distribution(model.scores(so_far), sampling, so_far)
@@ -46,10 +46,10 @@ def chain(model: FakeModel, tokens: list[int], depth: int, sampling: Sampling = 
 
 
 def check_synced(state: ModelDraftState) -> FakeSequence:
-    cache = state._cache  # what it takes its cache to hold is told to nobody
+    cache = state._cache  # no public attribute exposes the cache
     assert cache is not None
     assert isinstance(cache.sequence, FakeSequence)
-    assert cache.sequence.tokens == cache.known, "it knows exactly what its cache holds"
+    assert cache.sequence.tokens == cache.known, "the recorded tokens are those in the cache"
     return cache.sequence
 
 
@@ -58,17 +58,17 @@ def check_synced(state: ModelDraftState) -> FakeSequence:
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=3), Sampling(repeat_penalty=1.5)])
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_the_chain_is_the_models_own_text(depth: int, sampling: Sampling) -> None:
+def test_a_model_drafters_chain_is_the_models_own_text(depth: int, sampling: Sampling) -> None:
     model = FakeModel(seed=1)
     proposal = started(model, sampling).propose(Context(PROMPT), depth)
     assert list(proposal.tokens) == chain(model, PROMPT, depth, sampling)
     assert proposal.sources == ("model",) * depth
     assert (proposal.drafted_by, proposal.draft_probs, proposal.parents) == ("model", None, None)
     assert model.sequences[0].log.widths == [len(PROMPT), *[1] * (depth - 1)], "the last draft token is not fed"
-    assert model.sequences[0].jobs == 1, "one hand-over to the worker thread for the whole chain"
+    assert model.sequences[0].jobs == 1, "one job on the worker thread for the whole chain"
 
 
-def test_the_rejection_rule_carries_the_distributions() -> None:
+def test_under_the_rejection_rule_a_chain_carries_its_distributions() -> None:
     model, sampling = FakeModel(seed=1), Sampling(temperature=1.0, top_k=5, seed=3, rule="rejection")
     proposal = started(model, sampling).propose(Context(PROMPT), 3)
     assert proposal.draft_probs is not None
@@ -82,7 +82,7 @@ def test_the_rejection_rule_carries_the_distributions() -> None:
         so_far.append(token)
 
 
-def test_a_shorter_context_than_the_sessions_is_used_until_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_with_a_shorter_context_drafts_until_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeModel(seed=1)
     monkeypatch.setattr(FakeModel, "facts", replace(model.facts, trained_context_length=8))
     state = started(model, context_length=64)
@@ -93,7 +93,7 @@ def test_a_shorter_context_than_the_sessions_is_used_until_it_is_full(monkeypatc
     assert len(state.propose(Context(PROMPT), 5).tokens) == 4
 
 
-def test_a_chain_ends_after_a_stop_id() -> None:
+def test_a_chain_ends_after_a_stop_token() -> None:
     model = FakeModel(seed=1)
     free = chain(model, PROMPT, 8)
     place = next(i for i, token in enumerate(free) if i > 0 and token not in free[:i])
@@ -103,12 +103,12 @@ def test_a_chain_ends_after_a_stop_id() -> None:
 
 
 def peaked(peaks: list[float]) -> FakeModel:
-    """Two ids; the likelier after n tokens is 0 with probability ``peaks[n]``."""
+    """Two ids; after n tokens id 0 has probability ``peaks[n]``, the higher one."""
     return FakeModel(2, table=lambda prefix: [math.log(peaks[len(prefix)]), math.log(1 - peaks[len(prefix)])])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, rule="rejection")])
-def test_low_confidence_ends_a_chain_whatever_would_have_been_drawn(sampling: Sampling) -> None:
+def test_low_confidence_ends_a_chain_before_the_token_is_drawn(sampling: Sampling) -> None:
     peaks = [0.9, 0.9, 0.8, 0.7, 0.55, 0.9, 0.9]
     for confidence, length in [(0.0, 5), (0.5, 5), (0.6, 2), (0.75, 1), (0.85, 0)]:
         state = started(peaked(peaks), sampling)
@@ -117,13 +117,13 @@ def test_low_confidence_ends_a_chain_whatever_would_have_been_drawn(sampling: Sa
         assert len(proposal.tokens) == min(length, 5)
         assert proposal.confidences == pytest.approx(peaks[2 : 2 + length])
         assert [sure for sure, _ in gate.asked] == pytest.approx(peaks[2 : 3 + min(length, 4)])
-        assert proposal.forwards == len(gate.asked), "the forward that told a token's confidence was made"
-        assert proposal.drafted_by == "model", "also when it proposes nothing: its time was spent"
+        assert proposal.forwards == len(gate.asked), "the forward that gave a token's confidence counts"
+        assert proposal.drafted_by == "model", "also for an empty proposal: it took time"
         assert len(proposal.sources) == len(proposal.tokens)
 
 
-def test_confidence_is_asked_before_a_token_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were it asked afterwards, whether a token is put forward could depend on the token: biased."""
+def test_a_gate_is_asked_before_the_token_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it were asked afterwards, the decision to propose a token could depend on the token, which is biased."""
     drawn: list[int] = []
     original = draw
 
@@ -138,7 +138,7 @@ def test_confidence_is_asked_before_a_token_is_drawn(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=1)])
-def test_high_entropy_ends_a_chain(sampling: Sampling) -> None:
+def test_high_entropy_ends_a_chain_of_drafts(sampling: Sampling) -> None:
     def nats(peak: float) -> float:
         return -peak * math.log(peak) - (1 - peak) * math.log(1 - peak)
 
@@ -157,7 +157,7 @@ def test_a_gate_may_end_a_chain_before_the_next_forward(forwards: int) -> None:
     assert proposal.forwards == len(model.sequences[0].log.widths) == forwards + 1
 
 
-def test_without_a_gate_it_drafts_as_far_as_it_may() -> None:
+def test_without_a_gate_a_chain_reaches_the_full_depth() -> None:
     model = FakeModel(3, table=lambda prefix: [0.0, math.log(0.9), math.log(0.2)])  # the peak is 1 / 2.1
     proposal = started(model).propose(Context([0]), 2)
     assert (proposal.tokens, proposal.forwards, proposal.confidences) == ((0, 0), 2, ())
@@ -177,7 +177,7 @@ def test_a_gate_is_not_asked_after_the_last_token_or_a_stop() -> None:
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_the_cache_follows_any_change_of_the_text(data: st.DataObject) -> None:
+def test_the_drafters_cache_follows_any_change_of_the_text(data: st.DataObject) -> None:
     model = FakeModel(4, seed=2)
     state = started(model, context_length=40)
     tokens = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
@@ -186,14 +186,14 @@ def test_the_cache_follows_any_change_of_the_text(data: st.DataObject) -> None:
         proposal = state.propose(Context(tokens), depth)
         assert list(proposal.tokens) == chain(model, tokens, len(proposal.tokens))
         check_synced(state)
-        # Some of the draft stands, then other tokens follow; or the text is cut back and goes another way.
+        # Some of the draft is accepted and other tokens follow, or the text is cut back and continues differently.
         keep = data.draw(st.integers(0, len(proposal.tokens)))
         back = data.draw(st.sampled_from([0, 0, 1, 3]))
         tokens = (tokens + list(proposal.tokens[:keep]))[: max(1, len(tokens) + keep - back)]
         tokens = (tokens + data.draw(st.lists(st.integers(0, 3), max_size=3)))[:40]
 
 
-def test_what_is_known_is_not_fed_again() -> None:
+def test_cached_tokens_are_not_fed_to_the_drafter_again() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     first = list(state.propose(Context(PROMPT), 3).tokens)
@@ -209,13 +209,13 @@ def test_what_is_known_is_not_fed_again() -> None:
     # Nothing changed: the last token once more, for its scores.
     state.propose(Context(tokens), 1)
     assert log.fed[7] == (tokens[-1],)
-    # The text was cut back to the prompt and goes on differently.
+    # The text was cut back to the prompt and continues differently.
     state.propose(Context([*PROMPT, 0, 0]), 1)
     assert log.fed[8][-1] == 0
     assert check_synced(state).tokens == [*PROMPT, 0, 0]
 
 
-def test_the_lag_is_what_would_have_to_be_read_but_for_the_last_token() -> None:
+def test_a_drafters_lag_counts_unread_tokens_except_the_last() -> None:
     state = started(FakeModel(seed=1))
     assert not state.free
     assert state.lag(Context([])) == 0
@@ -228,7 +228,7 @@ def test_the_lag_is_what_would_have_to_be_read_but_for_the_last_token() -> None:
     assert state.lag(Context([7, *PROMPT])) == len(PROMPT)
 
 
-def test_only_catching_up_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_more_than_an_ordinary_rounds_lag_counts_as_catching_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(1000))
     monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(ticks)))
     state = started(FakeModel(seed=1))
@@ -239,7 +239,7 @@ def test_only_catching_up_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     assert state.propose(Context([*tokens, 0, 1, 0, 1]), 2).sync_s == 1.0
 
 
-def test_it_is_not_opened_before_it_is_needed() -> None:
+def test_the_drafters_sequence_opens_at_the_first_proposal() -> None:
     model = FakeModel(seed=1)
     state = started(model, context_length=33)
     assert state.propose(Context(PROMPT), 0) is NOTHING
@@ -252,7 +252,7 @@ def test_it_is_not_opened_before_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize("room", range(-1, 6))
-def test_the_context_end(room: int) -> None:
+def test_a_chain_ends_at_the_drafters_context_length(room: int) -> None:
     model = FakeModel(seed=1)
     state = started(model, context_length=len(PROMPT) + room)
     proposal = state.propose(Context(PROMPT), 4)
@@ -265,7 +265,7 @@ def test_the_context_end(room: int) -> None:
 
 @pytest.mark.parametrize("call", range(1, 5))
 @pytest.mark.parametrize("kind", ["cancel", "raise"])
-def test_after_a_failure_at_any_forward_it_goes_on(call: int, kind: str) -> None:
+def test_a_model_drafter_continues_after_a_failure_at_any_forward(call: int, kind: str) -> None:
     faults = Faults(cancel_at=call) if kind == "cancel" else Faults(raise_at=call)
     model = FakeModel(seed=1, faults=faults)
     state = started(model)
@@ -278,7 +278,7 @@ def test_after_a_failure_at_any_forward_it_goes_on(call: int, kind: str) -> None
     check_synced(state)
 
 
-def test_garbage_scores_are_an_error_and_leave_the_cache_known() -> None:
+def test_scores_that_are_not_finite_raise_and_leave_the_cache_consistent() -> None:
     model = FakeModel(seed=1, faults=Faults(nan_at=2))
     state = started(model)
     with pytest.raises(NonFiniteLogitsError):
@@ -287,7 +287,7 @@ def test_garbage_scores_are_an_error_and_leave_the_cache_known() -> None:
     assert list(state.propose(Context(PROMPT), 3).tokens) == chain(model, PROMPT, 3)
 
 
-def test_cancel_before_during_and_after_opening() -> None:
+def test_a_drafter_can_be_cancelled_before_during_and_after_opening() -> None:
     state = started(FakeModel(seed=1))
     state.cancel()
     for _ in range(2):
@@ -302,7 +302,7 @@ def test_cancel_before_during_and_after_opening() -> None:
     assert len(state.propose(Context(PROMPT), 2).tokens) == 2
 
 
-def test_a_model_that_cannot_be_opened_raises_each_time() -> None:
+def test_a_drafter_model_that_cannot_open_raises_at_each_proposal() -> None:
     class Large(FakeModel):
         attempts = 0
 
@@ -323,7 +323,7 @@ def test_a_model_that_cannot_be_opened_raises_each_time() -> None:
         state.propose(Context(PROMPT), 2)
 
 
-def test_close_is_idempotent_and_leaves_the_model_open() -> None:
+def test_closing_a_drafter_state_is_idempotent_and_leaves_the_model_open() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     state.close()
@@ -335,7 +335,7 @@ def test_close_is_idempotent_and_leaves_the_model_open() -> None:
     assert not model.closed
 
 
-def test_sessions_do_not_share_a_cache_and_observing_changes_nothing() -> None:
+def test_sessions_have_separate_drafter_caches_and_observe_changes_nothing() -> None:
     model = FakeModel(seed=1)
     asked_for: list[FakeModel] = []
 
@@ -357,4 +357,4 @@ def test_sessions_do_not_share_a_cache_and_observing_changes_nothing() -> None:
     assert len(model.sequences) == 2
     assert len(asked_for) == 2, "once a session"
     drafter.close()
-    assert not model.closed, "the model belongs to whoever opened it"
+    assert not model.closed, "the caller owns the model"

@@ -1,4 +1,4 @@
-"""How much of a text the drafter reads, in which slices, and how it goes on after reading was left off."""
+"""How much of a text the drafter reads, in which slices, and how reading resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def only(model: FakeModel) -> FakeSequence:
 
 
 class Clock:
-    """Each look at it takes a second."""
+    """A clock that advances a second at each call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -59,17 +59,19 @@ class Clock:
         return self.now
 
 
-def test_only_the_window_and_the_last_token_are_read_from_position_0_on() -> None:
+def test_the_drafter_reads_only_the_window_from_position_0_on() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     assert state.lag(told(LONG)) == len(LONG) - 1
     found = list(state.propose(told(LONG, 32), 3).tokens)
     assert only(model).tokens == [*LONG[-33:], *found[:2]]
     assert found == likeliest(model, LONG[-33:], 3)
-    assert state.lag(told([*LONG, *found, 5])) == 1, "the last token drafted was not fed, the last one is not counted"
+    assert state.lag(told([*LONG, *found, 5])) == 1, (
+        "the last drafted token was not fed; the text's last token does not count"
+    )
 
 
-def test_a_window_that_is_there_is_gone_on_with_whatever_is_asked_later() -> None:
+def test_a_cached_window_is_extended_for_any_later_window_size() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     state.propose(told(LONG, 32), 1)
@@ -79,7 +81,7 @@ def test_a_window_that_is_there_is_gone_on_with_whatever_is_asked_later() -> Non
     assert sum(only(model).log.widths) < 33 + 5 * 4
 
 
-def test_all_of_the_text_is_read_again_where_that_is_asked() -> None:
+def test_the_drafter_reads_the_skipped_text_on_request() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     state.propose(told(LONG, 32), 1)
@@ -87,7 +89,7 @@ def test_all_of_the_text_is_read_again_where_that_is_asked() -> None:
     assert only(model).tokens[: len(LONG)] == LONG
 
 
-def test_a_text_that_went_further_than_the_window_is_read_anew() -> None:
+def test_a_text_that_grew_by_more_than_the_window_is_read_from_scratch() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     state.propose(told(LONG, 32), 1)
@@ -96,7 +98,7 @@ def test_a_text_that_went_further_than_the_window_is_read_anew() -> None:
     assert only(model).tokens == much[-33:]
 
 
-def test_another_text_is_read_from_its_beginning() -> None:
+def test_a_different_text_is_read_from_its_beginning() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     state.propose(told(LONG, 32), 1)
@@ -105,14 +107,14 @@ def test_another_text_is_read_from_its_beginning() -> None:
     assert list(state.propose(told(other), 2).tokens) == likeliest(model, other, 2)
 
 
-def test_a_text_longer_than_the_drafters_context_fits_by_its_window() -> None:
+def test_a_text_longer_than_the_drafters_context_is_read_by_its_window() -> None:
     model = FakeModel(seed=1)
     state = started(model, context_length=64)
     assert list(state.propose(told(LONG, 32), 3).tokens) == likeliest(model, LONG[-33:], 3)
     assert started(model, context_length=64).propose(told(LONG), 3).tokens == ()
 
 
-def test_reading_is_left_off_when_patience_ends_and_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_stops_when_patience_ends_and_resumes_at_the_next_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeModel(seed=1)
     state = started(model)
     Clock(monkeypatch)
@@ -121,44 +123,44 @@ def test_reading_is_left_off_when_patience_ends_and_gone_on_with(monkeypatch: py
         assert (proposal.drafted_by, proposal.forwards) == ("model", 0)
         assert proposal.sync_s > 1.5
         left.append(state.lag(told(LONG)))
-    assert left == [167, 135, 103, 71, 39, 7], "two slices of sixteen before the second look"
+    assert left == [167, 135, 103, 71, 39, 7], "two slices of sixteen between two checks of the clock"
     assert list(proposal.tokens) == likeliest(model, LONG, 2)
 
 
 @pytest.mark.parametrize(("tokens", "widths"), [(100, [16] * 6 + [4]), (400, [25] * 16), (2000, [64] * 31 + [16])])
-def test_slices_grow_with_what_is_to_be_read(tokens: int, widths: list[int]) -> None:
+def test_the_size_of_slices_grows_with_the_unread_text(tokens: int, widths: list[int]) -> None:
     model = FakeModel(seed=1)
     started(model, 4096).propose(told([place % 7 for place in range(tokens)], None, 100.0), 1)
     assert only(model).log.widths == widths
 
 
-def test_without_a_limit_all_is_one_forward() -> None:
+def test_without_a_time_limit_the_text_is_read_in_one_forward() -> None:
     model = FakeModel(seed=1)
     started(model).propose(told(LONG), 1)
     assert only(model).log.widths == [len(LONG)]
 
 
-def test_a_cancel_between_two_slices_takes_effect_before_the_next() -> None:
+def test_a_cancel_between_two_slices_stops_the_reading() -> None:
     model = FakeModel(seed=1, faults=Faults(cancel_at=3))
     state = started(model)
     with pytest.raises(CancelledError):
         state.propose(told(LONG, None, 100.0), 1)
-    assert state.lag(told(LONG)) == len(LONG) - 1 - 32, "what was read is known"
+    assert state.lag(told(LONG)) == len(LONG) - 1 - 32, "tokens read before the cancel stay cached"
     state.reset_cancel()
     assert list(state.propose(told(LONG, None, 100.0), 2).tokens) == likeliest(model, LONG, 2)
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_whatever_is_asked_the_cache_holds_what_it_is_taken_to_hold(data: st.DataObject) -> None:
-    """Texts that grow, change and shrink, windows and forks: a chain follows the part of the text that is known."""
+def test_after_any_requests_the_drafters_record_matches_its_cache(data: st.DataObject) -> None:
+    """Texts that grow, change and shrink, with windows and forks: a chain continues the part of the text read."""
     model = FakeModel(seed=1, can_fork=data.draw(st.booleans()))
     state = started(model)
     tokens = [data.draw(st.integers(0, 3)) for _ in range(5)]
     for _ in range(data.draw(st.integers(1, 6))):
         window = data.draw(st.none() | st.integers(1, 60))
         found = list(state.propose(told(tokens, window), data.draw(st.integers(1, 3))).tokens)
-        cache = state._cache  # what it takes its cache to hold is told to nobody
+        cache = state._cache  # no public attribute exposes the cache
         assert cache is not None
         assert isinstance(cache.sequence, FakeSequence)
         assert cache.sequence.tokens == cache.known
@@ -185,7 +187,7 @@ def looking_back(tokens: list[int], hindsight: int, window: int | None = None) -
 
 @pytest.mark.parametrize("patience_s", [math.inf, 1e9])
 @pytest.mark.parametrize(("hindsight", "window"), [(5, None), (14, 20), (19, 20), (3, 90)])
-def test_it_says_which_of_the_last_tokens_it_would_have_guessed(
+def test_hindsight_tells_which_recent_tokens_the_drafter_would_have_guessed(
     hindsight: int, window: int | None, patience_s: float
 ) -> None:
     model = FakeModel(seed=1)
@@ -201,15 +203,17 @@ def test_it_says_which_of_the_last_tokens_it_would_have_guessed(
     assert {True, False} <= set(proposal.hindsight) or hindsight < 4
 
 
-def test_what_it_had_read_before_it_says_nothing_about() -> None:
+def test_hindsight_excludes_tokens_that_were_read_before() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     state.propose(told(LONG), 1)
-    assert len(state.propose(looking_back([*LONG, 3, 1, 4], 14), 1).hindsight) == 2, "the last one stands for itself"
+    assert len(state.propose(looking_back([*LONG, 3, 1, 4], 14), 1).hindsight) == 2, (
+        "the text's last token is the draft's start"
+    )
     assert state.propose(told([*LONG, 3, 1, 4, 5]), 1).hindsight == ()
 
 
-def test_it_says_how_much_of_the_beginning_it_skipped() -> None:
+def test_the_drafter_reports_how_many_tokens_it_skipped() -> None:
     state = started(FakeModel(seed=1))
     assert state.unread(told(LONG)) == 0, "nothing is read yet, so nothing was skipped"
     state.propose(told(LONG, 32), 1)
@@ -222,22 +226,22 @@ def test_it_says_how_much_of_the_beginning_it_skipped() -> None:
 # --------------------------------------------------------------------------------------------------- reading ahead
 
 
-def test_what_was_read_ahead_is_not_read_again() -> None:
+def test_text_that_was_read_ahead_is_not_read_again() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     reading = state.read_ahead(told(LONG))
     assert reading is not None
     reading.result(20.0)
     assert only(model).tokens == LONG
-    assert max(only(model).log.widths) <= 16, "whoever asks meanwhile hardly waits"
+    assert max(only(model).log.widths) <= 16, "slices are short, so a request hardly waits"
     widths = len(only(model).log.widths)
-    assert state.read_ahead(told(LONG)) is None, "there is nothing left"
+    assert state.read_ahead(told(LONG)) is None, "nothing is left to read"
     assert state.lag(told([*LONG, 5])) == 0
     assert list(state.propose(told([*LONG, 5]), 2).tokens) == likeliest(model, [*LONG, 5], 2)
     assert only(model).log.widths[widths:] == [1, 1]
 
 
-def test_what_was_skipped_is_read_ahead_as_well() -> None:
+def test_reading_ahead_includes_the_skipped_text() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     state.propose(told(LONG, 32), 1)
@@ -247,7 +251,7 @@ def test_what_was_skipped_is_read_ahead_as_well() -> None:
     assert (only(model).tokens, state.unread(told(LONG))) == (LONG, 0)
 
 
-def test_reading_ahead_ends_with_the_slice_in_which_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_reading_takes_effect_after_the_current_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeModel(seed=1)
     state = started(model)
     forward = FakeSequence.forward
@@ -268,7 +272,7 @@ def test_reading_ahead_ends_with_the_slice_in_which_it_is_told_to(monkeypatch: p
     assert state.read_ahead(told(LONG)) is None
 
 
-def test_a_reading_under_way_is_the_only_one_and_is_waited_for_by_whoever_asks() -> None:
+def test_a_proposal_waits_for_the_one_reading_in_progress() -> None:
     state = started(FakeModel(seed=1))
     assert state.read_ahead(told(LONG)) is not None
     under_way: Future[None] = Future()
@@ -279,7 +283,7 @@ def test_a_reading_under_way_is_the_only_one_and_is_waited_for_by_whoever_asks()
     assert under_way.done()
 
 
-def test_a_text_that_the_drafter_cannot_hold_is_not_read_ahead() -> None:
+def test_a_text_longer_than_the_drafters_context_is_not_read_ahead() -> None:
     state = started(FakeModel(seed=1), context_length=64)
     assert state.read_ahead(told(LONG)) is None
-    assert state.read_ahead(told(LONG[:10])) is None, "it is read as soon when it drafts"
+    assert state.read_ahead(told(LONG[:10])) is None, "drafting itself reads such a short text"

@@ -1,4 +1,4 @@
-"""What a model drafter puts forward beside its chain, and what is learned of it."""
+"""The siblings that a model drafter proposes for its chain, and what the policy learns from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES = {
 
 @dataclass
 class Evaluation(Gate):
-    """Finds the first ``ranks[i]`` alternatives of place i worth it; remembers the odds it was told."""
+    """Finds the first ``ranks[i]`` alternatives of place i worth verifying; records the odds it received."""
 
     ranks: Sequence[int] = (1,) * 9
     told: list[list[list[float]]] = field(default_factory=list)
@@ -53,7 +53,7 @@ def ranked(model: FakeModel, tokens: list[int]) -> list[int]:
     return model.scores(tokens)[:12].argsort()[::-1].tolist()
 
 
-def test_the_next_best_tokens_lie_beside_the_chain() -> None:
+def test_siblings_of_a_chain_are_the_next_best_tokens() -> None:
     model = FakeModel(seed=1)
     gate = Evaluation(ranks=(2, 0, 1))
     assert isinstance(gate, SiblingGate)
@@ -74,7 +74,7 @@ def gated(gate: Evaluation, depth: int) -> Evaluation:
     return gate
 
 
-def test_the_odds_are_the_drafters_own() -> None:
+def test_the_odds_of_siblings_are_the_drafters_probabilities() -> None:
     model, gate = FakeModel(seed=1), Evaluation()
     proposal = started(model).propose(wishing(), 2, gated(gate, 1))
     scores = model.scores(PROMPT)[:12].astype(np.float64)
@@ -84,7 +84,7 @@ def test_the_odds_are_the_drafters_own() -> None:
     assert gate.told == [[[odds for _, odds in proposal.alternatives[0]]]]
 
 
-def test_with_shared_noise_they_are_what_it_draws_next() -> None:
+def test_with_shared_noise_siblings_are_the_next_draws() -> None:
     model, sampling = FakeModel(seed=1, spread=1.0), RULES["keyed"]
     proposal = started(model, sampling).propose(wishing(), 3, gated(Evaluation(), 1))
     own = Chooser(sampling).distribution(Rows(1, lambda index: model.scores(PROMPT)[:12]), 0, PROMPT)
@@ -102,7 +102,7 @@ def test_with_shared_noise_they_are_what_it_draws_next() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_nobody_who_did_not_ask_gets_any(rule: str) -> None:
+def test_siblings_are_proposed_only_on_request(rule: str) -> None:
     def alone(context: Context, gate: Gate | None) -> Proposal:
         return started(FakeModel(seed=1), RULES[rule]).propose(context, 4, gate)
 
@@ -113,7 +113,7 @@ def test_nobody_who_did_not_ask_gets_any(rule: str) -> None:
     assert not Context(PROMPT).wants_siblings
 
 
-def test_the_rejection_rule_has_no_use_for_them() -> None:
+def test_under_the_rejection_rule_no_siblings_are_proposed() -> None:
     gate = Evaluation()
     proposal = started(FakeModel(seed=1), RULES["rejection"]).propose(wishing(), 4, gate)
     assert (len(proposal.tokens), proposal.parents) == (4, None)
@@ -122,14 +122,14 @@ def test_the_rejection_rule_has_no_use_for_them() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 9])
-def test_all_together_are_no_more_than_allowed(depth: int) -> None:
+def test_chain_and_siblings_together_stay_within_the_depth(depth: int) -> None:
     gate = gated(Evaluation(ranks=(3, 3)), 2)
     proposal = started(FakeModel(seed=1)).propose(wishing(), depth, gate)
     assert len(proposal.tokens) == min(depth, 8)
-    assert len(gate.told) == (depth > 1), "a single token has no room beside it"
+    assert len(gate.told) == (depth > 1), "at depth 1 there is no room for siblings"
 
 
-def test_a_stop_is_never_one() -> None:
+def test_a_stop_token_is_never_a_sibling() -> None:
     model = FakeModel(seed=1)
     second, third = ranked(model, PROMPT)[1:3]
     gate = Evaluation(ranks=(2,))
@@ -139,24 +139,24 @@ def test_a_stop_is_never_one() -> None:
     assert proposal.tokens == (ranked(model, PROMPT)[0], third)
     told = gated(Evaluation(ranks=(0,)), 1)
     started(model, stop_ids=frozenset({second})).propose(wishing(), 3, told)
-    assert told.told[0][0][0] == 0.0, "its odds are nothing"
+    assert told.told[0][0][0] == 0.0, "a stop token's odds are zero"
 
 
-def test_ids_that_only_the_drafter_has_are_none() -> None:
+def test_ids_outside_the_targets_vocabulary_are_never_siblings() -> None:
     model = FakeModel(vocabulary_size=40, seed=1)
     proposal = started(model).propose(wishing(), 3, gated(Evaluation(ranks=(3,)), 1))
     assert all(token < 12 for token in proposal.tokens)
     assert len(proposal.tokens) == 3
 
 
-def test_a_vocabulary_may_be_smaller_than_what_is_asked_for() -> None:
+def test_a_small_vocabulary_gives_fewer_siblings_than_requested() -> None:
     request = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=2, context_length=64)
     state = ModelDrafter(lambda: FakeModel(vocabulary_size=2, seed=1)).start(request)
     proposal = state.propose(Context([1, 0, 1], wants_siblings=True), 5, gated(Evaluation(), 1))
     assert sorted(proposal.tokens) == [0, 1]
 
 
-def test_what_a_trimmed_head_lacks_is_none() -> None:
+def test_tokens_outside_a_trimmed_head_are_never_siblings() -> None:
     lacking = [0.0, -np.inf, 1.0, -np.inf, *[-np.inf] * 8]
     model = FakeModel(table=lambda prefix: lacking)
     proposal = started(model).propose(wishing(), 5, gated(Evaluation(ranks=(3,)), 1))
@@ -173,7 +173,7 @@ def outcome(committed: tuple[int, ...], evaluated: int) -> Outcome:
     return Outcome(proposal=proposal, evaluated=evaluated, accepted=evaluated, committed=committed)
 
 
-def test_what_was_compared_tells_what_odds_are_worth() -> None:
+def test_each_compared_place_shows_which_alternative_was_the_targets() -> None:
     assert seen_alternatives(outcome((8, 5), 1)) == [([0.2, 0.1], [False, True])]
     assert seen_alternatives(outcome((1, 9, 4), 2)) == [([0.2, 0.1], [False, False]), ([0.3], [True])]
     assert seen_alternatives(outcome((1, 2, 3, 4), 3)) == [([0.2, 0.1], [False, False]), ([0.3], [False])]
@@ -182,7 +182,7 @@ def test_what_was_compared_tells_what_odds_are_worth() -> None:
     assert seen_alternatives(bare) == []
 
 
-def test_the_policy_is_told() -> None:
+def test_the_policy_receives_the_outcome_of_alternatives() -> None:
     policy = Depths(None, model=5)
     state = CombinationState([("model", started(FakeModel(seed=1)))], policy)
     state.observe(outcome((1, 9, 4), 2))
@@ -190,7 +190,7 @@ def test_the_policy_is_told() -> None:
     assert policy.learned == [("model", (0.5, 0.5), [True, True])]
 
 
-def test_a_cut_proposal_keeps_what_belongs_to_its_tokens() -> None:
+def test_a_cut_proposal_keeps_the_data_of_its_remaining_tokens() -> None:
     proposal = outcome((1,), 1).proposal
     assert proposal.cut(1).alternatives == (((7, 0.2), (8, 0.1)),)
     assert Proposal().alternatives == ()

@@ -1,4 +1,4 @@
-"""Free drafters are watched: the policy hears what they would have got right, once each, used or not."""
+"""Free drafters are watched: the policy learns which guesses would have been right, once each, used or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.scripted_drafters import Scripted
 
 
 class Guess(Scripted):
-    """Proposes the tokens it is told to, as sure as it is told to be."""
+    """Proposes the given tokens with the given confidences."""
 
     def __init__(self, *tokens: int, confidences: Sequence[float] = (), free: bool = True, behind: int = 0) -> None:
         super().__init__(lambda context, depth: self.tokens[:depth], free=free, behind=behind)
@@ -35,13 +35,13 @@ def watching(guess: Guess, gate: Gate | None = None, depth: int = 0) -> tuple[Co
     return CombinationState([("free", guess)], policy), policy
 
 
-def test_it_is_asked_although_nothing_is_allowed() -> None:
+def test_a_free_drafter_is_asked_even_if_the_policy_allows_nothing() -> None:
     guess = Guess(6, 7, 8)
     state, policy = watching(guess)
     assert state.propose(Context(PROMPT), 3) is NOTHING
     assert guess.asked == [(5, 3)]
-    assert guess.gates == [None], "the whole guess is wanted, whatever the gate would say"
-    assert policy.learned == [], "nothing has followed yet"
+    assert guess.gates == [None], "the whole guess is requested without the gate"
+    assert policy.learned == [], "the text has not continued yet"
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,19 @@ def test_it_is_asked_although_nothing_is_allowed() -> None:
         ([6, 9, 8], [(0.5, 0.6), [True, False]]),
     ],
 )
-def test_what_followed_is_compared_in_order_up_to_the_first_miss(
+def test_a_watched_guess_is_compared_up_to_its_first_wrong_token(
     followed: list[int], learned: list[object] | None
 ) -> None:
     guess = Guess(6, 7, 8, confidences=(0.5, 0.6, 0.7))
     state, policy = watching(guess)
     state.propose(Context(PROMPT), 3)
     guess.tokens = ()
-    for _ in range(3):  # once, however often the same text is seen again
+    for _ in range(3):  # learned once, although the same text is seen again
         state.propose(Context(PROMPT + followed), 3)
     assert policy.learned == ([("free", *learned)] if learned else [])
 
 
-def test_token_by_token_the_same_is_learned() -> None:
+def test_a_watched_guess_teaches_the_same_if_the_text_grows_token_by_token() -> None:
     guess = Guess(6, 7, 8, confidences=(0.5, 0.6, 0.7))
     state, policy = watching(guess)
     state.propose(Context(PROMPT), 3)
@@ -78,7 +78,7 @@ def test_token_by_token_the_same_is_learned() -> None:
     assert policy.learned == [("free", (0.5, 0.6, 0.7), [True, True, True])]
 
 
-def test_a_guess_is_learned_with_each_round_that_made_one() -> None:
+def test_each_round_with_a_watched_guess_is_learned_from() -> None:
     guess = Guess(6, 7)
     state, policy = watching(guess)
     text = [*PROMPT, 6, 7, 8]
@@ -88,7 +88,7 @@ def test_a_guess_is_learned_with_each_round_that_made_one() -> None:
     assert [hits for _, _, hits in policy.learned] == [[True, True], [True, True]]
 
 
-def test_one_without_confidences_is_counted_as_unsure() -> None:
+def test_a_watched_guess_without_confidences_counts_as_one_half() -> None:
     guess = Guess(6, 7)
     state, policy = watching(guess)
     state.propose(Context(PROMPT), 2)
@@ -97,7 +97,7 @@ def test_one_without_confidences_is_counted_as_unsure() -> None:
 
 
 @pytest.mark.parametrize("other", [[9, 9, 9, 9, 9, 6, 7, 8], [1, 2, 3, 4, 9, 6, 7, 8], [1, 2], []])
-def test_another_conversation_or_an_answer_taken_back_says_nothing(other: list[int]) -> None:
+def test_a_watched_guess_is_dropped_if_its_text_was_replaced(other: list[int]) -> None:
     guess = Guess(6, 7)
     state, policy = watching(guess)
     state.propose(Context(PROMPT), 2)
@@ -107,7 +107,7 @@ def test_another_conversation_or_an_answer_taken_back_says_nothing(other: list[i
     assert policy.learned == []
 
 
-def test_what_was_used_and_watched_is_counted_once() -> None:
+def test_a_guess_that_was_used_and_watched_is_counted_once() -> None:
     guess = Guess(6, 7, confidences=(0.5, 0.6))
     state, policy = watching(guess, depth=2)
     proposal = state.propose(Context(PROMPT), 2)
@@ -118,58 +118,58 @@ def test_what_was_used_and_watched_is_counted_once() -> None:
     for _ in range(2):
         state.propose(Context([*PROMPT, 6, 9]), 2)
     assert policy.learned == [("free", (0.5, 0.6), [True, False])]
-    assert [outcome.accepted for outcome in guess.outcomes] == [1], "the drafter itself is told as any other"
+    assert [outcome.accepted for outcome in guess.outcomes] == [1], "the drafter itself receives the outcome too"
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0.0, 4), (0.55, 0), (0.5, 1), (1.0, 0)])
-def test_the_gate_cuts_what_is_used_but_not_what_is_watched(limit: float, kept: int) -> None:
+def test_the_gate_cuts_the_used_guess_but_not_the_watched_one(limit: float, kept: int) -> None:
     guess = Guess(6, 7, 8, 9, confidences=(0.5, 0.4, 0.9, 0.9))
     gate = at_least(limit)
     state, policy = watching(guess, gate, depth=4)
     proposal = state.propose(Context(PROMPT), 4)
     assert proposal.tokens == (6, 7, 8, 9)[:kept]
     assert (proposal is NOTHING) is (kept == 0)
-    assert len(gate.asked) == min(kept + 1, 4), "in order, and not beyond the first it refuses"
+    assert len(gate.asked) == min(kept + 1, 4), "in order, up to the first token it refuses"
     guess.tokens = ()
     state.propose(Context([*PROMPT, 6, 7, 8, 9]), 4)
     assert policy.learned == [("free", (0.5, 0.4, 0.9, 0.9), [True] * 4)]
 
 
-def test_a_gate_sees_an_unsure_drafter_without_confidences() -> None:
+def test_a_gate_sees_confidence_one_half_if_the_drafter_reports_none() -> None:
     gate = Gate()
     state, _ = watching(Guess(6, 7), gate, depth=2)
     assert state.propose(Context(PROMPT), 2).tokens == (6, 7)
     assert gate.asked == [(0.5, None), (0.5, None)]
 
 
-def test_the_depth_cuts_before_the_gate_is_asked() -> None:
+def test_a_free_guess_is_cut_to_the_depth_before_the_gate_is_asked() -> None:
     gate = Gate()
     state, _ = watching(Guess(6, 7, 8), gate, depth=2)
     assert state.propose(Context(PROMPT), 5).tokens == (6, 7)
     assert len(gate.asked) == 2
 
 
-def test_a_costly_drafter_is_learned_from_what_was_verified() -> None:
+def test_a_costly_drafter_is_judged_by_its_verified_tokens_only() -> None:
     costly = Guess(6, 7, 8, confidences=(0.9, 0.8, 0.7), free=False, behind=17)
     policy = Depths(Gate(), costly=3)
     state = CombinationState([("costly", costly)], policy)
     proposal = state.propose(Context(PROMPT), 3)
     assert policy.asked == [("costly", 17)]
-    assert costly.gates == [policy.gate], "it asks the gate itself, before each token"
+    assert costly.gates == [policy.gate], "a costly drafter asks the gate itself, before each token"
     state.observe(Outcome(proposal=proposal, evaluated=2, accepted=1, committed=(6, 9)))
     assert policy.learned == [("costly", (0.9, 0.8), [True, False])]
     state.propose(Context([*PROMPT, 6, 9]), 3)
-    assert len(policy.learned) == 1, "it is not watched as well"
+    assert len(policy.learned) == 1, "a costly drafter is not watched"
 
 
-def test_a_costly_drafter_is_not_asked_while_it_is_off() -> None:
+def test_a_costly_drafter_is_not_asked_while_the_policy_has_it_off() -> None:
     costly = Guess(6, free=False, behind=3)
     policy = Depths(costly=0)
     assert CombinationState([("costly", costly)], policy).propose(Context(PROMPT), 3) is NOTHING
     assert (costly.asked, policy.asked) == ([], [("costly", 3)])
 
 
-def test_a_free_drafter_is_watched_in_front_of_a_costly_one() -> None:
+def test_a_free_drafter_is_watched_while_a_costly_one_drafts() -> None:
     free, costly = Guess(6, 7), Guess(6, 9, free=False)
     policy = Depths(free=0, costly=2)
     state = CombinationState([("free", free), ("costly", costly)], policy)
@@ -181,7 +181,7 @@ def test_a_free_drafter_is_watched_in_front_of_a_costly_one() -> None:
     assert policy.learned == [("costly", (), [True, True]), ("free", (0.5, 0.5), [True, False])]
 
 
-def test_only_so_many_are_watched_at_a_time() -> None:
+def test_the_number_of_watched_guesses_is_limited() -> None:
     guess = Guess(6, 7)
     state, policy = watching(guess)
     for _ in range(40):
@@ -190,7 +190,7 @@ def test_only_so_many_are_watched_at_a_time() -> None:
     assert len(policy.learned) == 16
 
 
-def test_the_combination_is_not_free_and_as_far_behind_as_its_nearest_part() -> None:
+def test_a_combination_is_not_free_and_has_the_smallest_lag_of_its_drafters() -> None:
     parts: list[tuple[str, DraftState]] = [("a", Guess(behind=9, free=False)), ("b", Guess(behind=4, free=False))]
     state = CombinationState(parts, Depths())
     assert not state.free

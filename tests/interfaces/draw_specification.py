@@ -1,8 +1,8 @@
 """How a token is drawn from a row of scores: the whole rule, one number at a time.
 
-``interfaces/drawing.py`` computes it with numpy and ``kernels/row_draw.h`` with vectors; tests hold both against it.
-``f32`` rounds to float32: the float64 sum, difference or product of two float32, rounded so, is what float32
-operations give (Figueroa, 1995).
+``interfaces/drawing.py`` computes the rule with numpy and ``kernels/row_draw.h`` with vectors; tests compare both to
+this specification. ``f32`` rounds to float32: the float64 sum, difference or product of two float32, rounded so,
+equals the float32 operation (Figueroa, 1995).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FLOAT = struct.Struct("f")
 
 
 def f32(value: float) -> float:
-    """The nearest float32, infinite where that is too large."""
+    """The nearest float32, infinite if ``value`` is too large."""
     try:
         number: float = _FLOAT.unpack(_FLOAT.pack(value))[0]
     except OverflowError:
@@ -27,7 +27,7 @@ def f32(value: float) -> float:
 
 
 def specified(scores: Sequence[float], request: DrawRequest, ids: Sequence[int] | None = None) -> Drawn | None:
-    """What is drawn from float32 ``scores``; None if one is NaN or the highest infinite."""
+    """The draw from float32 ``scores``; None if a score is NaN or the highest is infinite."""
     ids = range(len(scores)) if ids is None else ids
     own = [penalised(score, request.seen.get(i, 0), request) for score, i in zip(scores, ids, strict=True)]
     best = max(own)
@@ -58,7 +58,7 @@ def penalised(score: float, occurrences: int, request: DrawRequest) -> float:
 
 
 def truncated(ranked: Sequence[int], weights: Sequence[float], request: DrawRequest) -> list[int]:
-    """Which places are left, best first."""
+    """The places that truncation keeps, best first."""
     kept = [place for place in ranked[: request.top_k or None] if weights[place] > 0]
     if request.top_p < 1:
         wanted, running, count = request.top_p * sum(units(weights[place]) for place in kept), 0, 0
@@ -70,7 +70,7 @@ def truncated(ranked: Sequence[int], weights: Sequence[float], request: DrawRequ
 
 
 def weight(y: float) -> float:
-    """2^y, and nothing below 2^-40."""
+    """2^y, and 0 below 2^-40."""
     if y < -40:
         return 0.0
     n = round(y)  # to even, as everything here
@@ -81,7 +81,7 @@ def weight(y: float) -> float:
 
 
 def units(own: float) -> int:
-    """A weight as sums count it."""
+    """A weight in the units of sums."""
     return round(math.ldexp(own, 32))
 
 
@@ -95,7 +95,7 @@ def noise(x: int, first: int, second: int) -> int:
 
 
 def time(key: NoiseKey, token: int) -> float:
-    """-log(1 - v) of a number v in (0, 1) of 52 bits: how long a token of weight 1 takes."""
+    """-log(1 - v) of a number v in (0, 1) of 52 bits: the arrival time of a token of weight 1."""
     v = ((noise(token, *key[:2]) << 20) + (noise(token, *key[2:]) >> 12) + 0.5) / 2**52
     if v < 0.25:
         twos, f = 0.0, v / (2 - v)

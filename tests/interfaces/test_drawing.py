@@ -1,4 +1,4 @@
-"""What numpy draws from a row of scores, against the specification; and the noise by itself."""
+"""numpy's draws from a row of scores against the specification; and the noise by itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IDS = np.arange(2000, dtype=np.int64)
 
 
 @pytest.mark.slow
-def test_numpy_draws_what_the_specification_says() -> None:
+def test_numpy_draws_equal_the_specification_to_the_bit() -> None:
     """20 000 rows of every kind: tokens, odds, peak and entropy to the bit."""
     asked = set[tuple[Measure, bool, bool, bool]]()
     for row in score_rows(1, 20_000, longest=30):
@@ -51,14 +51,14 @@ def test_numpy_draws_what_the_specification_says() -> None:
     assert len(asked) == 24
 
 
-def test_longer_rows_too() -> None:
-    """Where numpy looks closely at a few tokens only, and at 1024 of a nucleus first."""
+def test_numpy_draws_from_long_rows_equal_the_specification() -> None:
+    """Rows so long that numpy computes few times fully, and sorts only 1024 candidates for top_p first."""
     for row in score_rows(2, 60, count=3000):
         assert by_numpy(row) == by_specification(row), row
 
 
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf])
-def test_the_specification_refuses_what_numpy_refuses(spoilt: float) -> None:
+def test_numpy_and_specification_refuse_the_same_scores(spoilt: float) -> None:
     for row in score_rows(3, 40):
         scores = np.where(row.scores < np.inf, row.scores, np.float32(0))
         scores[len(scores) // 2] = spoilt
@@ -72,7 +72,7 @@ def test_the_specification_refuses_what_numpy_refuses(spoilt: float) -> None:
         draw_from(nothing, DrawRequest(key=KEY))
 
 
-def test_weights_are_powers_of_two_in_few_steps() -> None:
+def test_weights_are_powers_of_two_within_two_units_in_the_last_place() -> None:
     y = np.concatenate((-np.linspace(0, 40, 200_001), [-1e-9, -0.5, -1.5, -39.5])).astype(np.float32)
     weights = weights_of(y)
     assert np.abs(weights / np.exp2(y.astype(np.float64)) - 1).max() < 2.0**-22
@@ -83,15 +83,15 @@ def test_weights_are_powers_of_two_in_few_steps() -> None:
     assert weights_of(np.array([-np.inf, -61.0], dtype=np.float32)).max() < 2.0**-59
 
 
-def test_times_are_exponential() -> None:
+def test_arrival_times_are_exponentially_distributed() -> None:
     numbers = np.concatenate(
         (2.0 ** -np.arange(1, 53.0), 1 - 2.0 ** -np.arange(1, 53.0), np.linspace(1e-6, 0.999999, 9999))
     )
     assert exponentials(numbers) == pytest.approx(-np.log1p(-numbers), rel=2.0**-40)
-    assert (exponentials(numbers) >= numbers).all(), "what is looked at closely rests on that"
+    assert (exponentials(numbers) >= numbers).all(), "the selection of candidates relies on this"
 
 
-def test_defaults_take_the_best_and_tell_nothing_else() -> None:
+def test_a_default_draw_returns_the_best_token_without_measures() -> None:
     own = DrawRequest()
     assert (own.key, own.temperature, own.top_k, own.top_p, own.min_p) == (None, 1.0, 0, 1.0, 0.0)
     assert (own.repeat_penalty, own.presence_penalty, own.frequency_penalty, own.seen) == (1.0, 0.0, 0.0, {})
@@ -101,14 +101,14 @@ def test_defaults_take_the_best_and_tell_nothing_else() -> None:
     assert drawn.entropy is None
 
 
-def test_a_temperature_of_almost_nothing_is_the_best_score() -> None:
+def test_a_temperature_near_zero_draws_the_best_score() -> None:
     for temperature in (1e-300, 1e-30, 1e-6):
         request = DrawRequest(key=KEY, temperature=temperature, wanted=MOST_DRAWN, measure=Measure.ENTROPY)
         assert math.isfinite(request.scale)
         assert draw_from(np.float32([1, 2, -3e38, -np.inf]), request) == Drawn((1,), (1.0,), 0.0)
 
 
-def test_columns_of_tokens_that_are_not_scored_are_left_out() -> None:
+def test_seen_tokens_that_are_not_scored_have_no_column() -> None:
     seen = {3: 2, 5: 1, 9: 4, 77: 1, -1: 1}
     for ids, wanted in ((None, [[3, 5], [2, 1]]), (np.array([0, 5, 9, 11]), [[1, 2], [1, 4]])):
         columns, occurrences = seen_columns(seen, 6 if ids is None else 4, ids)
@@ -119,8 +119,8 @@ def test_columns_of_tokens_that_are_not_scored_are_left_out() -> None:
 # ------------------------------------------------------------------------------------------ measures and odds
 
 
-def test_measures_are_those_of_the_distribution() -> None:
-    """The exact numbers are the specification's; these are the mathematics."""
+def test_odds_and_entropy_equal_those_of_the_distribution() -> None:
+    """The mathematical values; the exact numbers are compared with the specification."""
     for shape in ("flat", "text", "peaky", "tied"):
         scores = shaped(np.random.default_rng(5), shape, 500)
         for key in (None, KEY):
@@ -149,13 +149,13 @@ def test_noise_is_a_pure_function_of_its_key() -> None:
     first = uniforms(KEY, IDS)
     assert first.tolist() == uniforms(KEY, IDS).tolist()
     picked = np.array([1500, 3, 3], dtype=np.int64)
-    assert uniforms(KEY, picked).tolist() == first[picked].tolist(), "each id by itself"
+    assert uniforms(KEY, picked).tolist() == first[picked].tolist(), "independent of the other ids"
     assert ((first > 0) & (first < 1)).all()
     assert exponentials(first[:3]).tolist() == [time(KEY, token) for token in range(3)]
 
 
-def test_noise_known_values() -> None:
-    """Changing the hash changes every seeded answer: this must be on purpose."""
+def test_noise_has_known_values() -> None:
+    """Changing the hash changes every seeded answer, so it must be deliberate."""
     assert noise_key(3, 12345, Purpose.ACCEPT) == KNOWN_KEY
     assert uniforms(noise_key(3, 12345, Purpose.ACCEPT), np.arange(3)) == pytest.approx(KNOWN_NUMBERS, abs=1e-8)
 
@@ -164,7 +164,7 @@ KNOWN_KEY = (147703183, 3489712508, 3722829994, 695250344)
 KNOWN_NUMBERS = [0.74116856, 0.8264564, 0.43117908]
 
 
-def test_noise_differs_by_every_part_of_its_key() -> None:
+def test_noise_depends_on_seed_position_and_purpose() -> None:
     keys = [
         (seed, position, purpose)
         for seed in (0, 1, 2**64 - 1)
@@ -186,10 +186,10 @@ def cells_of(numbers: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_pairs_of_numbers_are_independent_along_each_axis() -> None:
+def test_noise_pairs_are_independent_along_ids_positions_seeds_and_purposes() -> None:
     """Chi-square of pairs in 16 x 16 cells, 40 000 to a million: along ids, positions, seeds and purposes.
 
-    A false alarm in a million for each; the test of correlations alone would miss what is not linear.
+    A false alarm in a million for each test. The correlation test alone would miss nonlinear dependence.
     """
     some = np.array([0, 1, 2, 3, 4, 8, 64, 1023, 1024, 32768, 151935], dtype=np.int64)
     positions = 40_000
@@ -216,7 +216,7 @@ def test_pairs_of_numbers_are_independent_along_each_axis() -> None:
 
 
 @pytest.mark.slow
-def test_draws_follow_the_weights() -> None:
+def test_draw_frequencies_match_the_weights() -> None:
     """60 000 draws over positions and seeds, of likely and of rare tokens, by their real ids."""
     ids = np.array([0, 1, 2, 700, 701, 65536, 151935], dtype=np.int64)
     scores = np.log(np.float32([8, 1, 4, 2, 0.5, 4, 0.01]))
@@ -230,11 +230,13 @@ def test_draws_follow_the_weights() -> None:
     probs = weights / weights.sum()
     assert chi_square(counts, probs) < threshold(len(ids) - 1)
     other = np.exp(scores.astype(np.float64) / 1.1)
-    assert chi_square(counts, other / other.sum()) > threshold(len(ids) - 1), "a slightly wrong law is noticed"
+    assert chi_square(counts, other / other.sum()) > threshold(len(ids) - 1), (
+        "a slightly wrong distribution is detected"
+    )
 
 
-def test_the_last_bits_of_a_number_are_as_good_as_the_first() -> None:
-    """They decide what rare tokens get, and must not follow from the others."""
+def test_the_last_bits_of_noise_are_uniform_and_independent() -> None:
+    """The last bits decide between rare tokens, and must not follow from the others."""
     numbers = uniforms(noise_key(9, 4, Purpose.TOKEN), np.arange(400_000))
     last = np.modf(numbers * 2.0**32)[0]
     for left, right in ((numbers, last), (last[1:], last[:-1]), (np.modf(numbers * 2.0**28)[0], last)):
@@ -242,7 +244,7 @@ def test_the_last_bits_of_a_number_are_as_good_as_the_first() -> None:
         assert chi_square(counts, np.full(CELLS**2, CELLS**-2)) < threshold(CELLS**2 - 1)
 
 
-def test_bits_are_a_bijection_and_balanced() -> None:
+def test_noise_bits_are_a_balanced_bijection_of_ids() -> None:
     bits = noise_bits(np.arange(2**18, dtype=np.uint32), *KEY[:2])
     assert len(np.unique(bits)) == len(bits)
     for place in range(32):
@@ -250,7 +252,7 @@ def test_bits_are_a_bijection_and_balanced() -> None:
         assert abs(ones - len(bits) / 2) < 5 * math.sqrt(len(bits)) / 2, place
 
 
-def test_noise_warns_of_nothing() -> None:
+def test_computing_noise_raises_no_numpy_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         uniforms(noise_key(2**64 - 1, 2**31, Purpose.CORRECTION), IDS)
@@ -258,7 +260,7 @@ def test_noise_warns_of_nothing() -> None:
             by_numpy(row)
 
 
-def test_a_draw_prefers_the_lowest_id_on_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_takes_the_lowest_id_on_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "uniforms", lambda key, ids: np.full(len(ids), 0.5))
     monkeypatch.setattr(module, "noise_bits", lambda ids, first, second: np.zeros(len(ids), dtype=np.uint32))
     for count in (2, 50):

@@ -1,4 +1,4 @@
-"""Rows: ties, copies and staleness; and how far two token lists agree."""
+"""Rows of scores: ties, copies and staleness; and the common prefix of two token lists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_argmax_ties_go_to_the_lowest_id() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [[1, float("nan"), 9], [1, float("inf"), 9], [float("-inf")] * 3])
-def test_argmax_of_garbage_is_an_error(spoilt: list[float]) -> None:
+def test_argmax_of_scores_that_are_not_finite_raises(spoilt: list[float]) -> None:
     rows = rows_of([1, 2, 3], spoilt)
     assert rows.argmax_row(0) == 2
     with pytest.raises(NonFiniteLogitsError):
@@ -34,7 +34,7 @@ def test_argmax_of_garbage_is_an_error(spoilt: list[float]) -> None:
         rows.argmax()
 
 
-def test_minus_infinity_does_not_spoil_a_row() -> None:
+def test_argmax_accepts_scores_of_minus_infinity() -> None:
     assert rows_of([float("-inf"), -1e30, float("-inf")]).argmax_row(0) == 1
 
 
@@ -55,7 +55,7 @@ def filled() -> tuple[FakeModel, FakeSequence, Rows]:
     return model, sequence, sequence.forward([1, 2, 3], 2)
 
 
-def test_the_last_rows_are_scored_in_order() -> None:
+def test_a_forward_returns_its_last_rows_in_order() -> None:
     model, _, rows = filled()
     assert rows.count == 2
     assert rows.logits(0).tolist() == model.scores([1, 2]).tolist()
@@ -68,7 +68,7 @@ def test_the_last_rows_are_scored_in_order() -> None:
 
 
 @pytest.mark.parametrize("ends", ["forward", "rewind", "close"])
-def test_stale_rows_raise_and_copies_survive(ends: str) -> None:
+def test_rows_raise_after_a_later_forward_and_copies_stay_valid(ends: str) -> None:
     model, sequence, rows = filled()
     copy, kept = rows.copy(), rows.logits(0)
     {"forward": lambda: sequence.forward([4, 5], 2), "rewind": lambda: sequence.rewind(2), "close": sequence.close}[
@@ -83,7 +83,7 @@ def test_stale_rows_raise_and_copies_survive(ends: str) -> None:
     assert copy.argmax_row(1) == int(np.argmax(model.scores([1, 2, 3])))
 
 
-def test_logits_are_the_callers_to_change() -> None:
+def test_logits_are_a_copy_that_the_caller_may_change() -> None:
     model, _, rows = filled()
     own = rows.logits(0)
     own[:] = 7
@@ -95,7 +95,7 @@ short_lists = st.lists(st.integers(0, 1), max_size=12)
 
 @given(short_lists, short_lists, short_lists)
 @settings(max_examples=300, deadline=None)
-def test_common_prefix(shared: list[int], left: list[int], right: list[int]) -> None:
+def test_common_prefix_counts_the_leading_equal_tokens(shared: list[int], left: list[int], right: list[int]) -> None:
     left, right = shared + left, shared + right
     wanted = next(
         (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))

@@ -101,7 +101,7 @@ static void compare_product(const struct format *format, int64_t rows, int64_t c
     float *portable = take(outputs * sizeof *portable), *found = take(outputs * sizeof *found);
     fill(x, (size_t)columns * MOST_INPUTS, 3.0f);
     fill(bias, (size_t)rows, 1.0f);
-    if (byte >= 0) /* the largest activations, of either sign, against the largest codes */
+    if (byte >= 0) /* the largest activations, of either sign, with the largest codes */
         for (int64_t i = 0; i < columns * MOST_INPUTS; i++)
             x[i] = i / columns % 2 ? 127.0f : -127.0f;
     matrix.bias = rows % 2 ? bias : NULL;
@@ -121,9 +121,9 @@ static void compare_products(void)
     for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
         const struct format *format = &formats[f];
         compare_product(format, 16, 256, -1);
-        compare_product(format, 33, 768, -1); /* a row in a tile of its own */
+        compare_product(format, 33, 768, -1); /* one row alone in a tile */
         if (format->columns <= 32)
-            compare_product(format, 17, 288, -1); /* a block in a group of its own */
+            compare_product(format, 17, 288, -1); /* one block alone in a group */
         for (size_t b = 0; format->columns > 1 && b < sizeof bytes / sizeof *bytes; b++)
             compare_product(format, 16, 256, bytes[b]);
     }
@@ -181,13 +181,13 @@ static void compare_rows(void)
         x[at] = at % 2 ? INFINITY : NAN;
         (void)es_quantise(x, LENGTH, portable_blocks[0], ES_PORTABLE);
         int32_t code = es_quantise(x, LENGTH, found_blocks[0], level_tested);
-        memset(portable_blocks[at / 32], 0, 8); /* NaN, which processors write in different ways */
+        memset(portable_blocks[at / 32], 0, 8); /* NaN, whose bits differ between processors */
         memset(found_blocks[at / 32], 0, 8);
         expect("quantise", at, code, portable_blocks, found_blocks, sizeof found_blocks);
     }
 }
 
-/* No level computes these: they are compared with those of other processors, in the digest. */
+/* Not computed by levels: the digest compares them between processors. */
 static void compare_turns(void)
 {
     enum { ANGLES = 20000 };
@@ -228,7 +228,7 @@ static void compare_attention(void)
 
 enum { MOST_SCORES = 3000 };
 
-/* What was drawn, without what lies behind it in the arrays. */
+/* The drawn tokens, without the rest of the arrays. */
 static void compare_draw(int64_t number, float *scores, int64_t count, const struct es_draw_request *request, void *scratch)
 {
     static struct es_drawn portable, found;
@@ -286,7 +286,7 @@ static void compare_draws(int64_t draws)
 
 enum { EMBEDDING = 256, HEADS = 4, KV_HEADS = 2, HEAD = 64, FEED_FORWARD = 512, VOCABULARY = 333, TOKENS = 40, SCORED = 9, MOST_THREADS = 7 };
 
-/* A prompt and a few scored rows, on so many threads of a level. */
+/* A prompt and a few scored rows, on `threads` threads of a level. */
 static struct es_sequence *fed(const struct es_model *model, int32_t level, int32_t count)
 {
     static const int32_t go_on = 0;

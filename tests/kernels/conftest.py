@@ -9,7 +9,7 @@ import pytest
 from edgespec.runtimes.native.library import LEVELS, NativeLibrary
 from tests.support.kernel_calls import require_native
 
-# Levels of this processor's family: which of them run is not the same everywhere, which exist is.
+# Levels of this processor's family. All of them exist in the build; which of them run depends on the processor.
 ARM = platform.machine() in {"aarch64", "arm64"}
 FAST = [name for name in LEVELS if name != "portable" and name.startswith("neon") == ARM]
 
@@ -21,13 +21,13 @@ def library() -> NativeLibrary:
 
 @pytest.fixture(params=["portable", *FAST])
 def level(request: pytest.FixtureRequest, library: NativeLibrary) -> str:
-    """Each instruction set there is."""
+    """Each level that exists here; skips those that do not run."""
     return require(library, request.param)
 
 
 @pytest.fixture(params=FAST)
 def fast(request: pytest.FixtureRequest, library: NativeLibrary) -> str:
-    """Each that is held against the portable one."""
+    """Each level that is compared with the portable one."""
     return require(library, request.param)
 
 

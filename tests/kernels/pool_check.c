@@ -1,4 +1,4 @@
-/* The pool by itself, one question a run: prints what test_pool.py looks at. */
+/* The thread pool by itself, one question a run: prints the values that test_pool.py checks. */
 #include "pool.c"
 
 #include <stdio.h>
@@ -115,16 +115,16 @@ struct sharing {
     int steps, cancel_at;
     atomic_int given[MOST_ITEMS]; /* how often each item was */
     int wrong;
-    atomic_int beyond; /* parts that are empty, end behind the last item, or are no multiple of `least` */
+    atomic_int beyond; /* parts that are empty, end behind the last item, or are not multiples of `least` */
 };
 
-/* Steps of all sizes; the first thread looks at what each gave once it is over. */
+/* Steps of all sizes; the first thread checks each step's items after it. */
 static void share_steps(void *context, int thread)
 {
     struct sharing *sharing = context;
     for (int step = 0; step < sharing->steps; step++) {
         size_t count = sharing->counts[step], least = 1 + (size_t)step % 3;
-        const struct pool_work work = {.count = count, .least = least, .worth = (size_t)step % 7, .alike = step % 2};
+        const struct pool_work work = {.count = count, .least = least, .worth = (size_t)step % 7, .uniform = step % 2};
         for (struct pool_items own = pool_divide(sharing->pool, thread, work); pool_take(&own);) {
             if (own.begin >= own.end || own.end > count)
                 atomic_fetch_add(&sharing->beyond, 1);
@@ -142,7 +142,7 @@ static void share_steps(void *context, int thread)
     }
 }
 
-/* Prints the items that were not given exactly once, and the parts that should not be. Every fifth run is cancelled. */
+/* Prints the items that were not given exactly once, and the invalid parts. Every fifth run is cancelled. */
 static void check_sharing(int threads)
 {
     static const size_t counts[] = {1, 96, 0, 2, 14, 3, 4999, 560, 17, 96, 1, 16, 1000, 5, 33};
@@ -159,7 +159,7 @@ static void check_sharing(int threads)
     printf("%d %d\n", sharing.wrong, atomic_load(&sharing.beyond));
 }
 
-/* One step on a clock of its own, on which thread t takes cost[t] for an item: whoever is free first takes first. Returns
+/* One step on a simulated clock, on which thread t takes cost[t] for an item: the first free thread takes next. Returns
  * when the last one is done, and how many items each did. */
 static double clocked_step(struct pool *pool, size_t count, size_t worth, const double *cost, size_t *did)
 {
@@ -167,7 +167,7 @@ static double clocked_step(struct pool *pool, size_t count, size_t worth, const 
     double free_at[MOST_THREADS] = {0}, end = 0.0;
     bool left[MOST_THREADS];
     for (int t = 0; t < pool->threads; t++) {
-        items[t] = pool_divide(pool, t, (struct pool_work){.count = count, .least = 1, .worth = worth, .alike = true});
+        items[t] = pool_divide(pool, t, (struct pool_work){.count = count, .least = 1, .worth = worth, .uniform = true});
         left[t] = true;
         did[t] = 0;
     }
@@ -189,10 +189,10 @@ static double clocked_step(struct pool *pool, size_t count, size_t worth, const 
     return end;
 }
 
-/* With one thread at 1 / slowness of the others' speed, prints the worst step, in times of what it would take with the
- * items divided by speed, the least and the most that the slow thread did in it, in times of what the others did on
- * average, and the worst step of equal threads. Steps of at least so many items for each thread; once a thread is known
- * to be slow, they are as good where a share is not worth asking for. */
+/* With one thread at 1 / slowness of the others' speed, prints the worst step relative to items divided by speed, the
+ * least and the most that the slow thread did in it relative to the others' average, and the worst step of equal threads.
+ * Steps have at least this many items for each thread; once a thread is known to be slow, small shares are divided as
+ * well. */
 static void check_unequal(int threads, int slowness, int each)
 {
     struct pool *pool = open_pool(threads);
@@ -218,8 +218,8 @@ static void check_unequal(int threads, int slowness, int each)
     printf("%.3f %.3f %.3f %.3f\n", worst, least, most, equal);
 }
 
-/* Prints what the first thread, at a third of the others' speed, is given of 1600 items: at first, of a share that is not
- * worth asking for, of a larger one, of the first again, and of both once it is as quick as the others. */
+/* Prints how many of 1600 items the first thread, at a third of the others' speed, receives: first of a share too small to
+ * divide, then of a larger one, of the first again, and of both once it is as fast as the others. */
 static void check_worth(int threads)
 {
     static const struct {
@@ -250,7 +250,7 @@ static thread_result THREAD_CALL run_often(void *argument)
     return 0;
 }
 
-/* Two pools at once; on the same processors, each believes to have them for itself. Prints how many of them spin. */
+/* Two pools, each unaware of the other, possibly on the same processors. Prints how many of them spin. */
 static void check_crowd(int threads)
 {
     struct pool *pools[2];
@@ -299,7 +299,7 @@ static void uneven_steps(void *context, int thread)
     }
 }
 
-/* Runs until the pool knows of others on its processors, and after they have left until it believes itself alone. */
+/* Runs until the pool detects other threads on its processors, and then until it detects that they have left. */
 static void check_neighbours(void)
 {
     struct company company = {.pool = open_pool(2)};

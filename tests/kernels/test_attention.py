@@ -1,4 +1,4 @@
-"""Attention: numpy's numbers within a bound, and bits that depend on nothing but the query and what it sees."""
+"""Attention: numpy's numbers within a bound, and bits that depend only on the query and the positions it sees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEEN = [1, 15, 16, 17, 255, 256, 257, 511, 512, 513, 700]
 
 
 def cache(head_length: int, positions: int = 700) -> tuple[Floats, Floats]:
-    """Keys and values that halves hold exactly."""
+    """Keys and values that half precision holds exactly."""
     random = np.random.default_rng(head_length)
     keys, values = random.standard_normal((2, positions, head_length), dtype=np.float32)
     return keys.astype(np.float16).astype(np.float32), values.astype(np.float16).astype(np.float32)
@@ -24,7 +24,9 @@ def some_queries(count: int, head_length: int) -> Floats:
 
 
 @pytest.mark.parametrize("head_length", LENGTHS)
-def test_it_is_softmax_attention(library: NativeLibrary, level: str, head_length: int) -> None:
+def test_attention_equals_numpys_softmax_attention_within_rounding(
+    library: NativeLibrary, level: str, head_length: int
+) -> None:
     keys, values = cache(head_length)
     queries = some_queries(len(SEEN), head_length)
     found = attend(library, level, keys, values, queries, SEEN)
@@ -32,14 +34,16 @@ def test_it_is_softmax_attention(library: NativeLibrary, level: str, head_length
         scores = keys[:seen].astype(np.float64) @ query / np.sqrt(head_length)
         weights = np.exp(scores - scores.max())
         expected = weights / weights.sum() @ values[:seen]
-        # A score is off by at most (head_length + 2) roundings of a sum below 32, which shifts its weight by as much;
+        # A score is off by at most (head_length + 2) roundings of a sum below 32, and changes its weight by as much;
         # the sum of up to 700 weighted values adds as many roundings of values below 5.
         bound = 2 * (head_length + 2) * 32 * 2.0**-24 + 700 * 5 * 2.0**-24
         assert np.abs(out - expected).max() < bound
 
 
 @pytest.mark.parametrize("head_length", LENGTHS)
-def test_every_level_computes_the_portable_bits(library: NativeLibrary, fast: str, head_length: int) -> None:
+def test_every_level_computes_the_portable_levels_attention_bits(
+    library: NativeLibrary, fast: str, head_length: int
+) -> None:
     keys, values = cache(head_length)
     queries = some_queries(len(SEEN), head_length)
     expected = attend(library, "portable", keys, values, queries, SEEN)
@@ -47,7 +51,9 @@ def test_every_level_computes_the_portable_bits(library: NativeLibrary, fast: st
 
 
 @pytest.mark.parametrize("head_length", [16, 64])
-def test_a_query_is_the_same_beside_any_others(library: NativeLibrary, level: str, head_length: int) -> None:
+def test_a_querys_attention_does_not_depend_on_the_other_queries(
+    library: NativeLibrary, level: str, head_length: int
+) -> None:
     keys, values = cache(head_length)
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 64):
         queries = some_queries(count, head_length)
@@ -59,19 +65,19 @@ def test_a_query_is_the_same_beside_any_others(library: NativeLibrary, level: st
 
 
 @pytest.mark.parametrize("seen", [1, 16, 100, 256, 300])
-def test_what_a_query_does_not_see_does_not_touch_it(library: NativeLibrary, level: str, seen: int) -> None:
+def test_positions_that_a_query_does_not_see_do_not_affect_it(library: NativeLibrary, level: str, seen: int) -> None:
     keys, values = cache(32)
     queries = some_queries(2, 32)
     expected = attend(library, level, keys, values, queries, [seen, seen])
     keys[seen:], values[seen:] = np.nan, np.inf
     assert same_bits(attend(library, level, keys, values, queries, [seen, seen]), expected)
-    beside = attend(library, level, keys, values, queries, [seen, 700])  # one that does see it
+    beside = attend(library, level, keys, values, queries, [seen, 700])  # a second query that sees all positions
     assert same_bits(beside[0], expected[0])
     assert np.isnan(beside[1]).all()
 
 
 @pytest.mark.parametrize("head_length", [16, 64, 256])
-def test_a_window_hides_what_lies_before_it(library: NativeLibrary, level: str, head_length: int) -> None:
+def test_a_window_hides_the_positions_before_it(library: NativeLibrary, level: str, head_length: int) -> None:
     keys, values = cache(head_length)
     first = [max(0, seen - 1 - 40 * index) for index, seen in enumerate(SEEN)]
     queries = some_queries(len(SEEN), head_length)
@@ -91,7 +97,9 @@ def test_a_window_hides_what_lies_before_it(library: NativeLibrary, level: str, 
 
 
 @pytest.mark.parametrize("own_from", [0, 16, 240, 256, 512, 688])
-def test_positions_of_its_own_are_as_good_as_the_caches(library: NativeLibrary, level: str, own_from: int) -> None:
+def test_separate_keys_and_values_of_a_query_give_the_caches_bits(
+    library: NativeLibrary, level: str, own_from: int
+) -> None:
     for head_length in (16, 48, 64):
         keys, values = cache(head_length)
         queries = some_queries(len(SEEN), head_length)
@@ -102,8 +110,8 @@ def test_positions_of_its_own_are_as_good_as_the_caches(library: NativeLibrary, 
             assert same_bits(found, expected)
 
 
-def test_one_score_far_above_the_rest(library: NativeLibrary, level: str) -> None:
-    """The largest score is met in the second block; what the first gave is scaled away to nothing."""
+def test_attention_is_right_with_one_score_far_above_the_rest(library: NativeLibrary, level: str) -> None:
+    """The largest score is in the second block, so the first block's sums are scaled to zero."""
     keys, values = cache(32, 600)
     queries = np.ones((1, 32), np.float32)
     keys[400] = 1000
@@ -111,8 +119,8 @@ def test_one_score_far_above_the_rest(library: NativeLibrary, level: str) -> Non
     assert not np.array_equal(attend(library, level, keys, values, queries, [400])[0], values[400])
 
 
-def test_keys_and_values_are_rounded_to_the_nearest_halves(library: NativeLibrary, level: str) -> None:
-    """Ties to even, and what lies beyond the range of a half becomes infinite."""
+def test_keys_and_values_are_rounded_to_the_nearest_half_precision_number(library: NativeLibrary, level: str) -> None:
+    """Ties go to even, and values beyond the range of a half become infinite."""
     ties = np.float32([1 + 2**-11, 1 + 3 * 2**-11, 2049, 2051, 2**-25, 3 * 2**-25, 2**-14 - 2**-25, 65519, 65520])
     exact = np.concatenate([ties, -ties, np.random.default_rng(1).lognormal(0, 9, 62).astype(np.float32)])[None]
     with np.errstate(over="ignore"):
@@ -123,7 +131,7 @@ def test_keys_and_values_are_rounded_to_the_nearest_halves(library: NativeLibrar
     assert np.array_equal(attend(library, level, anything, exact, anything, [1]), rounded)
     assert np.isnan(attend(library, level, anything, np.full_like(exact, np.nan), anything, [1])).all()
 
-    # Two keys share their weight evenly if one is what the other is rounded to.
+    # Two keys have equal weights if one is the rounded other.
     finite = np.where(np.isfinite(rounded), exact, 0)
     values = np.eye(2, finite.shape[1], dtype=np.float32)
     for element in np.flatnonzero(finite):

@@ -1,4 +1,4 @@
-"""What a library says of itself, by its first bytes: those of every system, and of what is none."""
+"""The platform of a library, read from its first bytes: those of every system, and of other files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("content", "found", "tag"), CASES, ids=[tag for _, _, tag in CASES])
-def test_a_library_tells_what_it_is_for(tmp_path: Path, content: bytes, found: Binary, tag: str) -> None:
+def test_a_librarys_header_gives_its_platform_and_wheel_tag(
+    tmp_path: Path, content: bytes, found: Binary, tag: str
+) -> None:
     path = tmp_path / "library"
     path.write_bytes(content)
     assert read_binary(path) == found
@@ -41,7 +43,7 @@ def test_a_library_tells_what_it_is_for(tmp_path: Path, content: bytes, found: B
 
 
 @pytest.mark.parametrize(("content", "found", "tag"), CASES, ids=[tag for _, _, tag in CASES])
-def test_what_was_cut_off_or_changed_is_no_library_and_no_error(
+def test_a_truncated_or_changed_library_is_not_recognised_and_does_not_raise(
     tmp_path: Path, content: bytes, found: Binary, tag: str
 ) -> None:
     path = tmp_path / "library"
@@ -53,14 +55,14 @@ def test_what_was_cut_off_or_changed_is_no_library_and_no_error(
         read_binary(path)
 
 
-def test_a_class_file_of_java_is_no_library(tmp_path: Path) -> None:
-    """It begins as a library for several processors does."""
+def test_a_java_class_file_is_not_taken_for_a_library(tmp_path: Path) -> None:
+    """A class file begins like a universal library for several processors."""
     path = tmp_path / "Main.class"
     path.write_bytes(struct.pack(">IHH", 0xCAFEBABE, 0, 65) + bytes(100))
     assert read_binary(path) is None
 
 
-def test_a_library_runs_where_system_and_processor_are_its_own() -> None:
+def test_a_library_runs_only_on_its_system_and_processor() -> None:
     here = Binary("darwin", ("arm64",))
     assert Binary("darwin", ("arm64", "x86_64"), (11, 0)).runs(here)
     assert not Binary("darwin", ("x86_64",)).runs(here)
@@ -72,12 +74,12 @@ def test_a_library_runs_where_system_and_processor_are_its_own() -> None:
     [
         ("linux", "aarch64", "linux-aarch64", "64-bit ARM on Linux"),
         ("darwin", "x86_64", "macosx-11.0-universal2", "x86-64 on macOS"),
-        ("win32", "ARM64", "win-amd64", "x86-64 on Windows"),  # this Python in emulation
+        ("win32", "ARM64", "win-amd64", "x86-64 on Windows"),  # an x86-64 Python in emulation
         ("win32", "AMD64", "win32", "32-bit x86 on Windows"),
         ("linux", "riscv64", "linux-riscv64", "riscv64 on Linux"),
     ],
 )
-def test_this_process_is_what_the_interpreter_was_built_for(
+def test_this_process_has_the_platform_of_its_interpreter(
     monkeypatch: pytest.MonkeyPatch, system: str, machine: str, platform_name: str, said: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", system)

@@ -1,4 +1,4 @@
-"""Weights of every type as Q4_0: the bytes that numpy finds with the same arithmetic, and how far they are off."""
+"""Weights of every type requantised to Q4_0: numpy's bytes from the same arithmetic, and the error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.support.kernel_calls import TYPES, Floats, Weights, dequantise, quant
 
 ROWS, COLUMNS = 5, 512
 
-# What each scale that is tried makes of a block's largest weight.
+# The code of a block's largest weight under each scale that is tried.
 TOPS = (-7.25, -7.75, -8.25, -8.75, -9.25)
 
 
 def coarse(library: NativeLibrary, level: str, weights: Weights) -> tuple[NDArray[np.uint8], int]:
-    """Rows of Q4_0, (rows, bytes of a row), and the first row that cannot be."""
+    """Rows of Q4_0, (rows, bytes of a row), and the first row that Q4_0 cannot hold."""
     found = np.full((weights.rows, weights.columns // 32 * 18), 255, dtype=np.uint8)
     source, number = np.ascontiguousarray(weights.raw), TYPES[weights.kind]
     bad = library.api.es_coarsen(
@@ -42,7 +42,7 @@ def lanes_sum(lanes: Floats) -> Floats:
 
 
 def reference(values: Floats) -> NDArray[np.uint8]:
-    """The same in numpy, for blocks of 32 columns: (rows, bytes of a row)."""
+    """The same arithmetic in numpy, for blocks of 32 columns: (rows, bytes of a row)."""
     x = values.reshape(-1, 32).astype(np.float32)
     most, least = x.max(axis=1), (-x).max(axis=1)
     top = np.where(most >= least, most, -least)
@@ -62,7 +62,7 @@ def reference(values: Floats) -> NDArray[np.uint8]:
         best, scale = np.where(better, tried * both, best), np.where(better, tried, scale)
     half_scale = np.where(small, np.float32(0), scale).astype(np.float16)
     kept = half_scale != 0
-    half_scale[~kept] = 0  # without a sign
+    half_scale[~kept] = 0  # positive zero
     inverse = np.divide(1, half_scale.astype(np.float32), out=np.zeros_like(scale), where=kept)
     codes = np.where(kept[:, None], codes_of(x, inverse).astype(np.int64) + 8, 0)
     packed = (codes[:, :16] | codes[:, 16:] << 4).astype(np.uint8)
@@ -74,7 +74,7 @@ def values_of(raw: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_every_type_becomes_what_the_definition_says(library: NativeLibrary, level: str, kind: str) -> None:
+def test_requantising_any_type_to_q4_0_gives_numpys_bytes(library: NativeLibrary, level: str, kind: str) -> None:
     weights = some_weights(kind, 3, ROWS, COLUMNS)
     values = np.array([dequantise(library, weights, row) for row in range(ROWS)])
     found, bad = coarse(library, level, weights)
@@ -83,14 +83,16 @@ def test_every_type_becomes_what_the_definition_says(library: NativeLibrary, lev
 
 
 @pytest.mark.parametrize("size", [1e-7, 1e-3, 1e5, 4e5])
-def test_it_does_so_at_every_size(library: NativeLibrary, level: str, size: float) -> None:
+def test_requantising_weights_of_any_magnitude_gives_numpys_bytes(
+    library: NativeLibrary, level: str, size: float
+) -> None:
     values = (np.random.default_rng(5).uniform(-1, 1, (ROWS, COLUMNS)) * size).astype(np.float32)
     found, bad = coarse(library, level, quantised("F32", values))
     assert bad == -1
     assert np.array_equal(found, reference(values))
 
 
-def test_it_is_nearer_than_a_scale_from_the_largest_weight_alone(library: NativeLibrary) -> None:
+def test_requantising_has_less_error_than_a_scale_from_the_largest_weight(library: NativeLibrary) -> None:
     values = np.random.default_rng(8).standard_normal((64, COLUMNS), dtype=np.float32)
     ours = values_of(coarse(library, "portable", quantised("F32", values))[0])
     usual = values_of(quantised("Q4_0", values).raw)
@@ -100,7 +102,9 @@ def test_it_is_nearer_than_a_scale_from_the_largest_weight_alone(library: Native
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-42, -1e-30])
-def test_what_is_too_small_for_a_half_is_nothing(library: NativeLibrary, level: str, value: float) -> None:
+def test_weights_too_small_for_a_half_precision_scale_become_zero(
+    library: NativeLibrary, level: str, value: float
+) -> None:
     found, bad = coarse(library, level, quantised("F32", np.full((1, 64), value, dtype=np.float32)))
     assert bad == -1
     assert not found.any()
@@ -108,7 +112,7 @@ def test_what_is_too_small_for_a_half_is_nothing(library: NativeLibrary, level: 
 
 @pytest.mark.parametrize("column", [32, 40, 50, 63])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -5e5])
-def test_a_row_with_what_cannot_be_held_is_told(
+def test_the_first_row_that_q4_0_cannot_hold_is_reported(
     library: NativeLibrary, level: str, value: float, column: int
 ) -> None:
     values = np.random.default_rng(2).standard_normal((ROWS, 64), dtype=np.float32)
@@ -120,7 +124,7 @@ def test_a_row_with_what_cannot_be_held_is_told(
     assert np.array_equal(found[3:, :18], reference(values[3:, :32]))
 
 
-def test_what_has_no_layout_is_not_read(library: NativeLibrary) -> None:
+def test_requantising_an_unsupported_type_or_shape_reads_nothing(library: NativeLibrary) -> None:
     nothing = np.zeros(64, dtype=np.uint8)
     for kind, columns, number in ((1000, 32, 0), (TYPES["Q4_K"], 32, 0), (TYPES["Q8_0"], 33, 0), (0, 32, 99)):
         found = library.api.es_coarsen(kind, nothing.ctypes.data, 1, columns, nothing.ctypes.data, number)

@@ -1,4 +1,4 @@
-"""The build: a library, or the reason why there is none."""
+"""The build of the kernels: a library, or the reason for its absence."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place where a build puts its library or its note."""
+    """A folder to which a build writes its library or its note."""
     monkeypatch.setattr(native_library, "KERNELS", tmp_path)
-    monkeypatch.setattr(native_library, "_load", native_library._load.__wrapped__)  # what is cached is the real one
+    monkeypatch.setattr(native_library, "_load", native_library._load.__wrapped__)  # bypasses the cached real library
     return tmp_path
 
 
@@ -34,12 +34,12 @@ def sources_in(folder: Path, *, broken: bool = False) -> None:
         (folder / "memory.c").write_text("#error on purpose\n", encoding="utf-8")
 
 
-# Where it matters what is built, not how fast that is: takes an eighth of the time.
+# For tests of what is built rather than its speed: takes an eighth of the time.
 QUICKLY = "-O0"
 
 
 def build(folder: Path, *flags: str, **environment: str) -> str:
-    """Build there in a process of its own; returns what it says."""
+    """Build in ``folder`` in a separate process; returns the output."""
     done = subprocess.run(
         [sys.executable, "-I", str(folder / "compile.py"), *flags],
         env={**os.environ, **environment},
@@ -59,7 +59,7 @@ def compiler() -> str:
 
 
 @pytest.mark.slow
-def test_a_build_leaves_a_library_and_nothing_else(folder: Path, compiler: str) -> None:
+def test_a_build_leaves_only_a_library(folder: Path, compiler: str) -> None:
     sources_in(folder)
     before = set(folder.iterdir())
     (folder / compiling.NOTE_NAME).write_text("an old failure", encoding="utf-8")
@@ -69,7 +69,7 @@ def test_a_build_leaves_a_library_and_nothing_else(folder: Path, compiler: str) 
 
 
 @pytest.mark.parametrize("compiler", ["/bin/false", "/nonexistent/cc", "sh -c 'echo no licence >&2; exit 3'"])
-def test_without_a_compiler_there_is_a_note_and_the_runtime_says_why(folder: Path, compiler: str) -> None:
+def test_without_a_compiler_a_note_gives_the_runtimes_error_message(folder: Path, compiler: str) -> None:
     sources_in(folder)
     (folder / compiling.LIBRARY_NAME).write_bytes(b"of older sources")
     said = build(folder, CC=compiler)
@@ -82,12 +82,12 @@ def test_without_a_compiler_there_is_a_note_and_the_runtime_says_why(folder: Pat
 
 
 @pytest.mark.slow
-def test_an_error_in_the_sources_is_quoted(folder: Path, compiler: str) -> None:
+def test_a_compiler_error_is_quoted_in_the_note(folder: Path, compiler: str) -> None:
     sources_in(folder, broken=True)
     assert "on purpose" in build(folder, QUICKLY)
 
 
-def test_a_compiler_chosen_with_fast_arithmetic_still_keeps_to_the_source(tmp_path: Path, compiler: str) -> None:
+def test_the_builds_flags_override_fast_math_in_the_compiler_command(tmp_path: Path, compiler: str) -> None:
     command = [*compiler.split(), "-ffast-math"]
     portable = compiling.FOLDER / "level_portable.c"
     flags = [*compiling._FLAGS, QUICKLY]
@@ -97,19 +97,19 @@ def test_a_compiler_chosen_with_fast_arithmetic_still_keeps_to_the_source(tmp_pa
         compiling._compile(command, without, portable, tmp_path)
 
 
-def test_without_library_and_note_the_runtime_is_missing(folder: Path) -> None:
+def test_without_library_and_note_the_runtime_is_reported_missing(folder: Path) -> None:
     with pytest.raises(RuntimeUnavailableError, match="was not built"):
         native_library.load()
 
 
-def test_a_file_that_is_no_library_is_refused(folder: Path) -> None:
+def test_a_file_that_is_not_a_library_is_refused(folder: Path) -> None:
     (folder / native_library.LIBRARY_NAMES[0]).write_bytes(b"no library")
     with pytest.raises(RuntimeUnavailableError, match="does not load"):
         native_library.load()
 
 
 @pytest.mark.slow
-def test_a_library_of_another_interface_is_refused(folder: Path, compiler: str) -> None:
+def test_a_library_with_another_interface_version_is_refused(folder: Path, compiler: str) -> None:
     sources_in(folder)
     header = folder / "edgespec_kernels.h"
     header.write_text(
@@ -121,7 +121,7 @@ def test_a_library_of_another_interface_is_refused(folder: Path, compiler: str) 
 
 
 def too_old_for(option: str, compiler: str, place: Path) -> str:
-    """A compiler that does not know that option."""
+    """A compiler that does not know ``option``."""
     script = place / "old-cc"
     script.write_text(f'#!/bin/sh\ncase "$*" in *{option}*) exit 1;; esac\nexec {compiler} "$@"\n', encoding="utf-8")
     script.chmod(0o755)
@@ -129,7 +129,7 @@ def too_old_for(option: str, compiler: str, place: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_level_that_the_compiler_is_too_old_for_is_left_out(
+def test_a_level_that_an_old_compiler_cannot_build_is_left_out(
     folder: Path, compiler: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     sources_in(folder)
@@ -150,15 +150,15 @@ def real_library() -> Path:
 
 
 @pytest.mark.slow
-def test_a_library_for_another_machine_has_that_ones_levels(tmp_path: Path, compiler: str) -> None:
-    """It is told, since it cannot see what a cross compiler makes. Other processors' levels are not even tried."""
+def test_a_cross_compiled_library_has_the_target_machines_levels(tmp_path: Path, compiler: str) -> None:
+    """The caller names the machine, since a cross compiler's target is not visible; other levels are not tried."""
     made = tmp_path / compiling.LIBRARY_NAME
     compiling.compile_library(made, compiler=compiler, machine="riscv64", extra_flags=[QUICKLY])
     assert native_library.load_from(made).levels == ("portable",)
 
 
 class Broken:
-    """The library with a level that rounds the last score, or the last output of attention, otherwise."""
+    """The library with a level that changes the last bit of the last score, or of the last attention output."""
 
     def __init__(self, api: Any, level: int, name: str) -> None:
         self._api, self._level, self._name = api, level, name
@@ -183,10 +183,10 @@ class Broken:
 
 
 @pytest.mark.parametrize("name", ["es_multiply", "es_attend"])
-def test_a_level_that_computes_other_bits_is_not_offered(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_level_with_different_bits_is_not_offered(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     levels = native_library.load_from(real_library()).levels
     if len(levels) == 1:
-        pytest.skip("nothing but the portable level runs here")
+        pytest.skip("only the portable level runs here")
     real = native_library._Calls
     for broken in levels[1:]:
         number = native_library.LEVELS[broken]
@@ -197,8 +197,8 @@ def test_a_level_that_computes_other_bits_is_not_offered(monkeypatch: pytest.Mon
         assert "portable C" in found.left_out[broken]
 
 
-def test_the_library_takes_what_runtimes_hand_over() -> None:
-    """forward.c's limits are those that requests are cut to."""
+def test_the_librarys_limits_match_those_of_the_runtime() -> None:
+    """forward.c's limits equal the limits to which requests are cut."""
     header = (compiling.FOLDER / "edgespec_kernels.h").read_text(encoding="utf-8")
     assert f"ES_MOST_TOKENS = {PREFILL_CHUNK_TOKENS}," in header
     assert f"ES_MOST_SCORED = {MAX_SCORED_ROWS}," in header

@@ -1,4 +1,4 @@
-"""How often each token of a text was seen, counted as it grows and is cut: as if it were counted anew each time."""
+"""Occurrences of each token, counted while a text grows and shrinks, equal a count from scratch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.score_rows import ScoreRow, by_kernels
 
 VOCABULARY_SIZE = 9
 
-# What happens to a text: tokens that follow (some past the vocabulary), or the length that it is cut to, as a share.
+# Changes of a text: tokens that follow (some past the vocabulary), or the length to cut it to, as a share.
 TOKENS = st.lists(st.integers(0, VOCABULARY_SIZE + 1), max_size=5)
 CHANGES = st.lists(TOKENS | st.floats(0, 1), max_size=30)
 SAMPLED = st.builds(
@@ -44,7 +44,7 @@ def changed(text: CountedText, tokens: list[int], change: list[int] | float) -> 
 
 
 @given(first=st.lists(st.integers(0, 5)), changes=CHANGES, asked_from=st.integers(0, 5))
-def test_it_is_a_list_that_knows_how_often_each_token_stands_in_it(
+def test_a_counted_text_is_a_list_with_the_occurrences_of_each_token(
     first: list[int], changes: list[list[int] | float], asked_from: int
 ) -> None:
     text, tokens = CountedText(first), list(first)
@@ -52,13 +52,13 @@ def test_it_is_a_list_that_knows_how_often_each_token_stands_in_it(
         changed(text, tokens, change)
         assert (list(text), len(text)) == (tokens, len(tokens))
         assert text[-2:] == tokens[-2:]
-        if number >= asked_from:  # also of a text that nobody has asked about before
+        if number >= asked_from:  # also a text that was never counted before
             assert text.seen == Counter(tokens)
             assert len(text.seen) == len(set(tokens))
 
 
 @given(changes=CHANGES, sampling=SAMPLED, seed=st.integers(0, 99), trimmed=st.booleans())
-def test_the_tokens_drawn_are_those_of_the_specification(
+def test_draws_with_counted_penalties_equal_the_specification(
     library: NativeLibrary, changes: list[list[int] | float], sampling: Sampling, seed: int, trimmed: bool
 ) -> None:
     scores = np.random.default_rng(seed).normal(0, 2, VOCABULARY_SIZE).astype(np.float32)
@@ -67,8 +67,8 @@ def test_the_tokens_drawn_are_those_of_the_specification(
     for change in changes:
         changed(text, tokens, change)
         request = request_of(sampling, text)
-        anew: Mapping[int, int] = Counter(tokens) if tokens else {}
-        expected = specified(scores.tolist(), replace(request, seen=anew), None if ids is None else ids.tolist())
+        fresh: Mapping[int, int] = Counter(tokens) if tokens else {}
+        expected = specified(scores.tolist(), replace(request, seen=fresh), None if ids is None else ids.tolist())
         assert draw_from(scores, request, ids) == expected
         for level in library.levels:
             assert (
@@ -78,19 +78,19 @@ def test_the_tokens_drawn_are_those_of_the_specification(
 
 
 @given(texts=st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=10))
-def test_it_follows_another_text(texts: list[list[int]]) -> None:
+def test_a_counted_text_can_become_another_text(texts: list[list[int]]) -> None:
     text = CountedText([1, 2])
     for other in texts:
         text.follow(other)
         assert (list(text), text.seen) == (other, Counter(other))
 
 
-def test_it_begins_empty() -> None:
+def test_a_new_counted_text_is_empty() -> None:
     assert list(CountedText()) == []
     assert not CountedText().seen
 
 
-def test_what_was_seen_is_a_mapping_whoever_counted_it() -> None:
+def test_seen_tokens_are_an_equal_mapping_from_either_way_of_counting() -> None:
     seen = Seen.of({7: 2, 3: 1})
     assert seen == {3: 1, 7: 2}
     assert Seen.of(seen) is seen

@@ -37,7 +37,7 @@ COMMON = {
 
 
 @pytest.mark.slow
-def test_short_rows(library: NativeLibrary, level: str) -> None:
+def test_draws_from_short_rows_equal_numpys_to_the_bit(library: NativeLibrary, level: str) -> None:
     draws = NativeDraws(library.api, level)
     for row in score_rows(LEVELS[level], 20_000):
         assert by_kernels(draws, row) == by_numpy(row), row
@@ -60,10 +60,10 @@ def test_short_rows(library: NativeLibrary, level: str) -> None:
         measure=st.sampled_from(Measure),
     ),
 )
-def test_kernels_numpy_and_the_specification_agree(
+def test_draws_of_kernels_numpy_and_specification_agree(
     library: NativeLibrary, scores: list[float], request: DrawRequest
 ) -> None:
-    """Whatever the scores are, and whatever may be asked of them."""
+    """For any scores and any valid request."""
     row = ScoreRow(scores=np.float32(scores), request=request, ids=None)
     expected = by_specification(row)
     assert by_numpy(row) == expected
@@ -71,8 +71,8 @@ def test_kernels_numpy_and_the_specification_agree(
         assert by_kernels(NativeDraws(library.api, level), row) == expected, level
 
 
-def test_more_than_every_token_may_be_kept(library: NativeLibrary) -> None:
-    """``top_k`` has no highest value, and a number of 64 bits has."""
+def test_top_k_above_the_vocabulary_size_keeps_every_token(library: NativeLibrary) -> None:
+    """``top_k`` has no upper bound, but a 64-bit integer has."""
     scores = shaped(np.random.default_rng(3), "text", 50)
     all_of_them = DrawRequest(key=noise_key(1, 2, 3), top_k=50, wanted=4)
     expected = draw_from(scores, all_of_them)
@@ -81,27 +81,27 @@ def test_more_than_every_token_may_be_kept(library: NativeLibrary) -> None:
         assert natively(NativeDraws(library.api, library.levels[-1]), row) == expected == by_specification(row)
 
 
-def test_no_more_memory_is_written_than_is_asked_for(library: NativeLibrary, level: str) -> None:
+def test_a_draw_writes_only_within_its_scratch_memory(library: NativeLibrary, level: str) -> None:
     for row in score_rows(13, 2000, longest=600):
         draws = NativeDraws(library.api, level)
         size = library.api.es_draw_scratch(len(row.scores))
         memory = np.full(size + 4096, 0xA5, dtype=np.uint8)
-        draws._scratch = memory  # it is taken as it is where it is large enough
+        draws._scratch = memory  # used if it is large enough
         by_kernels(draws, row)
         assert (memory[size:] == 0xA5).all(), row
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [255, 256, 257, 1000, 5000])
-def test_longer_rows(library: NativeLibrary, level: str, count: int) -> None:
-    """About the blocks that are looked at one at a time, and more than one of each."""
+def test_draws_from_long_rows_equal_numpys_to_the_bit(library: NativeLibrary, level: str, count: int) -> None:
+    """Around the size of the blocks that draws process, and several blocks."""
     draws = NativeDraws(library.api, level)
     for row in score_rows(count, 200, count=count):
         assert by_kernels(draws, row) == by_numpy(row), row
 
 
 @pytest.mark.slow
-def test_rows_of_a_whole_vocabulary(library: NativeLibrary, level: str) -> None:
+def test_draws_from_a_whole_vocabulary_equal_numpys_to_the_bit(library: NativeLibrary, level: str) -> None:
     draws = NativeDraws(library.api, level)
     for row in score_rows(7, 40, count=VOCABULARY):
         assert by_kernels(draws, row) == by_numpy(row), row
@@ -109,7 +109,9 @@ def test_rows_of_a_whole_vocabulary(library: NativeLibrary, level: str) -> None:
 
 @pytest.mark.parametrize("name", COMMON)
 @pytest.mark.parametrize("shape", ["text", "flat", "peaky", "infinities"])
-def test_common_requests(library: NativeLibrary, level: str, name: str, shape: str) -> None:
+def test_common_draw_requests_equal_numpys_to_the_bit(
+    library: NativeLibrary, level: str, name: str, shape: str
+) -> None:
     draws, scores = NativeDraws(library.api, level), shaped(np.random.default_rng(8), shape, 20_000)
     for position in range(3):
         request = replace(COMMON[name], key=noise_key(1, position, 0), measure=Measure(position), wanted=1 + position)
@@ -119,7 +121,9 @@ def test_common_requests(library: NativeLibrary, level: str, name: str, shape: s
 
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf])
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 700])
-def test_nothing_is_drawn_from_garbage(library: NativeLibrary, level: str, spoilt: float, count: int) -> None:
+def test_a_draw_from_scores_that_are_not_finite_raises(
+    library: NativeLibrary, level: str, spoilt: float, count: int
+) -> None:
     draws = NativeDraws(library.api, level)
     for at in {0, count // 2, count - 1}:
         scores = np.zeros(count, dtype=np.float32)
@@ -135,7 +139,7 @@ def test_nothing_is_drawn_from_garbage(library: NativeLibrary, level: str, spoil
         natively(draws, ScoreRow(scores=np.full(count, -np.inf, np.float32), request=DrawRequest(), ids=None))
 
 
-def test_requests_that_cannot_be(library: NativeLibrary) -> None:
+def test_invalid_draw_requests_are_refused(library: NativeLibrary) -> None:
     draws, scores = NativeDraws(library.api, "portable"), np.zeros(9, dtype=np.float32)
     drawn_of_nothing = [replace(DrawRequest(key=(1, 2, 3, 4)), **own) for own in ({"top_p": 0.0}, {"min_p": 1.1})]
     few_or_many = [DrawRequest(wanted=0), DrawRequest(wanted=MOST_DRAWN + 1), DrawRequest(top_k=-1)]
@@ -158,10 +162,10 @@ def test_requests_that_cannot_be(library: NativeLibrary) -> None:
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-def test_rows_of_other_runtimes_draw_with_the_kernels_where_there_are_some(
+def test_rows_of_other_runtimes_draw_with_the_kernels_if_available(
     kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same token either way, and memory that may not be written to stays as it is."""
+    """Both ways give the same token, and read-only memory stays unchanged."""
     monkeypatch.setattr(module, "_fastest", module._fastest if kernels else lambda: None)
     for row in score_rows(12, 200):
         row.scores.flags.writeable = False
@@ -169,7 +173,7 @@ def test_rows_of_other_runtimes_draw_with_the_kernels_where_there_are_some(
         assert or_nothing(lambda: rows.draw(0, row.request, row.ids)) == by_numpy(row)  # noqa: B023
 
 
-def test_without_a_library_there_are_no_kernels_to_draw_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_draws_use_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> NativeLibrary:
         raise RuntimeUnavailableError("not built")
 
@@ -177,8 +181,8 @@ def test_without_a_library_there_are_no_kernels_to_draw_with(monkeypatch: pytest
     assert module._fastest.__wrapped__() is None
 
 
-def test_a_request_leaves_nothing_for_the_next(library: NativeLibrary) -> None:
-    """The same memory serves rows of other lengths, with and without ids, penalties and noise."""
+def test_a_draw_does_not_depend_on_earlier_draws(library: NativeLibrary) -> None:
+    """The same scratch memory serves rows of other lengths, with and without ids, penalties and noise."""
     draws = NativeDraws(library.api, library.levels[-1])
     rows = list(score_rows(11, 200, longest=600))
     drawn = [by_kernels(draws, row) for row in rows]

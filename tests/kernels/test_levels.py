@@ -1,4 +1,4 @@
-"""The instruction sets as such: their names and numbers everywhere the same, each where it runs, all of one mind."""
+"""The instruction sets: their names and numbers, where each level runs, and equal bits from all of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from edgespec.runtimes.native.model import NativeSettings, load_native
 from tests.kernels.conftest import FAST
 from tests.support.tiny_gguf import write_tiny_gguf
 
-# What /proc/cpuinfo calls the last thing that each level needs.
+# The /proc/cpuinfo name of the newest feature that each level needs.
 FLAGS = {"avx2": "avx2", "avx-vnni": "avx_vnni", "avx512-vnni": "avx512_vnni", "neon-dotprod": "asimddp"}
 
 
-def test_names_and_numbers_are_those_of_the_library(library: NativeLibrary) -> None:
+def test_level_names_and_numbers_match_the_library(library: NativeLibrary) -> None:
     header = (compiling.FOLDER / "edgespec_kernels.h").read_text(encoding="utf-8")
     found = re.search(r"enum es_level \{ (.*), ES_LEVELS \};", header)
     assert found is not None
@@ -32,7 +32,7 @@ def test_names_and_numbers_are_those_of_the_library(library: NativeLibrary) -> N
         assert library.api.es_level_name(LEVELS[name]).decode() == name
 
 
-def test_every_level_has_its_file_and_its_processors() -> None:
+def test_every_level_has_a_source_file_and_a_list_of_processors() -> None:
     files = {path.name for path in compiling.FOLDER.glob("level_*.c")}
     assert files == {f"level_{name.replace('-', '_')}.c" for name in LEVELS}
     assert {f"level_{name}.c" for name in ("portable",)} | {file for file, *_ in compiling._LEVELS} == files
@@ -43,13 +43,13 @@ def test_every_level_has_its_file_and_its_processors() -> None:
         assert f"#if defined({macro})" in told
 
 
-def test_numbers_beyond_the_last_are_no_levels(library: NativeLibrary) -> None:
+def test_level_numbers_beyond_the_last_do_not_exist(library: NativeLibrary) -> None:
     for number in (-1, len(LEVELS), 99):
         assert library.api.es_level_name(number) is None
         assert not library.api.es_level_runs(number)
 
 
-def test_levels_of_another_family_are_not_here(library: NativeLibrary) -> None:
+def test_levels_of_another_processor_family_do_not_exist(library: NativeLibrary) -> None:
     others = set(LEVELS) - {"portable", *FAST}
     assert others
     assert not others & set(library.levels)
@@ -57,13 +57,13 @@ def test_levels_of_another_family_are_not_here(library: NativeLibrary) -> None:
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="the system does not list the processor's features")
-def test_what_runs_is_what_the_system_says_the_processor_has(library: NativeLibrary) -> None:
+def test_levels_that_run_match_the_features_the_system_reports(library: NativeLibrary) -> None:
     here = describe_machine().isa
     expected = {name for name in FAST if FLAGS[name] in here}
     found = set(library.levels) - {"portable"}
     assert found <= expected
     assert found | set(library.left_out) == expected
-    assert expected - found <= {"avx-vnni"}, "which compilers before 2021 do not know"
+    assert expected - found <= {"avx-vnni"}, "compilers before 2021 do not know avx-vnni"
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("levels") / "tiny.gguf", width=128, quant="Q4_0")
 
 
-def test_a_level_that_is_asked_for_is_the_one_that_computes(tiny: Path, level: str) -> None:
-    """Every width and a long context: the rows of the portable level."""
+def test_a_requested_level_is_used_and_gives_the_portable_bits(tiny: Path, level: str) -> None:
+    """At every width and with a long context, the rows equal the portable level's."""
     rows = []
     for name in ("portable", level):
         with load_native(tiny, NativeSettings(level=name)) as model, model.open(300) as sequence:
@@ -85,7 +85,7 @@ def test_a_level_that_is_asked_for_is_the_one_that_computes(tiny: Path, level: s
     assert rows[:9] == rows[9:]
 
 
-def test_a_level_that_is_not_here_is_refused(tiny: Path, library: NativeLibrary) -> None:
+def test_an_unavailable_level_is_refused(tiny: Path, library: NativeLibrary) -> None:
     with pytest.raises(InvalidRequestError, match="unknown level 'sse'") as caught:
         load_native(tiny, NativeSettings(level="sse"))
     assert caught.value.hint == f"one of auto, {', '.join(LEVELS)}"
@@ -96,12 +96,12 @@ def test_a_level_that_is_not_here_is_refused(tiny: Path, library: NativeLibrary)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizer is tried on Linux only")
-def test_no_two_threads_of_a_forward_race(
+def test_the_threads_of_a_forward_have_no_data_race(
     tmp_path: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forwards of every type on 1 to 7 threads, one level against the portable one, under the thread sanitizer."""
     fast = [level for level in compiling._LEVELS if level[0] in {"level_avx2.c", "level_neon_dotprod.c"}]
-    monkeypatch.setattr(compiling, "_LEVELS", fast)  # one is enough, and each takes long to build
+    monkeypatch.setattr(compiling, "_LEVELS", fast)  # one level is enough, since each takes long to build
     flags = ["-fsanitize=thread", "-g", "-O1"]
     built, program = tmp_path / compiling.LIBRARY_NAME, tmp_path / "compare"
     try:

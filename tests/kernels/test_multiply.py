@@ -1,4 +1,4 @@
-"""Products: each instruction set against the portable one to the bit, and that one against numpy within a bound."""
+"""Products: each level equals the portable one to the bit, and the portable one equals numpy within a bound."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def spread_input(seed: int, rows: int, columns: int) -> Floats:
 
 
 def exact_input(library: NativeLibrary, kind: str, x: Floats) -> np.ndarray:
-    """What the product really multiplies by: float64 of the shape of x."""
+    """The activations that the product really uses: float64 of the shape of x."""
     if kind not in QUANTISED:
         return x.astype(np.float64)
     rows = [quantise(library, "portable", np.ascontiguousarray(row)) for row in x]
@@ -48,20 +48,20 @@ def exact_input(library: NativeLibrary, kind: str, x: Floats) -> np.ndarray:
 
 
 def sizes(weights: Weights) -> np.ndarray:
-    """Bounds of the terms that make a weight, whose sizes count where they cancel: scale times code, and minimum."""
+    """Bounds of a weight's terms, scale times code and minimum, whose magnitudes count even if they cancel."""
     if weights.kind not in QUANTISED or len(HALVES[weights.kind]) == 1:
         return np.abs(weights.values)
     _, size = block_sizes(weights.kind)
     raw = weights.raw.reshape(weights.rows, -1, size).copy()
     raw[..., 1] &= 0x7F
     raw[..., 3] &= 0x7F
-    raw[..., 3] |= 0x80 if weights.kind.endswith("_K") else 0  # these subtract it
+    raw[..., 3] |= 0x80 if weights.kind.endswith("_K") else 0  # K-quants subtract the minimum
     return Weights(weights.kind, weights.rows, weights.columns, raw.reshape(weights.rows, -1)).values
 
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_the_portable_product_is_numpys_up_to_rounding(
+def test_the_portable_product_equals_numpys_within_rounding(
     library: NativeLibrary, kind: str, rows: int, columns: int
 ) -> None:
     weights = some_weights(kind, 1, rows, columns)
@@ -77,7 +77,7 @@ def test_the_portable_product_is_numpys_up_to_rounding(
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_every_level_computes_the_portable_bits(
+def test_every_level_computes_the_portable_levels_product_bits(
     library: NativeLibrary, fast: str, kind: str, rows: int, columns: int
 ) -> None:
     weights = some_weights(kind, 3, rows, columns)
@@ -90,7 +90,7 @@ def test_every_level_computes_the_portable_bits(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_row_is_the_same_beside_any_others(library: NativeLibrary, level: str, kind: str) -> None:
+def test_a_rows_product_does_not_depend_on_the_other_rows(library: NativeLibrary, level: str, kind: str) -> None:
     weights = some_weights(kind, 6, 40, 288)
     x = spread_input(7, 40, weights.columns)
     alone = np.concatenate([multiply(library, level, weights, row[None]) for row in x])
@@ -104,10 +104,10 @@ def test_a_row_is_the_same_beside_any_others(library: NativeLibrary, level: str,
 @pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("columns", [256, 480, 1536])
 @pytest.mark.parametrize("width", [31, 32, 33, 35, 37, 39, 64, 65, 66, 67, 256, 257, 258, 259, 260, 261, 320])
-def test_many_rows_are_the_rows_alone(
+def test_products_of_many_rows_equal_those_of_single_rows(
     library: NativeLibrary, level: str, kind: str, columns: int, width: int
 ) -> None:
-    """Two tiles at a time from 32 rows on, at most 256 rows; 40 outputs leave one tile over, which ends early."""
+    """Two tiles at a time from 32 rows on, at most 256 rows; 40 outputs leave a single, incomplete tile."""
     weights = some_weights(kind, 11, 40, columns)
     x, bias = spread_input(12, width, weights.columns), normal(13, 40)
     together = multiply(library, level, weights, x, bias)
@@ -116,7 +116,7 @@ def test_many_rows_are_the_rows_alone(
 
 
 def extreme(kind: str, byte: int, scale: float, minimum: float) -> Weights:
-    """32 rows of two blocks of which every byte, small scales as well, is ``byte``."""
+    """32 rows of two blocks in which every byte, including small scales, is ``byte``."""
     columns, size = block_sizes(kind)
     block = np.full(size, byte, dtype=np.uint8)
     for at, value in zip(HALVES[kind], (scale, minimum), strict=False):
@@ -129,7 +129,7 @@ def extreme(kind: str, byte: int, scale: float, minimum: float) -> Weights:
 @pytest.mark.parametrize("byte", [0x00, 0xFF, 0x80, 0x7F, 0x0F, 0xF0])
 @pytest.mark.parametrize("signs", [(1, 1), (-1, -1), (1, -0.5)], ids=["up", "down", "uneven"])
 @pytest.mark.parametrize(("scale", "minimum"), [(1.0, -3.0), (2.0**-24, 2.0**-24), (-0.0, 0.0)])
-def test_the_largest_codes_and_activations_do_not_saturate(
+def test_the_largest_codes_and_activations_do_not_overflow(
     library: NativeLibrary,
     level: str,
     kind: str,
@@ -138,7 +138,7 @@ def test_the_largest_codes_and_activations_do_not_saturate(
     scale: float,
     minimum: float,
 ) -> None:
-    """And the least halves are not lost."""
+    """The smallest half-precision scales are not lost either."""
     weights = extreme(kind, byte, scale, minimum)
     x = np.tile(np.array(signs, dtype=np.float32) * 127, weights.columns // 2)[None]
     exact = exact_input(library, kind, x)
@@ -152,8 +152,10 @@ def test_the_largest_codes_and_activations_do_not_saturate(
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_tiles_hold_the_files_own_bits(library: NativeLibrary, kind: str, rows: int, columns: int) -> None:
-    """Laying out again moves bits and adds nothing but rows of zeros, and half a line to a group of Q6_K."""
+def test_tiles_hold_the_files_bits_in_another_order(
+    library: NativeLibrary, kind: str, rows: int, columns: int
+) -> None:
+    """The tile layout moves bits and adds only rows of zeros, and half a line to each group of Q6_K."""
     weights = some_weights(kind, 8, rows, columns)
     tiles = relaid(library, weights)
     padded = -(-rows // 16) * 16
@@ -164,7 +166,7 @@ def test_tiles_hold_the_files_own_bits(library: NativeLibrary, kind: str, rows: 
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_no_two_bits_of_the_file_share_a_place_in_the_tiles(library: NativeLibrary, kind: str) -> None:
+def test_each_bit_of_the_file_has_a_separate_place_in_the_tiles(library: NativeLibrary, kind: str) -> None:
     columns = 256
     per_block, size = block_sizes(kind)
     row_bytes = columns // per_block * size
@@ -180,7 +182,9 @@ def test_no_two_bits_of_the_file_share_a_place_in_the_tiles(library: NativeLibra
 
 @pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_a_scale_that_is_not_finite_is_found(library: NativeLibrary, kind: str, bad: float) -> None:
+def test_the_first_row_with_a_scale_that_is_not_finite_is_reported(
+    library: NativeLibrary, kind: str, bad: float
+) -> None:
     columns, size = block_sizes(kind)
     for at in HALVES[kind]:
         weights = random_blocks(kind, 9, 20, 3 * columns)
@@ -194,12 +198,14 @@ def test_a_scale_that_is_not_finite_is_found(library: NativeLibrary, kind: str, 
     ("kind", "rows", "columns"),
     [(2, 0, 32), (2, 16, 0), (2, 16, 48), (12, 16, 288), (13, 16, 32), (14, 16, 128), (9, 16, 256), (-1, 16, 32)],
 )
-def test_what_has_no_layout_has_no_size(library: NativeLibrary, kind: int, rows: int, columns: int) -> None:
+def test_types_and_shapes_without_a_tile_layout_have_size_zero(
+    library: NativeLibrary, kind: int, rows: int, columns: int
+) -> None:
     assert library.api.es_relaid_bytes(kind, rows, columns) == 0
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_row_of_the_embedding_is_what_the_file_says(library: NativeLibrary, kind: str) -> None:
+def test_dequantised_embedding_rows_equal_the_gguf_librarys(library: NativeLibrary, kind: str) -> None:
     weights = some_weights(kind, 10, 4, 288)
     for row, expected in enumerate(weights.values):
         # gguf computes in floats, in the same order.

@@ -1,4 +1,4 @@
-"""Wheels as an installation builds them: what is in them, how they are called, what is missing where that fails."""
+"""Wheels as an installation builds them: their content, their tags, and what is missing after a failed build."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="the compilers of these tests
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A checkout as small as a wheel of it can be."""
+    """The smallest checkout from which a wheel can be built."""
     tree = tmp_path / "tree"
     kernels = tree / "edgespec" / "kernels"
     kernels.mkdir(parents=True)
@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def compiler(folder: Path, content: bytes) -> str:
-    """One that makes a library of those bytes, whatever it is asked for, and notes what that was."""
+    """A fake compiler whose output is always ``content``, and which records its arguments."""
     made, script = folder / "made", folder / "cc"
     made.write_bytes(content)
     script.write_text(
@@ -50,7 +50,7 @@ def compiler(folder: Path, content: bytes) -> str:
 
 
 def build(tree: Path, **environment: str) -> tuple[Path, str]:
-    """The wheel that comes of it, and what is said meanwhile."""
+    """The wheel that the build makes, and the build's output."""
     out = tree.parent / "out"
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
@@ -66,7 +66,7 @@ def build(tree: Path, **environment: str) -> tuple[Path, str]:
 
 
 def kernels_in(wheel: Path) -> set[str]:
-    """What a wheel has of the kernels that is not Python."""
+    """The kernel files of a wheel that are not Python."""
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
     return {name for name in names if name.startswith("edgespec/kernels/") and not name.endswith(".py")}
@@ -76,15 +76,15 @@ def kernels_in(wheel: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("content", "tag"), [(elf(183), "linux_aarch64"), (mach_o(0x0100000C, (12, 3)), "macosx_12_0_arm64")]
 )
-def test_a_wheels_tag_is_what_its_library_is_for(tree: Path, content: bytes, tag: str) -> None:
+def test_a_wheels_tag_is_the_platform_of_its_library(tree: Path, content: bytes, tag: str) -> None:
     wheel, _ = build(tree, CC=compiler(tree.parent, content))
     assert wheel.name.endswith(f"-py3-none-{tag}.whl")
     assert kernels_in(wheel) == {f"edgespec/kernels/{compiling.LIBRARY_NAME}"}
-    assert not (tree / "edgespec" / "kernels" / compiling.LIBRARY_NAME).exists()  # sources are only read
+    assert not (tree / "edgespec" / "kernels" / compiling.LIBRARY_NAME).exists()  # the source folder stays unchanged
 
 
 @posix
-def test_a_cross_compilers_levels_are_those_of_what_it_compiles_for(tree: Path) -> None:
+def test_a_cross_compiler_builds_its_target_processors_levels(tree: Path) -> None:
     build(tree, CC=compiler(tree.parent, elf(183)))
     asked = (tree.parent / "asked").read_text(encoding="utf-8")
     assert "level_neon_dotprod.c" in asked
@@ -92,7 +92,7 @@ def test_a_cross_compilers_levels_are_those_of_what_it_compiles_for(tree: Path) 
 
 
 @posix
-def test_a_wheel_is_built_of_sources_that_cannot_be_written(tree: Path) -> None:
+def test_a_wheel_can_be_built_from_read_only_sources(tree: Path) -> None:
     for path in sorted(tree.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = sorted(tree.rglob("*"))
@@ -103,15 +103,15 @@ def test_a_wheel_is_built_of_sources_that_cannot_be_written(tree: Path) -> None:
         path.chmod(0o755)
 
 
-def test_a_build_in_a_place_that_cannot_be_written_gives_the_reason(tmp_path: Path) -> None:
-    """As an editable installation of a read-only checkout, which then succeeds without the library."""
+def test_a_build_in_an_unwritable_folder_returns_the_reason(tmp_path: Path) -> None:
+    """For example an editable installation of a read-only checkout, which then succeeds without the library."""
     reason = compiling.build(tmp_path / "there is no such folder")
     assert reason is not None
     assert "there is no such folder" in reason
 
 
 @posix
-def test_without_a_compiler_the_wheel_is_pure_and_says_why(tree: Path) -> None:
+def test_without_a_compiler_the_wheel_is_pure_python_with_a_note(tree: Path) -> None:
     wheel, said = build(tree, CC="/nonexistent/cc")
     assert wheel.name.endswith("-py3-none-any.whl")
     assert kernels_in(wheel) == {f"edgespec/kernels/{compiling.NOTE_NAME}"}
@@ -120,7 +120,7 @@ def test_without_a_compiler_the_wheel_is_pure_and_says_why(tree: Path) -> None:
         assert "/nonexistent/cc" in file.read(f"edgespec/kernels/{compiling.NOTE_NAME}").decode()
 
 
-def test_a_library_that_was_compiled_before_is_packed_as_it_is(tree: Path, tmp_path: Path) -> None:
+def test_a_library_compiled_earlier_is_packed_unchanged(tree: Path, tmp_path: Path) -> None:
     """scripts/build_wheels.py compiles for other systems."""
     library = tmp_path / "libedgespec_kernels.dll"
     library.write_bytes(b"of Windows")
@@ -141,7 +141,7 @@ def test_a_library_that_was_compiled_before_is_packed_as_it_is(tree: Path, tmp_p
         ({"ARCHFLAGS": ""}, [compiling.platform.machine()], True),
     ],
 )
-def test_macos_libraries_are_for_the_processors_that_archflags_names(
+def test_macos_libraries_contain_the_processors_in_archflags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], asked: list[str], oldest: bool
 ) -> None:
     monkeypatch.delenv("MACOSX_DEPLOYMENT_TARGET", raising=False)
@@ -156,7 +156,7 @@ def test_macos_libraries_are_for_the_processors_that_archflags_names(
     assert sorted(line.split(" -arch ")[1].split()[0] for line in compiled) == sorted(asked)
     assert all(("-mmacosx-version-min=11.0" in line) == oldest for line in compiled)
     assert any(line.startswith("-create") for line in lines) == (len(asked) > 1)
-    for line in lines:  # each processor's levels are compiled for that one alone
+    for line in lines:  # each processor gets only its levels
         assert ("level_neon_dotprod.c" not in line) or "-arch arm64" in line
         assert ("level_avx2.c" not in line) or "-arch x86_64" in line
 
@@ -166,20 +166,20 @@ def test_macos_libraries_are_for_the_processors_that_archflags_names(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The kernels of an installed wheel: no sources."""
+    """The kernels folder of an installed wheel, without sources."""
     monkeypatch.setattr(native_library, "KERNELS", tmp_path)
-    monkeypatch.setattr(native_library, "_load", native_library._load.__wrapped__)  # what is cached is the real one
+    monkeypatch.setattr(native_library, "_load", native_library._load.__wrapped__)  # bypasses the cached real library
     return tmp_path
 
 
-def test_a_library_for_another_processor_says_so(folder: Path) -> None:
+def test_a_library_for_another_processor_is_refused_with_both_names(folder: Path) -> None:
     other = 183 if compiling.platform.machine() == "x86_64" else 62
     (folder / "libedgespec_kernels.so").write_bytes(elf(other))
     with pytest.raises(RuntimeUnavailableError, match=r"library is for (64-bit ARM|x86-64) on Linux, and this is"):
         native_library.load()
 
 
-def test_a_library_of_another_system_says_so(folder: Path) -> None:
+def test_a_library_for_another_system_is_refused_with_both_names(folder: Path) -> None:
     (folder / "libedgespec_kernels.dylib").write_bytes(mach_o(0x0100000C, (11, 0)))
     if sys.platform == "darwin":
         pytest.skip("this system's own")
@@ -189,7 +189,7 @@ def test_a_library_of_another_system_says_so(folder: Path) -> None:
     assert "install the wheel for" in caught.value.hint
 
 
-def test_an_installation_without_sources_is_not_told_to_compile_them(folder: Path) -> None:
+def test_without_sources_the_hint_does_not_suggest_compiling(folder: Path) -> None:
     with pytest.raises(RuntimeUnavailableError) as caught:
         native_library.load()
     assert caught.value.hint is not None
@@ -201,7 +201,7 @@ def test_an_installation_without_sources_is_not_told_to_compile_them(folder: Pat
     assert caught.value.hint.endswith("and install edgespec again")
 
 
-def test_a_read_only_checkout_is_said_to_be_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_checkout_is_named_as_the_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "level_portable.c").write_text("", encoding="utf-8")
     monkeypatch.setattr(native_library.os, "access", lambda path, mode: False)
     with pytest.raises(RuntimeUnavailableError, match="cannot be written") as caught:
@@ -209,6 +209,6 @@ def test_a_read_only_checkout_is_said_to_be_one(folder: Path, monkeypatch: pytes
     assert caught.value.hint == "make it writable and install edgespec again"
 
 
-def test_names_are_those_that_compiling_gives() -> None:
+def test_the_runtime_looks_for_the_library_names_that_compiling_gives() -> None:
     assert set(native_library.LIBRARY_NAMES) == set(compiling.LIBRARY_NAMES.values())
     assert native_library.NOTE_NAME == compiling.NOTE_NAME

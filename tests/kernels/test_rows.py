@@ -1,4 +1,4 @@
-"""What happens to a row between two products: the same bits from every level, and numpy's numbers within a bound."""
+"""Functions of a row between two products: equal bits from every level, and numpy's numbers within a bound."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def as_half_without_bounds(x: np.float32) -> np.float32:
 
 
 def halves_summed(values: Floats) -> np.float32:
-    """The sum of a power of two of floats: half of them onto the other half, until one is left."""
+    """The sum of a power of two of floats, by repeatedly adding one half to the other."""
     while len(values) > 1:
         values = values[: len(values) // 2] + values[len(values) // 2 :]
     return np.float32(values[0])
 
 
 def rounded_to(top: int, x: Floats) -> tuple[npt.NDArray[np.int8], np.float32]:
-    """The codes of a block whose largest value becomes ``top``, and the sum of the squares of what they miss by.
+    """The codes of a block whose largest value becomes ``top``, and the sum of their squared errors.
 
-    The sum is in units of the largest value squared. In float64 the products are exact; what is rounded to float32 is
-    what a fused multiply-add rounds.
+    The sum is in units of the largest value squared. Float64 products are exact here, so rounding them to float32
+    equals a fused multiply-add.
     """
     exact = x.astype(np.float64) * float(np.float32(top) / np.abs(x).max())
     codes = np.rint(exact)
@@ -56,7 +56,7 @@ def rounded_to(top: int, x: Floats) -> tuple[npt.NDArray[np.int8], np.float32]:
     return codes.astype(np.int8), halves_summed(squares) * (np.float32(1) / np.float32(top * top))
 
 
-def test_activations_are_quantised_as_defined(library: NativeLibrary, level: str, row: Floats) -> None:
+def test_quantised_activations_equal_the_definition(library: NativeLibrary, level: str, row: Floats) -> None:
     blocks = quantise(library, level, row)
     for block, x in zip(blocks, row.reshape(-1, 32), strict=True):
         largest = np.abs(x).max()
@@ -75,13 +75,13 @@ def test_activations_are_quantised_as_defined(library: NativeLibrary, level: str
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17])
-def test_a_block_does_not_depend_on_how_many_there_are(
+def test_a_quantised_block_does_not_depend_on_the_number_of_blocks(
     library: NativeLibrary, level: str, row: Floats, count: int
 ) -> None:
     assert quantise(library, level, row[: 32 * count]).tobytes() == quantise(library, level, row)[:count].tobytes()
 
 
-def test_the_best_of_four_scales_misses_less_than_the_finest(library: NativeLibrary, level: str) -> None:
+def test_the_best_of_four_scales_has_less_error_than_the_finest(library: NativeLibrary, level: str) -> None:
     x = normal(3, 32 * 4096)
     blocks, rows = quantise(library, level, x), x.reshape(-1, 32).astype(np.float64)
     tops, counts = np.unique(np.abs(blocks["q"].astype(int)).max(axis=1), return_counts=True)
@@ -92,21 +92,23 @@ def test_the_best_of_four_scales_misses_less_than_the_finest(library: NativeLibr
     assert 0.86 < missed / np.square(np.rint(rows / finest) * finest - rows).sum() < 0.89
 
 
-def test_activations_are_off_by_half_a_step_at_most(library: NativeLibrary, level: str, row: Floats) -> None:
+def test_quantised_activations_have_an_error_of_half_a_step_at_most(
+    library: NativeLibrary, level: str, row: Floats
+) -> None:
     blocks = quantise(library, level, row)
     back = blocks["q"] * blocks["scale"][:, None].astype(np.float64)
     steps = blocks["scale"][:, None].astype(np.float64)
-    flushed = 127 * 2.0**-100  # the most that a block without a scale can hold
-    # Half a step, and of 127 steps what the scale is off: half a unit in its eleventh bit.
+    flushed = 127 * 2.0**-100  # the largest value of a block with scale 0
+    # Half a step, plus 127 times the scale's error: half a unit in its eleventh bit.
     assert (np.abs(back - row.reshape(-1, 32)) <= np.where(steps > 0, (0.5001 + 127 / 2**11) * steps, flushed)).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 15, 16, 31])
-def test_what_is_not_finite_spoils_its_block_and_no_other(
+def test_a_value_that_is_not_finite_affects_only_its_block(
     library: NativeLibrary, level: str, bad: float, position: int
 ) -> None:
-    x = normal(2, 32 * 20)  # more than a level takes at once
+    x = normal(2, 32 * 20)  # more blocks than a level processes together
     spoilt = [3, 17]
     x[np.array(spoilt) * 32 + position] = bad
     blocks = quantise(library, level, x)
@@ -115,21 +117,21 @@ def test_what_is_not_finite_spoils_its_block_and_no_other(
     assert np.flatnonzero(~blocks["q"].any(axis=1)).tolist() == spoilt
 
 
-def test_ties_go_to_even(library: NativeLibrary, level: str) -> None:
-    x = np.arange(-3, 29, dtype=np.float32) * 4  # no other scale fits these as well as 1
+def test_quantising_rounds_ties_to_even(library: NativeLibrary, level: str) -> None:
+    x = np.arange(-3, 29, dtype=np.float32) * 4  # scale 1 fits best
     x[:6] = [127, 0.5, 1.5, 2.5, -0.5, -1.5]
     assert quantise(library, level, x)["q"][0][:6].tolist() == [127, 0, 2, 2, 0, -2]
 
 
 @pytest.mark.parametrize("top", [127, 125, 123, 121])
-def test_a_scale_that_fits_exactly_is_found(library: NativeLibrary, level: str, top: int) -> None:
+def test_quantising_finds_a_scale_that_fits_exactly(library: NativeLibrary, level: str, top: int) -> None:
     whole = np.linspace(-100, 100, 32).round().astype(np.float32)
     whole[5] = top
     block = quantise(library, level, whole)[0]
     assert (block["scale"], block["q"].tolist()) == (1, whole.tolist())
 
 
-def test_of_scales_that_fit_as_well_the_finest_is_taken(library: NativeLibrary, level: str) -> None:
+def test_of_equally_good_scales_quantising_takes_the_finest(library: NativeLibrary, level: str) -> None:
     alone = np.zeros(32, np.float32)
     alone[5] = 1
     assert quantise(library, level, alone)["q"][0][5] == 127
@@ -139,7 +141,7 @@ def test_of_scales_that_fit_as_well_the_finest_is_taken(library: NativeLibrary, 
 
 
 def everywhere() -> Floats:
-    """Many floats from -90 to 90, and the borders."""
+    """Many floats from -90 to 90, and the limits."""
     x = np.linspace(-90, 90, 2**17 - 32, dtype=np.float32)
     edges = [
         -np.inf,
@@ -170,7 +172,7 @@ def test_exp_is_within_two_units_in_the_last_place(library: NativeLibrary, level
     assert (found[x > 88] == exponential(library, level, np.full(32, 88, np.float32))[0]).all()
 
 
-def test_exp_passes_nan_on(library: NativeLibrary, level: str) -> None:
+def test_exp_of_nan_is_nan(library: NativeLibrary, level: str) -> None:
     x = np.zeros(32, np.float32)
     x[3] = np.nan
     assert np.flatnonzero(np.isnan(exponential(library, level, x))).tolist() == [3]
@@ -181,7 +183,9 @@ def test_exp_is_the_same_on_every_level(library: NativeLibrary, fast: str) -> No
     assert same_bits(exponential(library, fast, x), exponential(library, "portable", x))
 
 
-def test_swiglu_is_numpys_up_to_rounding_and_the_same_on_every_level(library: NativeLibrary, level: str) -> None:
+def test_swiglu_equals_numpys_within_rounding_with_equal_bits_on_every_level(
+    library: NativeLibrary, level: str
+) -> None:
     gate, up = normal(3, 4096) * 8, normal(4, 4096)
     found = swiglu(library, level, gate, up)
     g = gate.astype(np.float64)
@@ -191,33 +195,35 @@ def test_swiglu_is_numpys_up_to_rounding_and_the_same_on_every_level(library: Na
     assert same_bits(found, swiglu(library, "portable", gate, up))
 
 
-def test_swiglu_of_large_values(library: NativeLibrary, level: str) -> None:
+def test_swiglu_of_large_values_does_not_overflow(library: NativeLibrary, level: str) -> None:
     gate = np.resize(np.array([1e4, -1e4, 88, -88, 200, -200], np.float32), 96)
     found = swiglu(library, level, gate, np.ones(96, np.float32))
     assert np.allclose(found, np.maximum(gate, 0), atol=1e-30)
 
 
-def test_geglu_is_numpys_up_to_rounding_and_the_same_on_every_level(library: NativeLibrary, level: str) -> None:
+def test_geglu_equals_numpys_within_rounding_with_equal_bits_on_every_level(
+    library: NativeLibrary, level: str
+) -> None:
     gate, up = normal(3, 4096) * 3, normal(4, 4096)
     found = geglu(library, level, gate, up)
     g = gate.astype(np.float64)
     u = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
     expected = g * 0.5 * (1 + np.tanh(u)) * up
-    # As for SwiGLU; and the exponent, 2u, is 4 roundings off, which moves the exponential by so much of itself.
+    # As for SwiGLU; and the exponent, 2u, has 4 roundings, which change the exponential by that relative amount.
     # numpy's own 1 + tanh loses what is below 2^-53 of 1.
     bound = (4 + 4 * np.abs(u)) * 2.0**-23 * np.abs(expected) + 2.0**-50 * np.abs(g * up)
     assert (np.abs(found - expected) <= bound).all()
     assert same_bits(found, geglu(library, "portable", gate, up))
 
 
-def test_geglu_of_large_values(library: NativeLibrary, level: str) -> None:
+def test_geglu_of_large_values_does_not_overflow(library: NativeLibrary, level: str) -> None:
     gate = np.resize(np.array([1e4, -1e4, 88, -88, 1e20, -1e20], np.float32), 96)
     found = geglu(library, level, gate, np.ones(96, np.float32))
     assert np.allclose(found, np.maximum(gate, 0), rtol=1e-6, atol=1e-15)
 
 
 @pytest.mark.parametrize("length", [32, 576, 1536])
-def test_normalise_is_numpys_up_to_rounding_and_the_same_on_every_level(
+def test_rmsnorm_equals_numpys_within_rounding_with_equal_bits_on_every_level(
     library: NativeLibrary, level: str, length: int
 ) -> None:
     x, weight = normal(5, length) * 20, normal(6, length)
@@ -229,7 +235,7 @@ def test_normalise_is_numpys_up_to_rounding_and_the_same_on_every_level(
     assert same_bits(found, normalise(library, "portable", x, weight, 1e-6))
 
 
-def test_a_length_that_is_no_multiple_of_32_is_refused(library: NativeLibrary) -> None:
+def test_a_row_length_that_is_not_a_multiple_of_32_is_refused(library: NativeLibrary) -> None:
     x = np.zeros(64, np.float32)
     for length in (0, 16, 33, -32):
         assert library.api.es_exponential(x.ctypes.data, length, x.ctypes.data, 0) != 0

@@ -1,4 +1,4 @@
-"""Cosine and sine of rotary embedding's angles, which are ours: held against exact arithmetic and doubles."""
+"""The kernels' cosine and sine for rotary embeddings, compared with exact arithmetic and doubles."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from tests.support.kernel_calls import turns
 
 Doubles = npt.NDArray[np.float64]
 
-# Half a step of a float, and what doubles of our series may add to it.
+# Half a step of a float, plus the error of the series in doubles.
 LARGEST_ERROR = 0.5 + 2.0**-20
 
 
 def steps_off(found: npt.NDArray[np.float32], exact: Doubles) -> Doubles:
-    """How many steps of a float each lies off."""
+    """Each value's error in steps of a float."""
     return np.abs(found.astype(np.float64) - exact) / np.spacing(np.abs(exact).astype(np.float32))
 
 
 @pytest.mark.parametrize("base", [1e4, 5e5, 1e6, 1e7])
 @pytest.mark.parametrize("length", [64, 128, 256])
-def test_every_frequency_at_positions_up_to_131072(library: NativeLibrary, base: float, length: int) -> None:
+def test_rotary_angles_are_within_half_a_step_at_positions_up_to_131072(
+    library: NativeLibrary, base: float, length: int
+) -> None:
     frequencies = np.array([_power(base, -pair, length) for pair in range(0, length, 2)])
     positions = np.r_[0:300, np.random.default_rng(length).integers(300, 131072, 700), 131072].astype(np.float64)
     angles = np.outer(positions, frequencies)
@@ -40,7 +42,7 @@ def test_every_frequency_at_positions_up_to_131072(library: NativeLibrary, base:
 
 @functools.cache
 def half_pi(bits: int = 1300) -> Fraction:
-    """By Machin's formula, within 2^-bits."""
+    """Half of pi by Machin's formula, within 2^-bits."""
 
     def arctan_of_one_over(whole: int) -> int:
         power = (1 << bits + 20) // whole
@@ -55,14 +57,14 @@ def half_pi(bits: int = 1300) -> Fraction:
 
 
 def exact_turn(angle: float) -> tuple[float, float]:
-    """Cosine and sine, each the nearest double or next to it."""
+    """Cosine and sine, each within one step of the nearest double."""
     quarter = round(Fraction(angle) / half_pi())
     rest = float(Fraction(angle) - quarter * half_pi())
     cosine, sine = math.cos(rest), math.sin(rest)
     return ((cosine, sine), (-sine, cosine), (-cosine, -sine), (sine, -cosine))[quarter % 4]
 
 
-# The double nearest to a multiple of a quarter turn (Muller 2006), and what is next to the limits of the code.
+# The double nearest to a multiple of a quarter turn (Muller 2006), and neighbours of the code's limits.
 NEAREST_TO_A_QUARTER = 6381956970095103.0 * 2.0**797
 EDGES = [
     0.0,
@@ -77,14 +79,14 @@ HUGE = [1e5, 2.0**53, 1e22, NEAREST_TO_A_QUARTER, 1.7976931348623157e308, 2.0**6
 
 
 @pytest.mark.parametrize("angle", [*EDGES, *HUGE])
-def test_the_reduction_is_exact_for_any_angle(library: NativeLibrary, angle: float) -> None:
+def test_the_angle_reduction_is_exact_for_hard_cases(library: NativeLibrary, angle: float) -> None:
     for sign in (1.0, -1.0):
         found = turns(library, np.array([sign * angle]))[0]
         exact = np.array(exact_turn(sign * angle))
         assert (steps_off(found, exact) <= LARGEST_ERROR).all()
 
 
-def test_the_reduction_is_exact_for_angles_of_every_size(library: NativeLibrary) -> None:
+def test_the_angle_reduction_is_exact_for_angles_of_every_size(library: NativeLibrary) -> None:
     draw = np.random.default_rng(0)
     angles = np.ldexp(draw.uniform(1, 2, 4000), draw.integers(-60, 1024, 4000))
     exact = np.array([exact_turn(float(angle)) for angle in angles])
@@ -92,12 +94,12 @@ def test_the_reduction_is_exact_for_angles_of_every_size(library: NativeLibrary)
 
 
 @pytest.mark.parametrize("angle", [math.inf, -math.inf, math.nan])
-def test_an_angle_that_is_not_finite_has_no_turn(library: NativeLibrary, angle: float) -> None:
+def test_an_angle_that_is_not_finite_gives_nan(library: NativeLibrary, angle: float) -> None:
     assert np.isnan(turns(library, np.array([angle]))).all()
 
 
-def test_bits_are_those_of_every_compiler_and_processor(library: NativeLibrary) -> None:
-    """Of some angles, as they came out when this was written; compare_levels.c holds many more against each other."""
+def test_cosine_and_sine_have_the_known_bits_on_every_processor(library: NativeLibrary) -> None:
+    """Known bits of some angles; compare_levels.c compares many more between levels."""
     found = turns(library, np.array([1.0, 100.0, 131071.0 * _power(1e4, -2, 64), 1e22]))
     assert found.view(np.uint32).tolist() == [
         [0x3F0A5140, 0x3F576AA4],
@@ -108,12 +110,12 @@ def test_bits_are_those_of_every_compiler_and_processor(library: NativeLibrary) 
 
 
 @pytest.mark.parametrize("base", [10000.0, 500000.0, 1e6])
-def test_frequencies_are_the_nearest_doubles(base: float) -> None:
-    """A power's logarithm is off by less than half a step, as far as exact powers can tell."""
+def test_rotary_frequencies_are_the_nearest_doubles(base: float) -> None:
+    """The error of a power's logarithm is below half a step, as far as exact powers can show."""
     for under in (32, 64, 128):
         for over in range(0, under, 2):
             found = Fraction(_power(base, -over, under))
             step = Fraction(math.ulp(float(found))) / 2
             reduced = Fraction(over, under)
-            wanted = 1 / Fraction(base) ** reduced.numerator  # found ** denominator, if there were no rounding
+            wanted = 1 / Fraction(base) ** reduced.numerator  # equals found ** denominator without rounding
             assert (found - step) ** reduced.denominator <= wanted <= (found + step) ** reduced.denominator

@@ -31,6 +31,6 @@ def test_reason_codes_are_identifiers_and_each_is_used() -> None:
 
 
 def test_an_unknown_reason_code_is_refused() -> None:
-    with pytest.raises(ValueError, match="'because' is no reason code"):
+    with pytest.raises(ValueError, match="'because' is not a reason code"):
         Reason("because", "it is so")
     assert Reason("no_drafter", "none").as_json() == {"reason": "none", "reason_code": "no_drafter"}

@@ -1,4 +1,4 @@
-"""How much a pipelined round verifies, drafts, waits and tries: what is asked."""
+"""How much a pipelined round verifies and drafts, and how long it waits: the protocol of the rules."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from edgespec.interfaces.policy import RoundRecord
 
 
 class Budget(Protocol):
-    """How much a round verifies and drafts, and how long it waits for a drafter that is late."""
+    """How much a round verifies and drafts, and how long it waits for a late drafter."""
 
     @property
     def overlaps_prefill(self) -> bool:
-        """Whether the drafter reads the prompt while the target does: not where it would delay the first token."""
+        """Whether the drafter reads the prompt while the target does: not if that delays the first token."""
 
     def window(self, pending: int) -> int:
-        """How many of the ``pending`` tokens put forward to verify now."""
+        """How many of the ``pending`` proposed tokens to verify now."""
 
     def draft_tokens(self, window: int) -> int:
         """How many tokens the drafter may add while the target verifies ``window``."""
@@ -24,18 +24,18 @@ class Budget(Protocol):
         """Seconds to wait for the drafter once the target is done."""
 
     def reuses(self) -> bool:
-        """Whether what was drafted behind a rejected token is put forward again where it continues the right one."""
+        """Whether tokens drafted behind a rejected token are proposed again where they continue the correction."""
 
     def branches(self, forks: bool) -> int:
-        """How many likely corrections to go on from while the target is still at work.
+        """How many likely corrections to draft branches for while the target verifies.
 
-        ``forks``: the drafter's own chain stays in its cache meanwhile. Without, it is read again afterwards.
+        ``forks``: the drafter's chain stays cached during a branch. Otherwise the drafter has to read it again.
         """
 
     def learn(self, what: Literal["again", "branch", "correction"], well: bool) -> None:
-        """Whether the first token that was put forward again, or of a branch that was taken, stood; or whether a
-        correction that came while there were branches was one of theirs.
+        """Learn whether a guess was right. ``again`` and ``branch``: the first token proposed again, or of a branch
+        that was used, was accepted. ``correction``: one of the existing branches started with the correction.
         """
 
     def record(self, record: RoundRecord) -> None:
-        """Learn from a round: what stood of what was compared, and how long a forward of either side takes."""
+        """Learn from a round: how many compared tokens were accepted, and how long each side's forward took."""

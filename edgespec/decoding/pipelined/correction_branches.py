@@ -1,9 +1,9 @@
-"""Branches: what the drafter writes ahead, while the target is still at work, to follow its likeliest corrections.
+"""Branches: what the drafter writes after its own likeliest corrections while the target still verifies.
 
-A place is a branch's start if the drafter was unsure there and says what it would have written otherwise. If the
-verdict then corrects that place to just that token, what was drafted to follow it is put forward at once, and the
-round after a rejection verifies a full window instead of waiting for a first token. No published loop does so: PEARL
-(Liu et al., 2024) and DuoDecoding (Lv et al., 2025) drop what was in flight.
+A branch starts at a place where the drafter was unsure and names a runner-up. If the target's correction is that
+runner-up, the branch is proposed immediately, so the round after a rejection verifies a full window instead of
+waiting for a first token. No published loop does this: PEARL (Liu et al., 2024) and DuoDecoding (Lv et al., 2025)
+drop the tokens in flight.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from edgespec.interfaces.drafting import ChainGate, Context, DraftsBranches, Dra
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A token put forward that may be corrected: how sure its drafter was, and of what it thought otherwise."""
+    """A proposed token that may be corrected, with its drafter's confidence and runner-up."""
 
     token: int
     confidence: float | None
     runner_up: int | None
 
 
-# Where a drafter cannot say how sure it was: as likely right as wrong.
+# Confidence of a drafter that reports none: as likely right as wrong.
 _UNSURE = 0.5
 
 
 def likeliest_corrections(places: Sequence[Place]) -> list[tuple[int, int]]:
     """(index, correction) of the places that can start a branch, the likeliest first correction first.
 
-    A place is corrected first with the probability that all before it stand and it does not; the drafter's
-    confidences are taken for the probabilities of standing (as OPT-Tree does: Wang et al., 2024). Equal ones in
-    order.
+    A place is corrected first if all tokens before it are accepted and its own token is not. The drafter's
+    confidences serve as the probabilities of acceptance (as in OPT-Tree: Wang et al., 2024). Ties keep their order.
     """
     reach, odds = 1.0, list[tuple[float, int, int]]()
     for index, place in enumerate(places):
@@ -51,9 +50,9 @@ def likeliest_corrections(places: Sequence[Place]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """``proposal`` follows the text that ends in ``tokens``, the last of which is a correction thought likely.
+    """``proposal`` follows the text that ends in ``tokens``, the last of which is a likely correction.
 
-    ``start``: where ``tokens`` begin in the text. All before it stood when the branch was drafted.
+    ``start``: where ``tokens`` begin in the text. The text before it was committed when the branch was drafted.
     """
 
     start: int
@@ -62,13 +61,13 @@ class Branch:
 
     @property
     def length(self) -> int:
-        """Of the text that it follows."""
+        """Length of the text that the branch follows."""
         return self.start + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What may be drafted in one go: ``most`` branches of ``depth`` tokens, none past ``end`` of the text."""
+    """What may be drafted in one request: ``most`` branches of ``depth`` tokens, none past ``end`` of the text."""
 
     most: int
     depth: int
@@ -79,7 +78,7 @@ class Growth:
 
 @dataclass(slots=True)
 class BranchWork:
-    """What branches took since this was last asked: of the drafter, and of a round that waited for one."""
+    """The cost of branches since the last query: drafting time, and the time a round waited for a branch."""
 
     draft_s: float = 0.0
     sync_s: float = 0.0
@@ -94,9 +93,9 @@ class _Grown:
 
 
 class Branches:
-    """The branches of an answer: has them drafted, and knows the one that the text has taken.
+    """The branches of one answer: requests their drafting and finds the branch that the text has taken.
 
-    All is done on the loop's thread but the drafting itself.
+    Everything except the drafting runs on the loop's thread.
     """
 
     def __init__(self, drafter: DraftState, submit: Submit, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -109,27 +108,27 @@ class Branches:
 
     @property
     def possible(self) -> bool:
-        """Whether there is a drafter that can."""
+        """Whether the drafter can draft branches."""
         return self._drafter is not None
 
     @property
     def forks(self) -> bool:
-        """Whether its own chain stays in its cache meanwhile."""
+        """Whether the drafter's own chain stays cached during a branch."""
         return self._drafter is not None and self._drafter.forks
 
     @property
     def at_work(self) -> bool:
-        """Whether the drafter may be drafting one."""
+        """Whether the drafter may be drafting a branch."""
         return any(not job.done() for job, _ in self._jobs)
 
     @property
     def coming(self) -> bool:
-        """Whether there may be branches that were not taken in yet."""
+        """Whether some drafted branches may not have been collected yet."""
         return bool(self._jobs)
 
     @property
     def present(self) -> bool:
-        """Whether there are branches, or may be in a moment."""
+        """Whether there are branches, drafted or being drafted."""
         return bool(self._known or self._jobs)
 
     def grow(
@@ -140,9 +139,9 @@ class Branches:
         target_done: Event,
         growth: Growth,
     ) -> None:
-        """Have branches drafted behind ``main``, a proposal to follow what is pending, until the target is done.
+        """Draft branches after ``main``, the proposal that continues the pending tokens, until the target is done.
 
-        They start at what is pending and, where there is time left, at what ``main`` brings.
+        Branches start at pending tokens and, if time remains, at tokens of ``main``.
         """
         drafter, clock, known = self._drafter, self._clock, tuple(self._known)
         if drafter is None or growth.most < 1:
@@ -168,7 +167,7 @@ class Branches:
         self._jobs.append((self._submit(draft), target_done))
 
     def gather(self) -> None:
-        """Take in the branches that are done. Raises what the drafter raised."""
+        """Collect the finished branches. Raises what the drafter raised."""
         waiting, self._jobs = self._jobs, []
         for position, (job, _) in enumerate(waiting):
             if not job.done():
@@ -187,14 +186,14 @@ class Branches:
                     self._known.append(branch)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the branch that the drafter is at, and take in what is done."""
+        """Wait at most ``seconds`` for the branch being drafted, and collect the finished ones."""
         started = self._clock()
         wait([job for job, _ in self._jobs], seconds)
         self.gather()
         self._work.waited_s += self._clock() - started
 
     def follow(self, history: list[int], committed: list[int]) -> Proposal | None:
-        """What was drafted to follow ``history`` and ``committed``; forgets branches that cannot follow any more."""
+        """The branch that continues ``history`` and ``committed``; forgets branches that no longer fit."""
         length = len(history) + len(committed)
         taken = None
         alive = []
@@ -210,17 +209,17 @@ class Branches:
         return taken
 
     def end(self) -> None:
-        """The target is done: whatever is being drafted is to end."""
+        """Tell the drafter to stop, because the target is done."""
         for _, target_done in self._jobs:
             target_done.set()
 
     def take_work(self) -> BranchWork:
-        """What they took since this was last asked."""
+        """The cost of branches since the last call."""
         work, self._work = self._work, BranchWork()
         return work
 
     def drop(self) -> list[Future[_Grown]]:
-        """Forget everything; returns what may still be at work, told to end."""
+        """Forget all branches; returns the jobs that may still run, which have been told to end."""
         self.end()
         jobs, self._jobs, self._known = self._jobs, [], []
         return [job for job, _ in jobs]
@@ -232,7 +231,7 @@ def _place(proposal: Proposal, place: int, vocabulary_size: int) -> Place:
 
 
 def _places_of(main: Future[Drafted] | None, vocabulary_size: int) -> list[Place]:
-    """Those of a proposal made on this very thread, so it is done; none if it failed, which its landing tells."""
+    """Places of a proposal that the same thread has finished; none if it failed, which ``_land`` reports."""
     if main is None:
         return []
     with contextlib.suppress(BaseException):
@@ -242,7 +241,7 @@ def _places_of(main: Future[Drafted] | None, vocabulary_size: int) -> list[Place
 
 
 def _has(known: Sequence[Branch], start: int, tokens: list[int]) -> bool:
-    """Whether the text from ``start`` on that ends in ``tokens`` has its branch."""
+    """Whether ``known`` has the branch of the text from ``start`` on that ends in ``tokens``."""
     length = start + len(tokens)
     return any(branch.length == length and branch.tokens[start - branch.start :] == tokens for branch in known)
 
@@ -250,7 +249,7 @@ def _has(known: Sequence[Branch], start: int, tokens: list[int]) -> bool:
 def _drafted(
     drafter: DraftsBranches, text: list[int], tokens: list[int], depth: int, gate: ChainGate, growth: Growth
 ) -> Proposal:
-    """The usable part of a branch. Whatever a drafter says, nothing of it counts as drawn at random."""
+    """The valid part of a branch. None of its tokens counts as drawn at random."""
     context = Context([*text, *tokens], len(text), wants_runners_up=True)
     proposal = replace(drafter.branch(context, depth, gate).cut(depth), draft_probs=None)
     usable = valid_length(proposal, growth.vocabulary_size, needs_probs=False)

@@ -1,4 +1,4 @@
-"""What the drafter's thread is given to do, and the tokens that come of it."""
+"""The jobs of the drafter's thread, and the tokens that result."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from edgespec.interfaces.rows import Distribution
 
 T = TypeVar("T")
 
-# How tokens come to be put forward: as drafted, again at another place, or as a branch that the text has taken.
+# Why tokens are proposed: as drafted, again at another place, or as a branch that the text has taken.
 Origin = Literal["draft", "again", "branch"]
 
 
 class Submit(Protocol):
-    """Hands a job to the drafter's thread, which runs one after another."""
+    """Queues a job on the drafter's thread, which runs jobs sequentially."""
 
     def __call__(self, job: Callable[[], T], /) -> Future[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The usable part of what the drafter made of one request, how many tokens were malformed, and the seconds."""
+    """The valid part of a drafter's proposal, the number of malformed tokens, and the drafting time in seconds."""
 
     proposal: Proposal
     invalid: int
@@ -34,7 +34,7 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A proposal being made to follow ``tokens``; ``target_done`` tells its drafter that enough is drafted."""
+    """A proposal being drafted to follow ``tokens``; ``target_done`` tells its drafter to stop."""
 
     tokens: list[int]
     future: Future[Drafted]
@@ -42,7 +42,7 @@ class Flight:
 
 
 class UntilDone:
-    """The gate of a flight: lets everything pass until the target is done."""
+    """The gate of a flight: admits every token until the target is done."""
 
     needs_entropy = False
 
@@ -58,7 +58,7 @@ class UntilDone:
 
 @dataclass(slots=True)
 class Piece:
-    """One proposal and how far its tokens were verified."""
+    """One proposal, and how many of its tokens were verified."""
 
     proposal: Proposal
     evaluated: int = 0
@@ -68,7 +68,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PutForward:
-    """A token put forward: where it is in which proposal."""
+    """A proposed token: its proposal and its place in it."""
 
     token: int
     piece: Piece
@@ -76,7 +76,7 @@ class PutForward:
 
     @property
     def source(self) -> str:
-        """Who proposed it."""
+        """The drafter that proposed the token."""
         return self.piece.proposal.source_of(self.place)
 
     @property
@@ -91,6 +91,6 @@ class PutForward:
 
 
 def put_forward(proposal: Proposal, *, after: int = 0, origin: Origin = "draft") -> list[PutForward]:
-    """The tokens of a proposal from its place ``after`` on."""
+    """The tokens of ``proposal`` from place ``after`` on."""
     piece = Piece(proposal, origin=origin)
     return [PutForward(int(token), piece, place) for place, token in enumerate(proposal.tokens) if place >= after]

@@ -1,16 +1,16 @@
-"""The pipelined loop: the drafter writes on while the target verifies what it wrote before.
+"""The pipelined loop: the drafter continues its guesses while the target verifies them.
 
-A round feeds the target the last committed token and a window of the tokens put forward, and lets the drafter
-continue all of them meanwhile, assuming that they stand (PEARL's post-verify: Liu et al., 2024). A forward over w
-draft tokens scores w + 1 places, so the first of the new tokens is compared as well: nothing is gained by a bonus
-token that the drafter has already said. With nothing put forward, or a window of none, the target scores one place
-while the first tokens are being drafted, so that a drafter that was just wrong costs no time (pre-verify). A drafter
-that has time left goes on from what the target may say instead (branches.py).
+A round feeds the target the last committed token and a window of the proposed tokens, and lets the drafter continue
+all proposed tokens in parallel, assuming acceptance (PEARL's post-verify: Liu et al., 2024). A forward over w draft
+tokens scores w + 1 places, so the first newly drafted token is compared as well; it takes the place of a bonus token.
+Without proposed tokens, or with an empty window, the target scores one place while the drafter drafts the first
+tokens, so a drafter that was just wrong costs no time (pre-verify). A drafter with time left drafts branches for the
+target's likely corrections (correction_branches.py).
 
-How far the drafter gets is not planned in advance: it is told to end when the target is done, so that a chunk
-takes the time of a forward (DuoDecoding: Lv et al., 2025), whatever the machine does. It is told before it chooses a
-token, never because of one, so that drawn tokens keep their law. If it is late all the same, because it had a prompt
-to read, the round goes on without it, and what it brings is used where the text has taken the same way meanwhile.
+The length of a draft is not planned. The drafter stops when the target is done, so that drafting takes the time of a
+forward on any machine (DuoDecoding: Lv et al., 2025). The stop takes effect before a token is drawn and never depends
+on a token, so drawn tokens keep their distribution. If the drafter is late, because it had a prompt to read, the
+round continues without it; its late proposal is used if the text has taken the same course.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from edgespec.interfaces.drafting import Context, DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 
-# How far behind a rejected token the right one is looked for. Past two or three the match is chance: with function
-# words every tenth place or so has any given one.
+# How many tokens behind a rejected one are searched for the correction. After two or three a match is chance: about
+# every tenth place has any given function word.
 _WORDS_TOO_MANY = 2
 
 
 class PipelinedLoop(Rounds):
-    """Drafts and verifies at once. ``submit`` hands a job to the thread on which the drafter works."""
+    """Drafts and verifies in parallel. ``submit`` queues a job on the drafter's thread."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PipelinedLoop(Rounds):
         self._untold: list[Outcome] = []
 
     def steps(self) -> Generator[Step, None, None]:
-        """As of every loop; leaving the iteration ends the drafting in flight first."""
+        """As ``Rounds.steps``; leaving the iteration first ends the drafting in flight."""
         try:
             yield from super().steps()
         finally:
@@ -72,8 +72,8 @@ class PipelinedLoop(Rounds):
             self._chooser.draft_stream = 0
 
     def _prefill(self) -> Step:
-        """As of every loop. What the drafter makes of the prompt meanwhile is taken in by whichever round it is ready
-        for: the first token waits for nobody.
+        """As ``Rounds._prefill``, without waiting for the drafter. The first round after the drafter has read the
+        prompt takes its proposal.
         """
         if self._budget.overlaps_prefill:
             self._take_off(0)
@@ -110,7 +110,7 @@ class PipelinedLoop(Rounds):
         evaluated = min(verdict.evaluated, len(committed))
         branching = self._branches.take_work()
         if drafted is not None and drafted.forwards + branching.forwards == 0:
-            overlapped = False  # whoever was asked had nothing to say, or was not let: the target was alone
+            overlapped = False  # no drafter ran: the target was alone
         record = RoundRecord(
             width=window + 1,
             context_length=base,
@@ -137,7 +137,7 @@ class PipelinedLoop(Rounds):
         return step
 
     def _window(self) -> int:
-        """How many of the tokens put forward are verified now."""
+        """How many of the proposed tokens are verified now."""
         pending = self._pending
         most = min(len(pending), self._depth_limit())
         if not most:
@@ -147,7 +147,7 @@ class PipelinedLoop(Rounds):
     # ----------------------------------------------------------------------------------------- drafting
 
     def _take_off(self, window: int) -> None:
-        """Unless it is at work let the drafter continue what is put forward, and then what may be said instead."""
+        """Unless the drafter is busy, let it continue the proposed tokens, then draft branches."""
         if self._flight is not None:
             return
         if not self._branches.at_work:
@@ -156,9 +156,9 @@ class PipelinedLoop(Rounds):
         if not limits.depth_cap or (limits.exact_length is not None and len(self._history) >= limits.exact_length):
             return
         pending = [each.token for each in self._pending]
-        # One more than the tokens beside which another fits: the last one may be the answer's last.
+        # ``_depth_room`` leaves a place for the token that follows; a draft may fill that place too.
         room = self._depth_room() + 1
-        # What this round compares, and beyond that what the next one can verify.
+        # Tokens that this round compares, plus those that the next one can verify.
         useful = window + 1 + limits.depth_cap - len(pending)
         wanted = min(room - len(pending), useful, self._budget.draft_tokens(window))
         if pending and pending[-1] in limits.stop_ids:
@@ -182,7 +182,7 @@ class PipelinedLoop(Rounds):
 
         def draft() -> Drafted:
             started = self._clock()
-            # A place may be drafted anew because of what was drafted for it before.
+            # A place may be drafted again because of its earlier draft, so each flight has its own noise.
             self._chooser.draft_stream = stream
             proposal = self._drafter.propose(context, wanted, UntilDone(done)).cut(wanted)
             usable = valid_length(proposal, self._limits.vocabulary_size, needs_probs=self._chooser.uses_rejection)
@@ -192,7 +192,7 @@ class PipelinedLoop(Rounds):
         return Flight(tokens, self._submit(draft), done)
 
     def _land(self) -> tuple[float, Proposal | None, int]:
-        """Take in what the drafter has; returns its seconds, its proposal and how much of it was malformed.
+        """Take the drafter's proposal; returns its seconds, the proposal and its number of malformed tokens.
 
         Raises CancelledError and what else the drafter raised.
         """
@@ -204,7 +204,7 @@ class PipelinedLoop(Rounds):
                 wait([flight.future], self._budget.patience_s())
         self._branches.gather()
         if flight is None or not flight.future.done():
-            return 0.0, None, 0  # if it is late, it goes on, and so do we
+            return 0.0, None, 0  # a late drafter continues; so does the round
         self._flight = None
         drafted = flight.future.result()
         proposal = drafted.proposal
@@ -217,7 +217,7 @@ class PipelinedLoop(Rounds):
         return drafted.seconds, proposal, drafted.invalid
 
     def _going_on(self, verdict: Verdict, window: int, committed: list[int]) -> list[PutForward]:
-        """What is put forward once ``committed`` stands."""
+        """The tokens to propose next, after ``committed``."""
         history, pending, branches = self._history, self._pending, self._branches
         hoped_for = branches.present
         taken = branches.follow(history, committed)
@@ -236,7 +236,7 @@ class PipelinedLoop(Rounds):
     def _settle(
         self, compared: list[PutForward], accepted: int, rest: list[PutForward], committed: tuple[int, ...]
     ) -> None:
-        """Keep ``rest``, and note the outcome of each proposal that will not be compared any further."""
+        """Keep ``rest``, and note the outcome of each proposal that no later round will compare."""
         for index, each in enumerate(compared):
             piece = each.piece
             if piece.origin != "draft" and not piece.evaluated:
@@ -263,10 +263,10 @@ class PipelinedLoop(Rounds):
             self._tell()
 
     def _continuing(self, correction: int, behind: list[PutForward]) -> list[PutForward]:
-        """What was drafted to follow ``correction``, if it is among the next tokens ``behind`` a rejected one.
+        """The tokens drafted after ``correction``, if it is among the next tokens ``behind`` a rejected one.
 
-        So it is where the drafter said a word too many. Another place has other odds, so these tokens no longer
-        count as drawn at random.
+        This covers a drafter that wrote a superfluous token. The tokens move to another place with other
+        probabilities, so they no longer count as drawn at random.
         """
         for index, each in enumerate(behind[:_WORDS_TOO_MANY]):
             if each.token == correction:
@@ -280,13 +280,13 @@ class PipelinedLoop(Rounds):
         return []
 
     def _tell(self) -> None:
-        """Let the drafter learn; never while it is at work."""
+        """Report outcomes to the drafter; never called while it is drafting."""
         untold, self._untold = self._untold, []
         for outcome in untold:
             self._drafter.observe(outcome)
 
     def _abandon(self) -> None:
-        """End the drafting in flight and forget what was put forward."""
+        """End the drafting in flight and forget the proposed tokens."""
         flight, self._flight, self._pending = self._flight, None, []
         jobs: list[Future[Any]] = [*self._branches.drop()]
         if flight is not None:
