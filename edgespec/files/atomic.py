@@ -23,7 +23,7 @@ from edgespec.files.progress import Cancelled
 # Large enough that hashing dominates the loop's overhead; small enough for prompt cancellation at 50 MB/s.
 CHUNK_BYTES = 1 << 20
 
-# Linux's id of the machine's initial pid namespace. A container has another pid namespace, even with the same hostname.
+# Linux's id of the initial pid namespace. A container has another pid namespace, even with the same hostname.
 _MACHINES_OWN = "pid:[4026531836]"
 
 

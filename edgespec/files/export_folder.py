@@ -85,7 +85,7 @@ def check_manifest(
 ) -> tuple[dict[str, Any], str]:
     """The manifest of ``folder``, checked without the other files, and the sha256 of its bytes.
 
-    The manifest must be of that ``kind`` and state size and hash of each of ``names``. ``links``: see ``check_place``.
+    The manifest must be of that ``kind`` and state size and hash of all ``names``. ``links``: see ``check_place``.
     """
     path = folder / MANIFEST_NAME
     check_place(folder, MANIFEST_NAME, links=links)

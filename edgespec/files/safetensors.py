@@ -25,7 +25,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LENGTH_BYTES = 8  # the header's length, before the header
 _METADATA = "__metadata__"  # an object of strings, the only member that does not describe a tensor
 
-# The format allows headers of 100 MB. 65536 tensors, the limit for every model format here, need about 160 bytes each.
+# The format allows headers of 100 MB. 65536 tensors, the limit of every reader here, need about 160 bytes each.
 _MOST_TENSORS = 65536
 _MOST_HEADER_BYTES = 16 << 20
 _MOST_INDEX_BYTES = 16 << 20

@@ -48,7 +48,7 @@ _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _NPY_HEADER = re.compile(rb"\{'descr': '<i4', 'fortran_order': False, 'shape': \(([0-9]{1,10}),\), \} *\n")
 _LARGEST_NPY_HEADER_BYTES = 1024
 
-# Tables other than the input embedding that a model indexes by token id. A model fed with embeddings has no token ids.
+# Tables other than the input embedding that a model indexes by token id; a model fed with embeddings gets no ids.
 _OTHER_LOOKUPS = ("per_layer_token_embd.weight",)
 
 
@@ -197,7 +197,7 @@ def _embedding(
             raise bad_file(path, f"the embedding's {name} are {show(told.get(name))} instead of {value}")
     if size != expected["bytes"]:
         raise bad_file(folder / EMBEDDING_NAME, f"it has {size} bytes instead of {expected['bytes']}")
-    # Gemma's scale is the square root of its width; 2**10 is the root of the widest embedding that a header may state.
+    # Gemma's scale is the square root of its width; 2**10 is the root of the widest embedding of a valid header.
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not 0 < scale <= 2**10:
         raise bad_file(path, f"the embedding's scale {show(scale)} is not plausible")
     return EmbeddingTable(
