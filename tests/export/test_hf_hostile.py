@@ -83,7 +83,7 @@ def read(folder: Path) -> None:
 )
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_replaced_value_is_an_error_of_ours_or_harmless(
+def test_any_replaced_json_value_raises_an_edgespec_error_or_converts(
     tmp_path: Path, kind: str, name: str, data: st.DataObject
 ) -> None:
     sound(tmp_path, kind)

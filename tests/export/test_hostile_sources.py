@@ -54,7 +54,9 @@ def header_bytes(models: Path) -> int:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_flipped_bytes(data: bytes, header_bytes: int, tmp_path: Path, seed: int) -> None:
+def test_a_source_with_flipped_bytes_raises_an_edgespec_error_or_exports(
+    data: bytes, header_bytes: int, tmp_path: Path, seed: int
+) -> None:
     source, place = tmp_path / "a.gguf", random.Random(seed)
     refused = 0
     for attempt in range(60):
@@ -69,7 +71,7 @@ def test_flipped_bytes(data: bytes, header_bytes: int, tmp_path: Path, seed: int
     assert 0 < refused < 60
 
 
-def test_truncation(data: bytes, header_bytes: int, tmp_path: Path) -> None:
+def test_a_truncated_source_raises_an_edgespec_error(data: bytes, header_bytes: int, tmp_path: Path) -> None:
     source, place = tmp_path / "a.gguf", random.Random(9)
     ends = [place.randrange(header_bytes) for _ in range(20)] + [place.randrange(header_bytes, len(data) - 32)] * 5
     for end in ends:
@@ -79,7 +81,7 @@ def test_truncation(data: bytes, header_bytes: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [8, 16], ids=["tensors", "keys"])
 @pytest.mark.parametrize("count", [0, 2**16, 2**31, 2**32 + 1, 2**63, 2**64 - 1])
-def test_absurd_counts(data: bytes, tmp_path: Path, offset: int, count: int) -> None:
+def test_implausible_counts_in_a_source_are_refused(data: bytes, tmp_path: Path, offset: int, count: int) -> None:
     spoilt = bytearray(data)
     struct.pack_into("<Q", spoilt, offset, count)
     (tmp_path / "a.gguf").write_bytes(spoilt)
@@ -87,7 +89,7 @@ def test_absurd_counts(data: bytes, tmp_path: Path, offset: int, count: int) -> 
 
 
 @pytest.mark.parametrize("count", [0, 2**16, 2**40, 2**64 - 1])
-def test_absurd_sizes_of_the_vocabulary(data: bytes, tmp_path: Path, count: int) -> None:
+def test_an_implausible_vocabulary_size_is_refused(data: bytes, tmp_path: Path, count: int) -> None:
     key = b"tokenizer.ggml.tokens"
     at = data.index(key) + len(key) + 4 + 4  # past the types of the value and of its elements
     spoilt = bytearray(data)

@@ -38,7 +38,7 @@ def refusal(folder: Path) -> ModelFileError:
     return raised.value
 
 
-def test_what_a_sound_folder_says(sound: Path) -> None:
+def test_a_valid_whole_cache_onnx_folder_gives_its_facts(sound: Path) -> None:
     artefact = read_onnx_folder(sound)
     assert (artefact.cache, artefact.static_cache, artefact.kept, artefact.context_length) == (
         "whole",
@@ -61,7 +61,9 @@ def test_what_a_sound_folder_says(sound: Path) -> None:
         ({"block_count": 3}, "block_count is 3"),
     ],
 )
-def test_a_manifest_that_lies(folder: Path, change: dict[str, Any], says: str) -> None:
+def test_a_whole_cache_manifest_that_contradicts_the_graph_is_refused(
+    folder: Path, change: dict[str, Any], says: str
+) -> None:
     edit_manifest(folder, lambda document: document.update(change))
     assert says in refusal(folder).message
 
@@ -97,7 +99,7 @@ GRAPHS: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", GRAPHS)
-def test_a_graph_that_lies(folder: Path, damage: str) -> None:
+def test_a_hostile_whole_cache_graph_is_refused(folder: Path, damage: str) -> None:
     change, says = GRAPHS[damage]
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     change(model)
