@@ -29,7 +29,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 EVERY_THIRD = np.arange(0, VOCABULARY_SIZE, 3, dtype=np.int32)
 ALL = np.arange(VOCABULARY_SIZE, dtype=np.int32)
-HEAD = struct.pack("<Q", len("output.weight")) + b"output.weight"  # as tensor records begin
+HEAD = struct.pack("<Q", len("output.weight")) + b"output.weight"  # the start of a tensor record
 TOKENS = [1, 260, 270, 259, 40, 299, 2, 261]
 
 
@@ -43,14 +43,14 @@ def tensors(path: Path) -> dict[str, bytes]:
 
 
 def values(header: GgufHeader) -> dict[str, object]:
-    """Metadata in a form that can be compared across files."""
+    """Metadata without references to a file, for comparisons."""
     return {
         key: list(value.values()) if isinstance(value, GgufArray) else value for key, value in header.metadata.items()
     }
 
 
 def embeddings(folder: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
-    """What is fed instead of ``tokens``, as the manifest says."""
+    """The embeddings of ``tokens``, looked up as the manifest states."""
     table = json.loads((folder / "manifest.json").read_text())["embedding"]
     kind = gguf.GGMLQuantizationType[table["type"]]
     raw = np.frombuffer((folder / "embedding.bin").read_bytes(), dtype=np.uint8).reshape(table["rows"], -1)
@@ -80,7 +80,7 @@ def test_a_trimmed_export_copies_kept_rows_and_other_tensors_unchanged(
     ids = np.load(tmp_path / "out" / "ids.npy", allow_pickle=False)
     assert ids.dtype == np.int32
     assert ids.tolist() == EVERY_THIRD.tolist()
-    # No llama has a bias on its head; what llama.cpp refuses in the source, it refuses in the drafter.
+    # No llama has a bias on its head: llama.cpp refuses the source, and the drafter too.
     assert loads(tmp_path / "out" / "drafter.gguf") == loads(source) == (name != "bias")
     assert manifest["kept"] == len(EVERY_THIRD)
 
@@ -118,7 +118,7 @@ def test_the_exported_tokenizer_is_complete_and_loads_without_weights(models: Pa
 def test_a_trimmed_drafter_fed_with_embeddings_computes_the_sources_logits(
     tmp_path: Path, architecture: str, tied: bool
 ) -> None:
-    """Bit for bit with all rows; with fewer, kernels may sum another number of rows in another order."""
+    """Bit-equal with all rows; with fewer rows, kernels may sum in another order."""
     source = write_model(tmp_path / "a.gguf", architecture, tied=tied)
     expected = logits(source, TOKENS)
     trim(source, tmp_path / "all", ALL)
@@ -262,7 +262,7 @@ def test_a_trimmed_export_can_be_requantised(models: Path, tmp_path: Path) -> No
 def test_requantising_uses_the_given_threads_and_checks_disk_space(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One thread unless told otherwise; a trimmed drafter needs room for the whole model beside it for a while."""
+    """The default is one thread; a trimmed drafter temporarily also needs space for the whole model."""
     source, threads, room = models / "f32.gguf", [], []
 
     def recording(*arguments: Any, **more: Any) -> GgufHeader:
@@ -381,7 +381,7 @@ def test_trimming_a_model_with_another_token_table_is_refused(tmp_path: Path) ->
 def test_trimming_a_head_whose_rows_differ_from_the_tokens_is_refused(tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf")
     data = bytearray(source.read_bytes())
-    at = data.index(HEAD) + len(HEAD) + 4 + 8  # past the number of dimensions and the first of them
+    at = data.index(HEAD) + len(HEAD) + 4 + 8  # after the dimension count and the first dimension
     struct.pack_into("<Q", data, at, VOCABULARY_SIZE - 1)
     source.write_bytes(data)
     with pytest.raises(ModelFileError, match="lacks rows for"):
@@ -414,7 +414,7 @@ def test_a_source_that_shrinks_during_the_export_raises(models: Path, tmp_path: 
 
 @pytest.fixture
 def split(models: Path, tmp_path: Path) -> Path:
-    """Any part but the first of the model ``tied``."""
+    """Any part except the first of the split model ``tied``."""
     return split_gguf(models / "tied.gguf", tmp_path / "set", tensors=9, name="tied")[1]
 
 

@@ -330,7 +330,7 @@ def test_llama3_rope_scaling_becomes_a_table_of_factors(tmp_path: Path) -> None:
     assert factors is not None
     assert (factors.dtype, factors.shape) == (np.float32, (64,))
     assert not [key for key in found.metadata() if ".scaling." in key]
-    # As Llama 3.1's code computes it, one frequency at a time.
+    # The formula of Llama 3.1's code, for one frequency at a time.
     for index, factor in enumerate(factors):
         frequency = 500000.0 ** (-2 * index / 128)
         wavelength = 2 * math.pi / frequency

@@ -109,7 +109,7 @@ def test_a_gguf_converted_to_hugging_face_and_back_has_the_same_bits(tmp_path: P
     assert array(made, "token_type") == array(source, "token_type")
     assert compare_vocabularies(read_header(source), read_header(made)) is None
     assert read_header(made).chat_template == read_header(source).chat_template
-    # The scores are other numbers in the same order, as far as pieces that merges make are concerned.
+    # The scores are other numbers, with the same order for pieces that merges make.
     tokens, before, after = array(source, "tokens"), array(source, "scores"), array(made, "scores")
     merged = [token for token, text in enumerate(tokens) if len(text) > 1 and after[token] > min(after)]
     assert len(merged) > 250
@@ -219,7 +219,7 @@ def test_a_head_tied_to_the_embedding_is_not_written(tmp_path: Path) -> None:
     tensors = random_tensors("llama")
     export(write_random_folder(tmp_path / "in", tensors=tensors, tie_word_embeddings=True), tmp_path / "out")
     assert "output.weight" not in values(tmp_path / "out" / "model.gguf")
-    # Without a word about it, the weights decide.
+    # Without tie_word_embeddings, the weights decide.
     export(write_random_folder(tmp_path / "in", tensors=tensors, tie_word_embeddings=None), tmp_path / "out")
     assert "output.weight" in values(tmp_path / "out" / "model.gguf")
     export(write_random_folder(tmp_path / "in", tied=True, tie_word_embeddings=None), tmp_path / "out")
@@ -377,7 +377,7 @@ def test_invalid_arguments_of_a_conversion_are_refused(tmp_path: Path, arguments
 
 
 def tensors_with(**changes: tuple[str, npt.NDArray[Any]] | None) -> Tensors:
-    """Weights of a llama with some replaced or (None) taken out; names with two underscores for dots."""
+    """Weights of a llama with ``changes`` (None: removed); two underscores in a name stand for a dot."""
     found = random_tensors("llama")
     for name, each in changes.items():
         if each is None:

@@ -1,4 +1,4 @@
-"""Any value of any JSON file of a folder replaced by any other: one of our errors, or a model that is read."""
+"""Replaces any value in any JSON file of a folder: the result is an EdgespecError or a converted model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEMPLATE = {
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path to every value; of a long table only to the first few, which are all alike."""
+    """The path to every value; for a long table only to the first few values."""
     found = [path]
     if isinstance(document, dict | list):
         members = document.items() if isinstance(document, dict) else enumerate(document)

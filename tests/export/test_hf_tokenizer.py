@@ -94,7 +94,7 @@ def test_rows_without_token_are_unused_and_tokens_without_row_dropped(tmp_path: 
     [
         ("<tool_call>", False, USER_DEFINED),
         ("<tool_call>", True, CONTROL),
-        ("<|fim_prefix|>", False, CONTROL),  # Qwen declares its markers as ordinary
+        ("<|fim_prefix|>", False, CONTROL),  # Qwen does not declare its markers special
         ("<unused12>", False, CONTROL),
         ("<pad>", False, CONTROL),
         ("▁▁", False, USER_DEFINED),
@@ -187,7 +187,7 @@ def test_sentencepiece_merges_of_a_piece_must_be_adjacent(tmp_path: Path) -> Non
     apart = ["a b", "b c", "ab c", "▁ ab", "a bc"]
     with pytest.raises(InvalidRequestError, match="the merges that make 'abc' are not adjacent"):
         sentencepiece(tmp_path, apart, pieces=pieces)
-    # A token that is looked for in the text is never merged, so its merges do not matter.
+    # llama.cpp never merges a user-defined token, so its merges do not matter.
     added = [{"id": 265, "content": "abc", "special": False}]
     assert sentencepiece(tmp_path, apart, pieces=pieces, added=added).scores is not None
 
@@ -268,7 +268,7 @@ def test_special_token_ids_are_read_from_the_text_config(tmp_path: Path) -> None
         ([0, 2], "<|endoftext|>", 2),
         ([1, 2], "<|endoftext|>", 2),
         ([0, 1], "<|endoftext|>", 1),
-        ([2, 0, 1], "<|im_end|>", None),  # the turn's end is the end of sequence
+        ([2, 0, 1], "<|im_end|>", None),  # the end of a turn is also eos
     ],
 )
 def test_the_turn_end_is_chosen_from_the_stop_tokens(

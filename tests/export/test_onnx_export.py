@@ -1,4 +1,4 @@
-"""The folder that an ONNX export leaves, and that it leaves nothing else."""
+"""The folder that an ONNX export writes, and failures that write nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Hugging Face folder exported to ONNX by a worker that delivers our own graph, and what can go wrong."""
+"""Exports of a Hugging Face folder to ONNX with a fake worker that returns a prepared graph, and their failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PYTHON = Path(sys.executable)
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source folder, and ``prepared`` beside it: what the worker leaves."""
+    """A folder with ``source`` and ``prepared``, the worker's output."""
     place = tmp_path_factory.mktemp("sound")
     write_folder(place / "source")
     (place / "prepared").mkdir()
@@ -46,7 +46,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy to damage, and a worker that delivers it."""
+    """A copy to damage, and a fake worker that returns it."""
     for name in ("source", "prepared"):
         shutil.copytree(sound / name, tmp_path / name)
     worker = write_fake_worker(tmp_path / "worker.py", tmp_path / "prepared")
@@ -113,7 +113,7 @@ def test_an_onnx_export_of_a_folder_replaces_only_earlier_exports(place: Path) -
     before = (place / "out" / "model.onnx.data").read_bytes()
     export(place, quant="q4")
     assert json.loads((place / "out" / "manifest.json").read_text())["quant"] == "q4"
-    assert (place / "out" / "model.onnx.data").read_bytes() == before  # this worker quantises nothing
+    assert (place / "out" / "model.onnx.data").read_bytes() == before  # the fake worker does not quantise
     (place / "out" / "mine").write_text("precious")
     with pytest.raises(InvalidRequestError, match="mine"):
         export(place)
@@ -246,7 +246,7 @@ def test_transformers_model_types_map_to_llama_cpp_architectures(tmp_path: Path)
     assert (found.model_type, found.architecture, found.context_length) == ("gpt2", "gpt2", 1024)
     assert (found.vocabulary_size, found.embedding_length, found.head_count) == (50257, 768, 12)
     assert describe_folder(write_config(tmp_path, **{**GPT2, "model_type": "gpt_neox"})).architecture == "gptneox"
-    # Only its tokenizer is read by llama.cpp, and that under any name it knows.
+    # llama.cpp reads only the tokenizer, under any known architecture.
     assert describe_folder(write_config(tmp_path, **{**GPT2, "model_type": "opt"})).architecture == "llama"
 
 

@@ -1,4 +1,4 @@
-"""The ONNX graph computes what llama.cpp computes from the same GGUF."""
+"""The ONNX graph gives the logits that llama.cpp computes from the same GGUF."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_onnx_graph_with_float_weights_gives_llama_cpps_logits(
     wanted = llama_logits(source, TOKENS)
     found = graph_logits(exported(source, tmp_path / "out"))
     assert spread(wanted) > 0.5
-    # llama.cpp looks GELU up in a table of float16 numbers; everything else is float32 on both sides.
+    # llama.cpp computes GELU with a float16 table; all other operations are float32 in both runtimes.
     np.testing.assert_allclose(found, wanted, atol=2e-2 if architecture == "gemma3" else 1e-3)
     assert (found.argmax(axis=1) == wanted.argmax(axis=1)).all()
 
@@ -68,7 +68,7 @@ def test_an_onnx_graph_with_float_weights_gives_llama_cpps_logits(
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_0"])
 def test_onnx_block_types_are_as_accurate_as_llama_cpp(architecture: str, quant: str, tmp_path: Path) -> None:
-    """The truth: the same weights as float32. Both round activations to 8 bits, each in its own way."""
+    """The reference has the same weights as float32. Both runtimes round activations to 8 bits, in different ways."""
     shape: dict[str, Any] = {"quant": quant, "head_quant": "Q8_0", "tied": architecture == "gemma3"}
     source = write_tiny_model(tmp_path / "source.gguf", architecture, **shape)
     truth = llama_logits(write_tiny_model(tmp_path / "f32.gguf", architecture, **shape, dequantised=True), TOKENS)
@@ -97,7 +97,7 @@ def test_onnx_graphs_with_rope_scaling_give_llama_cpps_logits(more: dict[str, An
 
 
 def test_rope_scaling_changes_the_logits(tmp_path: Path) -> None:
-    """Else the test above would pass without them."""
+    """Without this difference the test of scaled logits would prove nothing."""
     plain = graph_logits(exported(write_tiny_model(tmp_path / "a.gguf"), tmp_path / "a"))
     scaled = graph_logits(exported(write_tiny_model(tmp_path / "b.gguf", rope_scale=4.0), tmp_path / "b"))
     assert np.abs(plain - scaled).max() > 0.1
@@ -144,7 +144,7 @@ def test_only_the_last_rows_are_scored_but_all_enter_the_cache(llama: Path, rows
     found = graph.forward(TOKENS[:9], rows)
     assert found.shape == (rows, VOCABULARY_SIZE)
     np.testing.assert_allclose(found, graph_logits(llama)[9 - rows : 9], atol=1e-4)
-    assert graph.forward(TOKENS[9:11]).shape == (2, VOCABULARY_SIZE)  # all entered the cache
+    assert graph.forward(TOKENS[9:11]).shape == (2, VOCABULARY_SIZE)  # all tokens entered the cache
 
 
 def test_logits_do_not_depend_on_the_cache_capacity(llama: Path) -> None:
@@ -213,7 +213,7 @@ def planned(source: Path, quant: str = "keep", kept: npt.NDArray[np.int32] | Non
 
 
 def stored_parts(plan: TablePlan) -> Iterator[Stored]:
-    """Everything in the data file, in its order."""
+    """All constants in the data file, in file order."""
     for table in plan.tables.values():
         yield table.values
         if table.scales is not None:

@@ -1,4 +1,4 @@
-"""The graph of fixed shapes computes what the other one and llama.cpp compute from the same GGUF."""
+"""The fixed-shape graph gives the logits of the dynamic graph and of llama.cpp for the same GGUF."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def window_of(path: Path) -> int | None:
 
 
 def last_rows(path: Path, pieces: Sequence[int], width: int, **more: Any) -> npt.NDArray[np.float32]:
-    """The score after each piece of the text: float32 (pieces, rows of the head)."""
+    """The logits after each piece of the text: float32 (pieces, rows of the head)."""
     graph, found, start = PlainStaticGraph(path, width=width, window=window_of(path), **more), [], 0
     for size in pieces:
         found.append(graph.forward(TOKENS[start : start + size]))
@@ -67,7 +67,7 @@ def test_a_fixed_shape_graph_with_float_weights_gives_llama_cpps_logits(
     wanted = llama_logits(source, TOKENS)
     found = last_rows(exported(source, tmp_path / "out"), [1] * 40, width=1)
     assert wanted.std() > 0.5
-    # llama.cpp looks GELU up in a table of float16 numbers; everything else is float32 on both sides.
+    # llama.cpp computes GELU with a float16 table; all other operations are float32 in both runtimes.
     np.testing.assert_allclose(found, wanted, atol=2e-2 if architecture == "gemma3" else 1e-3)
     assert (found.argmax(axis=1) == wanted.argmax(axis=1)).all()
 
@@ -87,7 +87,7 @@ def test_a_text_read_in_padded_forwards_gives_the_same_logits(architecture: str,
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_0", "F16"])
 def test_fixed_shape_graphs_are_as_accurate_as_dynamic_graphs(architecture: str, quant: str, tmp_path: Path) -> None:
-    """The truth: the same weights as float32. Both round activations to 8 bits, on their way through other sums."""
+    """The reference has the same weights as float32. Both graphs round activations to 8 bits, in different sums."""
     shape: dict[str, Any] = {"quant": quant, "head_quant": "Q8_0", "tied": architecture == "gemma3"}
     source = tiny(tmp_path / "source.gguf", architecture, **shape)
     truth = llama_logits(tiny(tmp_path / "f32.gguf", architecture, **shape, dequantised=True), TOKENS)
@@ -131,7 +131,7 @@ def test_cache_rows_beyond_the_length_do_not_change_logits(tmp_path: Path) -> No
 
 
 def test_layers_with_a_window_ignore_tokens_outside_the_window(tmp_path: Path) -> None:
-    """With a window as long as the text the answer is another, so the masks of the tests above do what they say."""
+    """A window as long as the text gives other logits, so the masks have an effect."""
     path = exported(tiny(tmp_path / "source.gguf", "gemma3"), tmp_path / "out")
     assert window_of(path) == WINDOW
     narrow, wide = (PlainStaticGraph(path, width=16, window=window) for window in (WINDOW, 100))

@@ -1,4 +1,4 @@
-"""GGUF blocks in the layout of MatMulNBits: what must be exact is, and what is rounded is rounded as it should be."""
+"""GGUF blocks in the layout of MatMulNBits: exact types are lossless, other types are rounded correctly."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_packed_scales_are_float32_by_default() -> None:
 
 
 def test_q4_0_half_bytes_are_reordered_for_matmulnbits() -> None:
-    """Q4_0 has weight j low and weight j + 16 high in byte j; the operator wants neighbours together."""
+    """Q4_0 has weights j and j + 16 in byte j; MatMulNBits needs neighbouring weights in a byte."""
     weights = np.arange(32) % 16
     raw = np.zeros((1, 18), dtype=np.uint8)
     raw[0, :2] = np.array([1], dtype=np.float16).view(np.uint8)
@@ -91,7 +91,7 @@ def test_other_types_are_rounded_to_8_bits_by_block_maximum(kind: str, half: boo
     largest = np.abs(values.reshape(7, 16, BLOCK)).max(axis=-1)
     np.testing.assert_allclose(packed.scales.astype(np.float32), largest / 127, rtol=1e-3 if half else 1e-6)
     error = np.abs(unpack_rows(packed, 8) - values).reshape(7, 16, BLOCK).max(axis=-1)
-    # Half a step; a float16 scale may be too small by a 2048th for the largest weight, which is 127 steps away.
+    # Half a step; a float16 scale may be too small by 1/2048, which adds up to 127 steps for the largest weight.
     assert (error <= packed.scales.astype(np.float32) * (0.5 + (127 / 2048 if half else 1e-3))).all()
 
 
@@ -147,7 +147,7 @@ def test_can_read_names_the_readable_ggml_types() -> None:
 
 
 def multiplied(values: npt.NDArray[np.float32], packed: PackedRows, bits: int) -> npt.NDArray[np.float32]:
-    """What ONNX Runtime's operator makes of packed rows, with float32 activations and its default zero point."""
+    """The product by ONNX Runtime's MatMulNBits, with float32 activations and the default zero point."""
     rows, blocks, _ = packed.weights.shape
     attributes: dict[str, Any] = {"K": blocks * BLOCK, "N": rows, "bits": bits, "block_size": BLOCK}
     node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **attributes)

@@ -1,4 +1,4 @@
-"""The rewriting of graphs as Optimum writes them: what is kept, what is made of what, and what is refused."""
+"""Rewriting of graphs from Optimum: kept and replaced operators, and refused graphs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_rewritten_graph_has_the_expected_inputs_and_no_constant_nodes(packed:
     assert not {"Constant", "ConstantOfShape"}.intersection(operators(graph))
     assert {each.data_type for each in found.initializer} <= {TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8}
     assert all(0 not in each.dims for each in found.initializer)
-    assert len(found.initializer) < len(model.graph.node) / 4  # equal constants are one
+    assert len(found.initializer) < len(model.graph.node) / 4  # equal constants share an initializer
     names = {name for node in found.node for name in (*node.input, *node.output)}
     assert all(len(name) <= len("past_key_values.0.value") for name in names)
     assert {each.name for each in graph.weights} < {each.name for each in found.initializer}
@@ -77,7 +77,7 @@ def numbers(graph: WholeGraph, name: str) -> Any:
 
 
 def head_input(graph: WholeGraph) -> str:
-    """The operator in front of the product that makes the logits."""
+    """The operator before the product that computes the logits."""
     makers = {name: node for node in graph.model.graph.node for name in node.output}
     node = makers["logits"]
     while node.op_type in ("Mul", "Div"):
@@ -174,18 +174,18 @@ DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "an old opset": (lambda m: setattr(m.opset_import[0], "version", 9), "too old version"),
     "functions": (lambda m: m.functions.add(), "functions"),
     "another file": (lambda m: set_entry(m, "location", "../../secret"), "outside"),
-    "behind the end": (lambda m: set_entry(m, "offset", str(2**40)), "outside"),
+    "beyond the end": (lambda m: set_entry(m, "offset", str(2**40)), "outside"),
     "before the start": (lambda m: set_entry(m, "offset", "-4096"), "outside"),
-    "no number": (lambda m: set_entry(m, "length", "many"), "malformed"),
-    "a dangling name": (lambda m: m.graph.node[0].input.__setitem__(0, "nobody"), "nobody"),
-    "a lying constant": (lambda m: first_constant(m).dims.append(7), "malformed"),
+    "length not a number": (lambda m: set_entry(m, "length", "many"), "malformed"),
+    "a dangling name": (lambda m: m.graph.node[0].input.__setitem__(0, "dangling"), "dangling"),
+    "a constant with a wrong shape": (lambda m: first_constant(m).dims.append(7), "malformed"),
     "a constant elsewhere": (
         lambda m: first_constant(m).external_data.add(key="location", value="x"),
         "another file",
     ),
     "complex numbers": (lambda m: constant(m, np.zeros(2, np.complex64)), "COMPLEX64"),
-    "doubles of their own": (lambda m: constant(m, np.array([0.1])), "DOUBLE"),
-    "nothing at all": (lambda m: constant(m, np.zeros((2, 0), np.float32)), "[2, 0]"),
+    "a float64 constant": (lambda m: constant(m, np.array([0.1])), "DOUBLE"),
+    "an empty constant": (lambda m: constant(m, np.zeros((2, 0), np.float32)), "[2, 0]"),
 }
 
 

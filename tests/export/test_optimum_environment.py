@@ -1,4 +1,4 @@
-"""The environment with Optimum: made once, whole or not at all, by commands that are replaced here."""
+"""The environment with Optimum is created once, completely or not at all; fake tools replace venv and pip."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tick = Callable[[], None]
 
 
 class FakeTools:
-    """venv and pip: the first makes an interpreter's file, the second answers what a test wants."""
+    """Fake venv and pip: venv creates an interpreter file, pip gives the test's output."""
 
     def __init__(self, *answers: tuple[int, bytes]) -> None:
         self.answers = list(answers)
@@ -58,7 +58,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Interpreters that were looked at when they were new."""
+    """The new interpreters that were checked."""
     found: list[Path] = []
     monkeypatch.setattr(optimum_environment, "check_interpreter", lambda python, **_: found.append(python))
     return found
@@ -139,7 +139,7 @@ def test_a_failing_pip_raises_download_error_and_leaves_no_files(
     assert "--python" in (raised.value.hint or "")
     assert len(tools.installs) == installs
     assert left(home) == []
-    assert prepare_environment(home, run=FakeTools()).exists()  # the lock is free again
+    assert prepare_environment(home, run=FakeTools()).exists()  # the lock was released
 
 
 def test_a_failing_venv_raises_an_error_with_a_hint(home: Home) -> None:

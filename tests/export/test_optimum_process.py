@@ -1,4 +1,4 @@
-"""The converter's process: what it says is understood, what it should not say is refused, and nothing outlives it."""
+"""The worker process: its output is parsed, bad output is refused, and no process outlives the call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Worker = Callable[[str], None]
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """Replaces the worker by a script of a few lines."""
+    """Replaces the worker by a short script."""
 
     def write(body: str) -> None:
         (tmp_path / "worker.py").write_text(SAY + body)

@@ -1,4 +1,4 @@
-"""What the worker does that needs no PyTorch: packing, checking a graph against logits, and how it speaks."""
+"""The parts of the worker that need no PyTorch: packing, checking a graph against logits, and its protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKER = Path(optimum_worker.__file__)
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A folder with a graph as Optimum leaves it, its weights inside."""
+    """A folder with a graph as Optimum writes it, with embedded weights."""
     source = write_folder(tmp_path / "source")
     (tmp_path / "work").mkdir()
     onnx.save_model(DecoderGraph(source).model(), tmp_path / "work" / RAW)
@@ -75,7 +75,7 @@ def test_the_check_runs_the_graph_in_several_forwards(work: Path) -> None:
 def test_a_graph_with_wrong_logits_is_refused(work: Path) -> None:
     tokens = list(range(40, 40 + sum(CHECKED_CHUNKS)))
     wrong = expected(work, tokens)
-    wrong[-1] += 1  # only the last forward, after a cache that was handed on twice
+    wrong[-1] += 1  # only the last forward, after two forwards with a cache
     with pytest.raises(Refused, match="gives wrong logits") as raised:
         optimum_worker._check(work / RAW, tokens, wrong)
     assert raised.value.kind == "check"

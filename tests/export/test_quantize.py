@@ -22,7 +22,7 @@ def matrix_types(path: Path) -> set[str]:
 @pytest.mark.parametrize("name", ["Q8_0", "q4_0", "f16", "f32", "q4"])
 @pytest.mark.parametrize("source", ["f32", "untied"])
 def test_a_requantised_model_loads_in_llama_cpp(models: Path, tmp_path: Path, source: str, name: str) -> None:
-    """``untied`` is in Q8_0: from quantised to quantised too."""
+    """``untied`` is Q8_0, so the test also covers a quantised source."""
     path = tmp_path / "new.gguf"
     header = requantize(models / f"{source}.gguf", path, name, 2)
     assert header == read_header(path)
@@ -67,7 +67,7 @@ def test_requantising_a_broken_or_empty_gguf_is_refused(models: Path, tmp_path: 
 def test_a_failure_of_the_quantizer_raises_an_error_and_leaves_no_file(
     models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An architecture that llama.cpp does not know passes our header check and fails there."""
+    """An architecture unknown to llama.cpp passes the header check and fails in the quantizer."""
     source = tmp_path / "a.gguf"
     data = (models / "f32.gguf").read_bytes()
     source.write_bytes(data.replace(b"llama", b"lhama"))
@@ -106,7 +106,7 @@ def test_a_cancelled_quantisation_returns_immediately_and_leaves_no_file(
         for thread in threading.enumerate():
             if thread.name == "edgespec-quantize":
                 thread.join()
-    assert list(tmp_path.iterdir()) == []  # nor does what ran on leave anything
+    assert list(tmp_path.iterdir()) == []  # the quantizer's thread left no file either
 
 
 def test_quantisation_progress_reports_the_bytes_written(models: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.exporting import stop_half_done
 
 
 def put(folder: Path, text: str = "new") -> None:
-    """Stage an artefact of one file."""
+    """Write an export of one file through ``staged_folder``."""
     with staged_folder(folder, needed_bytes=10) as stage:
         (stage / "model.gguf").write_text(text)
         (stage / "manifest.json").write_text(json.dumps({"kind": "gguf", "files": {"model.gguf": {}}}))
@@ -88,7 +88,7 @@ def test_an_export_to_a_linked_folder_keeps_the_link(tmp_path: Path) -> None:
     assert names(tmp_path / "real") == ["manifest.json", "model.gguf"]
 
 
-# ------------------------------------------------------------------------------------ what is not ours
+# ------------------------------------------------------------------------------- folders of other programs
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_killed_export_leaves_no_incomplete_folder(models: Path, tmp_path: Pat
         exporter.kill()
         exporter.wait()
         check()
-    put(tmp_path / "other")  # and this cleans up after the dead
+    put(tmp_path / "other")  # this export removes the temporary of the killed process
     assert [name for name in names(tmp_path) if name.startswith(".")] == []
 
 

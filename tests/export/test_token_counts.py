@@ -1,4 +1,4 @@
-"""Texts whose tokens are counted: how they are split, cut and read, and what is kept between two exports."""
+"""Counting tokens: how texts are read, cut into pieces and split, and which answers are saved between exports."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def answers(document: dict[str, Any]) -> Any:
 
 
 def test_an_incomplete_set_of_answers_is_loaded_again(tmp_path: Path) -> None:
-    """An export that was left in the middle of asking goes on where it was."""
+    """An export that was interrupted while the target answered resumes with the saved answers."""
     for count in range(len(ANSWERS) + 1):
         save_answers(tmp_path, KEY, ANSWERS[:count])
         assert load_answers(tmp_path, KEY) == ANSWERS[:count]

@@ -127,7 +127,7 @@ def test_always_kept_of_a_file_without_vocabulary_raises(tmp_path: Path) -> None
         always_kept(header)
 
 
-# -------------------------------------------------------------------------------------- what a row costs
+# ---------------------------------------------------------------------------------- the cost of a row
 
 
 def test_the_head_cost_line_goes_through_both_measurements() -> None:
@@ -221,7 +221,7 @@ def test_no_allowed_size_is_faster_than_the_chosen_size(
     assert decision.reasons
 
 
-# 100 tokens; the first ten are nearly all of the text.
+# 100 tokens; the first ten tokens are nearly all of the text.
 FREQUENT = {token: 1000 - token if token < 10 else 1 for token in range(100)}
 
 

@@ -108,7 +108,7 @@ def test_temporaries_of_dead_processes_are_removed_and_of_live_ones_kept(tmp_pat
     dead = mine.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
     (tmp_path / mine).write_bytes(b"x")
     (tmp_path / dead).write_bytes(b"x")
-    (tmp_path / f"{dead[:-4]}").mkdir()  # not our pattern
+    (tmp_path / f"{dead[:-4]}").mkdir()  # not the pattern of temporaries
     folder = tmp_path / dead.replace("model", "other")
     folder.mkdir()
     (folder / "inside").write_bytes(b"x")
@@ -136,7 +136,7 @@ time.sleep(60)
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="process numbers of one's own are Linux's")
 def test_temporaries_of_a_container_with_the_same_hostname_are_kept(tmp_path: Path) -> None:
-    """It counts processes from 1 on: its own number is another process here, or none."""
+    """A container numbers processes from 1: its pid is another process on this host, or unused."""
     command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
     inside = subprocess.Popen([*command, sys.executable, "-c", CONTAINED], stdout=subprocess.PIPE, text=True)
     try:
@@ -145,7 +145,7 @@ def test_temporaries_of_a_container_with_the_same_hostname_are_kept(tmp_path: Pa
         if not name:
             pytest.skip("process numbers of one's own are not allowed here")
         (tmp_path / name).write_bytes(b"x")
-        long_ago = time.time() - 10**6  # whoever has that number here is younger
+        long_ago = time.time() - 10**6  # the process with that pid on this host is younger
         os.utime(tmp_path / name, (long_ago, long_ago))
         assert remove_stale_temporaries(tmp_path) == []
     finally:
@@ -159,7 +159,7 @@ def test_containers_with_the_same_hostname_get_different_temporary_names(monkeyp
     for whose, space in spaces.items():
         monkeypatch.setattr(Path, "readlink", lambda _path, space=space: Path(space))
         found[whose] = atomic._process_numbers()
-    assert found["machine"] == ""  # names are as they were before containers were told apart
+    assert found["machine"] == ""  # temporary names on the machine itself stay the same as in older releases
     assert found["one"] != found["other"]
 
     def hidden(_path: Path) -> Path:
@@ -195,7 +195,7 @@ def test_a_killed_writer_never_leaves_an_incomplete_file(tmp_path: Path) -> None
         data = path.read_bytes()
         assert len(data) == 64 * 4096
         assert len(set(data)) == 1
-    write_bytes(path, b"next")  # and this cleans up after the dead
+    write_bytes(path, b"next")  # this write removes the temporary of the killed process
     assert names(tmp_path) == ["model.bin"]
 
 

@@ -1,4 +1,4 @@
-"""The GGUF header reader on good files: what it says of them, how fast, and how little it keeps."""
+"""The GGUF header reader on valid files: facts, time and memory."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_gguf_without_tensors_is_read_and_missing_facts_raise(tmp_path: Path) 
 
 
 def test_a_gguf_with_a_large_vocabulary_is_read_quickly(tmp_path: Path) -> None:
-    count = 152_000  # Qwen 2.5's, with as many merges; the weights are a hole in the file
+    count = 152_000  # Qwen 2.5's vocabulary, with the same number of merges; the weights are a hole in the file
     texts = [b"tok%d" % number for number in range(count)]
     keys = [*tokens(*texts, types=[1] * count), ("tokenizer.ggml.merges", ARR, array(STR, texts))]
     path = tmp_path / "m.gguf"

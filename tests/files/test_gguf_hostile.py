@@ -1,4 +1,4 @@
-"""The GGUF header reader on bad files: nothing gets past it, and nothing makes it slow or large."""
+"""The GGUF header reader refuses hostile files quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 def refused(path: Path) -> ModelFileError:
-    """How ``read_header`` refuses the file: in under a second and 50 MB, as promised for any corrupt file."""
-    # A busy machine is not the file's fault, nor what other tests have left in memory and in threads.
+    """The error of ``read_header``, raised in under a second and 50 MB, the limits for any corrupt file."""
+    # Neither a busy machine nor memory and threads of other tests must count.
     gc.disable()
     start = time.thread_time()
     with pytest.raises(ModelFileError):
@@ -168,7 +168,7 @@ def refused(path: Path) -> ModelFileError:
     taken_s = time.thread_time() - start
     gc.enable()
     assert taken_s < 1
-    tracemalloc.start()  # only now: tracing makes every allocation several times slower
+    tracemalloc.start()  # after the timing: tracing makes every allocation several times slower
     try:
         with pytest.raises(ModelFileError) as caught:
             read_header(path)
@@ -192,7 +192,7 @@ def test_a_hostile_gguf_is_refused_with_a_reason(tmp_path: Path, fault: str) -> 
 
 
 def test_the_test_writer_without_a_fault_writes_valid_gguf_files(tmp_path: Path) -> None:
-    """The writer itself is right: without a fault, its files are read."""
+    """Files of the test writer without a fault are read."""
     assert read(tmp_path / "m.gguf", build()).architecture == "llama"
     assert read(tmp_path / "m.gguf", build(TOKENS)).vocabulary_size == 2
     header = read(tmp_path / "m.gguf", build(tensors=[T, tensor("u", (32,), 8, 128)], data=128 + 34))
@@ -228,7 +228,7 @@ def test_a_missing_gguf_a_folder_and_a_pipe_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def small() -> bytes:
-    """A complete model file of a few hundred bytes, so that every byte of it can be tried."""
+    """A complete model file of a few hundred bytes, so that tests can change every byte."""
     keys: list[Key] = [
         *tokens("<unk>", "a", "ü", types=[2, 1, 1], bos=1, eos=2),
         ("tokenizer.ggml.scores", ARR, array(F32, [0, -1, -2])),
@@ -256,7 +256,7 @@ def test_every_truncation_of_a_real_gguf_header_is_refused(tmp_path: Path) -> No
     content, header = tiny.read_bytes(), read_header(tiny)
     last = header.tensors[-1]
     end = last.offset + last.byte_count
-    # Backwards, so that the file need not be written again; all of the header, then samples of the weights.
+    # Truncate backwards, without rewriting the file: samples of the weights, then every byte of the header.
     path.write_bytes(content[:end])
     assert read_header(path).tensors == header.tensors
     lengths = [*range(end - 1, header.data_offset, -4099), *range(header.data_offset, -1, -1)]
@@ -293,7 +293,7 @@ def test_random_bytes_after_a_gguf_start_are_refused_or_usable(
 
 
 def _use(header: GgufHeader) -> None:
-    """A header that was let through can be used: every fact is there or refused with a sentence."""
+    """Read every fact of an accepted header: a fact is present or raises ModelFileError."""
     for each in header.tensors:
         assert header.data_offset <= each.offset
         assert each.offset + each.byte_count <= header.file_bytes

@@ -1,4 +1,4 @@
-"""Split GGUF models: all parts are one model, whichever is named, and a set that is not whole is one sentence."""
+"""Split GGUF models: any part gives the whole model, and an incomplete set is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that hold a text model and what turns images into tokens, as Ollama keeps them."""
+"""GGUF files with a text model and vision tensors, as Ollama stores them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VISION = {
     "v.patch_embedding.weight": np.full((4, 8), np.nan, dtype=np.float32),
     "mm.mm_input_projection.weight": np.ones((8, 64), dtype=np.float32),
 }
-# What Ollama's converter of gemma3 leaves out or writes otherwise (convert/convert_gemma3.go).
+# Keys that Ollama's converter of gemma3 leaves out or writes differently (convert/convert_gemma3.go).
 LEFT_OUT = ("gemma3.rope.", "gemma3.attention.layer_norm_rms_epsilon", "tokenizer.ggml.add_space_prefix")
 SEEN = {"gemma3.mm.tokens_per_image": 256, "gemma3.vision.block_count": 1}
 IMAGE_TOKEN = {
@@ -43,7 +43,7 @@ IMAGE_TOKEN = {
 
 @pytest.fixture
 def gemma(tmp_path: Path) -> Path:
-    """As llama.cpp's converter writes it."""
+    """A gemma3 model as llama.cpp's converter writes it."""
     plain = write_tiny_gguf(tmp_path / "raw.gguf", architecture="gemma3", quant="Q8_0", seed=3)
     keys = {
         "gemma3.rope.freq_base": 1e6,

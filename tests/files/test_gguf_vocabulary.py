@@ -1,4 +1,4 @@
-"""Whether two vocabularies are the same, and the sentence that says where they are not."""
+"""Comparisons of two vocabularies, and the reported differences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _words(count: int, **changed: str) -> list[str]:
 def test_equal_vocabularies_have_no_difference(tmp_path: Path, count: int) -> None:
     keys = tokens(*_words(count), types=[1] * count, bos=1, eos=2)
     assert compare_vocabularies(*_pair(tmp_path, keys, keys)) is None
-    # What only one of the two states is not compared.
+    # Keys that only one of the two files states are not compared.
     assert compare_vocabularies(*_pair(tmp_path, keys, tokens(*_words(count)))) is None
 
 
@@ -41,7 +41,7 @@ def test_the_first_differing_token_is_reported(tmp_path: Path, count: int) -> No
 def test_tokens_that_are_not_utf8_are_compared_as_bytes(tmp_path: Path) -> None:
     texts: list[str | bytes] = [*_words(80)]
     other: list[str | bytes] = [*_words(80)]
-    texts[5], other[5] = b"\xff", b"\\xff"  # the same when shown, different when stored
+    texts[5], other[5] = b"\xff", b"\\xff"  # equal when shown, different when stored
     difference = compare_vocabularies(*_pair(tmp_path, tokens(*texts), tokens(*other)))
     assert difference is not None
     assert difference.token_id == 5

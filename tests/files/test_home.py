@@ -46,7 +46,7 @@ def test_an_unusable_home_raises_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(EdgespecError, match="NUL"):
         home({"EDGESPEC_HOME": "a\0b"})
     with pytest.raises(EdgespecError, match="home folder"):
-        home({"EDGESPEC_HOME": "~nobody-of-this-name/x"})
+        home({"EDGESPEC_HOME": "~missing-user-of-edgespec/x"})
     place = Home(file / "below")
     with pytest.raises(EdgespecError, match="cannot be created") as caught:
         place.create(place.models)
@@ -70,7 +70,7 @@ def test_imports_load_no_hub_library_and_need_no_home(modules: str) -> None:
 
 
 def numbered(tmp_path: Path, content: bytes) -> Home:
-    """A home with that format file."""
+    """A home whose format file has that content."""
     place = Home(tmp_path / "home")
     place.root.mkdir()
     place.format_file.write_bytes(content)
@@ -226,7 +226,7 @@ def test_an_engine_writes_the_format_number_and_refuses_a_newer_home(tiny: TinyM
     for nothing_to_check in ({"depth": 0}, {"draft": "none", "lookup": False}):
         tiny.load(store_home=place, **in_place, **nothing_to_check).close()
         assert not place.root.exists(), "nothing was measured or prepared, so nothing is written"
-    # Which widths are bit-equal is worth keeping: no load looks again.
+    # The bit-equal widths are stored, so later loads do not check again.
     tiny.load(store_home=place, draft="none", depth=2, **in_place).close()
     assert {name.partition("-")[0] for name in files_of(place)} == {"format", "measurements/widths"}
     stored = files_of(place)

@@ -1,4 +1,4 @@
-"""Folders with an ONNX model: what is read from a sound one, and what is refused of a hostile one, how fast."""
+"""ONNX folders: facts of a valid folder, and quick refusal of hostile folders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> ModelFileError:
-    """The error that reading raises; in under a second of the processor's time."""
+    """The error that reading the folder raises, in under a second of CPU time."""
     started = time.process_time()
     with pytest.raises(ModelFileError) as raised:
         read_onnx_folder(folder)
@@ -58,7 +58,7 @@ def refusal(folder: Path) -> ModelFileError:
 
 
 def edit_graph(folder: Path, change: Callable[[Any], object]) -> None:
-    """Let ``change`` work on the model; the manifest states the new file."""
+    """Apply ``change`` to the model, and record the new file in the manifest."""
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     change(model)
     (folder / "model.onnx").write_bytes(model.SerializeToString())
@@ -101,7 +101,7 @@ def test_an_onnx_model_with_a_whole_head_has_no_kept_ids(source: Path, tmp_path:
 
 
 def test_bytes_per_forward_of_an_onnx_model_count_its_matrices(tmp_path: Path) -> None:
-    """Nine bits per weight of a matrix: eight and a float32 for 32 of them."""
+    """Nine bits per weight of a matrix: eight bits, and a float32 per 32 weights."""
     head, width = VOCABULARY_SIZE * 64 * 9 // 8, 64
     for tied in (False, True):
         source = write_tiny_model(tmp_path / f"{tied}.gguf", quant="Q8_0", layers=1, tied=tied)
@@ -241,7 +241,7 @@ def test_an_onnx_folder_with_another_models_tokenizer_is_refused(folder: Path, s
 
 
 def place(**changes: str) -> Callable[[Any], None]:
-    """State another place for the first constant in the data file."""
+    """Change the stated place of the first constant in the data file."""
 
     def change(model: Any) -> None:
         tensor = next(t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
@@ -370,11 +370,11 @@ def test_invalid_kept_ids_in_an_onnx_graph_are_refused(folder: Path, ids: Any, s
     with (folder / "model.onnx.data").open("r+b") as file:
         file.seek(offset)
         file.write(ids.astype("<i8").tobytes())
-    assert says in refusal(folder).message  # the hash of the weights is not looked at
+    assert says in refusal(folder).message  # the weights' hash is not checked
 
 
 def test_a_truncated_or_damaged_onnx_graph_is_refused_or_read(folder: Path) -> None:
-    """Never anything but an error of ours, and never slowly."""
+    """The only exception is ModelFileError, raised quickly."""
     path = folder / "model.onnx"
     whole, choose = path.read_bytes(), random.Random(1)
     for number in range(300):

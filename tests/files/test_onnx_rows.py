@@ -1,4 +1,4 @@
-"""Folders with a graph of fixed shapes: what is read from a sound one, and what is refused of a hostile one."""
+"""Folders with a fixed-shape graph: facts of a valid folder, and refusal of hostile folders."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def named(values: Any, name: str) -> Any:
 
 
 def length(what: str, name: str, axis: int, value: int) -> Callable[[Any], None]:
-    """State another length of an input or output."""
+    """Change a length of an input or output."""
 
     def change(model: Any) -> None:
         each = named(getattr(model.graph, what), name)

@@ -1,4 +1,4 @@
-"""Folders with a graph whose cache goes in and comes out whole: sound, and hostile."""
+"""Folders with a graph that takes and returns the whole cache: valid and hostile folders."""
 
 from __future__ import annotations
 
@@ -83,18 +83,21 @@ def set_weight(model: Any, key: str, value: str) -> None:
 
 
 GRAPHS: dict[str, tuple[Callable[[Any], object], str]] = {
-    "a cache too few": (
+    "a missing cache input": (
         lambda m: m.graph.input.remove(named(m.graph.input, "past_key_values.1.key")),
         "it has no input",
     ),
     "no first row": (lambda m: m.graph.input.remove(named(m.graph.input, "first_row")), "no input first_row"),
-    "an input more": (lambda m: m.graph.input.add(name="more"), "'more' too"),
+    "an extra input": (lambda m: m.graph.input.add(name="more"), "'more' too"),
     "heads": (lambda m: set_length(m, "input", "past_key_values.0.key", 1, 3), "past_key_values.0.key"),
     "a fixed past": (lambda m: set_length(m, "input", "past_key_values.0.key", 2, 7), "past_key_values.0.key"),
     "a fixed present": (lambda m: set_length(m, "output", "present.0.value", 2, 7), "present.0.value"),
     "rows": (lambda m: set_length(m, "output", "logits", 2, 7), "logits"),
-    "elsewhere": (lambda m: set_weight(m, "location", "../model.onnx.data"), "instead of model.onnx.data"),
-    "behind the end": (lambda m: set_weight(m, "offset", str(2**40)), "which has"),
+    "weights in another file": (
+        lambda m: set_weight(m, "location", "../model.onnx.data"),
+        "instead of model.onnx.data",
+    ),
+    "beyond the end": (lambda m: set_weight(m, "offset", str(2**40)), "which has"),
 }
 
 

@@ -33,7 +33,7 @@ def read(path: Path, content: bytes) -> dict[str, SafeTensor]:
     return dict(read_safetensors(path))
 
 
-# ----------------------------------------------------------------------------------------- what is sound
+# ----------------------------------------------------------------------------------------- valid files
 
 
 def test_safetensors_give_offsets_and_values(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_tensor_of_an_unsupported_type_is_listed_but_not_readable(tmp_path: Pa
         found["x"].view()
 
 
-# -------------------------------------------------------------------------------------- what is hostile
+# -------------------------------------------------------------------------------------- hostile files
 
 BAD = [
     (b"", "too short: 0 bytes"),
@@ -189,7 +189,7 @@ def test_model_safetensors_takes_precedence_over_shards(tmp_path: Path) -> None:
     found = read_safetensors_folder(tmp_path)
     assert {name: tensor.path.name for name, tensor in found.items()} == {"x": FIRST, "y": SECOND}
     write_safetensors(tmp_path / "model.safetensors", {"z": ("F32", F32)})
-    assert list(read_safetensors_folder(tmp_path)) == ["z"]  # as transformers chooses
+    assert list(read_safetensors_folder(tmp_path)) == ["z"]  # the choice of transformers
 
 
 def test_links_as_in_the_hubs_cache_are_followed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Folders with a trimmed drafter: what is read from a sound one, and what is refused of a damaged one, how fast."""
+"""Folders with a trimmed drafter: facts of a valid folder, and quick refusal of damaged folders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> ModelFileError:
-    """The error that reading raises; in under a second of the processor's time."""
+    """The error that reading the folder raises, in under a second of CPU time."""
     started = time.process_time()
     with pytest.raises(ModelFileError) as raised:
         read_artefact(folder)
@@ -149,7 +149,7 @@ def test_a_link_out_of_a_trimmed_drafters_folder_is_refused(folder: Path, name: 
     (folder / name).symlink_to(folder.parent / name)
     assert "leads out of its folder" in refusal(folder).message
     (folder / name).unlink()
-    (folder / name).symlink_to(name)  # to itself
+    (folder / name).symlink_to(name)  # a link to itself
     assert refusal(folder).path.name == name
 
 
