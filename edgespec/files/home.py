@@ -80,7 +80,7 @@ class Home:
 
     @property
     def declined_offers(self) -> Path:
-        """Targets whose user declined the offer to download a drafter."""
+        """Targets for which the user declined the download of a drafter."""
         return self.root / "declined-offers.json"
 
     @property

@@ -48,7 +48,7 @@ _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _NPY_HEADER = re.compile(rb"\{'descr': '<i4', 'fortran_order': False, 'shape': \(([0-9]{1,10}),\), \} *\n")
 _LARGEST_NPY_HEADER_BYTES = 1024
 
-# Tables other than the input embedding that a model indexes by token id; a model fed with embeddings gets no ids.
+# Tables other than the input embedding that a model indexes by token id; a trimmed drafter receives no ids.
 _OTHER_LOOKUPS = ("per_layer_token_embd.weight",)
 
 

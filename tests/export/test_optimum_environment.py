@@ -165,7 +165,7 @@ def test_a_read_only_tools_folder_raises_an_error(home: Home) -> None:
         prepare_environment(home, run=refuse)
 
 
-def test_a_python_without_an_executable_creates_no_environment(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_an_executable_path_raises_an_error(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(EdgespecError, match="its own executable") as raised:
         prepare_environment(home, run=FakeTools())

@@ -67,7 +67,7 @@ def test_token_counts_of_two_sources_add_up(first: list[list[int]], second: list
     assert both == TokenCounts(ranking=count_tokens(ranking, 31), held_out=count_tokens(held_out, 31))
 
 
-def test_the_first_96_tokens_of_each_answer_are_counted() -> None:
+def test_token_counts_use_96_tokens_of_each_answer() -> None:
     assert TOKENS_PER_PROMPT == 96
 
 

@@ -257,7 +257,7 @@ def test_a_loss_of_five_percent_is_allowed_by_default() -> None:
     assert choose(held_out=more, lost_allowed=0.06).size == 5
 
 
-def test_tokens_that_the_whole_head_never_proposes_are_lost_without_cost() -> None:
+def test_a_head_may_lack_more_tokens_if_the_whole_head_rarely_proposes_them() -> None:
     assert lost_allowed(None) == lost_allowed(1.0) == ACCEPTANCE_LOSS_ALLOWED
     assert lost_allowed(0.8) == pytest.approx(0.0625)
     assert lost_allowed(0.0) == lost_allowed(LEAST_RIGHT_OF_LOST) == pytest.approx(0.1)

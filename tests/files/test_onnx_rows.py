@@ -104,7 +104,7 @@ def test_a_fixed_shape_graph_with_wrong_inputs_or_outputs_is_refused(
     assert says in refusal(folder).message
 
 
-def test_an_onnx_graph_without_masks_has_no_window_in_its_manifest(tmp_path: Path) -> None:
+def test_a_dynamic_onnx_graph_has_no_window(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "a.gguf", "gemma3", quant="Q8_0")
     export_onnx(source, tmp_path / "out", name="tiny", sha256=None)
     assert read_onnx_folder(tmp_path / "out").window is None

@@ -196,7 +196,7 @@ def _blocks(header: GgufHeader) -> tuple[Block, ...]:
 
 
 def _narrow_layers(header: GgufHeader) -> tuple[bool, ...]:
-    """Whether each layer has a sliding window: stated per layer, or as the period of layers without a window."""
+    """Whether each layer has a sliding window: stated per layer, or as the period of full-attention layers."""
     stated = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern", _GEMMA3_PERIOD)
     if isinstance(stated, GgufArray):
         stated = tuple(stated.values())

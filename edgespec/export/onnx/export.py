@@ -35,7 +35,7 @@ from edgespec.files.onnx.folder import GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, re
 from edgespec.files.onnx.interface import ROWS, SHARED
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 
-# Calibration needs this many tokens to time a drafter (calibration/timing.py); a chat's first answer also fills it.
+# Calibration needs this many tokens to time a drafter (calibration/timing.py), and so does a chat's first answer.
 LEAST_STATIC_CACHE = 256
 
 
@@ -136,7 +136,7 @@ def export_onnx(
             "tools": {"gguf": metadata.version("gguf"), "onnx": metadata.version("onnx")},
         }
         write_json(stage / MANIFEST_NAME, manifest)
-        read_onnx_folder(stage)  # refuse what the reader would refuse before the folder gets its final name
+        read_onnx_folder(stage)  # a folder that the reader refuses must not get its final name
     return manifest
 
 

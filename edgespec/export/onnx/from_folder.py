@@ -125,7 +125,7 @@ def export_folder_to_onnx(
             "tools": {"gguf": metadata.version("gguf"), **versions_in(result)},
         }
         write_json(stage / MANIFEST_NAME, manifest)
-        read_onnx_folder(stage)  # refuse what the reader would refuse before the folder gets its final name
+        read_onnx_folder(stage)  # a folder that the reader refuses must not get its final name
     return manifest
 
 

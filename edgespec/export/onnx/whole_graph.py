@@ -170,7 +170,7 @@ class _Rewriter:
             key_length=width,
             rows=rows,
             types=types,
-            _tensors={each.name: each for each in model.graph.initializer},  # model.graph holds copies
+            _tensors={each.name: each for each in model.graph.initializer},  # make_graph copies tensors
         )
 
     # --------------------------------------------------------------------------------- inputs and outputs

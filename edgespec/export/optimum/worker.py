@@ -27,7 +27,7 @@ _IMPORTS = ("optimum.exporters.onnx", "transformers", "torch", "onnx", "onnxrunt
 TASK = "text-generation-with-past"
 RAW, PACKED, PACKED_DATA = "model.onnx", "packed.onnx", "packed.data"
 
-# Widths of the forwards that compare the converted graph with the original model: a prompt, a token, and a draft.
+# Widths of the forwards that check the converted graph against the original model: a prompt, a token, and a draft.
 CHECKED_CHUNKS = (9, 1, 4)
 
 # Another order of float32 operations changes logits (some tens) by 1e-4; a wrong graph changes logits by tens.

@@ -1,4 +1,4 @@
-"""Selects the text model of a multimodal GGUF file and separates the tensors for images and sound.
+"""Selects the text model of a multimodal GGUF file and separates its vision and audio tensors.
 
 Ollama keeps such models in one file, and writes some keys differently than llama.cpp reads them, or not at all. The
 values filled in for gemma3 are the defaults of Ollama's reader (model/models/gemma3, and its compatibility layer for

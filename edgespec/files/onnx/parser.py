@@ -168,9 +168,7 @@ class _Walk:
             elif number == 4:
                 operator = self._text(value)
             elif number == 5:
-                for _ in self._fields(
-                    "attribute", self._span(value)
-                ):  # _KNOWN refuses attributes with graphs or tensors
+                for _ in self._fields("attribute", self._span(value)):  # _KNOWN refuses graphs and tensors in it
                     pass
             elif number == 7:
                 domain = self._text(value)
