@@ -142,7 +142,7 @@ def _kept_rows(header: GgufHeader, vocabulary_size: int) -> int:
     if type(said) is not int:
         raise bad_file(header.path, f"it does not state {header.architecture}.vocab_size")
     if not said <= vocabulary_size:
-        raise bad_file(header.path, f"it keeps {said} rows of {vocabulary_size} tokens")
+        raise bad_file(header.path, f"it keeps {said} rows, more than the vocabulary of {vocabulary_size} tokens")
     tables = {tensor.name: tensor for tensor in header.tensors}
     for name in _OTHER_LOOKUPS:
         if name in tables:

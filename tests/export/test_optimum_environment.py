@@ -82,7 +82,7 @@ def test_the_optimum_environment_is_created_once_with_pinned_versions(home: Home
     assert Path(install[0]).parent.parent.name.endswith(".tmp")
     assert "--only-binary=:all:" in install
     assert {"optimum-onnx[onnxruntime]==0.1.0", "transformers==4.57.6", "torch==2.13.0+cpu"} < set(install)
-    assert [event.stage for event in events] == ["making an environment for"] * 2 + ["installing"] * 2
+    assert [event.stage for event in events] == ["creating an environment for"] * 2 + ["installing"] * 2
     again = FakeTools()
     assert prepare_environment(home, run=again) == python
     assert again.commands == []

@@ -88,7 +88,7 @@ GRAPHS: dict[str, tuple[Callable[[Any], object], str]] = {
         "it has no input",
     ),
     "no first row": (lambda m: m.graph.input.remove(named(m.graph.input, "first_row")), "no input first_row"),
-    "an extra input": (lambda m: m.graph.input.add(name="more"), "'more' too"),
+    "an extra input": (lambda m: m.graph.input.add(name="more"), "unexpected input 'more'"),
     "heads": (lambda m: set_length(m, "input", "past_key_values.0.key", 1, 3), "past_key_values.0.key"),
     "a fixed past": (lambda m: set_length(m, "input", "past_key_values.0.key", 2, 7), "past_key_values.0.key"),
     "a fixed present": (lambda m: set_length(m, "output", "present.0.value", 2, 7), "present.0.value"),

@@ -19,7 +19,7 @@ from edgespec.files.json_object import Fields, read_fields
 _MOST_BYTES = 1 << 20  # real files have a few kB
 _MOST_POSITIONS, _MOST_WIDTH, _MOST_HEADS, _MOST_TOKENS = 2**31 - 1, 2**20, 2**14, 2**20
 
-# Names of the same number in different classes of transformers.
+# Each tuple: the names of one number in different classes of transformers.
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")

@@ -17,7 +17,8 @@ PAST, PRESENT = "past_key_values.", "present."
 def refuse(what: str) -> InvalidRequestError:
     """The InvalidRequestError "the graph ... ``what``", where ``what`` starts with a verb."""
     return InvalidRequestError(
-        f"the graph that Optimum made of this model {what}", hint="`--to gguf` may know this architecture"
+        f"the graph that Optimum made of this model {what}",
+        hint="try `--to gguf`, which may support this architecture",
     )
 
 

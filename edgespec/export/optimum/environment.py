@@ -131,7 +131,7 @@ def _build(
     # Temporary files go to the disk whose space was checked: the system's folder may be too small for PyTorch.
     scratch = stage / "tmp"
     scratch.mkdir(parents=True)
-    code, said = run([sys.executable, "-m", "venv", os.fspath(stage)], scratch, watch("making an environment for"))
+    code, said = run([sys.executable, "-m", "venv", os.fspath(stage)], scratch, watch("creating an environment for"))
     if code:
         raise EdgespecError(
             f"python -m venv failed: {last_line(said)}",

@@ -228,7 +228,7 @@ def _result(answer: Mapping[str, Any] | None, code: int, log: bytes, python: Pat
     if kind == "memory":
         raise _no_memory(source, message)
     if kind in ("unknown", "weights", "check"):
-        raise InvalidRequestError(f"{source}: {message}", hint="`--to gguf` may know this architecture")
+        raise InvalidRequestError(f"{source}: {message}", hint="try `--to gguf`, which may support this architecture")
     raise EdgespecError(f"{source} could not be converted: {message}", hint=f"its last line: {last_line(log)}")
 
 

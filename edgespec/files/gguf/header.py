@@ -73,7 +73,7 @@ _IMPOSTORS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
         "it is a web page, not a model",
         "the download link led to a page: use the file's direct address",
     ),
-    (re.compile(rb"\s*\{"), "it is JSON, not a model", "look inside: it may be a server's error message"),
+    (re.compile(rb"\s*\{"), "it is JSON, not a model", "open the file: it may hold a server's error message"),
     (re.compile(rb"(?s).{6}\0\0\{"), "it is a safetensors file, not GGUF", "convert it first: `edgespec export`"),
     (re.compile(rb"PK\x03\x04"), "it is a zip archive (or a PyTorch checkpoint), not GGUF", "unpack or convert it"),
     (re.compile(rb"\x1f\x8b"), "it is gzip-compressed", "unpack it first"),

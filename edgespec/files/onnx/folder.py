@@ -152,7 +152,7 @@ def _check_manifest_agrees(artefact: OnnxArtefact) -> None:
     }
     check_said(artefact.folder, artefact.manifest, found)
     if artefact.kept is not None and artefact.kept > artefact.vocabulary_size:
-        reason = f"it keeps {artefact.kept} rows of {artefact.vocabulary_size} tokens"
+        reason = f"it keeps {artefact.kept} rows, more than the vocabulary of {artefact.vocabulary_size} tokens"
         raise bad_file(artefact.folder / MANIFEST_NAME, reason)
 
 

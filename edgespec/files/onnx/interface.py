@@ -94,7 +94,9 @@ def _names(artefact: OnnxArtefact, prefix: str) -> list[str]:
 
 def _compare(path: Path, what: str, found: Mapping[str, ValueInfo], wanted: Wanted) -> None:
     for name in sorted(wanted.keys() ^ found.keys()):
-        raise bad_file(path, f"it has no {what} {name}" if name in wanted else f"it has an {what} {show(name)} too")
+        raise bad_file(
+            path, f"it has no {what} {name}" if name in wanted else f"it has the unexpected {what} {show(name)}"
+        )
     for name, (kind, shape) in wanted.items():
         value = found[name]
         if value.kind != kind or len(value.shape) != len(shape):

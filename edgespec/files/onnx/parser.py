@@ -27,7 +27,7 @@ _MOST_FIELDS = 200_000
 _MOST_VARINT_BYTES = 10
 _MOST_DIMENSIONS = 8  # keeps the product of all dimensions small
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_EXTERNAL = 1  # TensorProto.DataLocation
+_EXTERNAL = 1  # TensorProto.DataLocation.EXTERNAL
 
 _KNOWN: Mapping[str, frozenset[int]] = MappingProxyType(
     {
