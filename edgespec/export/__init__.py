@@ -1,1 +1,1 @@
-"""Model files in, model files out: copies, re-quantised models, and drafters with a trimmed vocabulary."""
+"""Exports model files: copies, requantised models, and drafters with a trimmed output head."""

@@ -1,4 +1,4 @@
-"""Packages that only exporting needs, and that the core installation therefore lacks."""
+"""Imports of optional packages that only exports need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgespec.errors import RuntimeUnavailableError
 
 
 def require(name: str, purpose: str = "exporting") -> Any:
-    """Import a package. Raises RuntimeUnavailableError, with the command that installs it, where that fails."""
+    """Import a package. Raises RuntimeUnavailableError, with the command that installs it, if the import fails."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Folders that are either whole or absent: written under a temporary name beside the final one, then renamed."""
+"""Atomic creation of export folders: written under a temporary name next to the final name, then renamed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from edgespec.files.atomic import remove_stale_temporaries, sync_folder, tempora
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.store.manifest import MANIFEST_NAME
 
-KINDS = ("trimmed-drafter", "gguf", "onnx-model")  # of the artefacts that export writes into a folder
+KINDS = ("trimmed-drafter", "gguf", "onnx-model")  # the kinds of folders that export writes
 
 _LARGER_DISK = "free some space, or export to a folder on a larger disk"
 
-# Ours is under 2 kB.
+# Manifests of exports are under 2 kB.
 _LARGEST_MANIFEST_BYTES = 1 << 20
 
 
 @contextmanager
 def staged_folder(folder: Path, *, needed_bytes: int) -> Iterator[Path]:
-    """Yield an empty temporary folder; ``folder`` becomes it when the block ends well.
+    """Yield an empty temporary folder, and rename it to ``folder`` when the block ends without an exception.
 
-    What is at ``folder`` before may only be an empty folder or an earlier artefact; it is untouched until the new
-    one is complete on disk. On any exception the temporary is removed; one left by a killed process is removed by the
-    next export beside it. Raises InvalidRequestError, DiskSpaceError, and EdgespecError where ``folder`` cannot be
-    written.
+    An existing ``folder`` must be empty or an earlier export; it stays unchanged until the new folder is complete on
+    disk. On any exception the temporary is removed; the next export in the same parent folder removes temporaries of
+    killed processes. Raises InvalidRequestError, DiskSpaceError, and EdgespecError if ``folder`` cannot be written.
     """
     final = Path(os.path.realpath(folder))  # a link to a folder stays a link
     check_replaceable(final)
@@ -45,7 +44,7 @@ def staged_folder(folder: Path, *, needed_bytes: int) -> Iterator[Path]:
         with _told(final, needed_bytes):
             yield stage
             sync_folder(stage)
-            check_replaceable(final)  # somebody may have put files there meanwhile
+            check_replaceable(final)  # files may have been added during the export
             _put_in_place(stage, final)
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
@@ -58,7 +57,7 @@ def _put_in_place(stage: Path, final: Path) -> None:
         sync_folder(final.parent)
         return
     # No portable call exchanges two folders. A process killed between the two renames leaves nothing at the final
-    # name; half an artefact never stands there.
+    # name, and never an incomplete export.
     old = final.parent / temporary_name(final.name)
     final.replace(old)
     try:
@@ -71,7 +70,7 @@ def _put_in_place(stage: Path, final: Path) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Raise InvalidRequestError if ``folder`` holds anything but an artefact that export wrote."""
+    """Raise InvalidRequestError if ``folder`` holds anything but an earlier export."""
     hint = "give a folder that does not exist yet, or is empty"
     try:
         entries = sorted(folder.iterdir())
@@ -85,17 +84,17 @@ def check_replaceable(folder: Path) -> None:
         return
     known = _files_of(folder / MANIFEST_NAME)
     if known is None:
-        raise InvalidRequestError(f"{folder} exists and is not an exported model; it is left as it is", hint=hint)
+        raise InvalidRequestError(f"{folder} exists and is not an exported model; the folder is unchanged", hint=hint)
     for entry in entries:
         if entry.name not in known or not stat.S_ISREG(entry.lstat().st_mode):
             raise InvalidRequestError(
-                f"{folder} holds {entry.name}, which is not part of the exported model there; it is left as it is",
+                f"{folder} holds {entry.name}, which is not part of the exported model; the folder is unchanged",
                 hint=f"move {entry.name} elsewhere, or {hint}",
             )
 
 
 def _files_of(manifest: Path) -> frozenset[str] | None:
-    """Names of the files of the artefact that ``manifest`` describes; None if it is not one of ours."""
+    """The file names in ``manifest``; None if it is not the manifest of an export."""
     try:
         if not stat.S_ISREG(manifest.lstat().st_mode) or manifest.stat().st_size > _LARGEST_MANIFEST_BYTES:
             return None
@@ -110,7 +109,7 @@ def _files_of(manifest: Path) -> frozenset[str] | None:
 
 @contextmanager
 def _told(folder: Path, needed_bytes: int) -> Iterator[None]:
-    """Errors of the disk as sentences."""
+    """Turn OSError inside the block into DiskSpaceError or EdgespecError."""
     try:
         with disk_errors(folder, needed_bytes, hint=_LARGER_DISK):
             yield
@@ -121,10 +120,10 @@ def _told(folder: Path, needed_bytes: int) -> Iterator[None]:
 
 
 def trim_notes(notes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The part of the manifest that ``notes`` are, as it will be read back."""
+    """The part of the manifest with ``notes``, as JSON will return it."""
     if notes is None:
         return {}
     try:
         return {"trim": json.loads(json.dumps(notes, allow_nan=False))}
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"the notes for the manifest are no plain JSON: {error}") from error
+        raise InvalidRequestError(f"the notes for the manifest are not plain JSON: {error}") from error

@@ -1,1 +1,1 @@
-"""Model files as hostile input and precious output."""
+"""Reads model files as hostile input and writes files atomically."""

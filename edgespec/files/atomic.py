@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: temporary name in the same folder, fsync, rename, fsync of the folder."""
+"""Atomic file writes: a temporary name in the same folder, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from edgespec.errors import CancelledError
 from edgespec.files.disk import disk_errors
 from edgespec.files.progress import Cancelled
 
-# Large enough that hashing, not the loop, is the cost; small enough that cancellation is prompt at 50 MB/s.
+# Large enough that hashing dominates the loop's overhead; small enough for prompt cancellation at 50 MB/s.
 CHUNK_BYTES = 1 << 20
 
-# Linux's number for the process numbers of a machine itself; a container has others, also under the machine's name.
+# Linux's id of the initial pid namespace. A container has another pid namespace, even with the same hostname.
 _MACHINES_OWN = "pid:[4026531836]"
 
 
 def _process_numbers() -> str:
-    """Whose process numbers ours is one of, or "" for the machine's own."""
+    """The pid namespace of this process, or "" for the machine's initial namespace."""
     try:
         space = str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # not Linux, or a /proc that is hidden
@@ -36,15 +36,15 @@ def _process_numbers() -> str:
     return "" if space == _MACHINES_OWN else space
 
 
-# The host is part of the name because a home may be shared, by a network disk or with a container: a process that
-# does not exist here may be alive there, so only temporaries of where this process is are ever judged.
+# The name contains the host because a network disk or a container may share the home: a pid that does not exist on
+# this host may be alive on another. Only temporaries of this host and pid namespace are checked.
 _HOST = hashlib.sha256((platform.node() + _process_numbers()).encode("utf-8", "replace")).hexdigest()[:6]
 _TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{6})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp$")
 _LONGEST_STEM = 180  # bytes; with the suffix a name stays under the 255 bytes that common file systems allow
 
 
 def temporary_name(name: str) -> str:
-    """A name that nobody else uses and that tells which process it belongs to."""
+    """A unique file name that contains the host and the pid of this process."""
     stem = name.encode("utf-8")[:_LONGEST_STEM].decode("utf-8", "ignore")
     return f".{stem}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
 
@@ -67,7 +67,7 @@ def _is_gone(pid: int, entry: Path) -> bool:
     if pid == os.getpid():
         return False
     try:
-        # A process younger than the file only inherited the number; two seconds cover coarse file times (FAT).
+        # A process younger than the file only reuses the pid; two seconds cover coarse file times (FAT).
         return psutil.Process(pid).create_time() > entry.lstat().st_mtime + 2
     except psutil.NoSuchProcess:
         return True
@@ -86,12 +86,11 @@ def _delete(entry: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, *, expected_bytes: int = 0, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary beside ``path`` for writing; ``path`` becomes it when the block ends well.
+    """Open a temporary file for writing and rename it to ``path`` when the block ends without an exception.
 
-    On any exception the temporary is removed and what was at ``path`` is untouched. ``expected_bytes`` only
-    improves the error. What is not ``durable`` is written out by the system in its own time, and may be torn after a
-    power cut: for a large file that is checked whenever it is read. Raises DiskSpaceError on a full disk, OSError
-    otherwise.
+    On any exception the temporary is removed and the file at ``path`` is unchanged. ``expected_bytes`` only
+    improves the error. Without ``durable`` there is no fsync, and a power cut may tear the file: only for large
+    files that every reader checks. Raises DiskSpaceError on a full disk, OSError otherwise.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale_temporaries(path.parent)
@@ -113,10 +112,10 @@ def replacing(path: Path, *, expected_bytes: int = 0, durable: bool = True) -> I
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside ``folder`` survive a power cut, where the platform can."""
-    if os.name == "nt":  # Windows has no handle on a folder to flush
+    """Make a rename inside ``folder`` survive a power cut, if the platform supports it."""
+    if os.name == "nt":  # Windows cannot flush a folder
         return
-    with contextlib.suppress(OSError):  # some network file systems refuse; the rename itself has happened
+    with contextlib.suppress(OSError):  # some network file systems refuse fsync; the rename itself has happened
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -136,14 +135,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` by ``value`` as JSON that people can read. Raises ValueError on NaN or infinity."""
+    """Replace ``path`` by ``value`` as indented JSON. Raises ValueError on NaN or infinity."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def sha256_file(
     path: Path, progress: Callable[[int, int], None] | None = None, cancelled: Cancelled | None = None
 ) -> str:
-    """The lower-case hex sha256 of a file; ``progress`` gets (bytes hashed, bytes in all).
+    """The lower-case hex sha256 of a file; ``progress`` receives (hashed bytes, total bytes).
 
     Raises CancelledError, OSError.
     """
@@ -162,9 +161,9 @@ def sha256_file(
 
 
 def sha256_of_parts(digests: Sequence[str]) -> str:
-    """What stands for a file in several parts: the sha256 of its parts' sha256 in order, each on a line.
+    """The digest of a model in several files: the sha256 of the files' sha256 in order, each on a line.
 
-    A file in one part is known by its own. `sha256sum PARTS | cut -c-64 | sha256sum` gives the same.
+    A single digest is returned unchanged. `sha256sum PARTS | cut -c-64 | sha256sum` gives the same.
     """
     if len(digests) == 1:
         return digests[0]

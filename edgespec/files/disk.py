@@ -1,4 +1,4 @@
-"""Free space, asked before writing, and a full disk, told as one sentence."""
+"""Checks of free disk space before writing, and errors for a full disk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from edgespec.errors import DiskSpaceError
 
-# A file system that runs completely full breaks other programs, and manifests and logs need room too. 64 MiB is a
-# choice, not a measurement: far more than we ever write beside a model, and little on any disk that holds one.
+# A completely full file system breaks other programs, and manifests and logs need space too. 64 MiB is a choice, not
+# a measurement: far more than edgespec writes next to a model, and little on a disk that holds models.
 SLACK_BYTES = 64 * 2**20
 
 _LARGER_STORE = "free some space, or set EDGESPEC_HOME (for files of the hub: HF_HOME) to a larger disk"
@@ -20,7 +20,7 @@ _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def readable_bytes(count: int) -> str:
-    """``count`` bytes for a sentence, in decimal units as disks and downloads are sold."""
+    """``count`` bytes for a message, in decimal units (kB, MB, GB)."""
     value = float(count)
     for unit in ("bytes", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":
@@ -30,17 +30,17 @@ def readable_bytes(count: int) -> str:
 
 
 def gib(count: int) -> str:
-    """Bytes of memory for a person. What is left may be negative only on paper: it is nothing."""
+    """Bytes of memory for a message, in GiB. An estimate of free memory may be negative: shown as 0."""
     return f"{max(0, count) / 2**30:.2f} GiB"
 
 
 def megabytes(count: float) -> str:
-    """Bytes of a file or of what a forward reads, in whole megabytes."""
+    """Bytes for a message, in whole megabytes (10^6 bytes)."""
     return f"{count / 1e6:.0f} MB"
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes this user may still write on the file system that holds ``path``, which need not exist yet."""
+    """Bytes that this user may still write on the file system of ``path``; ``path`` need not exist."""
     place = path.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -48,7 +48,7 @@ def free_bytes(path: Path) -> int:
 
 
 def require_space(path: Path, needed_bytes: int, what: str, *, hint: str = _LARGER_STORE) -> None:
-    """Raise DiskSpaceError, with the ``hint``, unless ``needed_bytes`` and some slack fit beside ``path``."""
+    """Raise DiskSpaceError, with ``hint``, unless ``needed_bytes`` plus SLACK_BYTES are free at ``path``."""
     if needed_bytes <= 0:
         return
     free = free_bytes(path)
@@ -64,14 +64,14 @@ def require_space(path: Path, needed_bytes: int, what: str, *, hint: str = _LARG
 
 @contextmanager
 def disk_errors(path: Path, needed_bytes: int, *, hint: str = _LARGER_STORE) -> Iterator[None]:
-    """Turn a full disk (or an exhausted quota) inside the block into DiskSpaceError with ``hint``; others pass."""
+    """Turn a full disk or an exhausted quota inside the block into DiskSpaceError; other errors pass unchanged."""
     try:
         yield
     except OSError as error:
         if error.errno not in _FULL:
             raise
         raise DiskSpaceError(
-            f"the disk that holds {path} is full; nothing that was there before has changed",
+            f"the disk that holds {path} is full; existing files are unchanged",
             needed_bytes=needed_bytes,
             free_bytes=free_bytes(path.parent),
             hint=hint,

@@ -1,6 +1,6 @@
-"""Folders that export wrote, read as hostile input: the manifest, and the files it names.
+"""Reads folders written by `edgespec export` as hostile input: the manifest, and the files in the manifest.
 
-What the readers of all kinds of artefacts share. Every function raises ModelFileError with the reason and a hint.
+The readers of all kinds of artefacts share this module. Every function raises ModelFileError with reason and hint.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ MANIFEST_NAME = "manifest.json"
 
 _HINT = "export it again with `edgespec export`"
 
-# A manifest is a few kB; anything far larger is not one, and is not worth reading.
+# A manifest has a few kB; a far larger file is not a manifest.
 _LARGEST_MANIFEST_BYTES = 1 << 20
 
-_LONGEST_SHOWN = 64  # characters of a wrong value in a message: a name or a number, not a book
+_LONGEST_SHOWN = 64  # characters of a wrong value in a message: enough for a name or a number
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def bad_file(path: Path, reason: str, *, offset: int | None = None) -> ModelFileError:
-    """The error about a file of an artefact."""
+    """The ModelFileError about a file of an artefact, with the hint to export again."""
     return ModelFileError(path, reason, offset=offset, hint=_HINT)
 
 
 def show(value: object) -> str:
-    """A value of a hostile document, short whatever it is."""
+    """A short text for any value of a hostile document."""
     if value is None or isinstance(value, str | int | float):
         return repr(value)[:_LONGEST_SHOWN]
     return f"a {type(value).__name__}"
 
 
 def read_manifest(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """The bytes of the manifest ``path`` and the JSON object in them, of which nothing is checked yet."""
+    """The bytes of the manifest ``path``, and its JSON object, still unchecked."""
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # before opening: opening a named pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):  # checked before opening: opening a named pipe would block
             raise bad_file(path, "it is not a regular file")
         if status.st_size > _LARGEST_MANIFEST_BYTES:
-            raise bad_file(path, f"{status.st_size} bytes are absurd for a manifest")
+            raise bad_file(path, f"{status.st_size} bytes are too large for a manifest")
         raw = path.read_bytes()
         document = json.loads(raw)
     except FileNotFoundError as error:
@@ -67,9 +67,10 @@ def read_manifest(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def is_export(folder: Path, kind: str, marks: tuple[str, str]) -> bool:
-    """Whether a folder is meant as an artefact of that ``kind``, sound or not. Raises nothing.
+    """Whether a folder is an artefact of that ``kind``, even a damaged one. Raises nothing.
 
-    Whatever became of the manifest, no other folder holds the files ``marks``: reading it then says what is wrong.
+    If the manifest cannot be read, the presence of the files ``marks`` decides: reading such a folder then reports
+    the damage.
     """
     try:
         return read_manifest(folder / MANIFEST_NAME)[1].get("kind") == kind
@@ -82,9 +83,9 @@ def is_export(folder: Path, kind: str, marks: tuple[str, str]) -> bool:
 def check_manifest(
     folder: Path, kind: str, names: Sequence[str], *, links: bool = True
 ) -> tuple[dict[str, Any], str]:
-    """The manifest of ``folder``, as far as it can be checked by itself, and the sha256 of its bytes.
+    """The manifest of ``folder``, checked without the other files, and the sha256 of its bytes.
 
-    It must be of that ``kind`` and state size and hash of each of ``names``. ``links``: see ``check_place``.
+    The manifest must be of that ``kind`` and state size and hash of all ``names``. ``links``: see ``check_place``.
     """
     path = folder / MANIFEST_NAME
     check_place(folder, MANIFEST_NAME, links=links)
@@ -109,19 +110,19 @@ def check_manifest(
 
 
 def check_place(folder: Path, name: str, *, links: bool = True) -> int:
-    """The size of a plain file of the folder; a link must not lead out of it.
+    """The size in bytes of a regular file of the folder; a link must not lead out of the folder.
 
-    Without ``links`` neither symbolic links nor files with a second name are accepted: for files that native code
-    opens by name.
+    ``links=False`` refuses symbolic links and files with a second hard link: for files that native code opens by
+    name.
     """
     path = folder / name
     try:
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
             if not links:
-                raise bad_file(path, "it is a link, and only a file in its folder is accepted")
+                raise bad_file(path, "it is a symbolic link; only a regular file in the folder is accepted")
             if not path.resolve(strict=True).is_relative_to(folder.resolve(strict=True)):
-                raise bad_file(path, "it is a link that leads out of its folder")
+                raise bad_file(path, "it is a symbolic link that leads out of its folder")
             status = path.stat()
     except FileNotFoundError as error:
         raise bad_file(path, "no such file") from error
@@ -130,25 +131,25 @@ def check_place(folder: Path, name: str, *, links: bool = True) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise bad_file(path, "it is not a regular file")
     if not links and status.st_nlink > 1:
-        raise bad_file(path, "it is a hard link to a file that has another name too")
+        raise bad_file(path, "it has a second hard link; only a file with one name is accepted")
     return status.st_size
 
 
 def check_size(
     folder: Path, manifest: Mapping[str, Any], name: str, *, links: bool = True, most_bytes: int | None = None
 ) -> int:
-    """The size of the file, which must be the one the checked ``manifest`` states, and at most ``most_bytes``."""
+    """The size of the file in bytes: it must equal the size in the manifest and be at most ``most_bytes``."""
     size = check_place(folder, name, links=links)
     said = manifest["files"][name]["bytes"]
     if size != said:
         raise bad_file(folder / name, f"it has {size} bytes and the manifest says {said}")
     if most_bytes is not None and size > most_bytes:
-        raise bad_file(folder / name, f"{size} bytes are absurd for it")
+        raise bad_file(folder / name, f"{size} bytes are too large for this file")
     return size
 
 
 def read_content(path: Path) -> bytes:
-    """All bytes of a file whose size was checked before."""
+    """All bytes of a file; the caller has checked the size."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -156,13 +157,13 @@ def read_content(path: Path) -> bytes:
 
 
 def check_hash(manifest: Mapping[str, Any], path: Path, content: bytes) -> None:
-    """``content`` must be what the manifest says the file ``path`` holds."""
+    """Check that the sha256 of ``content`` is the one that the manifest states for the file ``path``."""
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]["sha256"]:
         raise bad_file(path, "its sha256 is not the one in the manifest")
 
 
 def check_said(folder: Path, manifest: Mapping[str, Any], found: Mapping[str, object]) -> None:
-    """The manifest must say the same as the files do, of which ``found`` was read."""
+    """Check that the manifest states the values ``found``, which were read from the files."""
     for name, value in found.items():
         said = manifest.get(name)
         if said != value or isinstance(said, bool):
@@ -170,7 +171,7 @@ def check_said(folder: Path, manifest: Mapping[str, Any], found: Mapping[str, ob
 
 
 def checked_ids(path: Path, ids: NDArray[np.signedinteger], vocabulary_size: int) -> NDArray[np.int32]:
-    """``ids`` as they are used: int32, read-only, ascending ids of the vocabulary."""
+    """``ids`` as a read-only int32 array, checked to be ascending and inside the vocabulary."""
     import numpy as np
 
     if not (np.diff(ids) > 0).all():

@@ -1,4 +1,4 @@
-"""Where edgespec keeps its own state. Finding a place creates nothing; folders appear when they are first needed."""
+"""Paths of edgespec's own state. Looking up a path creates nothing; folders are created when first needed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from edgespec.files.atomic import write_text
 
 HOME_VARIABLE = "EDGESPEC_HOME"
 
-# The format of everything in a home together. A home without a number is one of edgespec 0.1.0, whose format is 1.
+# The format number of the whole home. A home without a number was written by edgespec 0.1.0 and has format 1.
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """All paths under one root. ``history``, ``file_notes``, ``declined_offers`` and ``format_file`` are files, the
-    rest folders; none need exist yet.
+    """All paths under one root; none need exist.
+
+    ``history``, ``file_notes``, ``declined_offers`` and ``format_file`` are files, all other paths folders.
     """
 
     root: Path
@@ -39,27 +40,27 @@ class Home:
 
     @property
     def locks(self) -> Path:
-        """Lock files; apart from the models so that removing a model never removes a lock that is held."""
+        """Lock files, outside of ``models``: removing a model never removes a held lock."""
         return self.root / "locks"
 
     @property
     def measurements(self) -> Path:
-        """What calibration measured on this machine."""
+        """Calibration results of this machine."""
         return self.root / "measurements"
 
     @property
     def prepared(self) -> Path:
-        """Weights laid out anew, of models outside of the store; safe to delete at any time."""
+        """Repacked weights of models outside of the store; safe to delete at any time."""
         return self.root / "prepared"
 
     @property
     def counted_answers(self) -> Path:
-        """What targets answered when their tokens were counted; safe to delete at any time."""
+        """Answers of targets whose tokens were counted; safe to delete at any time."""
         return self.root / "emissions"
 
     @property
     def tools(self) -> Path:
-        """Environments for programs that edgespec runs beside itself; safe to delete at any time."""
+        """Virtual environments of programs that edgespec runs as subprocesses; safe to delete at any time."""
         return self.root / "tools"
 
     @property
@@ -74,23 +75,23 @@ class Home:
 
     @property
     def file_notes(self) -> Path:
-        """What was found out about model files; safe to delete at any time."""
+        """Cached facts about model files; safe to delete at any time."""
         return self.root / "file-notes.json"
 
     @property
     def declined_offers(self) -> Path:
-        """Targets that no drafter is to be offered for again."""
+        """Targets for which the user declined the download of a drafter."""
         return self.root / "declined-offers.json"
 
     @property
     def format_file(self) -> Path:
-        """The format number, written before anything else."""
+        """The file with the format number, the first file written in a home."""
         return self.root / "format"
 
     def read_format(self) -> int | None:
-        """The format number, or None if there is none yet. Creates nothing.
+        """The format number, or None if the file does not exist. Creates nothing.
 
-        Raises EdgespecError if it is newer than ours or no number.
+        Raises EdgespecError if the number is newer than FORMAT or not a positive whole number.
         """
         other = f"set {HOME_VARIABLE} to another folder"
         try:
@@ -110,14 +111,14 @@ class Home:
         return number
 
     def create(self, folder: Path) -> Path:
-        """Make ``folder`` (one of the above, or inside one) and return it. A home without a format number gets ours.
+        """Create ``folder`` inside the home and return it. A home without a format number gets FORMAT.
 
-        Raises EdgespecError if it cannot be created or written, or if a newer edgespec wrote the home.
+        Raises EdgespecError if the folder cannot be created or written, or if a newer edgespec wrote the home.
         """
         unnumbered = self.read_format() is None
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            if unnumbered:  # processes that do this at once write the same number
+            if unnumbered:  # processes that do this in parallel write the same number
                 with contextlib.suppress(OSError, EdgespecError):  # a root that cannot be written stays unnumbered
                     write_text(self.format_file, f"{FORMAT}\n")
             folder.mkdir(parents=True, exist_ok=True)
@@ -135,18 +136,18 @@ class Home:
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Home:
-    """The root named by ``EDGESPEC_HOME``, else the platform's folder for a user's data.
+    """The folder in ``EDGESPEC_HOME``, else the platform's folder for a user's data.
 
-    Raises EdgespecError if there is no such place (no home folder, an impossible path) or a newer edgespec wrote it.
+    Raises EdgespecError if there is no such folder (no home folder, an invalid path) or a newer edgespec wrote it.
     """
     chosen = environ.get(HOME_VARIABLE, "").strip()
     if "\0" in chosen:
         raise EdgespecError(
-            f"{HOME_VARIABLE} holds a NUL character, which no path can", hint=f"correct {HOME_VARIABLE}"
+            f"{HOME_VARIABLE} holds a NUL character, which a path cannot hold", hint=f"correct {HOME_VARIABLE}"
         )
     try:
         if chosen:
-            # Absolute at once: a later change of the working directory must not move the state.
+            # Absolute from the start: a later change of the working directory must not move the state.
             root = Path(chosen).expanduser().absolute()
         else:
             root = Path(platformdirs.user_data_dir("edgespec", appauthor=False))
@@ -154,7 +155,7 @@ def home(environ: Mapping[str, str] = os.environ) -> Home:
         raise EdgespecError(
             f"the home folder cannot be found: {error}", hint=f"set {HOME_VARIABLE} to an absolute path"
         ) from error
-    if not root.is_absolute():  # what expanduser leaves behind for a user without a home
+    if not root.is_absolute():  # expanduser returns a relative path for a user without a home
         raise EdgespecError(
             "this user has no home folder to keep models in", hint=f"set {HOME_VARIABLE} to an absolute path"
         )

@@ -1,4 +1,4 @@
-"""JSON objects in files that others wrote, read as hostile input: their size, nesting, duplicate names and types."""
+"""Reads JSON files as hostile input: checks size, nesting, duplicate names and types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.errors import ModelFileError
 
 DOWNLOAD_AGAIN = "the download may be incomplete: fetch the folder again"
 
-_LONGEST_SHOWN = 64  # characters of a wrong value in a message: a name or a number, not a book
+_LONGEST_SHOWN = 64  # characters of a wrong value in a message: enough for a name or a number
 
 _Pairs: TypeAlias = list[tuple[str, Any]]
 T = TypeVar("T")
@@ -23,14 +23,15 @@ T = TypeVar("T")
 def read_regular_file(path: Path, most_bytes: int) -> bytes:
     """All bytes of a file of at most ``most_bytes``.
 
-    Raises ModelFileError if it is missing, larger, unreadable, or no regular file (opening a pipe waits for ever).
+    Raises ModelFileError if it is missing, larger, unreadable, or not a regular file (opening a pipe would block).
     """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ModelFileError(path, "it is not a regular file", hint=DOWNLOAD_AGAIN)
         if status.st_size > most_bytes:
-            raise ModelFileError(path, f"{status.st_size} bytes are absurd for it", hint=DOWNLOAD_AGAIN)
+            reason = f"{status.st_size} bytes are too large for this file"
+            raise ModelFileError(path, reason, hint=DOWNLOAD_AGAIN)
         return path.read_bytes()
     except FileNotFoundError as error:
         raise ModelFileError(path, "no such file", hint=DOWNLOAD_AGAIN) from error
@@ -39,14 +40,14 @@ def read_regular_file(path: Path, most_bytes: int) -> bytes:
 
 
 def parse_object(path: Path, raw: bytes, *, offset: int | None = None) -> dict[str, Any]:
-    """The JSON object that ``raw`` is: UTF-8, no name twice in one object, no NaN or infinity.
+    """Parse ``raw`` as a JSON object: UTF-8, no duplicate names, no NaN or infinity.
 
-    ``path`` and ``offset`` say in the ModelFileError where it came from.
+    ``path`` and ``offset`` (in bytes) tell the ModelFileError where ``raw`` came from.
     """
     try:
         document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
-        raise ModelFileError(path, "its JSON is nested absurdly deep", offset=offset, hint=DOWNLOAD_AGAIN) from None
+        raise ModelFileError(path, "its JSON is nested too deeply", offset=offset, hint=DOWNLOAD_AGAIN) from None
     except ValueError as error:
         reason = f"it is not valid JSON: {str(error)[:200]}"
         raise ModelFileError(path, reason, offset=offset, hint=DOWNLOAD_AGAIN) from error
@@ -68,16 +69,16 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _show(value: object) -> str:
-    """A value of a hostile document, printable and short whatever it is."""
+    """A short printable text for any value of a hostile document."""
     if value is None or isinstance(value, str | int | float):
         return ascii(value)[:_LONGEST_SHOWN]
     return f"a {type(value).__name__}"
 
 
 class Fields:
-    """The members of one JSON object, each checked when it is asked for; null is the same as absent.
+    """The members of one JSON object, each checked when read; null counts as absent.
 
-    Every method raises ModelFileError, naming the file and the member, for a value of another type or out of range.
+    Every method raises ModelFileError with the file and the member for a value of another type or out of range.
     """
 
     def __init__(self, path: Path, values: Mapping[str, Any], where: str = "") -> None:
@@ -90,20 +91,20 @@ class Fields:
         return [name for name, value in self._values.items() if value is not None]
 
     def wrong(self, name: str, wanted: str) -> ModelFileError:
-        """The error that the member ``name`` is not ``wanted``."""
+        """The ModelFileError that the member ``name`` is not ``wanted``."""
         value = self._values.get(name)
         stated = "is missing" if value is None else f"is {_show(value)}"
         return ModelFileError(self.path, f"{self._where}{name} {stated}: {wanted} is needed", hint=DOWNLOAD_AGAIN)
 
     def integer(self, name: str, least: int, most: int, default: int | None = None) -> int:
-        """A whole number from ``least`` to ``most``; where absent ``default``, without one an error."""
+        """A whole number from ``least`` to ``most``; if absent, ``default``, or an error without a default."""
         value = self._or_default(name, default)
         if type(value) is not int or not least <= value <= most:
             raise self.wrong(name, f"a whole number from {least} to {most}")
         return value
 
     def number(self, name: str, least: float, most: float, default: float | None = None) -> float:
-        """A finite number from ``least`` to ``most``; where absent ``default``, without one an error."""
+        """A finite number from ``least`` to ``most``; if absent, ``default``, or an error without a default."""
         value = self._or_default(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise self.wrong(name, f"a number from {least:g} to {most:g}")
@@ -112,22 +113,22 @@ class Fields:
         return float(value)
 
     def flag(self, name: str) -> bool | None:
-        """True, false, or None where absent."""
+        """True, false, or None if absent."""
         return self._typed(name, bool, "true or false")
 
     def text(self, name: str) -> str | None:
-        """A string that can be written as UTF-8, or None where absent."""
+        """A string that can be written as UTF-8, or None if absent."""
         value = self._typed(name, str, "a string")
         if value is not None and not is_text(value):
             raise self.wrong(name, "a string")
         return value
 
     def items(self, name: str) -> list[Any] | None:
-        """An array, of which nothing is checked yet, or None where absent."""
+        """An array with unchecked elements, or None if absent."""
         return self._typed(name, list, "an array")
 
     def member(self, name: str) -> Fields | None:
-        """An object inside this one, or None where absent."""
+        """The nested object ``name``, or None if absent."""
         value = self._typed(name, dict, "an object")
         return None if value is None else Fields(self.path, value, f"{self._where}{name}.")
 
@@ -142,23 +143,23 @@ class Fields:
         return value
 
     def raw(self, name: str) -> Any:
-        """The member as it is, of which nothing is checked."""
+        """The member, unchecked."""
         return self._values.get(name)
 
     def has_object(self, name: str) -> bool:
-        """Whether the member is an object, for members that may have several forms."""
+        """Whether the member is an object, for members that may have several types."""
         return isinstance(self._values.get(name), dict)
 
 
 def is_text(value: str) -> bool:
-    """Whether a string of a JSON file can be written as UTF-8."""
+    """Whether a string from JSON can be written as UTF-8."""
     try:
         value.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can escape
         return False
     return True
 
 
 def read_fields(path: Path, most_bytes: int) -> Fields:
-    """The JSON object that the file ``path`` of at most ``most_bytes`` holds. Raises ModelFileError."""
+    """The JSON object in the file ``path`` of at most ``most_bytes``. Raises ModelFileError."""
     return Fields(path, parse_object(path, read_regular_file(path, most_bytes)))

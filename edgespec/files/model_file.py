@@ -1,4 +1,4 @@
-"""A model on this disk: its file or exported folder, the checked header, and what identifies its content."""
+"""A model on disk: its file or exported folder, its checked header, and the identity of its content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
 from edgespec.files.trimmed_drafter import TrimmedDrafter, is_trimmed_drafter, read_artefact
 
-# The architecture that llama.cpp's converters state in files of projectors (mmproj-*.gguf).
+# The architecture that llama.cpp's converters write into image projectors (mmproj-*.gguf).
 _PROJECTOR = "clip"
 
 if TYPE_CHECKING:
@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocatedModel:
-    """A model's file, its checked header, and what identifies its content.
+    """A model's file, its checked header, and the identity of its content.
 
-    ``identity`` is the sha256 of the file where the store recorded it, else a digest of header, size and time; of a
-    folder made by export it is the digest of its manifest. ``artefact`` is set for a trimmed GGUF drafter, whose
-    header then joins the trimmed tensors with the source's tokenizer; ``onnx`` for an ONNX model, whose header is
-    that of the tokenizer beside it and lists no tensors. ``prepared_folder`` is where a runtime may keep what it
-    prepares of it: the folder of a model from the store, one of our own for a model that runs from elsewhere, else
-    None. ``runtime`` is the one that was asked for to run this very model, or "auto". ``drafter`` and ``licence`` are
-    what the catalogue says of it.
+    ``identity`` is the sha256 of the file if the store recorded it, else a digest of header, size and time; for an
+    exported folder, the digest of the manifest. ``artefact`` is set for a trimmed GGUF drafter, whose ``header``
+    joins the trimmed tensors with the source's tokenizer. ``onnx`` is set for an ONNX model, whose ``header`` is
+    that of ``tokenizer.gguf`` and lists no tensors. ``prepared_folder`` is where a runtime may keep repacked
+    weights: the folder of a model from the store, a folder of the home for other models, or None. ``runtime`` is
+    the runtime that the user asked for, or "auto". ``drafter`` and ``licence`` come from the catalogue.
     """
 
     name: str
@@ -59,19 +58,19 @@ class LocatedModel:
 
     @property
     def drafts_only(self) -> bool:
-        """Whether its output head was trimmed, so that it cannot say everything."""
+        """Whether the output head is trimmed, so that the model can only be a drafter."""
         return self.kept_ids is not None
 
     @property
     def kept_ids(self) -> NDArray[np.int32] | None:
-        """The tokens that a trimmed head can say, int32 (kept,), ascending; None for a whole head."""
+        """The tokens that a trimmed head scores, int32 (kept,), ascending; None for a whole head."""
         if self.artefact is not None:
             return self.artefact.ids
         return None if self.onnx is None else self.onnx.ids
 
     @property
     def source_sha256(self) -> str | None:
-        """Of the file that a folder was exported from; None where the manifest states none, and for other files."""
+        """The sha256 of the file that a folder was exported from; None if not stated or not an exported folder."""
         folder = self.artefact or self.onnx
         source = {} if folder is None else folder.manifest.get("source")
         sha256 = source.get("sha256") if isinstance(source, dict) else None
@@ -79,9 +78,9 @@ class LocatedModel:
 
 
 def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
-    """The model of a ``.gguf`` file, a folder with one of them, or an exported folder. Raises ModelFileError.
+    """The model in a ``.gguf`` file, a folder with one model, or an exported folder. Raises ModelFileError.
 
-    Of a split model ``path`` is any part; ``others`` are what ``read_header`` takes them for.
+    For a split model ``path`` is any part; ``others`` is passed to ``read_header``.
     """
     if path.is_dir() and is_trimmed_drafter(path):
         artefact = read_artefact(path)
@@ -106,8 +105,8 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
     if header.architecture == _PROJECTOR:
         raise ModelFileError(
             first,
-            "it is a projector, which turns images into tokens for a model, and no model",
-            hint="name the model's own .gguf file, which lies beside it",
+            "it is an image projector of a multimodal model, not a model",
+            hint="name the model's own .gguf file, which lies in the same folder",
         )
     digest = hashlib.sha256()
     for number, part in enumerate(header.parts):
@@ -125,7 +124,7 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
 
 
 def _file_in(folder: Path) -> Path:
-    """The one model in a folder, which may be in several parts. Raises ModelFileError."""
+    """The first file of the only model in a folder; the model may be split. Raises ModelFileError."""
     files = [path for path in sorted(folder.glob("*.gguf")) if not is_auxiliary(path.name)]
     names = [part_name(path.name) for path in files]
     models = {path.name if name is None else name.first: path for path, name in zip(files, names, strict=True)}

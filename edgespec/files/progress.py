@@ -1,4 +1,4 @@
-"""What a long file operation tells its caller: small frozen events, always delivered on the caller's own thread."""
+"""Progress events of long file operations, always delivered on the caller's thread."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressEvent:
-    """One step forward. ``done_bytes`` of ``total_bytes`` (None: not known) of what ``stage`` names.
+    """Progress of ``stage``: ``done_bytes`` of ``total_bytes`` (None: not known).
 
-    ``stage`` is a short phrase fit to be shown ("downloading", "waiting for another process"); ``source`` says
-    where the bytes come from, and ``note`` carries a sentence where numbers do not say it (why a source failed).
+    ``stage`` is a short phrase for the screen ("downloading", "waiting for another process"), ``source`` is where
+    the bytes come from, and ``note`` is a sentence that numbers cannot express (why a source failed).
     """
 
     stage: str
@@ -22,7 +22,7 @@ class ProgressEvent:
 
 
 ProgressCallback = Callable[[ProgressEvent], None]
-"""Receives events. What it raises ends the operation and reaches the caller."""
+"""Receives events. An exception of the callback ends the operation and reaches the caller."""
 
 Cancelled = Callable[[], bool]
-"""Asked every few hundred milliseconds at most; True ends the operation with CancelledError."""
+"""Called at least every few hundred milliseconds; True ends the operation with CancelledError."""

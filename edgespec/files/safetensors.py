@@ -1,7 +1,7 @@
-"""Reads .safetensors headers as hostile input; the weights stay in the file and are mapped when asked for.
+"""Reads .safetensors headers as hostile input; the weights stay in the file and are mapped on request.
 
-Every length and offset is checked against the file's size with Python integers, and as the format demands the tensors
-must fill the data section without gaps and without overlaps.
+Every length and offset is checked against the file's size with Python integers. As the format demands, the tensors
+must fill the data section without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, parse_object, rea
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8  # the header's length, before the header
-_METADATA = "__metadata__"  # strings for people; the one member that is no tensor
+_METADATA = "__metadata__"  # an object of strings, the only member that does not describe a tensor
 
-# The format itself allows headers of 100 MB. 65536 tensors, as many as we take from any model, need at most some 160
-# bytes each.
+# The format allows headers of 100 MB. 65536 tensors, the limit of every reader here, need about 160 bytes each.
 _MOST_TENSORS = 65536
 _MOST_HEADER_BYTES = 16 << 20
 _MOST_INDEX_BYTES = 16 << 20
-_MOST_SHARDS = 4096  # an order of magnitude above the largest models there are (DeepSeek-V3: 163)
+_MOST_SHARDS = 4096  # an order of magnitude above the largest models (DeepSeek-V3: 163)
 _MOST_DIMENSIONS = 8  # weights have up to 5
 _MOST_ELEMENTS = 2**63 - 1
 _MOST_NAME = 1024  # characters
@@ -39,7 +38,7 @@ _ELEMENT_BYTES: Mapping[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
-# numpy has no BF16: its bit patterns are mapped.
+# numpy has no BF16 type: BF16 tensors are mapped as uint16 bit patterns.
 _VIEWED_AS: Mapping[str, str] = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 _LFS_POINTER = b"version https://git-lfs"
@@ -47,7 +46,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafeTensor:
-    """One tensor: ``shape`` slowest dimension first, ``offset`` absolute in the file ``path``, sizes in bytes."""
+    """A tensor: ``shape`` slowest dimension first, ``offset`` absolute in the file ``path``, sizes in bytes."""
 
     name: str
     dtype: str
@@ -68,7 +67,7 @@ class SafeTensor:
         kind = _VIEWED_AS.get(self.dtype)
         if kind is None:
             raise ModelFileError(self.path, f"tensor {self.name} is {self.dtype}: only F32, F16 and BF16 are read")
-        if not self.byte_count:  # nothing cannot be mapped
+        if not self.byte_count:  # an empty range cannot be mapped
             return np.empty(self.shape, dtype=kind)
         try:
             return np.memmap(self.path, dtype=kind, mode="r", offset=self.offset, shape=self.shape)
@@ -76,12 +75,12 @@ class SafeTensor:
             raise ModelFileError(self.path, f"can no longer be read: {error}") from error
 
     def float32(self) -> npt.NDArray[np.float32]:
-        """The elements as float32, exactly. Errors are those of ``view``."""
+        """The elements converted to float32 without rounding. Raises ModelFileError as ``view`` does."""
         return to_float32(self.view())
 
 
 def to_float32(elements: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """What ``SafeTensor.view`` gave, or a part of it, as float32: a BF16 is the upper half of one."""
+    """Convert the result of ``SafeTensor.view``, or a part of it, to float32; uint16 elements are BF16."""
     if elements.dtype == np.uint16:
         return (elements.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return elements.astype(np.float32)
@@ -93,12 +92,12 @@ def to_float32(elements: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 def read_safetensors(path: Path) -> Mapping[str, SafeTensor]:
     """The tensors of the file ``path`` by name, in the order of their data.
 
-    Raises ModelFileError with the reason and the byte offset if it is missing, is not safetensors, or contradicts
-    itself or its own size.
+    Raises ModelFileError with the reason and the byte offset if the file is missing, is not safetensors, or
+    contradicts itself or its size.
     """
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # before opening: opening a named pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):  # checked before opening: opening a named pipe would block
             raise ModelFileError(path, "it is not a regular file", hint="give a folder with .safetensors files")
         with path.open("rb") as file:
             return _read(path, file, status.st_size)
@@ -117,7 +116,7 @@ def _read(path: Path, file: BinaryIO, size: int) -> Mapping[str, SafeTensor]:
         raise _bad(path, f"too short: {size} bytes hold no safetensors header", 0)
     length = struct.unpack_from("<Q", start)[0]
     if length > _MOST_HEADER_BYTES:
-        raise _bad(path, f"a header of {length} bytes is absurd", 0)
+        raise _bad(path, f"a header of {length} bytes is implausible", 0)
     if length > size - _LENGTH_BYTES:
         raise _bad(path, f"truncated: the header needs {length} bytes and {size - _LENGTH_BYTES} are left", 0)
     file.seek(_LENGTH_BYTES)
@@ -125,11 +124,11 @@ def _read(path: Path, file: BinaryIO, size: int) -> Mapping[str, SafeTensor]:
     if len(raw) < length:
         raise _bad(path, "the file became shorter while it was read", 0)
     if not raw.startswith(b"{"):
-        raise _bad(path, "it is not a safetensors file: its header is no JSON object", _LENGTH_BYTES)
+        raise _bad(path, "it is not a safetensors file: its header is not a JSON object", _LENGTH_BYTES)
     members = parse_object(path, raw, offset=_LENGTH_BYTES)
     _check_metadata(path, members.pop(_METADATA, None))
     if len(members) > _MOST_TENSORS:
-        raise _bad(path, f"a count of {len(members)} tensors is absurd", _LENGTH_BYTES)
+        raise _bad(path, f"a count of {len(members)} tensors is implausible", _LENGTH_BYTES)
     base = _LENGTH_BYTES + length
     found = [_tensor(path, name, value, base) for name, value in members.items()]
     found.sort(key=lambda tensor: (tensor.offset, tensor.byte_count))
@@ -147,17 +146,17 @@ def _check_metadata(path: Path, value: Any) -> None:
 def _tensor(path: Path, name: str, value: Any, base: int) -> SafeTensor:
     shown = ascii(name[:80])
     if not name or len(name) > _MOST_NAME or not name.isprintable():
-        raise _bad(path, f"{shown} is no tensor's name", _LENGTH_BYTES)
+        raise _bad(path, f"{shown} is not a valid tensor name", _LENGTH_BYTES)
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        raise _bad(path, f"tensor {shown} does not state just dtype, shape and data_offsets", _LENGTH_BYTES)
+        raise _bad(path, f"tensor {shown} must state exactly dtype, shape and data_offsets", _LENGTH_BYTES)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     element_bytes = _ELEMENT_BYTES.get(dtype) if isinstance(dtype, str) else None
     if element_bytes is None:
         raise _bad(path, f"tensor {shown} has the unknown type {ascii(dtype)[:40]}", _LENGTH_BYTES)
     if not _are_counts(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise _bad(path, f"tensor {shown} has an absurd shape", _LENGTH_BYTES)
+        raise _bad(path, f"tensor {shown} has an implausible shape", _LENGTH_BYTES)
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _bad(path, f"tensor {shown} has absurd data_offsets", _LENGTH_BYTES)
+        raise _bad(path, f"tensor {shown} has implausible data_offsets", _LENGTH_BYTES)
     begin, end = offsets
     needed = math.prod(shape) * element_bytes
     if needed != end - begin:
@@ -173,7 +172,7 @@ def _are_counts(value: Any) -> bool:
 
 
 def _check_layout(path: Path, tensors: list[SafeTensor], base: int, size: int) -> None:
-    """Each tensor right behind the one before, the last one up to the end of the file."""
+    """Check that the tensors are contiguous and end at the end of the file."""
     expected = base
     for tensor in tensors:
         end = tensor.offset + tensor.byte_count
@@ -181,12 +180,12 @@ def _check_layout(path: Path, tensors: list[SafeTensor], base: int, size: int) -
             reason = f"truncated: the data of tensor {tensor.name!a} ends at byte {end} and the file at {size}"
             raise _bad(path, reason, tensor.offset)
         if tensor.offset != expected:
-            fault = "overlaps with the one before" if tensor.offset < expected else "leaves a gap"
+            fault = "overlaps the previous tensor" if tensor.offset < expected else "leaves a gap"
             reason = f"the data of tensor {tensor.name!a} {fault}: it should start at byte {expected}"
             raise _bad(path, reason, tensor.offset)
         expected = end
     if expected != size:
-        raise _bad(path, f"{size - expected} bytes behind the last tensor belong to none", expected)
+        raise _bad(path, f"{size - expected} bytes after the last tensor belong to no tensor", expected)
 
 
 def _bad(path: Path, reason: str, offset: int) -> ModelFileError:
@@ -197,9 +196,9 @@ def _bad(path: Path, reason: str, offset: int) -> ModelFileError:
 
 
 def read_safetensors_folder(folder: Path) -> Mapping[str, SafeTensor]:
-    """All tensors of the model in ``folder`` by name: of ``model.safetensors``, or of the shards its index names.
+    """All tensors of the model in ``folder`` by name: from ``model.safetensors``, or from the shards in its index.
 
-    Shards are plain names in the folder; files may be links, as in the hub's cache. Raises ModelFileError.
+    Shards are plain file names in the folder; files may be links, as in the hub's cache. Raises ModelFileError.
     """
     single, index = folder / SINGLE, folder / INDEX
     if single.exists() or not index.exists():
@@ -215,14 +214,14 @@ def read_safetensors_folder(folder: Path) -> Mapping[str, SafeTensor]:
         found = read_safetensors(folder / shard)
         if wrong := names ^ set(found):
             name = min(wrong)
-            said = "is not in it, as the index says" if name in names else "is in it and the index says otherwise"
+            said = "is missing, though the index names it" if name in names else "is not in the index for this file"
             raise ModelFileError(folder / shard, f"tensor {name[:80]!a} {said}", hint=DOWNLOAD_AGAIN)
         tensors.update(found)
     return tensors
 
 
 def _shards(index: Path) -> dict[str, set[str]]:
-    """Names of the tensors that the index says are in each shard."""
+    """The names of the tensors in each shard, as the index states them."""
     fields = Fields(index, parse_object(index, read_regular_file(index, _MOST_INDEX_BYTES)))
     places = fields.raw("weight_map")
     if not isinstance(places, dict) or not 0 < len(places) <= _MOST_TENSORS:
@@ -234,7 +233,7 @@ def _shards(index: Path) -> dict[str, set[str]]:
             raise ModelFileError(index, reason, hint=DOWNLOAD_AGAIN)
         found.setdefault(shard, set()).add(name)
     if len(found) > _MOST_SHARDS:
-        raise ModelFileError(index, f"a count of {len(found)} shards is absurd", hint=DOWNLOAD_AGAIN)
+        raise ModelFileError(index, f"a count of {len(found)} shards is implausible", hint=DOWNLOAD_AGAIN)
     return found
 
 

@@ -1,9 +1,9 @@
-"""A drafter with a trimmed output head, as a folder: what it holds, read as hostile input.
+"""Reads the folder of a drafter with a trimmed output head, as hostile input.
 
-The head of a drafter is a third of the bytes a step reads, and most of its rows are for tokens that a target hardly
-ever writes. Leaving those rows out makes drafting faster at nearly the same acceptance (VocabTrim, Goel et al., 2025;
-FR-Spec, Zhao et al., 2025). The input embedding keeps all its rows, in a file of its own, so that a prompt may hold
-any token. ``read_artefact`` reads and checks; the weights themselves are not read.
+The output head is a third of the bytes that a forward of a drafter reads, and most of its rows are for tokens that a
+target hardly ever emits. Without those rows drafting is faster at nearly the same acceptance (VocabTrim, Goel et al.,
+2025; FR-Spec, Zhao et al., 2025). The input embedding keeps all its rows, in a separate file, so that a prompt may
+hold any token. ``read_artefact`` reads and checks the folder without reading the weights.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ DRAFTER_NAME, EMBEDDING_NAME = "drafter.gguf", "embedding.bin"
 IDS_NAME, TOKENIZER_NAME = "ids.npy", "tokenizer.gguf"
 _FILES = (DRAFTER_NAME, EMBEDDING_NAME, IDS_NAME, TOKENIZER_NAME)
 
-# The largest vocabularies known (Gemma 3: 262 144 tokens) take 1 MiB of ids and 16 MiB of tokenizer. Both files are
-# hashed at each reading, which takes 0.1 s for this much on a processor without instructions for it.
+# The largest known vocabulary (Gemma 3: 262 144 tokens) takes 1 MiB of ids and 16 MiB of tokenizer. Both files are
+# hashed at each reading: 0.1 s at this limit on a processor without SHA instructions.
 _LARGEST_HASHED_BYTES = 64 << 20
 
-# The header that numpy writes for a vector of int32, format version 1.0, and no other: nothing is ever evaluated.
+# Exactly the header that numpy writes for a vector of int32, format version 1.0; nothing is evaluated or unpickled.
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _NPY_HEADER = re.compile(rb"\{'descr': '<i4', 'fortran_order': False, 'shape': \(([0-9]{1,10}),\), \} *\n")
 _LARGEST_NPY_HEADER_BYTES = 1024
 
-# Tables in which a model looks tokens up besides its input embedding: fed embeddings, it could not.
+# Tables other than the input embedding that a model indexes by token id; a trimmed drafter receives no ids.
 _OTHER_LOOKUPS = ("per_layer_token_embd.weight",)
 
 
@@ -56,7 +56,7 @@ _OTHER_LOOKUPS = ("per_layer_token_embd.weight",)
 class EmbeddingTable:
     """The input embedding as raw bytes: ``rows`` of ``columns`` weights, each row ``row_bytes`` of a ggml type.
 
-    What enters the model is the dequantised row times ``scale``.
+    The model's input is the dequantised row times ``scale``.
     """
 
     path: Path
@@ -69,10 +69,9 @@ class EmbeddingTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimmedDrafter:
-    """A checked artefact. ``ids``: int32 (kept,), ascending, the source token of each row of the trimmed head.
+    """A checked trimmed drafter. ``ids``: int32 (kept,), ascending, the source token of each row of the trimmed head.
 
-    ``header`` is that of ``drafter.gguf``, which knows no tokens; ``identity`` names the content as the manifest
-    states it.
+    ``header`` is that of ``drafter.gguf``, which has no tokenizer; ``identity`` is a digest of the manifest.
     """
 
     folder: Path
@@ -90,9 +89,9 @@ class TrimmedDrafter:
 
     @property
     def model_header(self) -> GgufHeader:
-        """The trimmed tensors under the source's own tokenizer: what the model is to everyone but its loader.
+        """The header with the trimmed tensors and the source's tokenizer, for all callers except the loader.
 
-        Its sizes are those of the trimmed model, its vocabulary is the source's.
+        Sizes are those of the trimmed model; the vocabulary is the source's.
         """
         tokenizer = {k: v for k, v in self.tokenizer_header.metadata.items() if k.startswith("tokenizer.")}
         own = {k: v for k, v in self.header.metadata.items() if not k.startswith("tokenizer.")}
@@ -100,15 +99,15 @@ class TrimmedDrafter:
 
 
 def is_trimmed_drafter(folder: Path) -> bool:
-    """Whether a folder is meant as a trimmed drafter, sound or not. Raises nothing."""
+    """Whether a folder is a trimmed drafter, even a damaged one. Raises nothing."""
     return is_export(folder, TRIMMED_KIND, (DRAFTER_NAME, IDS_NAME))
 
 
 def read_artefact(folder: Path) -> TrimmedDrafter:
     """Read and check the trimmed drafter in ``folder``.
 
-    Every size is checked against the manifest, the headers and the other files before it is used; the ids and the
-    tokenizer are also checked by their sha256. Raises ModelFileError with the reason and a hint.
+    Every size is checked against the manifest, the headers and the other files before use; the ids and the tokenizer
+    are also checked by their sha256. Raises ModelFileError with the reason and a hint.
     """
     manifest, digest = check_manifest(folder, TRIMMED_KIND, _FILES)
     hashed = dict.fromkeys((IDS_NAME, TOKENIZER_NAME), _LARGEST_HASHED_BYTES)
@@ -138,12 +137,12 @@ def read_artefact(folder: Path) -> TrimmedDrafter:
 
 
 def _kept_rows(header: GgufHeader, vocabulary_size: int) -> int:
-    """Rows of the trimmed head, which the file must say in both places llama.cpp looks."""
+    """The number of rows of the trimmed head, which must be the same in both places that llama.cpp reads."""
     said = header.metadata.get(f"{header.architecture}.vocab_size")
     if type(said) is not int:
         raise bad_file(header.path, f"it does not state {header.architecture}.vocab_size")
     if not said <= vocabulary_size:
-        raise bad_file(header.path, f"it keeps {said} rows of {vocabulary_size} tokens")
+        raise bad_file(header.path, f"it keeps {said} rows, more than the vocabulary of {vocabulary_size} tokens")
     tables = {tensor.name: tensor for tensor in header.tensors}
     for name in _OTHER_LOOKUPS:
         if name in tables:
@@ -159,7 +158,7 @@ def _kept_rows(header: GgufHeader, vocabulary_size: int) -> int:
 
 
 def _ids(path: Path, manifest: Mapping[str, Any], kept: int, vocabulary_size: int) -> NDArray[np.int32]:
-    """The token of each row of the head: int32 (kept,), ascending. Parsed by hand, so that nothing is unpickled."""
+    """The token of each row of the head: int32 (kept,), ascending. Parsed by hand: nothing is unpickled."""
     import numpy as np
 
     content = read_content(path)
@@ -198,9 +197,9 @@ def _embedding(
             raise bad_file(path, f"the embedding's {name} are {show(told.get(name))} instead of {value}")
     if size != expected["bytes"]:
         raise bad_file(folder / EMBEDDING_NAME, f"it has {size} bytes instead of {expected['bytes']}")
-    # Gemma's is the root of its width; 2**10 is that of the widest embedding a header may state.
+    # Gemma's scale is the square root of its width; 2**10 is the root of the widest embedding of a valid header.
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not 0 < scale <= 2**10:
-        raise bad_file(path, f"the embedding's scale {show(scale)} is not sane")
+        raise bad_file(path, f"the embedding's scale {show(scale)} is not plausible")
     return EmbeddingTable(
         path=folder / EMBEDDING_NAME,
         type_name=type_name,

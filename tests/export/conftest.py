@@ -9,7 +9,7 @@ from tests.export.models import write_model
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with tiny models, named after what they are."""
+    """A folder with tiny GGUF models, named after their properties."""
     folder = tmp_path_factory.mktemp("export-models")
     write_model(folder / "untied.gguf")
     write_model(folder / "tied.gguf", tied=True)

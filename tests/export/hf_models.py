@@ -17,12 +17,12 @@ WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, ROWS = 64, 96, 2, 4, 2, 16, 2
 
 
 def bf16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The upper halves: cut, not rounded, which is as good for a test."""
+    """The weights truncated to BF16; rounding does not matter for tests."""
     return (weights.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 def random_tensors(architecture: str, dtype: str = "F32", *, tied: bool = False) -> Tensors:
-    """Weights under the names of transformers; the seed is always the same."""
+    """Weights with transformers' names, from a fixed seed."""
     random = np.random.default_rng(5)
     found: Tensors = {}
 
@@ -87,7 +87,7 @@ def write_random_folder(
     tensors: Tensors | None = None,
     **changes: Any,
 ) -> Path:
-    """Write a folder as transformers saves it, ``changes`` being members of config.json; return it."""
+    """Write a folder as transformers saves it, with ``changes`` in config.json; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = random_tensors(architecture, dtype, tied=tied) if tensors is None else tensors
     write_safetensors(folder / "model.safetensors", weights)

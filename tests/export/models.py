@@ -1,4 +1,4 @@
-"""Tiny models of several architectures, tied and untied, and llama.cpp's own answer to what they compute."""
+"""Tiny models of several architectures, tied and untied, and llama.cpp's logits for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_model(
     quant: str = "Q8_0",
     bias: bool = False,
 ) -> Path:
-    """Write a model with random weights; the seed is always the same."""
+    """Write a model with random weights from a fixed seed."""
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("tiny")
     writer.add_context_length(256)
@@ -96,7 +96,7 @@ def write_model(
 
 
 def loads(path: Path) -> bool:
-    """Whether llama.cpp loads the model, weights and all."""
+    """Whether llama.cpp loads the model with its weights."""
     pointer = _load(path)
     if pointer:
         load().api.llama_model_free(pointer)

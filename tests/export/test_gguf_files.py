@@ -29,7 +29,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 EVERY_THIRD = np.arange(0, VOCABULARY_SIZE, 3, dtype=np.int32)
 ALL = np.arange(VOCABULARY_SIZE, dtype=np.int32)
-HEAD = struct.pack("<Q", len("output.weight")) + b"output.weight"  # as tensor records begin
+HEAD = struct.pack("<Q", len("output.weight")) + b"output.weight"  # the start of a tensor record
 TOKENS = [1, 260, 270, 259, 40, 299, 2, 261]
 
 
@@ -43,14 +43,14 @@ def tensors(path: Path) -> dict[str, bytes]:
 
 
 def values(header: GgufHeader) -> dict[str, object]:
-    """Metadata in a form that can be compared across files."""
+    """Metadata without references to a file, for comparisons."""
     return {
         key: list(value.values()) if isinstance(value, GgufArray) else value for key, value in header.metadata.items()
     }
 
 
 def embeddings(folder: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
-    """What is fed instead of ``tokens``, as the manifest says."""
+    """The embeddings of ``tokens``, looked up as the manifest states."""
     table = json.loads((folder / "manifest.json").read_text())["embedding"]
     kind = gguf.GGMLQuantizationType[table["type"]]
     raw = np.frombuffer((folder / "embedding.bin").read_bytes(), dtype=np.uint8).reshape(table["rows"], -1)
@@ -63,7 +63,9 @@ def embeddings(folder: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("name", ["untied", "tied", "bias", "f32"])
-def test_kept_rows_and_all_other_tensors_are_the_sources_bytes(models: Path, tmp_path: Path, name: str) -> None:
+def test_a_trimmed_export_copies_kept_rows_and_other_tensors_unchanged(
+    models: Path, tmp_path: Path, name: str
+) -> None:
     source = models / f"{name}.gguf"
     manifest = trim(source, tmp_path / "out")
     before, after = tensors(source), tensors(tmp_path / "out" / "drafter.gguf")
@@ -78,12 +80,12 @@ def test_kept_rows_and_all_other_tensors_are_the_sources_bytes(models: Path, tmp
     ids = np.load(tmp_path / "out" / "ids.npy", allow_pickle=False)
     assert ids.dtype == np.int32
     assert ids.tolist() == EVERY_THIRD.tolist()
-    # No llama has a bias on its head; what llama.cpp refuses in the source, it refuses in the drafter.
+    # No llama has a bias on its head: llama.cpp refuses the source, and the drafter too.
     assert loads(tmp_path / "out" / "drafter.gguf") == loads(source) == (name != "bias")
     assert manifest["kept"] == len(EVERY_THIRD)
 
 
-def test_the_drafter_has_the_sources_metadata_without_its_tokenizer(models: Path, tmp_path: Path) -> None:
+def test_a_trimmed_drafter_keeps_the_metadata_but_not_the_tokenizer(models: Path, tmp_path: Path) -> None:
     trim(models / "tied.gguf", tmp_path / "out")
     before = values(read_header(models / "tied.gguf"))
     after = values(read_header(tmp_path / "out" / "drafter.gguf"))
@@ -91,14 +93,14 @@ def test_the_drafter_has_the_sources_metadata_without_its_tokenizer(models: Path
     assert after == {key: value for key, value in before.items() if not key.startswith("tokenizer.")} | changed
 
 
-def test_a_vocabulary_size_that_the_source_states_is_replaced(tmp_path: Path) -> None:
+def test_a_trimmed_export_replaces_a_stated_vocabulary_size(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "a.gguf", vocabulary=("▁", "a"))
     assert read_header(source).metadata["llama.vocab_size"] == 263
     trim(source, tmp_path / "out", np.arange(100, dtype=np.int32))
     assert read_header(tmp_path / "out" / "drafter.gguf").metadata["llama.vocab_size"] == 100
 
 
-def test_the_tokenizer_is_whole_and_loads_without_weights(models: Path, tmp_path: Path) -> None:
+def test_the_exported_tokenizer_is_complete_and_loads_without_weights(models: Path, tmp_path: Path) -> None:
     trim(models / "untied.gguf", tmp_path / "out")
     path = tmp_path / "out" / "tokenizer.gguf"
     assert read_header(path).tensors == ()
@@ -113,8 +115,10 @@ def test_the_tokenizer_is_whole_and_loads_without_weights(models: Path, tmp_path
     ("architecture", "tied"),
     [("llama", False), ("llama", True), ("gemma", True), ("gemma2", True), ("gemma3", False), ("gemma3", True)],
 )
-def test_fed_with_embeddings_it_computes_what_the_source_does(tmp_path: Path, architecture: str, tied: bool) -> None:
-    """Bit for bit with all rows; with fewer, kernels may sum another number of rows in another order."""
+def test_a_trimmed_drafter_fed_with_embeddings_computes_the_sources_logits(
+    tmp_path: Path, architecture: str, tied: bool
+) -> None:
+    """Bit-equal with all rows; with fewer rows, kernels may sum in another order."""
     source = write_model(tmp_path / "a.gguf", architecture, tied=tied)
     expected = logits(source, TOKENS)
     trim(source, tmp_path / "all", ALL)
@@ -126,7 +130,7 @@ def test_fed_with_embeddings_it_computes_what_the_source_does(tmp_path: Path, ar
     np.testing.assert_allclose(found, expected[:, EVERY_THIRD], atol=1e-5)
 
 
-def test_the_manifest_says_where_it_is_from_and_what_is_there(models: Path, tmp_path: Path) -> None:
+def test_the_manifest_of_a_trimmed_export_states_source_and_files(models: Path, tmp_path: Path) -> None:
     source = models / "untied.gguf"
     manifest = trim(source, tmp_path / "out", name="a name", sha256="ab" * 32, licence="MIT")
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
@@ -152,7 +156,7 @@ def test_the_manifest_says_where_it_is_from_and_what_is_there(models: Path, tmp_
         assert record == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def test_what_is_not_said_is_null(models: Path, tmp_path: Path) -> None:
+def test_facts_not_given_to_an_export_are_null_in_the_manifest(models: Path, tmp_path: Path) -> None:
     manifest = export_trimmed(models / "tied.gguf", tmp_path / "out", name="tiny", sha256=None, kept=ALL)
     assert manifest["licence"] is None
     assert manifest["source"]["sha256"] is None
@@ -161,7 +165,7 @@ def test_what_is_not_said_is_null(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_notes_are_what_the_manifest_says_about_trimming(models: Path, tmp_path: Path, whole: bool) -> None:
+def test_notes_become_the_trim_part_of_the_manifest(models: Path, tmp_path: Path, whole: bool) -> None:
     notes = {"ranked_by": "a text", "coverage_held_out": 0.98, "size_reasons": ("one", "two"), "forward_s": None}
     if whole:
         manifest = export_whole(models / "tied.gguf", tmp_path / "out", name="x", sha256=None, notes=notes)
@@ -172,7 +176,7 @@ def test_notes_are_what_the_manifest_says_about_trimming(models: Path, tmp_path:
 
 
 @pytest.mark.parametrize("notes", [{"a": float("nan")}, {"a": object()}])
-def test_notes_that_are_no_json_are_refused_before_anything_is_written(
+def test_notes_that_are_not_json_are_refused_before_any_write(
     models: Path, tmp_path: Path, notes: dict[str, Any]
 ) -> None:
     for export in (trim, lambda *a, **k: export_whole(*a, name="x", sha256=None, **k)):
@@ -181,7 +185,7 @@ def test_notes_that_are_no_json_are_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_may_be_replaced_can_be_asked_before(models: Path, tmp_path: Path) -> None:
+def test_check_destination_accepts_new_and_exported_folders_only(models: Path, tmp_path: Path) -> None:
     source = models / "tied.gguf"
     check_destination(source, tmp_path / "new")
     check_destination(source, tmp_path)
@@ -193,13 +197,13 @@ def test_what_may_be_replaced_can_be_asked_before(models: Path, tmp_path: Path) 
     with pytest.raises(InvalidRequestError, match="would be replaced"):
         check_destination(tmp_path / "out" / "model.gguf", tmp_path / "link")
     (tmp_path / "out" / "notes").write_text("mine")
-    with pytest.raises(InvalidRequestError, match="left as it is"):
+    with pytest.raises(InvalidRequestError, match="the folder is unchanged"):
         check_destination(source, tmp_path / "out")
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sets(st.integers(0, 99), min_size=1), st.integers(1, 9), st.integers(1, 64))
-def test_any_rows_are_read_whatever_the_window(
+def test_any_kept_rows_are_copied_for_any_read_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: set[int], row_bytes: int, chunk_bytes: int
 ) -> None:
     table = np.random.default_rng(row_bytes).integers(0, 256, (100, row_bytes), dtype=np.uint8)
@@ -213,7 +217,7 @@ def test_any_rows_are_read_whatever_the_window(
     assert max(map(len, pieces)) <= max(chunk_bytes, row_bytes)
 
 
-def test_copies_are_made_in_pieces(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_exports_copy_in_small_pieces(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trim(models / "untied.gguf", tmp_path / "a")
     monkeypatch.setattr(gguf_parts, "CHUNK_BYTES", 1000)
     trim(models / "untied.gguf", tmp_path / "b")
@@ -224,7 +228,7 @@ def test_copies_are_made_in_pieces(models: Path, tmp_path: Path, monkeypatch: py
 # ------------------------------------------------------------------------------------------ whole models
 
 
-def test_a_whole_model_is_a_copy_with_a_manifest(models: Path, tmp_path: Path) -> None:
+def test_exporting_a_whole_gguf_copies_it_and_adds_a_manifest(models: Path, tmp_path: Path) -> None:
     source = models / "tied.gguf"
     manifest = export_whole(source, tmp_path / "out", name="tiny", sha256=None)
     assert (tmp_path / "out" / "model.gguf").read_bytes() == source.read_bytes()
@@ -234,7 +238,7 @@ def test_a_whole_model_is_a_copy_with_a_manifest(models: Path, tmp_path: Path) -
     assert "embedding" not in manifest
 
 
-def test_a_requantised_model_loads_and_says_what_made_it(models: Path, tmp_path: Path) -> None:
+def test_a_requantised_export_loads_and_states_its_tools(models: Path, tmp_path: Path) -> None:
     manifest = export_whole(models / "f32.gguf", tmp_path / "out", name="tiny", sha256=None, quant="Q8_0")
     header = read_header(tmp_path / "out" / "model.gguf")
     assert manifest["quant"] == "q8_0"
@@ -246,7 +250,7 @@ def test_a_requantised_model_loads_and_says_what_made_it(models: Path, tmp_path:
     assert loads(tmp_path / "out" / "model.gguf")
 
 
-def test_a_trimmed_drafter_can_be_requantised_too(models: Path, tmp_path: Path) -> None:
+def test_a_trimmed_export_can_be_requantised(models: Path, tmp_path: Path) -> None:
     manifest = trim(models / "f32.gguf", tmp_path / "out", quant="q8_0", threads=2)
     assert manifest["embedding"]["type"] == "Q8_0"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*manifest["files"], "manifest.json"}
@@ -255,8 +259,10 @@ def test_a_trimmed_drafter_can_be_requantised_too(models: Path, tmp_path: Path) 
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.999
 
 
-def test_threads_and_room_for_requantising(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread unless told otherwise; a trimmed drafter needs room for the whole model beside it for a while."""
+def test_requantising_uses_the_given_threads_and_checks_disk_space(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default is one thread; a trimmed drafter temporarily also needs space for the whole model."""
     source, threads, room = models / "f32.gguf", [], []
 
     def recording(*arguments: Any, **more: Any) -> GgufHeader:
@@ -287,7 +293,7 @@ def test_threads_and_room_for_requantising(models: Path, tmp_path: Path, monkeyp
 # ------------------------------------------------------------------------------- progress and cancelling
 
 
-def test_progress_ends_at_the_total(models: Path, tmp_path: Path) -> None:
+def test_gguf_export_progress_ends_at_the_total(models: Path, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     manifest = trim(models / "untied.gguf", tmp_path / "out", progress=events.append)
     total = sum(record["bytes"] for record in manifest["files"].values())
@@ -298,7 +304,7 @@ def test_progress_ends_at_the_total(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 3, 10])
-def test_cancelling_leaves_nothing(models: Path, tmp_path: Path, after: int) -> None:
+def test_cancelling_a_gguf_export_leaves_no_files(models: Path, tmp_path: Path, after: int) -> None:
     asked = iter([False] * after)
     with pytest.raises(CancelledError):
         trim(models / "untied.gguf", tmp_path / "out", cancelled=lambda: next(asked, True))
@@ -321,20 +327,20 @@ def test_cancelling_leaves_nothing(models: Path, tmp_path: Path, after: int) -> 
         np.array([1, 2**40]),
     ],
 )
-def test_ids_that_are_none_are_refused(models: Path, tmp_path: Path, kept: npt.NDArray[Any]) -> None:
+def test_invalid_kept_ids_are_refused(models: Path, tmp_path: Path, kept: npt.NDArray[Any]) -> None:
     with pytest.raises(InvalidRequestError, match="to keep"):
         trim(models / "untied.gguf", tmp_path / "out", kept)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_quantisation_is_refused_before_anything_is_written(models: Path, tmp_path: Path) -> None:
+def test_an_unknown_quantisation_is_refused_before_any_write(models: Path, tmp_path: Path) -> None:
     for export in (trim, lambda *a, **k: export_whole(*a, name="x", sha256=None, **k)):
         with pytest.raises(InvalidRequestError, match="q3_7"):
             export(models / "untied.gguf", tmp_path / "new" / "out", quant="q3_7")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_broken_sources_are_refused_and_write_nothing(models: Path, tmp_path: Path) -> None:
+def test_exports_of_broken_ggufs_are_refused_and_write_nothing(models: Path, tmp_path: Path) -> None:
     data = (models / "untied.gguf").read_bytes()
     source = tmp_path / "in" / "a.gguf"
     source.parent.mkdir()
@@ -353,7 +359,7 @@ def test_broken_sources_are_refused_and_write_nothing(models: Path, tmp_path: Pa
         (b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokans", "no vocabulary"),
     ],
 )
-def test_sources_that_cannot_be_trimmed_are_refused(
+def test_ggufs_that_cannot_be_trimmed_are_refused(
     models: Path, tmp_path: Path, old: bytes, new: bytes, reason: str
 ) -> None:
     data = (models / "untied.gguf").read_bytes()
@@ -364,7 +370,7 @@ def test_sources_that_cannot_be_trimmed_are_refused(
         trim(source, tmp_path / "out")
 
 
-def test_a_table_that_is_looked_up_by_token_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_trimming_a_model_with_another_token_table_is_refused(tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf")
     source.write_bytes(source.read_bytes().replace(HEAD, HEAD.replace(b"output", b"second")))
     with pytest.raises(ModelFileError, match="looks up by token") as caught:
@@ -372,24 +378,24 @@ def test_a_table_that_is_looked_up_by_token_elsewhere_is_refused(tmp_path: Path)
     assert "without trimming" in (caught.value.hint or "")
 
 
-def test_a_head_with_other_rows_than_tokens_is_refused(tmp_path: Path) -> None:
+def test_trimming_a_head_whose_rows_differ_from_the_tokens_is_refused(tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf")
     data = bytearray(source.read_bytes())
-    at = data.index(HEAD) + len(HEAD) + 4 + 8  # past the number of dimensions and the first of them
+    at = data.index(HEAD) + len(HEAD) + 4 + 8  # after the dimension count and the first dimension
     struct.pack_into("<Q", data, at, VOCABULARY_SIZE - 1)
     source.write_bytes(data)
-    with pytest.raises(ModelFileError, match="no row for each"):
+    with pytest.raises(ModelFileError, match="lacks rows for"):
         trim(source, tmp_path / "out")
 
 
-def test_a_source_inside_the_folder_is_not_replaced(models: Path, tmp_path: Path) -> None:
+def test_an_export_never_replaces_the_folder_of_its_source(models: Path, tmp_path: Path) -> None:
     export_whole(models / "tied.gguf", tmp_path / "out", name="tiny", sha256=None)
     with pytest.raises(InvalidRequestError, match="would be replaced"):
         trim(tmp_path / "out" / "model.gguf", tmp_path / "out")
     assert (tmp_path / "out" / "model.gguf").is_file()
 
 
-def test_a_source_that_shrinks_meanwhile_is_an_error(models: Path, tmp_path: Path) -> None:
+def test_a_source_that_shrinks_during_the_export_raises(models: Path, tmp_path: Path) -> None:
     source = tmp_path / "in" / "a.gguf"
     source.parent.mkdir()
     source.write_bytes((models / "untied.gguf").read_bytes())
@@ -408,11 +414,11 @@ def test_a_source_that_shrinks_meanwhile_is_an_error(models: Path, tmp_path: Pat
 
 @pytest.fixture
 def split(models: Path, tmp_path: Path) -> Path:
-    """Any part but the first of the model ``tied``."""
+    """Any part except the first of the split model ``tied``."""
     return split_gguf(models / "tied.gguf", tmp_path / "set", tensors=9, name="tied")[1]
 
 
-def test_a_split_model_is_copied_into_one_file(models: Path, split: Path, tmp_path: Path) -> None:
+def test_exporting_a_split_model_writes_one_file(models: Path, split: Path, tmp_path: Path) -> None:
     manifest = export_whole(split, tmp_path / "out", name="tied", sha256=None)
     out, source = read_header(tmp_path / "out" / "model.gguf"), read_header(models / "tied.gguf")
     assert out.split == ()
@@ -423,7 +429,7 @@ def test_a_split_model_is_copied_into_one_file(models: Path, split: Path, tmp_pa
     assert logits(out.path, TOKENS).tobytes() == logits(source.path, TOKENS).tobytes()
 
 
-def test_a_trimmed_drafter_of_a_split_model(models: Path, split: Path, tmp_path: Path) -> None:
+def test_a_split_model_can_be_trimmed(models: Path, split: Path, tmp_path: Path) -> None:
     trim(models / "tied.gguf", tmp_path / "whole")
     trim(split, tmp_path / "split")
     for name in ("drafter.gguf", "embedding.bin", "ids.npy", "tokenizer.gguf"):
@@ -435,13 +441,13 @@ def test_a_trimmed_drafter_of_a_split_model(models: Path, split: Path, tmp_path:
             assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "split" / name).read_bytes()
 
 
-def test_a_split_model_is_requantised(split: Path, tmp_path: Path) -> None:
+def test_a_split_model_can_be_requantised(split: Path, tmp_path: Path) -> None:
     export_whole(split, tmp_path / "out", name="tied", sha256=None, quant="q8_0")
     assert read_header(tmp_path / "out" / "model.gguf").split == ()
     assert loads(tmp_path / "out" / "model.gguf")
 
 
-def test_a_part_that_became_shorter_meanwhile_is_told(
+def test_a_part_that_shrinks_during_the_export_raises(
     split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = read_header(split)

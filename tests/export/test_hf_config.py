@@ -52,7 +52,7 @@ def config(folder: Path, base: dict[str, Any] = LLAMA, /, **changes: Any) -> Mod
 # ------------------------------------------------------------------------------------------------ numbers
 
 
-def test_a_llama_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_llama_config_json_is_read(tmp_path: Path) -> None:
     assert config(tmp_path) == ModelConfig(
         architecture="llama",
         context_length=256,
@@ -72,7 +72,7 @@ def test_a_llama_is_read_as_it_is(tmp_path: Path) -> None:
     )
 
 
-def test_the_keys_are_those_of_the_architecture(tmp_path: Path) -> None:
+def test_gguf_keys_have_the_prefix_of_the_architecture(tmp_path: Path) -> None:
     assert config(tmp_path).metadata() == {
         "llama.block_count": 2,
         "llama.context_length": 256,
@@ -100,24 +100,26 @@ def test_the_keys_are_those_of_the_architecture(tmp_path: Path) -> None:
         ("Qwen3ForCausalLM", "qwen3", False, 0.0),
     ],
 )
-def test_architectures(tmp_path: Path, name: str, architecture: str, permutes: bool, offset: float) -> None:
+def test_transformers_classes_map_to_gguf_architectures(
+    tmp_path: Path, name: str, architecture: str, permutes: bool, offset: float
+) -> None:
     found = config(tmp_path, architectures=[name])
     assert (found.architecture, found.permutes_heads, found.norm_offset) == (architecture, permutes, offset)
 
 
-def test_gemma_adds_one_to_its_norms(tmp_path: Path) -> None:
+def test_gemma_norm_weights_get_an_offset_of_one(tmp_path: Path) -> None:
     found = config(tmp_path, GEMMA)
     assert (found.architecture, found.permutes_heads, found.norm_offset) == ("gemma3", False, 1.0)
 
 
-def test_the_model_type_stands_in_for_a_missing_class(tmp_path: Path) -> None:
+def test_model_type_is_used_if_config_json_has_no_class(tmp_path: Path) -> None:
     assert config(tmp_path, architectures="absent", model_type="qwen2").architecture == "qwen2"
     assert config(tmp_path, architectures=[], model_type="mistral").architecture == "llama"
     with pytest.raises(ModelFileError, match="architectures is missing"):
         config(tmp_path, architectures="absent", model_type="absent")
 
 
-def test_what_may_be_left_out(tmp_path: Path) -> None:
+def test_optional_members_of_config_json_get_defaults(tmp_path: Path) -> None:
     found = config(
         tmp_path,
         num_key_value_heads="absent",
@@ -143,7 +145,7 @@ def test_what_may_be_left_out(tmp_path: Path) -> None:
     assert (gemma.sliding_window, gemma.context_length, gemma.tied) == (4096, 131072, True)
 
 
-def test_the_text_part_of_a_model_with_more(tmp_path: Path) -> None:
+def test_the_text_config_of_a_multimodal_model_is_read(tmp_path: Path) -> None:
     text = {key: value for key, value in GEMMA.items() if key != "architectures"}
     found = config(tmp_path, {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
     assert found.multimodal
@@ -164,7 +166,7 @@ def test_the_text_part_of_a_model_with_more(tmp_path: Path) -> None:
         ({"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]}, 128),
     ],
 )
-def test_a_window_that_llama_cpp_does_not_know_bounds_the_context(
+def test_an_unsupported_sliding_window_limits_the_context_length(
     tmp_path: Path, changes: dict[str, Any], context: int
 ) -> None:
     found = config(tmp_path, **changes)
@@ -176,7 +178,7 @@ def test_a_window_that_llama_cpp_does_not_know_bounds_the_context(
 
 
 @pytest.mark.parametrize("name", ["Phi3ForCausalLM", "T5ForConditionalGeneration", "x" * 10_000])
-def test_an_unknown_architecture_names_those_that_are_known(tmp_path: Path, name: str) -> None:
+def test_an_unknown_architecture_is_refused_with_the_supported_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         config(tmp_path, architectures=[name])
     assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM" in caught.value.message
@@ -210,7 +212,7 @@ def test_an_unknown_architecture_names_those_that_are_known(tmp_path: Path, name
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, r"rope_scaling.factor is 0.5"),
     ],
 )
-def test_a_malformed_config_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_malformed_config_json_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelFileError) as caught:
         config(tmp_path, **changes)
     assert words in caught.value.message
@@ -229,10 +231,10 @@ def test_a_malformed_config_is_refused(tmp_path: Path, changes: dict[str, Any], 
         (LLAMA, {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "only a part"),
         (GEMMA, {"attn_logit_softcapping": 50.0}, "it states attn_logit_softcapping"),
         (GEMMA, {"final_logit_softcapping": 30.0}, "it states final_logit_softcapping"),
-        (GEMMA, {"use_bidirectional_attention": True}, "its attention looks ahead"),
+        (GEMMA, {"use_bidirectional_attention": True}, "its attention is bidirectional"),
         (GEMMA, {"query_pre_attn_scalar": 64}, "its queries are scaled by 64 instead of 32"),
-        (GEMMA, {"sliding_window_pattern": 4}, "every 4th layer attends to everything"),
-        (GEMMA, {"_sliding_window_pattern": 4}, "every 4th layer attends to everything"),
+        (GEMMA, {"sliding_window_pattern": 4}, "every 4th layer has full attention"),
+        (GEMMA, {"_sliding_window_pattern": 4}, "every 4th layer has full attention"),
         (GEMMA, {"layer_types": ["sliding_attention"] * 8}, "are not every sixth"),
         (GEMMA, {"rope_local_base_freq": 5000.0}, "rotary base of its sliding layers is 5000"),
         (GEMMA, {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_theta": 5000}}}, "is 5000"),
@@ -244,7 +246,7 @@ def test_a_malformed_config_is_refused(tmp_path: Path, changes: dict[str, Any], 
         (GEMMA, {"hidden_activation": "gelu"}, "its activation is 'gelu'"),
     ],
 )
-def test_what_llama_cpp_would_compute_differently_is_refused(
+def test_settings_that_llama_cpp_computes_differently_are_refused(
     tmp_path: Path, base: dict[str, Any], changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -253,12 +255,12 @@ def test_what_llama_cpp_would_compute_differently_is_refused(
     assert caught.value.hint
 
 
-def test_weights_that_are_quantised_already_are_refused(tmp_path: Path) -> None:
+def test_quantised_hugging_face_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="quantised already"):
         config(tmp_path, quantization_config={"quant_method": "gptq"})
 
 
-def test_a_gemma_with_its_pattern_spelled_out(tmp_path: Path) -> None:
+def test_a_gemma_with_listed_layer_types_is_read(tmp_path: Path) -> None:
     kinds = ["full_attention" if layer == 5 else "sliding_attention" for layer in range(8)]
     rope = {"full_attention": {"rope_theta": 2e6, "rope_type": "linear", "factor": 8}, "sliding_attention": {}}
     found = config(tmp_path, GEMMA, layer_types=kinds, sliding_window_pattern=6, rope_parameters=rope)
@@ -266,7 +268,7 @@ def test_a_gemma_with_its_pattern_spelled_out(tmp_path: Path) -> None:
     assert found.rope_scaling == RopeScaling(kind="linear", factor=8.0)
 
 
-def test_only_the_largest_gemma_scales_its_queries_by_the_embedding(tmp_path: Path) -> None:
+def test_only_the_largest_gemma_scales_queries_by_embedding_length(tmp_path: Path) -> None:
     changes = {"num_hidden_layers": 62, "query_pre_attn_scalar": 16}
     assert config(tmp_path, GEMMA, **changes).block_count == 62
     with pytest.raises(InvalidRequestError, match="scaled by 16 instead of 32"):
@@ -275,9 +277,9 @@ def test_only_the_largest_gemma_scales_its_queries_by_the_embedding(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "no such file"), ("[]", "not a JSON object"), ("{", "not valid JSON"), (" " * (2 << 20), "absurd")],
+    [(None, "no such file"), ("[]", "not a JSON object"), ("{", "not valid JSON"), (" " * (2 << 20), "too large")],
 )
-def test_a_config_that_is_none(tmp_path: Path, content: str | None, words: str) -> None:
+def test_a_missing_or_invalid_config_json_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelFileError, match=words):
@@ -287,14 +289,14 @@ def test_a_config_that_is_none(tmp_path: Path, content: str | None, words: str) 
 # ---------------------------------------------------------------------------------------- rotary positions
 
 
-def test_both_spellings_of_the_rotary_base(tmp_path: Path) -> None:
+def test_the_rotary_base_is_read_from_both_formats_of_transformers(tmp_path: Path) -> None:
     new = {"rope_type": "default", "rope_theta": 7000.0}
     assert config(tmp_path, rope_theta="absent", rope_parameters=new).rope_base == 7000.0
     assert config(tmp_path, rope_scaling=None).rope_base == 50000.0
     assert config(tmp_path, rope_scaling={"rope_type": "default"}).rope_scaling is None
 
 
-def test_linear_and_yarn_become_keys(tmp_path: Path) -> None:
+def test_linear_and_yarn_scaling_become_gguf_keys(tmp_path: Path) -> None:
     linear = config(tmp_path, rope_scaling={"type": "linear", "factor": 4}).metadata()
     assert linear["llama.rope.scaling.type"] == "linear"
     assert linear["llama.rope.scaling.factor"] == 4.0
@@ -322,13 +324,13 @@ LLAMA3 = {
 }
 
 
-def test_llama3_scaling_becomes_a_table(tmp_path: Path) -> None:
+def test_llama3_rope_scaling_becomes_a_table_of_factors(tmp_path: Path) -> None:
     found = config(tmp_path, head_dim=128, rope_theta=500000.0, rope_scaling=LLAMA3)
     factors = rope_factors(found)
     assert factors is not None
     assert (factors.dtype, factors.shape) == (np.float32, (64,))
     assert not [key for key in found.metadata() if ".scaling." in key]
-    # As Llama 3.1's code computes it, one frequency at a time.
+    # The formula of Llama 3.1's code, for one frequency at a time.
     for index, factor in enumerate(factors):
         frequency = 500000.0 ** (-2 * index / 128)
         wavelength = 2 * math.pi / frequency
@@ -345,7 +347,7 @@ def test_llama3_scaling_becomes_a_table(tmp_path: Path) -> None:
     assert ((factors > 1) & (factors < 8)).any()
 
 
-def test_llama3_scaling_that_makes_no_sense(tmp_path: Path) -> None:
+def test_invalid_llama3_rope_scaling_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="low_freq_factor 4 is not below high_freq_factor 4"):
         config(tmp_path, rope_scaling=LLAMA3 | {"low_freq_factor": 4.0})
     with pytest.raises(InvalidRequestError, match="scaled by 'llama3'"):

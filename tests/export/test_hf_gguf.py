@@ -97,7 +97,7 @@ def same_ids(left: Path, right: Path) -> None:
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-def test_a_model_comes_back_bit_for_bit(tmp_path: Path, quant: Any) -> None:
+def test_a_gguf_converted_to_hugging_face_and_back_has_the_same_bits(tmp_path: Path, quant: Any) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", quant=quant, seed=4)
     folder = write_hf_folder(source, tmp_path / "folder")
     manifest = export(folder, tmp_path / "out")
@@ -109,7 +109,7 @@ def test_a_model_comes_back_bit_for_bit(tmp_path: Path, quant: Any) -> None:
     assert array(made, "token_type") == array(source, "token_type")
     assert compare_vocabularies(read_header(source), read_header(made)) is None
     assert read_header(made).chat_template == read_header(source).chat_template
-    # The scores are other numbers in the same order, as far as pieces that merges make are concerned.
+    # The scores are other numbers, with the same order for pieces that merges make.
     tokens, before, after = array(source, "tokens"), array(source, "scores"), array(made, "scores")
     merged = [token for token, text in enumerate(tokens) if len(text) > 1 and after[token] > min(after)]
     assert len(merged) > 250
@@ -118,7 +118,7 @@ def test_a_model_comes_back_bit_for_bit(tmp_path: Path, quant: Any) -> None:
     same_ids(source, made)
 
 
-def test_the_model_that_comes_back_computes_the_same(tmp_path: Path) -> None:
+def test_a_gguf_converted_to_hugging_face_and_back_gives_equal_logits(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", seed=4)
     export(write_hf_folder(source, tmp_path / "folder"), tmp_path / "out")
     tokens = list(range(1, 200, 7))
@@ -126,7 +126,7 @@ def test_the_model_that_comes_back_computes_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_gemma_comes_back(tmp_path: Path, tied: bool) -> None:
+def test_a_gemma_gguf_survives_conversion_to_hugging_face_and_back(tmp_path: Path, tied: bool) -> None:
     source = write_model(tmp_path / "source.gguf", "gemma3", quant="F32", tied=tied)
     export(write_hf_folder(source, tmp_path / "folder"), tmp_path / "out")
     made = tmp_path / "out" / "model.gguf"
@@ -139,7 +139,7 @@ def test_a_gemma_comes_back(tmp_path: Path, tied: bool) -> None:
 
 @pytest.mark.models
 @pytest.mark.timeout(900)
-def test_smollm2_comes_back(tmp_path: Path) -> None:
+def test_smollm2_survives_conversion_to_hugging_face_and_back(tmp_path: Path) -> None:
     from edgespec.files.home import home
     from edgespec.store.catalogue import lookup
     from edgespec.store.store import Store
@@ -158,7 +158,7 @@ def test_smollm2_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_matrices_keep_their_type_and_their_bits(tmp_path: Path, dtype: str) -> None:
+def test_converted_matrices_keep_type_and_bits(tmp_path: Path, dtype: str) -> None:
     source = write_random_folder(tmp_path / "in", dtype=dtype)
     manifest = export(source, tmp_path / "out")
     header = read_header(tmp_path / "out" / "model.gguf")
@@ -175,7 +175,7 @@ def test_matrices_keep_their_type_and_their_bits(tmp_path: Path, dtype: str) -> 
     assert loads(tmp_path / "out" / "model.gguf")
 
 
-def test_rows_that_are_rotated_together_become_neighbours(tmp_path: Path) -> None:
+def test_rotary_pairs_of_a_llama_become_neighbouring_rows(tmp_path: Path) -> None:
     export(write_random_folder(tmp_path / "in"), tmp_path / "out")
     found, tensors = values(tmp_path / "out" / "model.gguf"), random_tensors("llama")
     for name, ours, heads in (("q", "attn_q", HEADS), ("k", "attn_k", KV_HEADS)):
@@ -191,7 +191,7 @@ def test_rows_that_are_rotated_together_become_neighbours(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "gemma3"])
-def test_other_architectures_keep_their_rows(tmp_path: Path, architecture: str) -> None:
+def test_architectures_other_than_llama_keep_the_order_of_rows(tmp_path: Path, architecture: str) -> None:
     export(write_random_folder(tmp_path / "in", architecture, tied=True), tmp_path / "out")
     found, tensors = values(tmp_path / "out" / "model.gguf"), random_tensors(architecture, tied=True)
     np.testing.assert_array_equal(found["blk.1.attn_q.weight"], tensors["model.layers.1.self_attn.q_proj.weight"][1])
@@ -204,7 +204,7 @@ def test_other_architectures_keep_their_rows(tmp_path: Path, architecture: str) 
     assert loads(tmp_path / "out" / "model.gguf")
 
 
-def test_biases_of_a_llama_are_permuted_with_their_rows(tmp_path: Path) -> None:
+def test_biases_of_a_llama_are_reordered_like_their_rows(tmp_path: Path) -> None:
     tensors = random_tensors("llama")
     bias = np.arange(HEADS * HEAD_WIDTH, dtype=np.float32)
     for layer in range(2):
@@ -215,18 +215,18 @@ def test_biases_of_a_llama_are_permuted_with_their_rows(tmp_path: Path) -> None:
     assert found[16:20].tolist() == [16, 24, 17, 25]
 
 
-def test_a_head_that_is_the_embedding_is_left_out(tmp_path: Path) -> None:
+def test_a_head_tied_to_the_embedding_is_not_written(tmp_path: Path) -> None:
     tensors = random_tensors("llama")
     export(write_random_folder(tmp_path / "in", tensors=tensors, tie_word_embeddings=True), tmp_path / "out")
     assert "output.weight" not in values(tmp_path / "out" / "model.gguf")
-    # Without a word about it, the weights decide.
+    # Without tie_word_embeddings, the weights decide.
     export(write_random_folder(tmp_path / "in", tensors=tensors, tie_word_embeddings=None), tmp_path / "out")
     assert "output.weight" in values(tmp_path / "out" / "model.gguf")
     export(write_random_folder(tmp_path / "in", tied=True, tie_word_embeddings=None), tmp_path / "out")
     assert "output.weight" not in values(tmp_path / "out" / "model.gguf")
 
 
-def test_llama3_scaling_is_a_tensor_that_llama_cpp_takes(tmp_path: Path) -> None:
+def test_llama_cpp_loads_the_tensor_of_llama3_rope_scaling(tmp_path: Path) -> None:
     scaling = {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -245,7 +245,7 @@ def test_llama3_scaling_is_a_tensor_that_llama_cpp_takes(tmp_path: Path) -> None
     assert (logits(made, tokens) != logits(tmp_path / "plain-out" / "model.gguf", tokens)).any()
 
 
-def test_shards_are_one_model(tmp_path: Path) -> None:
+def test_a_sharded_hugging_face_model_converts_like_a_single_file(tmp_path: Path) -> None:
     source, tensors = write_random_folder(tmp_path / "in"), random_tensors("llama")
     export(source, tmp_path / "one")
     (source / "model.safetensors").unlink()
@@ -263,7 +263,7 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prefix", "head"), [("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head.")]
 )
-def test_the_text_part_of_a_model_with_more(tmp_path: Path, prefix: str, head: str) -> None:
+def test_the_text_model_of_a_multimodal_folder_is_converted(tmp_path: Path, prefix: str, head: str) -> None:
     def renamed(name: str) -> str:
         return name.replace("lm_head.", head) if name.startswith("lm_head") else prefix + name.removeprefix("model.")
 
@@ -281,7 +281,7 @@ def test_the_text_part_of_a_model_with_more(tmp_path: Path, prefix: str, head: s
 # ------------------------------------------------------------------------------ the folder that is written
 
 
-def test_the_manifest(tmp_path: Path) -> None:
+def test_the_manifest_of_a_converted_folder_states_source_and_files(tmp_path: Path) -> None:
     source = write_random_folder(tmp_path / "in", dtype="BF16")
     manifest = export(source, tmp_path / "out", licence="Apache-2.0")
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
@@ -299,7 +299,7 @@ def test_the_manifest(tmp_path: Path) -> None:
     assert metadata["llama.vocab_size"] == ROWS
 
 
-def test_a_quantised_export(tmp_path: Path) -> None:
+def test_a_hugging_face_folder_can_be_quantised_during_conversion(tmp_path: Path) -> None:
     manifest = export(write_random_folder(tmp_path / "in", dtype="BF16"), tmp_path / "out", quant="q8", threads=2)
     header = read_header(tmp_path / "out" / "model.gguf")
     assert header.metadata["general.file_type"] == 7
@@ -310,14 +310,14 @@ def test_a_quantised_export(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "model.gguf"]
 
 
-def test_the_same_folder_gives_the_same_file(tmp_path: Path) -> None:
+def test_converting_the_same_folder_twice_gives_the_same_file(tmp_path: Path) -> None:
     source = write_random_folder(tmp_path / "in")
     export(source, tmp_path / "one")
     export(source, tmp_path / "two")
     assert (tmp_path / "one/model.gguf").read_bytes() == (tmp_path / "two/model.gguf").read_bytes()
 
 
-def test_progress_reaches_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversion_progress_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_gguf, "_TOLD_BYTES", 1)
     events: list[ProgressEvent] = []
     export(write_random_folder(tmp_path / "in"), tmp_path / "out", progress=events.append)
@@ -328,7 +328,7 @@ def test_progress_reaches_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(events) > 20
 
 
-def test_a_cancelled_export_leaves_nothing(tmp_path: Path) -> None:
+def test_a_cancelled_conversion_leaves_no_files(tmp_path: Path) -> None:
     asked: list[None] = []
 
     def cancelled() -> bool:
@@ -340,7 +340,7 @@ def test_a_cancelled_export_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_checks_disk_space_before_any_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_random_folder(tmp_path / "in")
     monkeypatch.setattr(disk, "free_bytes", lambda _path: disk.SLACK_BYTES + 4 * WIDTH * ROWS)
     with pytest.raises(DiskSpaceError):
@@ -348,7 +348,7 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_what_may_be_replaced(tmp_path: Path) -> None:
+def test_a_conversion_replaces_only_earlier_exports(tmp_path: Path) -> None:
     source = write_random_folder(tmp_path / "in")
     export(source, tmp_path / "out", name="one")
     export(source, tmp_path / "out", name="two")
@@ -368,7 +368,7 @@ def test_what_may_be_replaced(tmp_path: Path) -> None:
     ("arguments", "words"),
     [({"name": ""}, "needs a name"), ({"quant": "q99"}, "unknown quantisation"), ({"threads": 0}, "threads must be")],
 )
-def test_arguments_are_checked_first(tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_of_a_conversion_are_refused(tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         export(tmp_path / "nowhere", tmp_path / "out", **arguments)
 
@@ -377,7 +377,7 @@ def test_arguments_are_checked_first(tmp_path: Path, arguments: dict[str, Any], 
 
 
 def tensors_with(**changes: tuple[str, npt.NDArray[Any]] | None) -> Tensors:
-    """Weights of a llama with some replaced or (None) taken out; names with two underscores for dots."""
+    """Weights of a llama with ``changes`` (None: removed); two underscores in a name stand for a dot."""
     found = random_tensors("llama")
     for name, each in changes.items():
         if each is None:
@@ -400,7 +400,7 @@ ONE = np.zeros((1, 1), np.float32)
         (tensors_with(lm_head__weight=("F32", ONE)), r"has the shape [1, 1] and config.json says [265, 64]"),
     ],
 )
-def test_weights_that_do_not_fit_the_config(tmp_path: Path, tensors: Tensors, words: str) -> None:
+def test_weights_that_contradict_config_json_are_refused(tmp_path: Path, tensors: Tensors, words: str) -> None:
     with pytest.raises(ModelFileError) as caught:
         export(write_random_folder(tmp_path / "in", tensors=tensors), tmp_path / "out")
     assert words in caught.value.message
@@ -410,14 +410,14 @@ def test_weights_that_do_not_fit_the_config(tmp_path: Path, tensors: Tensors, wo
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        (tensors_with(model__more__weight=("F32", ONE)), "is none of the llama architecture's"),
-        (tensors_with(token_embd__weight=("F32", ONE)), "is none of the llama architecture's"),
-        (tensors_with(model__norm=("F32", ONE)), "is none of the llama architecture's"),
-        (tensors_with(model__norm__bias=("F32", ONE)), "llama.cpp has no place for tensor 'model.norm.bias'"),
+        (tensors_with(model__more__weight=("F32", ONE)), "does not belong to the llama architecture"),
+        (tensors_with(token_embd__weight=("F32", ONE)), "does not belong to the llama architecture"),
+        (tensors_with(model__norm=("F32", ONE)), "does not belong to the llama architecture"),
+        (tensors_with(model__norm__bias=("F32", ONE)), "llama.cpp does not use tensor 'model.norm.bias'"),
         (tensors_with(model__norm__weight=("I32", np.zeros(WIDTH, np.int32))), "is I32; only F32, F16 and BF16"),
     ],
 )
-def test_weights_that_cannot_be_converted(tmp_path: Path, tensors: Tensors, words: str) -> None:
+def test_weights_that_llama_cpp_does_not_support_are_refused(tmp_path: Path, tensors: Tensors, words: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         export(write_random_folder(tmp_path / "in", tensors=tensors), tmp_path / "out")
     assert words in caught.value.message
@@ -425,21 +425,21 @@ def test_weights_that_cannot_be_converted(tmp_path: Path, tensors: Tensors, word
     assert not (tmp_path / "out").exists()
 
 
-def test_a_qwen2_without_its_biases_is_refused(tmp_path: Path) -> None:
+def test_a_qwen2_without_biases_is_refused(tmp_path: Path) -> None:
     tensors = random_tensors("qwen2")
     del tensors["model.layers.1.self_attn.k_proj.bias"]
     with pytest.raises(ModelFileError, match=r"lack the tensor for blk\.1\.attn_k\.bias"):
         export(write_random_folder(tmp_path / "in", "qwen2", tensors=tensors), tmp_path / "out")
 
 
-def test_buffers_that_follow_from_the_config_are_ignored(tmp_path: Path) -> None:
+def test_buffers_of_old_transformers_releases_are_ignored(tmp_path: Path) -> None:
     tensors = random_tensors("llama")
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", np.zeros(8, np.float32))
     export(write_random_folder(tmp_path / "in", tensors=tensors), tmp_path / "out")
     assert loads(tmp_path / "out" / "model.gguf")
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_embedding_rows_is_refused(tmp_path: Path) -> None:
     source = write_random_folder(tmp_path / "in")
     document = json.loads((source / "tokenizer.json").read_text())
     document["model"]["vocab"]["more"] = ROWS
@@ -448,7 +448,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         export(source, tmp_path / "out")
 
 
-def test_what_looks_like_a_folder_of_transformers(tmp_path: Path) -> None:
+def test_a_folder_with_config_json_is_a_model_folder(tmp_path: Path) -> None:
     assert is_model_folder(write_random_folder(tmp_path / "in"))
     assert not is_model_folder(tmp_path)
     assert not is_model_folder(tmp_path / "in" / "config.json")

@@ -1,4 +1,4 @@
-"""Any value of any JSON file of a folder replaced by any other: one of our errors, or a model that is read."""
+"""Replaces any value in any JSON file of a folder: the result is an EdgespecError or a converted model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEMPLATE = {
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path to every value; of a long table only to the first few, which are all alike."""
+    """The path to every value; for a long table only to the first few values."""
     found = [path]
     if isinstance(document, dict | list):
         members = document.items() if isinstance(document, dict) else enumerate(document)
@@ -83,7 +83,7 @@ def read(folder: Path) -> None:
 )
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_replaced_value_is_an_error_of_ours_or_harmless(
+def test_any_replaced_json_value_raises_an_edgespec_error_or_converts(
     tmp_path: Path, kind: str, name: str, data: st.DataObject
 ) -> None:
     sound(tmp_path, kind)

@@ -35,7 +35,7 @@ def write(folder: Path, name: str, document: Any) -> None:
 # ---------------------------------------------------------------------------------------------- over bytes
 
 
-def test_tokens_types_and_merges_in_order(tmp_path: Path) -> None:
+def test_tokens_types_and_merges_keep_their_order(tmp_path: Path) -> None:
     found = changed(tmp_path)
     assert (found.model, found.pre, found.add_space_prefix, found.scores) == ("gpt2", "gpt-2", False, None)
     assert found.tokens[:4] == ("<|endoftext|>", "<|begin|>", "<|im_end|>", "!")
@@ -44,7 +44,7 @@ def test_tokens_types_and_merges_in_order(tmp_path: Path) -> None:
     assert found.merges == ("t h", "th e", "Ġ the", "i n", "e r", "Ġ a")
 
 
-def test_the_keys_of_a_gguf(tmp_path: Path) -> None:
+def test_a_converted_tokenizer_gives_the_gguf_keys(tmp_path: Path) -> None:
     found = changed(tmp_path, chat_template="{{ messages }}")
     values = found.metadata()
     assert list(values) == [
@@ -66,18 +66,18 @@ def test_the_keys_of_a_gguf(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
-def test_the_pre_tokenizer_is_told_by_its_structure(tmp_path: Path, pre: str) -> None:
+def test_the_pre_tokenizer_is_recognised_by_its_structure(tmp_path: Path, pre: str) -> None:
     assert changed(tmp_path, pre=pre).pre == pre
 
 
-def test_merges_as_pairs_are_those_as_strings(tmp_path: Path) -> None:
+def test_merges_are_read_as_pairs_and_as_strings(tmp_path: Path) -> None:
     def pairs(document: dict[str, Any]) -> None:
         document["model"]["merges"] = [merge.split(" ") for merge in document["model"]["merges"]]
 
     assert changed(tmp_path, pairs) == changed(tmp_path)
 
 
-def test_rows_without_a_token_are_unused_and_tokens_without_a_row_left_out(tmp_path: Path) -> None:
+def test_rows_without_token_are_unused_and_tokens_without_row_dropped(tmp_path: Path) -> None:
     def added(document: dict[str, Any]) -> None:
         document["added_tokens"].append({"id": ROWS + 1, "content": "<image>", "special": True})
 
@@ -94,19 +94,19 @@ def test_rows_without_a_token_are_unused_and_tokens_without_a_row_left_out(tmp_p
     [
         ("<tool_call>", False, USER_DEFINED),
         ("<tool_call>", True, CONTROL),
-        ("<|fim_prefix|>", False, CONTROL),  # Qwen declares its markers as ordinary
+        ("<|fim_prefix|>", False, CONTROL),  # Qwen does not declare its markers special
         ("<unused12>", False, CONTROL),
         ("<pad>", False, CONTROL),
         ("▁▁", False, USER_DEFINED),
     ],
 )
-def test_types_of_added_tokens(tmp_path: Path, text: str, special: bool, kind: int) -> None:
+def test_added_tokens_get_their_gguf_type(tmp_path: Path, text: str, special: bool, kind: int) -> None:
     token = {"id": ROWS, "content": text, "special": special}
     found = changed(tmp_path, lambda document: document["added_tokens"].append(token), rows=ROWS + 1)
     assert (found.tokens[ROWS], found.types[ROWS]) == (text, kind)
 
 
-def test_a_structure_that_is_not_known_is_refused() -> None:
+def test_an_unknown_pre_tokenizer_is_refused() -> None:
     known = byte_level("qwen2")
     normalizer, pre_tokenizer = known["normalizer"], known["pre_tokenizer"]
     split, plain = pre_tokenizer["pretokenizers"]
@@ -167,7 +167,7 @@ def sentencepiece(folder: Path, merges: list[str] | None = None, **changes: Any)
     return read_vocabulary(folder, 267)
 
 
-def test_sentencepiece_becomes_scores(tmp_path: Path) -> None:
+def test_sentencepiece_merges_become_scores(tmp_path: Path) -> None:
     found = sentencepiece(tmp_path)
     assert (found.model, found.pre, found.merges, found.add_space_prefix) == ("llama", "default", None, True)
     assert found.tokens == (*PIECES, "[PAD266]")
@@ -180,27 +180,27 @@ def test_sentencepiece_becomes_scores(tmp_path: Path) -> None:
     assert "tokenizer.ggml.merges" not in found.metadata()
 
 
-def test_merges_of_one_piece_must_stand_together(tmp_path: Path) -> None:
+def test_sentencepiece_merges_of_a_piece_must_be_adjacent(tmp_path: Path) -> None:
     pieces = (*PIECES, "bc")
     together = ["a b", "b c", "ab c", "a bc", "▁ ab"]
     assert sentencepiece(tmp_path, together, pieces=pieces).scores is not None
     apart = ["a b", "b c", "ab c", "▁ ab", "a bc"]
-    with pytest.raises(InvalidRequestError, match="the merges that make 'abc' are apart"):
+    with pytest.raises(InvalidRequestError, match="the merges that make 'abc' are not adjacent"):
         sentencepiece(tmp_path, apart, pieces=pieces)
-    # A token that is looked for in the text is never merged, so its merges do not matter.
+    # llama.cpp never merges a user-defined token, so its merges do not matter.
     added = [{"id": 265, "content": "abc", "special": False}]
     assert sentencepiece(tmp_path, apart, pieces=pieces, added=added).scores is not None
 
 
-def test_tokens_that_are_searched_have_plain_spaces(tmp_path: Path) -> None:
+def test_user_defined_tokens_have_plain_spaces(tmp_path: Path) -> None:
     added = [{"id": 266, "content": "▁▁x", "special": False}]
     found = sentencepiece(tmp_path, added=added)
     assert (found.tokens[266], found.types[266]) == ("  x", USER_DEFINED)
 
 
-def test_missing_bytes_are_refused(tmp_path: Path) -> None:
+def test_byte_fallback_without_all_byte_tokens_is_refused(tmp_path: Path) -> None:
     pieces = tuple("other" if piece == "<0x41>" else piece for piece in PIECES)
-    with pytest.raises(ModelFileError, match="falls back to bytes and lacks tokens for some"):
+    with pytest.raises(ModelFileError, match="falls back to bytes but lacks the tokens of some"):
         sentencepiece(tmp_path, pieces=pieces)
 
 
@@ -229,32 +229,34 @@ METASPACE = {"type": "Metaspace", "replacement": "▁", "split": False}
         (None, [], None),
     ],
 )
-def test_the_space_in_front(normalizer: Any, pre_tokenizer: Any, prefix: bool | None) -> None:
+def test_the_space_before_text_is_read_from_normalizer_or_pre_tokenizer(
+    normalizer: Any, pre_tokenizer: Any, prefix: bool | None
+) -> None:
     assert sentencepiece_prefix(normalizer, pre_tokenizer) is prefix
 
 
-def test_another_normalizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="not those of SentencePiece"):
+def test_an_unknown_sentencepiece_normalizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="differ from SentencePiece's"):
         sentencepiece(tmp_path, normalizer={"type": "NFKC"})
 
 
 # ------------------------------------------------------------------------------------------ special tokens
 
 
-def test_texts_count_before_numbers(tmp_path: Path) -> None:
+def test_a_special_tokens_text_takes_precedence_over_its_id(tmp_path: Path) -> None:
     write(tmp_path, "config.json", {"eos_token_id": 2, "bos_token_id": 2, "pad_token_id": 2})
     assert changed(tmp_path).special.ids == {"bos": 1, "eos": 0, "eot": 2, "padding": 2}
     assert changed(tmp_path, eos_token={"content": "<|im_end|>"}).special.ids["eos"] == 2
     assert changed(tmp_path, eos_token="no such token").special.ids["eos"] == 2
 
 
-def test_the_map_stands_in_for_the_config(tmp_path: Path) -> None:
+def test_special_tokens_map_is_used_if_tokenizer_config_is_silent(tmp_path: Path) -> None:
     write(tmp_path, "special_tokens_map.json", {"eos_token": "<|im_end|>", "pad_token": {"content": "<|begin|>"}})
     ids = changed(tmp_path, eos_token=None).special.ids
     assert (ids["eos"], ids["padding"]) == (2, 1)
 
 
-def test_numbers_of_a_model_with_more_than_text(tmp_path: Path) -> None:
+def test_special_token_ids_are_read_from_the_text_config(tmp_path: Path) -> None:
     write(tmp_path, "config.json", {"text_config": {"eos_token_id": [-1, 2, 10**6]}})
     assert changed(tmp_path, eos_token=None, bos_token=None).special.ids == {"eos": 2}
 
@@ -266,10 +268,12 @@ def test_numbers_of_a_model_with_more_than_text(tmp_path: Path) -> None:
         ([0, 2], "<|endoftext|>", 2),
         ([1, 2], "<|endoftext|>", 2),
         ([0, 1], "<|endoftext|>", 1),
-        ([2, 0, 1], "<|im_end|>", None),  # the turn's end is the end of sequence
+        ([2, 0, 1], "<|im_end|>", None),  # the end of a turn is also eos
     ],
 )
-def test_the_end_of_a_turn(tmp_path: Path, stops: list[int], eos: str, eot: int | None) -> None:
+def test_the_turn_end_is_chosen_from_the_stop_tokens(
+    tmp_path: Path, stops: list[int], eos: str, eot: int | None
+) -> None:
     write(tmp_path, "generation_config.json", {"eos_token_id": stops})
     assert changed(tmp_path, eos_token=eos).special.ids.get("eot") == eot
 
@@ -287,7 +291,7 @@ def test_the_end_of_a_turn(tmp_path: Path, stops: list[int], eos: str, eot: int 
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_is_put_around_a_text(
+def test_the_post_processor_decides_whether_bos_and_eos_are_added(
     tmp_path: Path, single: list[str | None] | None, config: dict[str, Any], bos: bool, eos: bool, nested: bool
 ) -> None:
     def change(document: dict[str, Any]) -> None:
@@ -303,12 +307,12 @@ def test_what_is_put_around_a_text(
 
 
 @pytest.mark.parametrize("value", [7, [], {"type": "Sequence"}, {"type": "TemplateProcessing", "single": [7, {}]}])
-def test_a_strange_post_processor_adds_nothing(tmp_path: Path, value: Any) -> None:
+def test_an_unknown_post_processor_adds_no_tokens(tmp_path: Path, value: Any) -> None:
     special = changed(tmp_path, lambda document: document.update(post_processor=value)).special
     assert (special.add_bos, special.add_eos) == (False, False)
 
 
-def test_no_end_at_all_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_an_end_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="names the token that ends an answer"):
         changed(tmp_path, eos_token=None)
 
@@ -323,14 +327,14 @@ def test_no_end_at_all_is_refused(tmp_path: Path) -> None:
         ("special_tokens_map.json", {"pad_token": {"content": 7}}),
     ],
 )
-def test_malformed_special_tokens(tmp_path: Path, name: str, document: Any) -> None:
+def test_malformed_special_token_files_are_refused(tmp_path: Path, name: str, document: Any) -> None:
     write(tmp_path, name, document)
     with pytest.raises(ModelFileError) as caught:
         changed(tmp_path, eos_token=None)
     assert name in caught.value.message
 
 
-def test_chat_templates_and_which_of_them_counts(tmp_path: Path) -> None:
+def test_the_chat_template_file_takes_precedence(tmp_path: Path) -> None:
     assert changed(tmp_path).special.chat_template is None
     assert changed(tmp_path, chat_template="old").special.chat_template == "old"
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
@@ -340,10 +344,10 @@ def test_chat_templates_and_which_of_them_counts(tmp_path: Path) -> None:
     assert changed(tmp_path, chat_template="old").special.chat_template == "{{ 'neu' }}é"
 
 
-def test_bad_chat_templates(tmp_path: Path) -> None:
+def test_invalid_chat_templates_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="chat_template is 7"):
         changed(tmp_path, chat_template=7)
-    with pytest.raises(ModelFileError, match="chat_template is absurd"):
+    with pytest.raises(ModelFileError, match="chat_template is too long"):
         changed(tmp_path, chat_template="x" * (1 << 20) + "x")
     (tmp_path / "chat_template.jinja").write_bytes(b"ab\xff")
     with pytest.raises(ModelFileError, match=r"not valid UTF-8 \(at byte 2\)"):
@@ -363,10 +367,10 @@ def model(**changes: Any) -> Change:
         (lambda document: document.pop("model"), "model is missing"),
         (model(vocab=[]), "model.vocab is a list"),
         (model(vocab={}), "model.vocab is a dict"),
-        (model(vocab={"a": "0"}), "'0' is no token's id"),
-        (model(vocab={"a": -1}), "-1 is no token's id"),
-        (model(vocab={"a": True}), "True is no token's id"),
-        (model(vocab={"a": 2**40}), "is no token's id"),
+        (model(vocab={"a": "0"}), "'0' is not a token id"),
+        (model(vocab={"a": -1}), "-1 is not a token id"),
+        (model(vocab={"a": True}), "True is not a token id"),
+        (model(vocab={"a": 2**40}), "is not a token id"),
         (model(vocab={"a": 7, "b": 7}, merges=[]), "two tokens have the id 7"),
         (model(vocab={"": 7}), "token 7 has no text"),
         (model(vocab={"x" * 4097: 7}), "token 7 has no text of 1 to 4096 characters"),
@@ -377,17 +381,17 @@ def model(**changes: Any) -> Change:
         (model(merges=["t"]), "a merge is not two pieces"),
         (model(merges=["t h e"]), "a merge is not two pieces"),
         (model(merges=[["t", 7]]), "a merge is not two pieces"),
-        (model(merges=["q q"]), "not one of tokens to a token"),
-        (model(merges=["t nothing"]), "not one of tokens to a token"),
+        (model(merges=["q q"]), "does not join two tokens into a token"),
+        (model(merges=["t nothing"]), "does not join two tokens into a token"),
         (lambda document: document.update(added_tokens={}), "added_tokens is a dict"),
         (lambda document: document.update(added_tokens=[7]), "added_tokens is a list"),
         (lambda document: document["added_tokens"].append({"id": 5, "content": "x"}), "two tokens have the id 5"),
-        (lambda document: document["added_tokens"].append({"id": "5", "content": "x"}), "'5' is no token's id"),
+        (lambda document: document["added_tokens"].append({"id": "5", "content": "x"}), "'5' is not a token id"),
         (lambda document: document["added_tokens"].append({"id": 5}), "token 5 has no text"),
         (lambda document: document["added_tokens"].append({"id": ROWS, "content": "the"}), "the same token"),
     ],
 )
-def test_a_malformed_tokenizer_is_refused(tmp_path: Path, change: Change, words: str) -> None:
+def test_a_malformed_tokenizer_json_is_refused(tmp_path: Path, change: Change, words: str) -> None:
     with pytest.raises(ModelFileError) as caught:
         changed(tmp_path, change, rows=ROWS + 1)
     assert words in caught.value.message
@@ -400,18 +404,18 @@ def test_a_malformed_tokenizer_is_refused(tmp_path: Path, change: Change, words:
         (model(type="Unigram"), "its model is 'Unigram', not BPE"),
         (model(continuing_subword_prefix="##"), "it has a continuing_subword_prefix"),
         (model(end_of_word_suffix="</w>"), "it has a end_of_word_suffix"),
-        (model(ignore_merges=True), "none of those known"),
-        (lambda document: document.update(pre_tokenizer=None), "none of those known"),
+        (model(ignore_merges=True), "are not known"),
+        (lambda document: document.update(pre_tokenizer=None), "are not known"),
     ],
 )
-def test_a_tokenizer_that_llama_cpp_does_not_know_is_refused(tmp_path: Path, change: Change, words: str) -> None:
+def test_a_tokenizer_that_llama_cpp_cannot_reproduce_is_refused(tmp_path: Path, change: Change, words: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         changed(tmp_path, change)
     assert words in caught.value.message
     assert caught.value.hint
 
 
-def test_a_folder_with_the_older_tokenizer_alone_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_folder_with_only_tokenizer_model_gives_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="no such file"):
         read_vocabulary(tmp_path, 1)
     (tmp_path / "tokenizer.model").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""A source with a byte of its header flipped, cut anywhere, or announcing anything: an error of ours, or a result."""
+"""Sources with flipped header bytes, truncated, or with huge counts: the result is an EdgespecError or an export."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from edgespec.files.gguf.token_rows import always_kept, kept_ids
 from edgespec.files.trimmed_drafter import read_artefact
 
 ROWS = 280
-# Far above the second that a check may take, so that a busy machine fails nothing.
+# Far above the second that a check may take, so that tests pass on a busy machine.
 CHECK_S = 10.0
 
 
 def export(source: Path, folder: Path) -> bool:
-    """Whether the source was exported, as the command does it; what is not of ours goes through."""
+    """Whether the source was exported; exceptions other than EdgespecError propagate."""
     started, refusal = time.perf_counter(), None
     try:
         header = read_header(source)
@@ -37,7 +37,7 @@ def export(source: Path, folder: Path) -> bool:
         assert refusal.message
         assert list(folder.glob(".*")) == []
         return False
-    with contextlib.suppress(EdgespecError):  # nonsense that could be copied may still be refused by who reads it
+    with contextlib.suppress(EdgespecError):  # the reader may refuse an invalid export
         read_artefact(folder / "trimmed")
     shutil.rmtree(folder)
     return True
@@ -54,12 +54,14 @@ def header_bytes(models: Path) -> int:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_flipped_bytes(data: bytes, header_bytes: int, tmp_path: Path, seed: int) -> None:
+def test_a_source_with_flipped_bytes_raises_an_edgespec_error_or_exports(
+    data: bytes, header_bytes: int, tmp_path: Path, seed: int
+) -> None:
     source, place = tmp_path / "a.gguf", random.Random(seed)
     refused = 0
     for attempt in range(60):
         spoilt = bytearray(data)
-        # Half of them among the counts and the first keys, where they mean most.
+        # Half of the flips hit the counts and the first keys, which matter most.
         end = header_bytes if attempt % 2 else 400
         for _ in range(place.choice([1, 1, 3])):
             spoilt[place.randrange(end)] ^= 1 << place.randrange(8)
@@ -69,7 +71,7 @@ def test_flipped_bytes(data: bytes, header_bytes: int, tmp_path: Path, seed: int
     assert 0 < refused < 60
 
 
-def test_truncation(data: bytes, header_bytes: int, tmp_path: Path) -> None:
+def test_a_truncated_source_raises_an_edgespec_error(data: bytes, header_bytes: int, tmp_path: Path) -> None:
     source, place = tmp_path / "a.gguf", random.Random(9)
     ends = [place.randrange(header_bytes) for _ in range(20)] + [place.randrange(header_bytes, len(data) - 32)] * 5
     for end in ends:
@@ -79,7 +81,7 @@ def test_truncation(data: bytes, header_bytes: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [8, 16], ids=["tensors", "keys"])
 @pytest.mark.parametrize("count", [0, 2**16, 2**31, 2**32 + 1, 2**63, 2**64 - 1])
-def test_absurd_counts(data: bytes, tmp_path: Path, offset: int, count: int) -> None:
+def test_implausible_counts_in_a_source_are_refused(data: bytes, tmp_path: Path, offset: int, count: int) -> None:
     spoilt = bytearray(data)
     struct.pack_into("<Q", spoilt, offset, count)
     (tmp_path / "a.gguf").write_bytes(spoilt)
@@ -87,9 +89,9 @@ def test_absurd_counts(data: bytes, tmp_path: Path, offset: int, count: int) -> 
 
 
 @pytest.mark.parametrize("count", [0, 2**16, 2**40, 2**64 - 1])
-def test_absurd_sizes_of_the_vocabulary(data: bytes, tmp_path: Path, count: int) -> None:
+def test_an_implausible_vocabulary_size_is_refused(data: bytes, tmp_path: Path, count: int) -> None:
     key = b"tokenizer.ggml.tokens"
-    at = data.index(key) + len(key) + 4 + 4  # past the types of the value and of its elements
+    at = data.index(key) + len(key) + 4 + 4  # after the value type and the element type
     spoilt = bytearray(data)
     struct.pack_into("<Q", spoilt, at, count)
     (tmp_path / "a.gguf").write_bytes(spoilt)

@@ -1,4 +1,4 @@
-"""The folder that an ONNX export leaves, and that it leaves nothing else."""
+"""The folder that an ONNX export writes, and failures that write nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def names(folder: Path) -> list[str]:
 # --------------------------------------------------------------------------------------------- what is written
 
 
-def test_the_folder_and_its_manifest(source: Path, tmp_path: Path) -> None:
+def test_an_onnx_export_writes_four_files_and_a_manifest(source: Path, tmp_path: Path) -> None:
     manifest = export(source, tmp_path / "out", licence="MIT")
     assert names(tmp_path / "out") == sorted([*FILES, "manifest.json"])
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
@@ -82,14 +82,14 @@ def test_the_folder_and_its_manifest(source: Path, tmp_path: Path) -> None:
     assert compare_vocabularies(header, read_header(tmp_path / "out" / "tokenizer.gguf")) is None
 
 
-def test_defaults(source: Path, tmp_path: Path) -> None:
+def test_an_onnx_export_keeps_precision_and_all_rows_by_default(source: Path, tmp_path: Path) -> None:
     manifest = export_onnx(source, tmp_path / "out", name="tiny", sha256=None)
     assert (manifest["quant"], manifest["kept"], manifest["licence"]) == ("keep", None, None)
     assert manifest["source"]["sha256"] is None
 
 
 @pytest.mark.parametrize("kept", [None, KEPT])
-def test_our_own_reader_reads_it(source: Path, tmp_path: Path, kept: Any) -> None:
+def test_the_onnx_reader_accepts_an_onnx_export(source: Path, tmp_path: Path, kept: Any) -> None:
     export(source, tmp_path / "out", kept=kept)
     artefact = read_onnx_folder(tmp_path / "out")
     assert artefact.vocabulary_size == VOCABULARY_SIZE
@@ -99,18 +99,20 @@ def test_our_own_reader_reads_it(source: Path, tmp_path: Path, kept: Any) -> Non
         assert artefact.ids.tolist() == KEPT.tolist()
 
 
-def test_the_same_source_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
+def test_exporting_the_same_source_to_onnx_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
     first, second = export(source, tmp_path / "a", kept=KEPT), export(source, tmp_path / "b", kept=KEPT)
     assert first == second
 
 
-def test_small_pieces_give_the_same_bytes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_weights_do_not_depend_on_the_piece_size(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = export(source, tmp_path / "a", kept=KEPT)
     monkeypatch.setattr(onnx_export, "_CHUNK_WEIGHTS", 200)
     assert export(source, tmp_path / "b", kept=KEPT) == whole
 
 
-def test_an_earlier_export_is_replaced_and_anything_else_is_not(source: Path, tmp_path: Path) -> None:
+def test_an_onnx_export_replaces_only_earlier_exports(source: Path, tmp_path: Path) -> None:
     export(source, tmp_path / "out")
     assert export(source, tmp_path / "out", quant="q4")["quant"] == "q4"
     assert names(tmp_path) == ["out"]
@@ -123,7 +125,7 @@ def test_an_earlier_export_is_replaced_and_anything_else_is_not(source: Path, tm
 # ------------------------------------------------------------------------------------- progress, cancellation
 
 
-def test_progress_ends_at_the_size_of_the_data(source: Path, tmp_path: Path) -> None:
+def test_onnx_export_progress_ends_at_the_size_of_the_data(source: Path, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     manifest = export(source, tmp_path / "out", progress=events.append)
     total = manifest["files"]["model.onnx.data"]["bytes"]
@@ -137,7 +139,7 @@ def test_progress_ends_at_the_size_of_the_data(source: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("after", [0, 5, 40])
-def test_a_cancelled_export_leaves_nothing(source: Path, tmp_path: Path, after: int) -> None:
+def test_a_cancelled_onnx_export_leaves_no_files(source: Path, tmp_path: Path, after: int) -> None:
     asked = []
 
     def cancelled() -> bool:
@@ -149,7 +151,7 @@ def test_a_cancelled_export_leaves_nothing(source: Path, tmp_path: Path, after: 
     assert names(tmp_path) == []
 
 
-def test_what_the_progress_callback_raises_ends_the_export(source: Path, tmp_path: Path) -> None:
+def test_an_exception_of_the_progress_callback_ends_the_export(source: Path, tmp_path: Path) -> None:
     def stop(_event: ProgressEvent) -> None:
         raise KeyboardInterrupt
 
@@ -161,7 +163,7 @@ def test_what_the_progress_callback_raises_ends_the_export(source: Path, tmp_pat
 # ------------------------------------------------------------------------------------------------- refusals
 
 
-def test_a_full_disk_says_so_before_anything_is_written(
+def test_an_onnx_export_checks_disk_space_before_any_write(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda _path: 1000)
@@ -171,21 +173,21 @@ def test_a_full_disk_says_so_before_anything_is_written(
     assert names(tmp_path) == []
 
 
-def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+def test_nan_or_infinite_weights_are_refused_by_the_onnx_export(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", poison=True)
     for quant in ("keep", "q4"):
-        with pytest.raises(ModelFileError, match=r"ffn_up\.weight holds weights that are no finite numbers"):
+        with pytest.raises(ModelFileError, match=r"ffn_up\.weight holds weights that are not finite numbers"):
             export(source, tmp_path / "out", quant=quant)
     assert names(tmp_path) == ["source.gguf"]
 
 
-def test_positions_that_are_no_numbers(tmp_path: Path) -> None:
+def test_a_rotary_base_that_gives_nan_is_refused(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", rope_factors=0.0)
     with pytest.raises(ModelFileError, match="rotary"):
         export(source, tmp_path / "out")
 
 
-def test_a_source_inside_the_folder(source: Path, tmp_path: Path) -> None:
+def test_an_onnx_export_into_the_folder_of_its_source_is_refused(source: Path, tmp_path: Path) -> None:
     inside = tmp_path / "source.gguf"
     inside.write_bytes(source.read_bytes())
     with pytest.raises(InvalidRequestError, match="would be replaced"):
@@ -193,19 +195,21 @@ def test_a_source_inside_the_folder(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [[], [3, 2], [1, 1], [-1], [VOCABULARY_SIZE]])
-def test_ids_that_cannot_be_kept(source: Path, tmp_path: Path, kept: list[int]) -> None:
+def test_invalid_kept_ids_are_refused_by_the_onnx_export(source: Path, tmp_path: Path, kept: list[int]) -> None:
     with pytest.raises(InvalidRequestError):
         export(source, tmp_path / "out", kept=np.array(kept, dtype=np.int32))
     assert names(tmp_path) == []
 
 
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+def test_an_onnx_export_of_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUX" + bytes(100))
     with pytest.raises(ModelFileError, match="bad magic"):
         export(tmp_path / "a.gguf", tmp_path / "out")
 
 
-def test_without_the_package_onnx(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_onnx_export_without_the_onnx_package_gives_the_install_command(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "edgespec.export.onnx.graph", raising=False)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(RuntimeUnavailableError, match="package onnx") as raised:

@@ -1,4 +1,4 @@
-"""A Hugging Face folder exported to ONNX by a worker that delivers our own graph, and what can go wrong."""
+"""Exports of a Hugging Face folder to ONNX with a fake worker that returns a prepared graph, and their failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PYTHON = Path(sys.executable)
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source folder, and ``prepared`` beside it: what the worker leaves."""
+    """A folder with ``source`` and ``prepared``, the worker's output."""
     place = tmp_path_factory.mktemp("sound")
     write_folder(place / "source")
     (place / "prepared").mkdir()
@@ -46,7 +46,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy to damage, and a worker that delivers it."""
+    """A copy to damage, and a fake worker that returns it."""
     for name in ("source", "prepared"):
         shutil.copytree(sound / name, tmp_path / name)
     worker = write_fake_worker(tmp_path / "worker.py", tmp_path / "prepared")
@@ -69,7 +69,7 @@ def edit_config(place: Path, **values: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
 
 
-def test_what_is_written(place: Path) -> None:
+def test_an_onnx_export_of_a_folder_writes_graph_weights_and_manifest(place: Path) -> None:
     events: list[ProgressEvent] = []
     manifest = export(place, licence="MIT", progress=events.append)
     assert manifest == json.loads((place / "out" / "manifest.json").read_text())
@@ -93,7 +93,7 @@ def test_what_is_written(place: Path) -> None:
     assert left(place) == ["out"]
 
 
-def test_the_tokenizer_beside_it_reads_text_as_the_source_does(place: Path) -> None:
+def test_the_exported_tokenizer_splits_text_like_the_source(place: Path) -> None:
     export(place)
     source = read_header(read_onnx_folder(place / "out").tokenizer_header.path)
     assert not source.tensors
@@ -108,12 +108,12 @@ def test_the_tokenizer_beside_it_reads_text_as_the_source_does(place: Path) -> N
         vocabulary.close()
 
 
-def test_an_earlier_export_is_replaced_and_nothing_else(place: Path) -> None:
+def test_an_onnx_export_of_a_folder_replaces_only_earlier_exports(place: Path) -> None:
     export(place)
     before = (place / "out" / "model.onnx.data").read_bytes()
     export(place, quant="q4")
     assert json.loads((place / "out" / "manifest.json").read_text())["quant"] == "q4"
-    assert (place / "out" / "model.onnx.data").read_bytes() == before  # this worker quantises nothing
+    assert (place / "out" / "model.onnx.data").read_bytes() == before  # the fake worker does not quantise
     (place / "out" / "mine").write_text("precious")
     with pytest.raises(InvalidRequestError, match="mine"):
         export(place)
@@ -121,7 +121,9 @@ def test_an_earlier_export_is_replaced_and_nothing_else(place: Path) -> None:
         export_folder_to_onnx(place / "source", place / "source", name="tiny", home=Home(place), python=PYTHON)
 
 
-def test_without_an_interpreter_the_environment_is_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_interpreter_the_optimum_environment_is_created(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     homes: list[Home] = []
 
     def prepare(home: Home, **_more: Any) -> Path:
@@ -134,13 +136,15 @@ def test_without_an_interpreter_the_environment_is_made(place: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("name", "quant", "words"), [("", "keep", "name"), ("tiny", "q5_k_m", "q5_k_m")])
-def test_bad_requests(place: Path, name: str, quant: str, words: str) -> None:
+def test_invalid_arguments_of_a_folder_export_are_refused(place: Path, name: str, quant: str, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         export(place, name=name, quant=quant)
     assert left(place) == []
 
 
-def test_without_the_package_onnx_it_is_a_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_export_without_the_onnx_package_raises_an_error(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(RuntimeUnavailableError, match="needs the package onnx") as raised:
         export(place)
@@ -166,7 +170,7 @@ WORKERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", WORKERS)
-def test_whatever_the_worker_leaves_nothing_half_written_stays(place: Path, damage: str) -> None:
+def test_a_bad_worker_result_leaves_no_incomplete_export(place: Path, damage: str) -> None:
     export(place)
     before = (place / "out" / "manifest.json").read_bytes()
     WORKERS[damage](place)
@@ -199,7 +203,7 @@ SOURCES: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("damage", SOURCES)
-def test_sources_that_cannot_be_exported(place: Path, damage: str) -> None:
+def test_hugging_face_folders_that_cannot_be_exported_are_refused(place: Path, damage: str) -> None:
     change, error, words = SOURCES[damage]
     change(place)
     with pytest.raises(error) as raised:
@@ -208,7 +212,7 @@ def test_sources_that_cannot_be_exported(place: Path, damage: str) -> None:
     assert left(place) == []
 
 
-def test_a_full_disk_is_said_before_the_worker_starts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_space_is_checked_before_the_worker_starts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda _path: 1000)
     events: list[ProgressEvent] = []
     with pytest.raises(DiskSpaceError):
@@ -218,7 +222,7 @@ def test_a_full_disk_is_said_before_the_worker_starts(place: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("stage", ["converting the model", "writing"])
-def test_cancelled_anywhere_it_leaves_nothing(place: Path, stage: str) -> None:
+def test_a_folder_export_cancelled_at_any_stage_leaves_no_files(place: Path, stage: str) -> None:
     seen: set[str] = set()
     with pytest.raises(CancelledError):
         export(place, progress=lambda event: seen.add(event.stage), cancelled=lambda: stage in seen)
@@ -237,12 +241,12 @@ def write_config(folder: Path, **values: Any) -> Path:
 GPT2 = {"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
 
 
-def test_a_model_that_llama_cpp_knows_by_another_name(tmp_path: Path) -> None:
+def test_transformers_model_types_map_to_llama_cpp_architectures(tmp_path: Path) -> None:
     found = describe_folder(write_config(tmp_path, **GPT2))
     assert (found.model_type, found.architecture, found.context_length) == ("gpt2", "gpt2", 1024)
     assert (found.vocabulary_size, found.embedding_length, found.head_count) == (50257, 768, 12)
     assert describe_folder(write_config(tmp_path, **{**GPT2, "model_type": "gpt_neox"})).architecture == "gptneox"
-    # Only its tokenizer is read by llama.cpp, and that under any name it knows.
+    # llama.cpp reads only the tokenizer, under any known architecture.
     assert describe_folder(write_config(tmp_path, **{**GPT2, "model_type": "opt"})).architecture == "llama"
 
 
@@ -256,12 +260,12 @@ def test_a_model_that_llama_cpp_knows_by_another_name(tmp_path: Path) -> None:
         ({"sliding_window": 4096}, 1024),
     ],
 )
-def test_a_window_that_nobody_traced_is_where_the_context_ends(
+def test_an_untested_sliding_window_limits_the_context_length(
     tmp_path: Path, more: dict[str, Any], tokens: int
 ) -> None:
     assert describe_folder(write_config(tmp_path, **{**GPT2, "model_type": "phi3", **more})).context_length == tokens
 
 
-def test_the_text_part_of_a_larger_model(tmp_path: Path) -> None:
+def test_the_text_config_of_a_multimodal_folder_is_described(tmp_path: Path) -> None:
     found = describe_folder(write_config(tmp_path, model_type="gemma3", text_config=GPT2))
     assert (found.model_type, found.embedding_length) == ("gemma3", 768)

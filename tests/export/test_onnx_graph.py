@@ -1,4 +1,4 @@
-"""The ONNX graph computes what llama.cpp computes from the same GGUF."""
+"""The ONNX graph gives the logits that llama.cpp computes from the same GGUF."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ def spread(logits: npt.NDArray[np.float32]) -> float:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("tied", [False, True])
-def test_float_weights_give_llama_cpps_logits(architecture: str, tied: bool, tmp_path: Path) -> None:
+def test_an_onnx_graph_with_float_weights_gives_llama_cpps_logits(
+    architecture: str, tied: bool, tmp_path: Path
+) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", architecture, tied=tied)
     wanted = llama_logits(source, TOKENS)
     found = graph_logits(exported(source, tmp_path / "out"))
     assert spread(wanted) > 0.5
-    # llama.cpp looks GELU up in a table of float16 numbers; everything else is float32 on both sides.
+    # llama.cpp computes GELU with a float16 table; all other operations are float32 in both runtimes.
     np.testing.assert_allclose(found, wanted, atol=2e-2 if architecture == "gemma3" else 1e-3)
     assert (found.argmax(axis=1) == wanted.argmax(axis=1)).all()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_0"])
-def test_exact_block_types_are_no_further_from_the_truth_than_llama_cpp(
-    architecture: str, quant: str, tmp_path: Path
-) -> None:
-    """The truth: the same weights as float32. Both round activations to 8 bits, each in its own way."""
+def test_onnx_block_types_are_as_accurate_as_llama_cpp(architecture: str, quant: str, tmp_path: Path) -> None:
+    """The reference has the same weights as float32. Both runtimes round activations to 8 bits, in different ways."""
     shape: dict[str, Any] = {"quant": quant, "head_quant": "Q8_0", "tied": architecture == "gemma3"}
     source = write_tiny_model(tmp_path / "source.gguf", architecture, **shape)
     truth = llama_logits(write_tiny_model(tmp_path / "f32.gguf", architecture, **shape, dequantised=True), TOKENS)
@@ -79,7 +79,7 @@ def test_exact_block_types_are_no_further_from_the_truth_than_llama_cpp(
 
 
 @pytest.mark.parametrize("quant", ["Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16"])
-def test_other_types_kept_lose_next_to_nothing(quant: str, tmp_path: Path) -> None:
+def test_other_types_rounded_to_8_bits_change_logits_little(quant: str, tmp_path: Path) -> None:
     shape: dict[str, Any] = {"quant": quant, "width": 256, "feed_forward": 256, "layers": 2, "head_length": 64}
     source = write_tiny_model(tmp_path / "source.gguf", **shape)
     truth = llama_logits(write_tiny_model(tmp_path / "f32.gguf", **shape, dequantised=True), TOKENS)
@@ -90,20 +90,20 @@ def test_other_types_kept_lose_next_to_nothing(quant: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "more", [{"rope_factors": 1.0}, {"rope_scale": 4.0}, {"extra": {"rope.scaling.type": "none"}}]
 )
-def test_scaled_positions(more: dict[str, Any], tmp_path: Path) -> None:
+def test_onnx_graphs_with_rope_scaling_give_llama_cpps_logits(more: dict[str, Any], tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", **more)
     found = graph_logits(exported(source, tmp_path / "out"))
     np.testing.assert_allclose(found, llama_logits(source, TOKENS), atol=1e-3)
 
 
-def test_scaled_positions_are_others(tmp_path: Path) -> None:
-    """Else the test above would pass without them."""
+def test_rope_scaling_changes_the_logits(tmp_path: Path) -> None:
+    """Without this difference the test of scaled logits would prove nothing."""
     plain = graph_logits(exported(write_tiny_model(tmp_path / "a.gguf"), tmp_path / "a"))
     scaled = graph_logits(exported(write_tiny_model(tmp_path / "b.gguf", rope_scale=4.0), tmp_path / "b"))
     assert np.abs(plain - scaled).max() > 0.1
 
 
-def test_late_positions_rotate_as_early_ones_do(tmp_path: Path) -> None:
+def test_late_positions_are_rotated_accurately(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", context_length=128)
     tokens = (TOKENS * 6)[:128]
     found = PlainGraph(exported(source, tmp_path / "out"), capacity=128).forward(tokens)
@@ -120,14 +120,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_text_may_come_in_pieces(architecture: str, tmp_path: Path) -> None:
+def test_a_text_read_in_several_forwards_gives_the_same_logits(architecture: str, tmp_path: Path) -> None:
     path = exported(write_tiny_model(tmp_path / "source.gguf", architecture), tmp_path / "out")
     whole = graph_logits(path)
     for chunks in ((1,) * 24, (5, 1, 1, 7, 10), (23, 1)):
         np.testing.assert_allclose(graph_logits(path, chunks), whole, atol=1e-4)
 
 
-def test_a_dropped_tail_leaves_no_trace(llama: Path) -> None:
+def test_tokens_dropped_from_the_cache_do_not_change_logits(llama: Path) -> None:
     graph = PlainGraph(llama)
     graph.forward(TOKENS[:9])
     graph.forward([5, 6, 7, 8])
@@ -139,25 +139,25 @@ def test_a_dropped_tail_leaves_no_trace(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9])
-def test_only_the_last_rows_are_scored(llama: Path, rows: int) -> None:
+def test_only_the_last_rows_are_scored_but_all_enter_the_cache(llama: Path, rows: int) -> None:
     graph = PlainGraph(llama)
     found = graph.forward(TOKENS[:9], rows)
     assert found.shape == (rows, VOCABULARY_SIZE)
     np.testing.assert_allclose(found, graph_logits(llama)[9 - rows : 9], atol=1e-4)
-    assert graph.forward(TOKENS[9:11]).shape == (2, VOCABULARY_SIZE)  # all entered the cache
+    assert graph.forward(TOKENS[9:11]).shape == (2, VOCABULARY_SIZE)  # all tokens entered the cache
 
 
-def test_the_capacity_is_the_callers(llama: Path) -> None:
+def test_logits_do_not_depend_on_the_cache_capacity(llama: Path) -> None:
     np.testing.assert_allclose(graph_logits(llama, capacity=24), graph_logits(llama, capacity=100), atol=1e-5)
 
 
-def test_a_position_more_than_the_context_is_there(llama: Path) -> None:
+def test_the_graph_has_one_position_more_than_the_context(llama: Path) -> None:
     graph = PlainGraph(llama, capacity=129)
     assert graph.forward((TOKENS * 6)[:129], 1).shape == (1, VOCABULARY_SIZE)
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q4_0", "Q8_0"])
-def test_the_graph_does_not_depend_on_optimisation(quant: str, tmp_path: Path) -> None:
+def test_onnx_logits_do_not_depend_on_graph_optimisation(quant: str, tmp_path: Path) -> None:
     path = exported(write_tiny_model(tmp_path / "source.gguf", quant=quant), tmp_path / "out")
     np.testing.assert_allclose(graph_logits(path, optimise=False), graph_logits(path), atol=1e-4)
 
@@ -170,7 +170,7 @@ KEPT = np.arange(1, VOCABULARY_SIZE, 3, dtype=np.int32)
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_0"])
-def test_a_trimmed_head_has_the_kept_rows(tied: bool, quant: str, tmp_path: Path) -> None:
+def test_a_trimmed_onnx_head_scores_only_the_kept_rows(tied: bool, quant: str, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", tied=tied, quant=quant)
     whole = graph_logits(exported(source, tmp_path / "whole"))
     path = exported(source, tmp_path / "trimmed", kept=KEPT)
@@ -179,14 +179,14 @@ def test_a_trimmed_head_has_the_kept_rows(tied: bool, quant: str, tmp_path: Path
     assert "kept_ids" in [each.name for each in session.get_outputs()]
 
 
-def test_with_all_rows_kept_the_logits_are_bit_equal(tmp_path: Path) -> None:
+def test_a_head_trimmed_to_all_rows_gives_bit_equal_logits(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", quant="Q8_0")
     whole = graph_logits(exported(source, tmp_path / "whole"))
     every = np.arange(VOCABULARY_SIZE, dtype=np.int32)
     assert np.array_equal(graph_logits(exported(source, tmp_path / "all", kept=every)), whole)
 
 
-def test_kept_ids_are_an_output(tmp_path: Path) -> None:
+def test_the_kept_ids_are_an_output_of_the_graph(tmp_path: Path) -> None:
     path = exported(write_tiny_model(tmp_path / "source.gguf"), tmp_path / "out", kept=KEPT)
     graph = PlainGraph(path)
     graph.forward(TOKENS[:2])
@@ -213,7 +213,7 @@ def planned(source: Path, quant: str = "keep", kept: npt.NDArray[np.int32] | Non
 
 
 def stored_parts(plan: TablePlan) -> Iterator[Stored]:
-    """Everything in the data file, in its order."""
+    """All constants in the data file, in file order."""
     for table in plan.tables.values():
         yield table.values
         if table.scales is not None:
@@ -225,7 +225,7 @@ def stored_parts(plan: TablePlan) -> Iterator[Stored]:
         yield plan.kept_ids
 
 
-def test_every_table_has_a_place_of_its_own(tmp_path: Path) -> None:
+def test_tables_of_an_onnx_model_do_not_overlap(tmp_path: Path) -> None:
     plan = planned(write_tiny_model(tmp_path / "source.gguf", "qwen2", quant="Q4_0"), kept=KEPT)
     end = 0
     for stored in stored_parts(plan):
@@ -235,7 +235,7 @@ def test_every_table_has_a_place_of_its_own(tmp_path: Path) -> None:
     assert end <= plan.data_bytes < end + ALIGNMENT
 
 
-def test_queries_keys_and_values_are_one_matrix_where_they_can_be(tmp_path: Path) -> None:
+def test_queries_keys_and_values_are_merged_into_one_matrix(tmp_path: Path) -> None:
     for architecture, together in (("llama", True), ("qwen2", True), ("qwen3", False)):
         plan = planned(write_tiny_model(tmp_path / f"{architecture}.gguf", architecture, quant="Q4_0"))
         assert ("blk.0.attn_qkv" in plan.tables) == together
@@ -243,7 +243,7 @@ def test_queries_keys_and_values_are_one_matrix_where_they_can_be(tmp_path: Path
         assert ("blk.0.attn_qkv.bias" in plan.tables) == (architecture == "qwen2")
 
 
-def test_a_tied_table_is_stored_once(tmp_path: Path) -> None:
+def test_a_tied_onnx_table_is_stored_once(tmp_path: Path) -> None:
     tied = planned(write_tiny_model(tmp_path / "tied.gguf", tied=True, quant="Q8_0"))
     assert tied.head is tied.tables["embedding"]
     assert tied.head.bits == 8
@@ -270,7 +270,7 @@ def test_a_tied_table_is_stored_once(tmp_path: Path) -> None:
         ("F32", "F32", True, "keep", None, None, None),
     ],
 )
-def test_bits(
+def test_the_onnx_plan_chooses_bits_by_type_and_quantisation(
     quant: str,
     head: str,
     tied: bool,
@@ -285,7 +285,7 @@ def test_bits(
     assert found == (embedding_bits, body_bits, head_bits)
 
 
-def test_four_bits_take_little_more_than_a_gguf_of_four_bits(tmp_path: Path) -> None:
+def test_a_4_bit_onnx_model_is_little_larger_than_a_q4_0_gguf(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "a.gguf", quant="Q4_0", head_quant="Q8_0", width=256, feed_forward=512)
     header, plan = read_header(source), planned(source, "q4")
     matrices = sum(tensor.byte_count for tensor in header.tensors if len(tensor.shape) == 2)
@@ -297,7 +297,7 @@ def test_four_bits_take_little_more_than_a_gguf_of_four_bits(tmp_path: Path) -> 
     assert packed < 1.12 * matrices
 
 
-def test_what_became_of_each_part_is_told(tmp_path: Path) -> None:
+def test_the_plan_states_the_conversion_of_each_part(tmp_path: Path) -> None:
     source = write_tiny_model(
         tmp_path / "a.gguf", quant="Q4_0", head_quant="Q6_K", tied=True, width=256, feed_forward=256
     )
@@ -311,11 +311,11 @@ def test_what_became_of_each_part_is_told(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- what is refused
 
 
-def test_the_architectures_are_the_ones_tested() -> None:
+def test_every_onnx_architecture_is_tested() -> None:
     assert tuple(KNOWN) == ARCHITECTURES
 
 
-def test_an_unknown_architecture(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_refused_by_the_onnx_export(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="gemma2 cannot be exported") as raised:
         describe_model(read_header(write_model(tmp_path / "a.gguf", "gemma2")))
     assert "llama, qwen2, qwen3, gemma3" in (raised.value.hint or "")
@@ -333,14 +333,14 @@ def test_an_unknown_architecture(tmp_path: Path) -> None:
         ({"head_length": 24}, InvalidRequestError, "heads of 24"),
     ],
 )
-def test_models_that_the_graph_would_get_wrong(
+def test_models_with_unsupported_features_are_refused_by_the_onnx_export(
     more: dict[str, Any], error: type[Exception], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=says):
         planned(write_tiny_model(tmp_path / "a.gguf", **more))
 
 
-def test_a_missing_tensor_and_one_of_another_shape(tmp_path: Path) -> None:
+def test_a_missing_tensor_or_a_wrong_shape_is_refused_by_the_onnx_export(tmp_path: Path) -> None:
     header = read_header(write_tiny_model(tmp_path / "a.gguf"))
     shape = describe_model(header)
     without = replace(header, tensors=tuple(t for t in header.tensors if t.name != "blk.1.ffn_up.weight"))
@@ -350,7 +350,7 @@ def test_a_missing_tensor_and_one_of_another_shape(tmp_path: Path) -> None:
         plan_tables(header, replace(shape, feed_forward_length=97), "keep", None)
 
 
-def test_an_unknown_quantisation(tmp_path: Path) -> None:
+def test_an_unknown_onnx_quantisation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="q5") as raised:
         planned(write_tiny_model(tmp_path / "a.gguf"), "q5")
     assert "keep, q4" in (raised.value.hint or "")
@@ -359,7 +359,7 @@ def test_an_unknown_quantisation(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- pure functions
 
 
-def test_rope_tables() -> None:
+def test_rope_tables_hold_cosines_and_sines_of_the_angles() -> None:
     cosines, sines = rope_tables(Rope(base=100.0), np.array([0, 1, 7]), 4, None)
     assert cosines.dtype == sines.dtype == np.float32
     np.testing.assert_allclose(cosines, np.cos([[0, 0], [1, 0.1], [7, 0.7]]), rtol=1e-6)
@@ -373,7 +373,7 @@ def test_rope_tables() -> None:
     np.testing.assert_allclose(ignored, cosines[2:], rtol=1e-6)
 
 
-def test_gemma_sees_a_window_in_the_layers_it_says(tmp_path: Path) -> None:
+def test_gemma_has_a_window_in_the_layers_of_its_pattern(tmp_path: Path) -> None:
     header = read_header(write_tiny_model(tmp_path / "a.gguf", "gemma3", layers=6))
     blocks = describe_model(header).blocks
     assert [block.window for block in blocks] == [WINDOW, WINDOW, None] * 2
@@ -389,7 +389,7 @@ def test_gemma_sees_a_window_in_the_layers_it_says(tmp_path: Path) -> None:
         describe_model(replace(header, metadata={**header.metadata, key: (True, False)}))
 
 
-def test_only_small_constants_are_inside_the_graph(tmp_path: Path) -> None:
+def test_only_small_constants_are_stored_inside_the_graph(tmp_path: Path) -> None:
     path = exported(write_tiny_model(tmp_path / "source.gguf"), tmp_path / "out", kept=KEPT)
     for tensor in onnx.load(path, load_external_data=False).graph.initializer:
         assert tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.raw_data) < 1024

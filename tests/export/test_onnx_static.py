@@ -1,4 +1,4 @@
-"""The graph of fixed shapes computes what the other one and llama.cpp compute from the same GGUF."""
+"""The fixed-shape graph gives the logits of the dynamic graph and of llama.cpp for the same GGUF."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def window_of(path: Path) -> int | None:
 
 
 def last_rows(path: Path, pieces: Sequence[int], width: int, **more: Any) -> npt.NDArray[np.float32]:
-    """The score after each piece of the text: float32 (pieces, rows of the head)."""
+    """The logits after each piece of the text: float32 (pieces, rows of the head)."""
     graph, found, start = PlainStaticGraph(path, width=width, window=window_of(path), **more), [], 0
     for size in pieces:
         found.append(graph.forward(TOKENS[start : start + size]))
@@ -60,19 +60,21 @@ def last_rows(path: Path, pieces: Sequence[int], width: int, **more: Any) -> npt
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("tied", [False, True])
-def test_float_weights_give_llama_cpps_logits(architecture: str, tied: bool, tmp_path: Path) -> None:
+def test_a_fixed_shape_graph_with_float_weights_gives_llama_cpps_logits(
+    architecture: str, tied: bool, tmp_path: Path
+) -> None:
     source = tiny(tmp_path / "source.gguf", architecture, tied=tied)
     wanted = llama_logits(source, TOKENS)
     found = last_rows(exported(source, tmp_path / "out"), [1] * 40, width=1)
     assert wanted.std() > 0.5
-    # llama.cpp looks GELU up in a table of float16 numbers; everything else is float32 on both sides.
+    # llama.cpp computes GELU with a float16 table; all other operations are float32 in both runtimes.
     np.testing.assert_allclose(found, wanted, atol=2e-2 if architecture == "gemma3" else 1e-3)
     assert (found.argmax(axis=1) == wanted.argmax(axis=1)).all()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("width", [1, 7, 16, 40])
-def test_a_text_may_come_in_pieces_short_ones_padded(architecture: str, width: int, tmp_path: Path) -> None:
+def test_a_text_read_in_padded_forwards_gives_the_same_logits(architecture: str, width: int, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source.gguf", architecture)
     whole = PlainGraph(exported(source, tmp_path / "shared", static_cache=None)).forward(TOKENS)
     path = exported(source, tmp_path / "out")
@@ -84,10 +86,8 @@ def test_a_text_may_come_in_pieces_short_ones_padded(architecture: str, width: i
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_0", "F16"])
-def test_blocks_are_as_far_from_the_truth_as_in_the_other_graph(
-    architecture: str, quant: str, tmp_path: Path
-) -> None:
-    """The truth: the same weights as float32. Both round activations to 8 bits, on their way through other sums."""
+def test_fixed_shape_graphs_are_as_accurate_as_dynamic_graphs(architecture: str, quant: str, tmp_path: Path) -> None:
+    """The reference has the same weights as float32. Both graphs round activations to 8 bits, in different sums."""
     shape: dict[str, Any] = {"quant": quant, "head_quant": "Q8_0", "tied": architecture == "gemma3"}
     source = tiny(tmp_path / "source.gguf", architecture, **shape)
     truth = llama_logits(tiny(tmp_path / "f32.gguf", architecture, **shape, dequantised=True), TOKENS)
@@ -97,7 +97,7 @@ def test_blocks_are_as_far_from_the_truth_as_in_the_other_graph(
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q4_0"])
-def test_the_graph_does_not_depend_on_optimisation(quant: str, tmp_path: Path) -> None:
+def test_fixed_shape_logits_do_not_depend_on_graph_optimisation(quant: str, tmp_path: Path) -> None:
     path = exported(tiny(tmp_path / "source.gguf", quant=quant), tmp_path / "out")
     pieces = [16, 16, 8]
     np.testing.assert_allclose(
@@ -107,7 +107,9 @@ def test_the_graph_does_not_depend_on_optimisation(quant: str, tmp_path: Path) -
     )
 
 
-def test_every_query_may_have_a_key_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixed_shape_graph_without_grouped_heads_gives_llama_cpps_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiny_onnx, "_KV_HEADS", 4)
     source = tiny(tmp_path / "source.gguf")
     assert read_header(source).head_count == read_header(source).head_count_kv == 4
@@ -118,7 +120,7 @@ def test_every_query_may_have_a_key_of_its_own(tmp_path: Path, monkeypatch: pyte
 # --------------------------------------------------------------------------------------------- cache and masks
 
 
-def test_what_lies_behind_the_length_leaves_no_trace(tmp_path: Path) -> None:
+def test_cache_rows_beyond_the_length_do_not_change_logits(tmp_path: Path) -> None:
     path = exported(tiny(tmp_path / "source.gguf", "qwen2"), tmp_path / "out")
     graph, fresh = (PlainStaticGraph(path, width=8) for _ in range(2))
     for each in (graph, fresh):
@@ -128,8 +130,8 @@ def test_what_lies_behind_the_length_leaves_no_trace(tmp_path: Path) -> None:
     assert np.array_equal(graph.forward(TOKENS[8:11]), fresh.forward(TOKENS[8:11]))
 
 
-def test_layers_with_a_window_see_no_more(tmp_path: Path) -> None:
-    """With a window as long as the text the answer is another, so the masks of the tests above do what they say."""
+def test_layers_with_a_window_ignore_tokens_outside_the_window(tmp_path: Path) -> None:
+    """A window as long as the text gives other logits, so the masks have an effect."""
     path = exported(tiny(tmp_path / "source.gguf", "gemma3"), tmp_path / "out")
     assert window_of(path) == WINDOW
     narrow, wide = (PlainStaticGraph(path, width=16, window=window) for window in (WINDOW, 100))
@@ -137,7 +139,7 @@ def test_layers_with_a_window_see_no_more(tmp_path: Path) -> None:
     assert np.abs(found[0][1] - found[1][1]).max() > 0.01
 
 
-def test_any_row_can_be_the_scored_one(tmp_path: Path) -> None:
+def test_any_row_of_a_fixed_shape_forward_can_be_scored(tmp_path: Path) -> None:
     path = exported(tiny(tmp_path / "source.gguf"), tmp_path / "out")
     one_by_one = last_rows(path, [1] * 6, width=1)
     graph = PlainStaticGraph(path, width=6)
@@ -147,7 +149,7 @@ def test_any_row_can_be_the_scored_one(tmp_path: Path) -> None:
         np.testing.assert_allclose(logits[0, 0], one_by_one[row], atol=1e-4)
 
 
-def test_the_last_position_is_there(tmp_path: Path) -> None:
+def test_a_fixed_shape_cache_can_be_filled_to_its_last_position(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source.gguf", quant="F32")
     path = exported(source, tmp_path / "out")
     text = (TOKENS * 7)[:CAPACITY]
@@ -162,7 +164,7 @@ def test_the_last_position_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_trimmed_head_has_the_kept_rows(tied: bool, tmp_path: Path) -> None:
+def test_a_trimmed_head_in_a_fixed_shape_graph_scores_the_kept_rows(tied: bool, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source.gguf", tied=tied, quant="Q8_0")
     whole = last_rows(exported(source, tmp_path / "whole"), [16, 16], width=16)
     path = exported(source, tmp_path / "trimmed", kept=KEPT)
@@ -176,7 +178,7 @@ def test_a_trimmed_head_has_the_kept_rows(tied: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("width", [1, 32])
-def test_every_shape_is_a_number_once_the_width_is(architecture: str, width: int, tmp_path: Path) -> None:
+def test_fixing_the_width_fixes_every_shape_in_the_graph(architecture: str, width: int, tmp_path: Path) -> None:
     path = exported(tiny(tmp_path / "source.gguf", architecture, quant="Q4_0"), tmp_path / "out")
     session = PlainStaticGraph(path, width=width).session
     for value in (*session.get_inputs(), *session.get_outputs()):
@@ -190,7 +192,7 @@ def test_every_shape_is_a_number_once_the_width_is(architecture: str, width: int
     assert named == {"tokens"}
 
 
-def test_attention_is_written_out(tmp_path: Path) -> None:
+def test_fixed_shape_attention_uses_ordinary_operators(tmp_path: Path) -> None:
     path = exported(tiny(tmp_path / "source.gguf", quant="Q4_0"), tmp_path / "out")
     nodes = onnx.load(path, load_external_data=False).graph.node
     of_their_own = {node.op_type for node in nodes if node.domain == "com.microsoft"}
@@ -198,7 +200,9 @@ def test_attention_is_written_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("architecture", "window"), [("llama", None), ("gemma3", WINDOW)])
-def test_what_the_manifest_says(architecture: str, window: int | None, tmp_path: Path) -> None:
+def test_the_manifest_of_a_fixed_shape_export_states_cache_and_window(
+    architecture: str, window: int | None, tmp_path: Path
+) -> None:
     source = tiny(tmp_path / "source.gguf", architecture)
     said = export_onnx(source, tmp_path / "out", name="tiny", sha256=None, static_cache=CAPACITY)
     assert (said["cache"], said["static_cache"], said["window"]) == ("rows", CAPACITY, window)
@@ -209,7 +213,7 @@ def test_what_the_manifest_says(architecture: str, window: int | None, tmp_path:
     assert (usual["cache"], usual["static_cache"], usual["window"]) == ("shared", None, None)
 
 
-def test_a_forward_reads_what_the_other_graphs_reads_and_positions_are_only_looked_up(tmp_path: Path) -> None:
+def test_fixed_shape_and_dynamic_graphs_read_equal_bytes_per_forward(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source.gguf", quant="Q8_0")
     static = read_onnx_folder(exported(source, tmp_path / "out").parent)
     shared = read_onnx_folder(exported(source, tmp_path / "shared", static_cache=None).parent)
@@ -219,7 +223,7 @@ def test_a_forward_reads_what_the_other_graphs_reads_and_positions_are_only_look
 
 
 @pytest.mark.parametrize("tokens", [-1, 0, LEAST_STATIC_CACHE - 1, CONTEXT + 1])
-def test_a_cache_that_is_too_small_or_longer_than_the_model(tokens: int, tmp_path: Path) -> None:
+def test_a_fixed_cache_that_is_too_small_or_too_long_is_refused(tokens: int, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source.gguf")
     with pytest.raises(InvalidRequestError, match=f"{tokens} tokens") as raised:
         exported(source, tmp_path / "out", static_cache=tokens)
@@ -227,6 +231,6 @@ def test_a_cache_that_is_too_small_or_longer_than_the_model(tokens: int, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_the_bounds_themselves_are_allowed() -> None:
+def test_the_smallest_and_largest_fixed_cache_are_allowed() -> None:
     for tokens in (LEAST_STATIC_CACHE, CONTEXT):
         check_static_cache(tokens, CONTEXT)

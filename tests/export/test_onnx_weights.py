@@ -1,4 +1,4 @@
-"""GGUF blocks in the layout of MatMulNBits: what must be exact is, and what is rounded is rounded as it should be."""
+"""GGUF blocks in the layout of MatMulNBits: exact types are lossless, other types are rounded correctly."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def dequantised(raw: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[np.float32
 
 @pytest.mark.parametrize(("kind", "bits"), EXACT)
 @pytest.mark.parametrize("half", [False, True])
-def test_types_of_scaled_integers_lose_nothing(kind: str, bits: int, half: bool) -> None:
+def test_block_types_of_scaled_integers_are_packed_without_loss(kind: str, bits: int, half: bool) -> None:
     raw = source(kind)
     packed = pack_rows(raw, kind, bits, half_scales=half)
     assert exact_bits(kind) == bits
@@ -56,12 +56,12 @@ def test_types_of_scaled_integers_lose_nothing(kind: str, bits: int, half: bool)
     assert np.array_equal(unpack_rows(packed, bits), dequantised(raw, kind))
 
 
-def test_scales_are_float32_unless_asked_for() -> None:
+def test_packed_scales_are_float32_by_default() -> None:
     assert pack_rows(source("Q4_0"), "Q4_0", 4).scales.dtype == np.float32
 
 
-def test_the_order_of_the_halves_of_bytes() -> None:
-    """Q4_0 has weight j low and weight j + 16 high in byte j; the operator wants neighbours together."""
+def test_q4_0_half_bytes_are_reordered_for_matmulnbits() -> None:
+    """Q4_0 has weights j and j + 16 in byte j; MatMulNBits needs neighbouring weights in a byte."""
     weights = np.arange(32) % 16
     raw = np.zeros((1, 18), dtype=np.uint8)
     raw[0, :2] = np.array([1], dtype=np.float16).view(np.uint8)
@@ -71,7 +71,7 @@ def test_the_order_of_the_halves_of_bytes() -> None:
     assert unpack_rows(packed, 4)[0].tolist() == (weights - 8).tolist()
 
 
-def test_the_least_number_of_eight_bits_is_kept() -> None:
+def test_the_value_minus_128_of_q8_0_is_kept() -> None:
     raw = np.zeros((1, 34), dtype=np.uint8)
     raw[0, :2] = np.array([0.5], dtype=np.float16).view(np.uint8)
     raw[0, 2:5] = np.array([-128, 127, -1], dtype=np.int8).view(np.uint8)
@@ -83,7 +83,7 @@ def test_the_least_number_of_eight_bits_is_kept() -> None:
 
 @pytest.mark.parametrize("kind", ROUNDED)
 @pytest.mark.parametrize("half", [False, True])
-def test_other_types_become_eight_bits_by_the_largest_weight_of_a_block(kind: str, half: bool) -> None:
+def test_other_types_are_rounded_to_8_bits_by_block_maximum(kind: str, half: bool) -> None:
     assert exact_bits(kind) is None
     raw = source(kind)
     values = dequantised(raw, kind)
@@ -91,11 +91,11 @@ def test_other_types_become_eight_bits_by_the_largest_weight_of_a_block(kind: st
     largest = np.abs(values.reshape(7, 16, BLOCK)).max(axis=-1)
     np.testing.assert_allclose(packed.scales.astype(np.float32), largest / 127, rtol=1e-3 if half else 1e-6)
     error = np.abs(unpack_rows(packed, 8) - values).reshape(7, 16, BLOCK).max(axis=-1)
-    # Half a step; a float16 scale may be too small by a 2048th for the largest weight, which is 127 steps away.
+    # Half a step; a float16 scale may be too small by 1/2048, which adds up to 127 steps for the largest weight.
     assert (error <= packed.scales.astype(np.float32) * (0.5 + (127 / 2048 if half else 1e-3))).all()
 
 
-def test_four_bits_are_rounded_as_llama_cpp_does() -> None:
+def test_rounding_to_4_bits_equals_llama_cpps_q4_0() -> None:
     values = np.random.default_rng(2).standard_normal((9, 320), dtype=np.float32)
     packed = pack_rows(values.view(np.uint8), "F32", 4)
     theirs = pack_rows(gguf.quantize(values, gguf.GGMLQuantizationType.Q4_0), "Q4_0", 4)
@@ -105,7 +105,7 @@ def test_four_bits_are_rounded_as_llama_cpp_does() -> None:
     assert np.array_equal(halves.scales, theirs.scales.astype(np.float16))
 
 
-def test_four_bits_of_a_type_that_is_exact_at_eight() -> None:
+def test_q8_0_can_be_rounded_to_4_bits() -> None:
     raw = source("Q8_0")
     step = np.abs(dequantised(raw, "Q8_0").reshape(7, 16, BLOCK)).max(axis=-1) / 8
     error = np.abs(unpack_rows(pack_rows(raw, "Q8_0", 4), 4) - dequantised(raw, "Q8_0")).reshape(7, 16, BLOCK)
@@ -113,7 +113,7 @@ def test_four_bits_of_a_type_that_is_exact_at_eight() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_block_of_zeros_stays_zero(bits: int) -> None:
+def test_a_block_of_zeros_is_packed_as_zeros(bits: int) -> None:
     packed = pack_rows(np.zeros((2, 4 * 64), dtype=np.uint8), "F32", bits)
     assert not unpack_rows(packed, bits).any()
     assert not packed.scales.any()
@@ -122,7 +122,7 @@ def test_a_block_of_zeros_stays_zero(bits: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("half", [False, True])
-def test_weights_that_are_no_numbers_show_in_the_scales_and_warn_nobody(bits: int, bad: float, half: bool) -> None:
+def test_nan_and_infinite_weights_show_in_the_scales_without_warning(bits: int, bad: float, half: bool) -> None:
     values = np.ones((1, 64), dtype=np.float32)
     values[0, 40] = bad
     with warnings.catch_warnings():
@@ -131,14 +131,14 @@ def test_weights_that_are_no_numbers_show_in_the_scales_and_warn_nobody(bits: in
     assert np.isfinite(packed.scales[0]).tolist() == [True, False]
 
 
-def test_plain_rows() -> None:
+def test_float_types_are_read_as_float32() -> None:
     for kind in ("F32", "F16", "BF16"):
         values = float_rows(source(kind), kind)
         assert values.dtype == np.float32
         assert np.array_equal(values, dequantised(source(kind), kind))
 
 
-def test_what_can_be_read() -> None:
+def test_can_read_names_the_readable_ggml_types() -> None:
     assert all(can_read(kind) for kind in ["F32", "F16", "BF16", "Q4_0", "Q6_K", "IQ4_XS", "MXFP4"])
     assert not any(can_read(kind) for kind in ["I32", "F64", "Q2_0"])
 
@@ -147,7 +147,7 @@ def test_what_can_be_read() -> None:
 
 
 def multiplied(values: npt.NDArray[np.float32], packed: PackedRows, bits: int) -> npt.NDArray[np.float32]:
-    """What ONNX Runtime's operator makes of packed rows, with float32 activations and its default zero point."""
+    """The product by ONNX Runtime's MatMulNBits, with float32 activations and the default zero point."""
     rows, blocks, _ = packed.weights.shape
     attributes: dict[str, Any] = {"K": blocks * BLOCK, "N": rows, "bits": bits, "block_size": BLOCK}
     node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **attributes)
@@ -169,7 +169,7 @@ def multiplied(values: npt.NDArray[np.float32], packed: PackedRows, bits: int) -
 
 @pytest.mark.parametrize(("kind", "bits"), [*EXACT, ("F32", 4), ("F32", 8)])
 @pytest.mark.parametrize("tokens", [1, 3])
-def test_the_operator_sees_the_weights_that_were_meant(kind: str, bits: int, tokens: int) -> None:
+def test_matmulnbits_multiplies_by_the_packed_weights(kind: str, bits: int, tokens: int) -> None:
     packed = pack_rows(source(kind), kind, bits)
     values = np.random.default_rng(3).standard_normal((tokens, 512), dtype=np.float32)
     wanted = values @ unpack_rows(packed, bits).T

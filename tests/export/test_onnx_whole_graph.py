@@ -1,4 +1,4 @@
-"""The rewriting of graphs as Optimum writes them: what is kept, what is made of what, and what is refused."""
+"""Rewriting of graphs from Optimum: kept and replaced operators, and refused graphs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def operators(graph: WholeGraph) -> list[str]:
     return [node.op_type for node in graph.model.graph.node]
 
 
-def test_what_is_left_is_small_and_plain(packed: Path, model: Any) -> None:
+def test_a_rewritten_graph_has_the_expected_inputs_and_no_constant_nodes(packed: Path, model: Any) -> None:
     graph = rewritten(packed, model)
     found = graph.model.graph
     assert (graph.block_count, graph.head_count_kv, graph.key_length) == (2, 2, 16)
@@ -51,7 +51,7 @@ def test_what_is_left_is_small_and_plain(packed: Path, model: Any) -> None:
     assert not {"Constant", "ConstantOfShape"}.intersection(operators(graph))
     assert {each.data_type for each in found.initializer} <= {TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8}
     assert all(0 not in each.dims for each in found.initializer)
-    assert len(found.initializer) < len(model.graph.node) / 4  # equal constants are one
+    assert len(found.initializer) < len(model.graph.node) / 4  # equal constants share an initializer
     names = {name for node in found.node for name in (*node.input, *node.output)}
     assert all(len(name) <= len("past_key_values.0.value") for name in names)
     assert {each.name for each in graph.weights} < {each.name for each in found.initializer}
@@ -59,7 +59,7 @@ def test_what_is_left_is_small_and_plain(packed: Path, model: Any) -> None:
     assert len(found.SerializeToString()) < 60_000
 
 
-def test_a_weight_is_placed_where_it_is_told(packed: Path, model: Any) -> None:
+def test_place_sets_the_offset_and_file_of_a_weight(packed: Path, model: Any) -> None:
     graph = rewritten(packed, model)
     first, second = graph.weights[:2]
     graph.place(second.name, 4096, "elsewhere")
@@ -77,7 +77,7 @@ def numbers(graph: WholeGraph, name: str) -> Any:
 
 
 def head_input(graph: WholeGraph) -> str:
-    """The operator in front of the product that makes the logits."""
+    """The operator before the product that computes the logits."""
     makers = {name: node for node in graph.model.graph.node for name in node.output}
     node = makers["logits"]
     while node.op_type in ("Mul", "Div"):
@@ -89,12 +89,12 @@ def head_input(graph: WholeGraph) -> str:
     ("head", "found"),
     [("plain", "MatMul of Slice"), ("scaled", "MatMul of Slice"), ("hidden", "Slice of MatMul")],
 )
-def test_the_head_sees_only_the_rows_wanted_where_it_is_known(tmp_path: Path, head: str, found: str) -> None:
+def test_a_recognised_head_computes_only_the_scored_rows(tmp_path: Path, head: str, found: str) -> None:
     DecoderGraph(write_folder(tmp_path / "source"), head=head).write(tmp_path)
     assert head_input(rewritten(tmp_path, load_graph(tmp_path / "packed.onnx"))) == found
 
 
-def test_a_quantised_head_is_known_as_well(packed: Path, model: Any) -> None:
+def test_a_quantised_head_is_recognised(packed: Path, model: Any) -> None:
     node = next(each for each in model.graph.node if "logits" in each.output)
     rows, width = 512, 64
     model.graph.initializer.extend(
@@ -158,39 +158,39 @@ def constant(model: Any, array: Any) -> None:
 DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "another input": (
         lambda m: m.graph.input.append(helper.make_empty_tensor_value_info("pixels")),
-        "takes 'pixels'",
+        "has the input 'pixels'",
     ),
-    "no ids": (lambda m: drop(m.graph.input, "input_ids"), "takes no input_ids"),
+    "no ids": (lambda m: drop(m.graph.input, "input_ids"), "has no input input_ids"),
     "half a cache": (lambda m: drop(m.graph.input, "past_key_values.1.value"), "past_key_values.1"),
-    "no logits": (lambda m: drop(m.graph.output, "logits"), "gives no logits"),
-    "no present": (lambda m: drop(m.graph.output, "present.0.key"), "gives no present.0.key"),
-    "rows unknown": (lambda m: m.graph.output[0].type.tensor_type.shape.dim[2].Clear(), "how many logits"),
+    "no logits": (lambda m: drop(m.graph.output, "logits"), "has no output logits"),
+    "no present": (lambda m: drop(m.graph.output, "present.0.key"), "has no output present.0.key"),
+    "rows unknown": (lambda m: m.graph.output[0].type.tensor_type.shape.dim[2].Clear(), "number of its logits"),
     "heads differ": (
         lambda m: setattr(m.graph.input[3].type.tensor_type.shape.dim[1], "dim_value", 5),
         "cache of another shape",
     ),
-    "a branch": (branch, "a graph of its own"),
+    "a branch": (branch, "a subgraph in an attribute"),
     "a foreign operator": (lambda m: add_node(m, "Evil", domain="elsewhere"), "elsewhere"),
-    "an old opset": (lambda m: setattr(m.opset_import[0], "version", 9), "old version"),
+    "an old opset": (lambda m: setattr(m.opset_import[0], "version", 9), "too old version"),
     "functions": (lambda m: m.functions.add(), "functions"),
     "another file": (lambda m: set_entry(m, "location", "../../secret"), "outside"),
-    "behind the end": (lambda m: set_entry(m, "offset", str(2**40)), "outside"),
+    "beyond the end": (lambda m: set_entry(m, "offset", str(2**40)), "outside"),
     "before the start": (lambda m: set_entry(m, "offset", "-4096"), "outside"),
-    "no number": (lambda m: set_entry(m, "length", "many"), "malformed"),
-    "a dangling name": (lambda m: m.graph.node[0].input.__setitem__(0, "nobody"), "nobody"),
-    "a lying constant": (lambda m: first_constant(m).dims.append(7), "malformed"),
+    "length not a number": (lambda m: set_entry(m, "length", "many"), "malformed"),
+    "a dangling name": (lambda m: m.graph.node[0].input.__setitem__(0, "dangling"), "dangling"),
+    "a constant with a wrong shape": (lambda m: first_constant(m).dims.append(7), "malformed"),
     "a constant elsewhere": (
         lambda m: first_constant(m).external_data.add(key="location", value="x"),
         "another file",
     ),
     "complex numbers": (lambda m: constant(m, np.zeros(2, np.complex64)), "COMPLEX64"),
-    "doubles of their own": (lambda m: constant(m, np.array([0.1])), "DOUBLE"),
-    "nothing at all": (lambda m: constant(m, np.zeros((2, 0), np.float32)), "[2, 0]"),
+    "a float64 constant": (lambda m: constant(m, np.array([0.1])), "DOUBLE"),
+    "an empty constant": (lambda m: constant(m, np.zeros((2, 0), np.float32)), "[2, 0]"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_graph_that_is_no_decoder_is_one_sentence(packed: Path, model: Any, damage: str) -> None:
+def test_a_graph_that_is_not_a_decoder_is_refused_with_a_reason(packed: Path, model: Any, damage: str) -> None:
     change, words = DAMAGES[damage]
     change(model)
     with pytest.raises(InvalidRequestError) as raised:
@@ -199,9 +199,9 @@ def test_a_graph_that_is_no_decoder_is_one_sentence(packed: Path, model: Any, da
     assert raised.value.hint
 
 
-def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_onnx_graph_is_not_rewritten(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"\xff" * 100)
-    with pytest.raises(InvalidRequestError, match="no ONNX graph"):
+    with pytest.raises(InvalidRequestError, match="not an ONNX graph"):
         load_graph(tmp_path / "bad.onnx")
 
 
@@ -210,7 +210,7 @@ def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
     [{"value_int": 3}, {"value_ints": [3]}, {"value_float": 3.0}, {"value_floats": [3.0]}],
     ids=lambda each: next(iter(each)),
 )
-def test_constants_without_a_tensor(packed: Path, model: Any, attribute: dict[str, Any]) -> None:
+def test_constants_given_as_numbers_become_initializers(packed: Path, model: Any, attribute: dict[str, Any]) -> None:
     node = next(each for each in model.graph.node if "logits" in each.output)
     node.output[0] = "before"
     model.graph.node.extend(
@@ -225,11 +225,11 @@ def test_constants_without_a_tensor(packed: Path, model: Any, attribute: dict[st
     assert any(value.size == 1 and float(value.reshape(())) == 3 for value in values)
     text = load_graph(packed / "packed.onnx")
     text.graph.node.insert(0, helper.make_node("Constant", [], ["text"], value_string="three"))
-    with pytest.raises(InvalidRequestError, match="no number"):
+    with pytest.raises(InvalidRequestError, match="not a number"):
         rewritten(packed, text)
 
 
-def test_tensors_among_attributes_are_refused(packed: Path, model: Any) -> None:
+def test_operators_with_tensors_in_attributes_are_refused(packed: Path, model: Any) -> None:
     add_node(model, "Identity")
     model.graph.node[-1].attribute.append(helper.make_attribute("table", numpy_helper.from_array(np.zeros(1))))
     assert model.graph.node[-1].attribute[0].type == AttributeProto.TENSOR
@@ -237,7 +237,7 @@ def test_tensors_among_attributes_are_refused(packed: Path, model: Any) -> None:
         rewritten(packed, model)
 
 
-def test_the_rewritten_graph_passes_the_checker(packed: Path, model: Any, tmp_path: Path) -> None:
+def test_a_rewritten_graph_passes_the_onnx_checker(packed: Path, model: Any, tmp_path: Path) -> None:
     graph = rewritten(packed, model)
     for each in graph.weights:
         graph.place(each.name, each.offset, DATA)

@@ -1,4 +1,4 @@
-"""The environment with Optimum: made once, whole or not at all, by commands that are replaced here."""
+"""The environment with Optimum is created once, completely or not at all; fake tools replace venv and pip."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tick = Callable[[], None]
 
 
 class FakeTools:
-    """venv and pip: the first makes an interpreter's file, the second answers what a test wants."""
+    """Fake venv and pip: venv creates an interpreter file, pip gives the test's output."""
 
     def __init__(self, *answers: tuple[int, bytes]) -> None:
         self.answers = list(answers)
@@ -58,7 +58,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Interpreters that were looked at when they were new."""
+    """The new interpreters that were checked."""
     found: list[Path] = []
     monkeypatch.setattr(optimum_environment, "check_interpreter", lambda python, **_: found.append(python))
     return found
@@ -68,7 +68,7 @@ def left(home: Home) -> list[str]:
     return sorted(path.name for path in home.tools.iterdir())
 
 
-def test_it_is_made_once_with_the_pins(home: Home, checked: list[Path]) -> None:
+def test_the_optimum_environment_is_created_once_with_pinned_versions(home: Home, checked: list[Path]) -> None:
     tools, events = FakeTools(), list[ProgressEvent]()
     assert find_environment(home) is None
     python = prepare_environment(home, run=tools, progress=events.append)
@@ -82,13 +82,13 @@ def test_it_is_made_once_with_the_pins(home: Home, checked: list[Path]) -> None:
     assert Path(install[0]).parent.parent.name.endswith(".tmp")
     assert "--only-binary=:all:" in install
     assert {"optimum-onnx[onnxruntime]==0.1.0", "transformers==4.57.6", "torch==2.13.0+cpu"} < set(install)
-    assert [event.stage for event in events] == ["making an environment for"] * 2 + ["installing"] * 2
+    assert [event.stage for event in events] == ["creating an environment for"] * 2 + ["installing"] * 2
     again = FakeTools()
     assert prepare_environment(home, run=again) == python
     assert again.commands == []
 
 
-def test_other_pins_are_another_environment(home: Home) -> None:
+def test_other_pinned_versions_give_another_environment(home: Home) -> None:
     first = prepare_environment(home, run=FakeTools())
     second = prepare_environment(home, pins=("optimum==1",), run=FakeTools())
     assert first != second
@@ -96,7 +96,7 @@ def test_other_pins_are_another_environment(home: Home) -> None:
     assert len(left(home)) == 2
 
 
-def test_without_its_marker_it_is_made_anew(home: Home) -> None:
+def test_an_environment_without_its_marker_is_created_again(home: Home) -> None:
     python = prepare_environment(home, run=FakeTools())
     (environment_folder(home) / "complete.json").unlink()
     (environment_folder(home) / "rest").write_text("of a deletion that did not end")
@@ -106,7 +106,7 @@ def test_without_its_marker_it_is_made_anew(home: Home) -> None:
     assert not (environment_folder(home) / "rest").exists()
 
 
-def test_an_index_without_the_small_build_gives_the_other(home: Home) -> None:
+def test_without_a_cpu_build_of_torch_the_default_build_is_installed(home: Home) -> None:
     tools = FakeTools((1, b"ERROR: No matching distribution found for torch==2.13.0+cpu\n"))
     prepare_environment(home, run=tools)
     assert [("torch==2.13.0+cpu" in each, "torch==2.13.0" in each) for each in tools.installs] == [
@@ -125,10 +125,10 @@ def test_an_index_without_the_small_build_gives_the_other(home: Home) -> None:
             1,
         ),
         (b"Killed\n\n", "Killed", 1),
-        (b"", "it said nothing", 1),
+        (b"", "no output", 1),
     ],
 )
-def test_a_pip_that_fails_is_a_sentence_and_leaves_nothing(
+def test_a_failing_pip_raises_download_error_and_leaves_no_files(
     home: Home, said: bytes, words: str, installs: int
 ) -> None:
     tools = FakeTools(*[(1, said)] * 2)
@@ -139,17 +139,17 @@ def test_a_pip_that_fails_is_a_sentence_and_leaves_nothing(
     assert "--python" in (raised.value.hint or "")
     assert len(tools.installs) == installs
     assert left(home) == []
-    assert prepare_environment(home, run=FakeTools()).exists()  # the lock is free again
+    assert prepare_environment(home, run=FakeTools()).exists()  # the lock was released
 
 
-def test_a_venv_that_fails_is_a_sentence(home: Home) -> None:
+def test_a_failing_venv_raises_an_error_with_a_hint(home: Home) -> None:
     with pytest.raises(EdgespecError, match="venv failed: no ensurepip") as raised:
         prepare_environment(home, run=lambda _command, _scratch, _tick: (1, b"no ensurepip\n"))
     assert raised.value.hint
     assert left(home) == []
 
 
-def test_a_disk_that_is_full_is_said_before_anything_starts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_checks_disk_space_before_any_command(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda _path: 1000)
     tools = FakeTools()
     with pytest.raises(DiskSpaceError):
@@ -157,7 +157,7 @@ def test_a_disk_that_is_full_is_said_before_anything_starts(home: Home, monkeypa
     assert tools.commands == []
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(home: Home) -> None:
+def test_a_read_only_tools_folder_raises_an_error(home: Home) -> None:
     def refuse(_command: Sequence[str], _scratch: Path, _tick: Tick) -> tuple[int, bytes]:
         raise PermissionError(13, "Permission denied")
 
@@ -165,21 +165,21 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(home: Home) -> None:
         prepare_environment(home, run=refuse)
 
 
-def test_without_an_executable_there_is_no_environment(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_an_executable_path_raises_an_error(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(EdgespecError, match="its own executable") as raised:
         prepare_environment(home, run=FakeTools())
     assert "--python" in (raised.value.hint or "")
 
 
-def test_cancelled_it_leaves_nothing(home: Home) -> None:
+def test_cancelling_the_environment_leaves_no_files(home: Home) -> None:
     tools = FakeTools()
     with pytest.raises(CancelledError):
         prepare_environment(home, run=tools, cancelled=lambda: len(tools.commands) == 2)
     assert left(home) == []
 
 
-def test_a_second_process_waits_and_takes_what_the_first_made(home: Home) -> None:
+def test_a_second_process_waits_and_uses_the_first_ones_environment(home: Home) -> None:
     lock = filelock.FileLock(home.create(home.locks) / "optimum-environment.lock")
     lock.acquire()
     waiting, events = threading.Event(), list[ProgressEvent]()
@@ -208,7 +208,7 @@ def test_a_second_process_waits_and_takes_what_the_first_made(home: Home) -> Non
     assert events[0].stage.startswith("waiting for another process")
 
 
-def test_waiting_has_an_end(home: Home) -> None:
+def test_waiting_for_the_environments_lock_times_out(home: Home) -> None:
     with filelock.FileLock(home.create(home.locks) / "optimum-environment.lock"):
         with pytest.raises(StoreLockedError, match="0 s"):
             prepare_environment(home, run=FakeTools(), lock_timeout_s=0.0)
@@ -219,7 +219,7 @@ def test_waiting_has_an_end(home: Home) -> None:
 # ------------------------------------------------------------------------------------------------ commands
 
 
-def test_a_command_runs_to_its_end_and_its_output_is_kept(tmp_path: Path) -> None:
+def test_run_logged_returns_exit_code_and_output(tmp_path: Path) -> None:
     code = (
         "import sys, tempfile; print(tempfile.gettempdir(), flush=True); print('two', file=sys.stderr); sys.exit(3)"
     )
@@ -229,7 +229,7 @@ def test_a_command_runs_to_its_end_and_its_output_is_kept(tmp_path: Path) -> Non
     assert ticks
 
 
-def test_what_a_tick_raises_ends_the_command(tmp_path: Path) -> None:
+def test_an_exception_of_tick_kills_the_command(tmp_path: Path) -> None:
     children: list[psutil.Process] = []
 
     def tick() -> None:
@@ -242,7 +242,7 @@ def test_what_a_tick_raises_ends_the_command(tmp_path: Path) -> None:
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
 
-def test_the_real_commands_are_the_default(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_environment_runs_real_commands_by_default(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = FakeTools()
     monkeypatch.setattr(optimum_environment, "run_logged", tools)
     prepare_environment(home)

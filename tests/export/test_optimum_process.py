@@ -1,4 +1,4 @@
-"""The converter's process: what it says is understood, what it should not say is refused, and nothing outlives it."""
+"""The worker process: its output is parsed, bad output is refused, and no process outlives the call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Worker = Callable[[str], None]
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """Replaces the worker by a script of a few lines."""
+    """Replaces the worker by a short script."""
 
     def write(body: str) -> None:
         (tmp_path / "worker.py").write_text(SAY + body)
@@ -43,7 +43,7 @@ def run(**more: object) -> object:
     return run_worker(PYTHON, ["convert", "a", "b"], source="tiny", **more)  # type: ignore[arg-type]
 
 
-def test_stages_are_told_and_the_result_is_returned(worker: Worker) -> None:
+def test_worker_stages_are_reported_and_the_result_returned(worker: Worker) -> None:
     worker("say(stage='one')\nsay(stage='two')\nprint('noise', file=sys.stderr)\nsay(result={'args': sys.argv[1:]})")
     events: list[ProgressEvent] = []
     assert run(progress=events.append) == {"args": ["convert", "a", "b"]}
@@ -51,7 +51,7 @@ def test_stages_are_told_and_the_result_is_returned(worker: Worker) -> None:
     assert run() == {"args": ["convert", "a", "b"]}
 
 
-def test_it_is_isolated_offline_and_without_input(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_is_isolated_offline_and_has_no_stdin(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     worker(
         "say(result={'isolated': sys.flags.isolated, 'path': '/somewhere' in sys.path,"
@@ -67,24 +67,26 @@ def test_it_is_isolated_offline_and_without_input(worker: Worker, monkeypatch: p
         ("say(error={'kind': 'unknown', 'message': 'no such model'})", InvalidRequestError, "tiny: no such model"),
         ("say(error={'kind': 'weights', 'message': 'lm_head is missing'})", InvalidRequestError, "lm_head"),
         ("say(error={'kind': 'check', 'message': 'logits differ'})", InvalidRequestError, "logits differ"),
-        ("say(error={'kind': 'missing', 'message': 'torch'})", RuntimeUnavailableError, "lacks what a conversion"),
+        ("say(error={'kind': 'missing', 'message': 'torch'})", RuntimeUnavailableError, "lacks packages for"),
         ("say(error={'kind': 'memory', 'message': 'too large'})", MemoryLimitError, "too large"),
         ("say(error={'kind': 'failed', 'message': 'KeyError: 1'})", EdgespecError, "KeyError: 1"),
         ("say(error={'kind': 7, 'message': ['a'] * 9999})", EdgespecError, "could not be converted"),
         ("say(error='text')", EdgespecError, "without an answer"),
         ("say(result=[1])", EdgespecError, "without an answer"),
         ("say(stage=['no', 'text'])", EdgespecError, "without an answer"),
-        ("print('no JSON')", EdgespecError, "no answer: no JSON"),
-        ("print('[' * 100000)", EdgespecError, "no answer"),
-        ("print('[1, 2]')", EdgespecError, "no answer: [1, 2]"),
-        ("sys.stdout.buffer.write(b'\\xff\\xfe\\n')", EdgespecError, "no answer"),
-        ("print('x' * 10_000_000)", EdgespecError, "no answer"),
-        ("for n in range(5000): say(stage='again')", EdgespecError, "more than it should"),
+        ("print('no JSON')", EdgespecError, "not an answer: no JSON"),
+        ("print('[' * 100000)", EdgespecError, "not an answer"),
+        ("print('[1, 2]')", EdgespecError, "not an answer: [1, 2]"),
+        ("sys.stdout.buffer.write(b'\\xff\\xfe\\n')", EdgespecError, "not an answer"),
+        ("print('x' * 10_000_000)", EdgespecError, "not an answer"),
+        ("for n in range(5000): say(stage='again')", EdgespecError, "prints too much"),
         ("sys.exit('the last of it')", EdgespecError, "(exit code 1): the last of it"),
-        ("pass", EdgespecError, "it said nothing"),
+        ("pass", EdgespecError, "no output"),
     ],
 )
-def test_whatever_it_says_is_a_sentence(worker: Worker, body: str, error: type[EdgespecError], words: str) -> None:
+def test_bad_worker_output_raises_an_error_with_a_reason(
+    worker: Worker, body: str, error: type[EdgespecError], words: str
+) -> None:
     worker(body)
     with pytest.raises(EdgespecError) as raised:
         run()
@@ -95,9 +97,9 @@ def test_whatever_it_says_is_a_sentence(worker: Worker, body: str, error: type[E
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals that kill")
-def test_a_killed_process_ran_out_of_memory(worker: Worker) -> None:
+def test_a_killed_worker_raises_memory_limit_error(worker: Worker) -> None:
     worker("say(stage='one')\nos.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(MemoryLimitError, match="run out of memory"):
+    with pytest.raises(MemoryLimitError, match="ran out of memory"):
         run()
 
 
@@ -113,7 +115,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_a_cancel_ends_it_and_what_it_started(worker: Worker) -> None:
+def test_a_cancellation_kills_the_worker_and_its_children(worker: Worker) -> None:
     worker(CHILD + "time.sleep(60)")
     pids: list[int] = []
     with pytest.raises(CancelledError):
@@ -121,7 +123,7 @@ def test_a_cancel_ends_it_and_what_it_started(worker: Worker) -> None:
     assert gone(pids[0])
 
 
-def test_what_the_caller_raises_ends_it(worker: Worker) -> None:
+def test_an_exception_of_the_caller_kills_the_worker(worker: Worker) -> None:
     worker(CHILD + "time.sleep(60)")
     pids: list[int] = []
 
@@ -135,7 +137,7 @@ def test_what_the_caller_raises_ends_it(worker: Worker) -> None:
 
 
 @pytest.mark.slow
-def test_a_child_that_holds_the_pipe_does_not_hold_us(worker: Worker) -> None:
+def test_a_child_that_keeps_the_pipe_open_does_not_block(worker: Worker) -> None:
     worker(CHILD + "say(result={'done': 1})")
     pids: list[int] = []
     assert run(progress=lambda event: pids.append(int(event.stage))) == {"done": 1}
@@ -145,13 +147,13 @@ def test_a_child_that_holds_the_pipe_does_not_hold_us(worker: Worker) -> None:
 # ------------------------------------------------------------------------------------------------ interpreters
 
 
-def test_versions_are_those_the_interpreter_names(worker: Worker) -> None:
+def test_check_interpreter_returns_the_versions_of_the_worker(worker: Worker) -> None:
     worker("say(result={'versions': {'torch': '2.13.0', 'n': 5}} if sys.argv[1:] == ['probe'] else {})")
     assert check_interpreter(PYTHON) == {"torch": "2.13.0", "n": "5"}
     assert versions_in({"versions": "none"}) == {}
 
 
-def test_the_real_worker_says_what_is_missing() -> None:
+def test_the_real_worker_reports_missing_packages() -> None:
     """This environment has neither PyTorch nor Optimum."""
     with pytest.raises(RuntimeUnavailableError) as raised:
         check_interpreter(PYTHON)
@@ -160,7 +162,7 @@ def test_the_real_worker_says_what_is_missing() -> None:
     assert "--python" in (raised.value.hint or "")
 
 
-def test_something_else_than_an_interpreter(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_program_is_refused_as_interpreter(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no program")
     for path in (tmp_path / "missing", tmp_path, tmp_path / "text"):
         with pytest.raises(InvalidRequestError, match="not a program"):
@@ -168,7 +170,7 @@ def test_something_else_than_an_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows decides by the ending what can be run")
-def test_a_program_that_is_no_python(tmp_path: Path) -> None:
+def test_a_program_that_is_not_python_is_refused_as_interpreter(tmp_path: Path) -> None:
     for name, content in (("broken", b"\x7fELF nothing"), ("echo", b"#!/bin/sh\necho hello\n")):
         path = tmp_path / name
         path.write_bytes(content)
@@ -178,8 +180,8 @@ def test_a_program_that_is_no_python(tmp_path: Path) -> None:
         assert "Python" in (raised.value.hint or "")
 
 
-def test_the_last_line_that_says_something() -> None:
+def test_last_line_returns_the_last_non_empty_line() -> None:
     assert last_line(b"one\n  two \n\n \n") == "two"
     assert last_line(b"\xff") == "�"
-    assert last_line(b"") == "it said nothing"
+    assert last_line(b"") == "no output"
     assert len(last_line(b"x" * 5000)) == 300

@@ -1,4 +1,4 @@
-"""What the worker does that needs no PyTorch: packing, checking a graph against logits, and how it speaks."""
+"""The parts of the worker that need no PyTorch: packing, checking a graph against logits, and its protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKER = Path(optimum_worker.__file__)
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A folder with a graph as Optimum leaves it, its weights inside."""
+    """A folder with a graph as Optimum writes it, with embedded weights."""
     source = write_folder(tmp_path / "source")
     (tmp_path / "work").mkdir()
     onnx.save_model(DecoderGraph(source).model(), tmp_path / "work" / RAW)
@@ -38,7 +38,7 @@ def run(*arguments: str | Path) -> tuple[int, list[Any], str]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def test_packed_weights_lie_in_one_file_of_their_own(work: Path) -> None:
+def test_packed_weights_are_in_one_separate_file(work: Path) -> None:
     (work / f"{RAW}_data").write_bytes(b"what Optimum leaves for large models")
     code, said, _ = run("pack", work, "keep")
     assert (code, said[0]) == (0, {"stage": "packing the weights"})
@@ -49,7 +49,7 @@ def test_packed_weights_lie_in_one_file_of_their_own(work: Path) -> None:
     assert places == {PACKED_DATA}
 
 
-def test_a_failure_is_an_answer_and_the_tools_words_go_elsewhere(tmp_path: Path) -> None:
+def test_a_worker_failure_is_a_json_answer_and_tool_output_goes_to_stderr(tmp_path: Path) -> None:
     code, said, err = run("pack", tmp_path / "missing", "keep")
     assert code == 1
     assert said[-1]["error"]["kind"] == "failed"
@@ -57,7 +57,7 @@ def test_a_failure_is_an_answer_and_the_tools_words_go_elsewhere(tmp_path: Path)
     assert "Traceback" in err
 
 
-def test_a_call_that_is_none() -> None:
+def test_a_worker_call_without_arguments_fails() -> None:
     code, said, _ = run()
     assert code == 1
     assert said[-1]["error"]["kind"] == "failed"
@@ -67,16 +67,16 @@ def expected(work: Path, tokens: list[int]) -> Any:
     return llama_logits(work.parent / "source.gguf", tokens)
 
 
-def test_a_graph_is_run_in_several_forwards(work: Path) -> None:
+def test_the_check_runs_the_graph_in_several_forwards(work: Path) -> None:
     tokens = list(range(40, 40 + sum(CHECKED_CHUNKS)))
     assert optimum_worker._check(work / RAW, tokens, expected(work, tokens)) < 1e-3
 
 
-def test_a_graph_that_computes_something_else_is_refused(work: Path) -> None:
+def test_a_graph_with_wrong_logits_is_refused(work: Path) -> None:
     tokens = list(range(40, 40 + sum(CHECKED_CHUNKS)))
     wrong = expected(work, tokens)
-    wrong[-1] += 1  # only the last forward, after a cache that was handed on twice
-    with pytest.raises(Refused, match="computes something else") as raised:
+    wrong[-1] += 1  # only the last forward, after two forwards with a cache
+    with pytest.raises(Refused, match="gives wrong logits") as raised:
         optimum_worker._check(work / RAW, tokens, wrong)
     assert raised.value.kind == "check"
     wrong[-1] = np.nan
@@ -95,9 +95,7 @@ def test_a_graph_that_computes_something_else_is_refused(work: Path) -> None:
         ({"transA": 1}, True, ["Gemm"]),
     ],
 )
-def test_a_gemm_becomes_a_product_that_can_be_quantised(
-    attributes: dict[str, Any], bias: bool, operators: list[str]
-) -> None:
+def test_a_gemm_becomes_a_quantisable_matmul(attributes: dict[str, Any], bias: bool, operators: list[str]) -> None:
     random = np.random.default_rng(1)
     shape = (6, 4) if attributes.get("transB") else (4, 6)
     tensors = {"w": random.standard_normal(shape), "b": random.standard_normal(6)}
@@ -131,7 +129,7 @@ NUMBERS = np.array([[1.5, -2.0], [0.25, 3.0]])
         (NUMBERS[0], False, "FLOAT"),
     ],
 )
-def test_a_table_is_halved_where_nothing_is_lost_or_rounding_is_wanted(table: Any, rounding: bool, kind: str) -> None:
+def test_a_lookup_table_gets_16_bits_if_lossless_or_rounding(table: Any, rounding: bool, kind: str) -> None:
     graph = helper.make_graph(
         [helper.make_node("Gather", ["t", "i"], ["y"]), helper.make_node("Neg", ["y"], ["z"])],
         "table",
@@ -153,7 +151,7 @@ def run_graph(model: Any, given: dict[str, Any]) -> Any:
     return session.run(None, given)[0]
 
 
-def test_a_table_that_is_a_matrix_as_well_stays(work: Path) -> None:
+def test_a_tied_table_keeps_32_bits(work: Path) -> None:
     model = onnx.load(work / RAW)
     before = model.SerializeToString()
     for node in model.graph.node:
@@ -164,7 +162,7 @@ def test_a_table_that_is_a_matrix_as_well_stays(work: Path) -> None:
     assert model.SerializeToString() == before
 
 
-def test_the_names_of_files_are_the_ones_that_are_read() -> None:
+def test_worker_file_names_match_the_exporter() -> None:
     from edgespec.export.onnx import from_folder as onnx_from_folder
 
     assert (onnx_from_folder._PACKED, onnx_from_folder._PACKED_DATA) == (PACKED, PACKED_DATA)

@@ -11,7 +11,7 @@ def tensor(name: str, type_name: str, byte_count: int = 1, shape: tuple[int, ...
     return TensorInfo(name=name, shape=shape, type_name=type_name, offset=0, byte_count=byte_count)
 
 
-def test_every_part_names_its_types_those_of_most_bytes_first() -> None:
+def test_each_part_lists_its_types_by_falling_bytes() -> None:
     found = quantisation_by_class(
         [
             tensor("blk.0.ffn_norm.weight", "F32", shape=(32,)),
@@ -35,7 +35,7 @@ def test_every_part_names_its_types_those_of_most_bytes_first() -> None:
     assert quantisation_by_class([]) == {}
 
 
-def test_a_real_header(models: Path) -> None:
+def test_quantisation_classes_of_a_real_gguf_header(models: Path) -> None:
     tied = quantisation_by_class(read_header(models / "tied.gguf").tensors)
     assert tied == {"embedding": "Q8_0", "attention": "Q8_0", "feed-forward": "Q8_0", "vectors": "F32"}
     assert quantisation_by_class(read_header(models / "untied.gguf").tensors)["head"] == "Q8_0"

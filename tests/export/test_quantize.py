@@ -21,8 +21,8 @@ def matrix_types(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", ["Q8_0", "q4_0", "f16", "f32", "q4"])
 @pytest.mark.parametrize("source", ["f32", "untied"])
-def test_a_model_is_requantised_and_loads(models: Path, tmp_path: Path, source: str, name: str) -> None:
-    """``untied`` is in Q8_0: from quantised to quantised too."""
+def test_a_requantised_model_loads_in_llama_cpp(models: Path, tmp_path: Path, source: str, name: str) -> None:
+    """``untied`` is Q8_0, so the test also covers a quantised source."""
     path = tmp_path / "new.gguf"
     header = requantize(models / f"{source}.gguf", path, name, 2)
     assert header == read_header(path)
@@ -34,7 +34,7 @@ def test_a_model_is_requantised_and_loads(models: Path, tmp_path: Path, source: 
     assert header.file_bytes <= most_bytes(read_header(models / f"{source}.gguf"), find_quant(name))
 
 
-def test_every_format_offered_is_known_to_the_library_and_bounded(models: Path, tmp_path: Path) -> None:
+def test_every_listed_format_works_and_stays_below_its_size_bound(models: Path, tmp_path: Path) -> None:
     header = read_header(models / "f32.gguf")
     for quant in QUANTS.values():
         assert hasattr(load().api, quant.constant)
@@ -44,19 +44,19 @@ def test_every_format_offered_is_known_to_the_library_and_bounded(models: Path, 
 
 
 @pytest.mark.parametrize("name", ["q3_7", "", "keep", "iq1_s"])
-def test_unknown_formats_are_refused_with_the_list(models: Path, tmp_path: Path, name: str) -> None:
+def test_unknown_formats_are_refused_with_the_list_of_names(models: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequestError, match="unknown quantisation") as caught:
         requantize(models / "f32.gguf", tmp_path / "new.gguf", name, 1)
     for known in ("q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16", "q4"):
         assert known in (caught.value.hint or "")
 
 
-def test_threads_below_one_are_refused(models: Path, tmp_path: Path) -> None:
+def test_requantising_on_fewer_than_one_thread_is_refused(models: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="threads"):
         requantize(models / "f32.gguf", tmp_path / "new.gguf", "q8_0", 0)
 
 
-def test_a_source_that_is_broken_or_has_no_tensors_is_refused(models: Path, tmp_path: Path) -> None:
+def test_requantising_a_broken_or_empty_gguf_is_refused(models: Path, tmp_path: Path) -> None:
     broken = tmp_path / "a.gguf"
     broken.write_bytes((models / "f32.gguf").read_bytes()[:-1000])
     with pytest.raises(ModelFileError, match="truncated"):
@@ -64,10 +64,10 @@ def test_a_source_that_is_broken_or_has_no_tensors_is_refused(models: Path, tmp_
     assert not (tmp_path / "new.gguf").exists()
 
 
-def test_native_failures_are_one_sentence_and_leave_nothing(
+def test_a_failure_of_the_quantizer_raises_an_error_and_leaves_no_file(
     models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An architecture that llama.cpp does not know passes our header check and fails there."""
+    """An architecture unknown to llama.cpp passes the header check and fails in the quantizer."""
     source = tmp_path / "a.gguf"
     data = (models / "f32.gguf").read_bytes()
     source.write_bytes(data.replace(b"llama", b"lhama"))
@@ -77,7 +77,7 @@ def test_native_failures_are_one_sentence_and_leave_nothing(
     assert any("lhama" in record.message for record in caplog.records)
 
 
-def test_a_native_failure_on_a_full_disk_says_so(
+def test_a_quantizer_failure_on_a_full_disk_raises_disk_space_error(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantize, "free_bytes", lambda path: 1000)
@@ -85,7 +85,7 @@ def test_a_native_failure_on_a_full_disk_says_so(
         requantize(models / "f32.gguf", tmp_path / "no" / "folder" / "new.gguf", "q8_0", 1)
 
 
-def test_a_cancelled_quantisation_ends_at_once_and_leaves_nothing(
+def test_a_cancelled_quantisation_returns_immediately_and_leaves_no_file(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, started = threading.Event(), threading.Event()
@@ -106,10 +106,10 @@ def test_a_cancelled_quantisation_ends_at_once_and_leaves_nothing(
         for thread in threading.enumerate():
             if thread.name == "edgespec-quantize":
                 thread.join()
-    assert list(tmp_path.iterdir()) == []  # nor does what ran on leave anything
+    assert list(tmp_path.iterdir()) == []  # the quantizer's thread left no file either
 
 
-def test_progress_tells_the_bytes_written(models: Path, tmp_path: Path) -> None:
+def test_quantisation_progress_reports_the_bytes_written(models: Path, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     header = requantize(models / "f32.gguf", tmp_path / "new.gguf", "q8_0", 1, progress=events.append)
     assert events[-1].done_bytes == header.file_bytes

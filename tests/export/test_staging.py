@@ -21,7 +21,7 @@ from tests.support.exporting import stop_half_done
 
 
 def put(folder: Path, text: str = "new") -> None:
-    """Stage an artefact of one file."""
+    """Write an export of one file through ``staged_folder``."""
     with staged_folder(folder, needed_bytes=10) as stage:
         (stage / "model.gguf").write_text(text)
         (stage / "manifest.json").write_text(json.dumps({"kind": "gguf", "files": {"model.gguf": {}}}))
@@ -31,7 +31,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_folder_appears_whole_where_there_was_none_or_an_empty_one(tmp_path: Path) -> None:
+def test_a_staged_folder_replaces_a_missing_or_empty_folder(tmp_path: Path) -> None:
     put(tmp_path / "deep" / "out")
     (tmp_path / "empty").mkdir()
     put(tmp_path / "empty")
@@ -41,14 +41,14 @@ def test_a_folder_appears_whole_where_there_was_none_or_an_empty_one(tmp_path: P
     assert names(tmp_path / "deep") == ["out"]
 
 
-def test_an_earlier_artefact_is_replaced_and_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_an_earlier_export_is_replaced_completely(tmp_path: Path) -> None:
     put(tmp_path / "out", "old")
     put(tmp_path / "out", "new")
     assert (tmp_path / "out" / "model.gguf").read_text() == "new"
     assert names(tmp_path) == ["out"]
 
 
-def test_until_the_new_one_is_complete_the_old_one_is_there(tmp_path: Path) -> None:
+def test_the_old_export_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     put(tmp_path / "out", "old")
 
     def interrupted() -> None:
@@ -63,7 +63,7 @@ def test_until_the_new_one_is_complete_the_old_one_is_there(tmp_path: Path) -> N
     assert names(tmp_path) == ["out"]
 
 
-def test_if_the_last_rename_fails_the_old_one_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_last_rename_restores_the_old_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path / "out", "old")
     rename, renames = Path.replace, []
 
@@ -80,7 +80,7 @@ def test_if_the_last_rename_fails_the_old_one_is_put_back(tmp_path: Path, monkey
     assert names(tmp_path) == ["out"]
 
 
-def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+def test_an_export_to_a_linked_folder_keeps_the_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     put(tmp_path / "link")
@@ -88,7 +88,7 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
     assert names(tmp_path / "real") == ["manifest.json", "model.gguf"]
 
 
-# ------------------------------------------------------------------------------------ what is not ours
+# ------------------------------------------------------------------------------- folders of other programs
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
         " " * 2_000_000,
     ],
 )
-def test_a_folder_that_is_not_an_artefact_is_left_alone(tmp_path: Path, manifest: str | None) -> None:
+def test_a_folder_that_is_not_an_export_is_never_replaced(tmp_path: Path, manifest: str | None) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a").write_text("precious")
     if manifest is not None:
@@ -117,7 +117,7 @@ def test_a_folder_that_is_not_an_artefact_is_left_alone(tmp_path: Path, manifest
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_an_artefact_with_something_else_in_it_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_an_export_with_foreign_files_is_never_replaced(tmp_path: Path, kind: str) -> None:
     put(tmp_path / "out", "old")
     other = tmp_path / "out" / "notes"
     if kind == "file":
@@ -132,7 +132,7 @@ def test_an_artefact_with_something_else_in_it_is_left_alone(tmp_path: Path, kin
     assert len(names(tmp_path / "out")) == (2 if kind == "link" else 3)
 
 
-def test_what_is_put_there_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_files_added_during_the_export_are_never_replaced(tmp_path: Path) -> None:
     def raced() -> None:
         with staged_folder(tmp_path / "out", needed_bytes=10) as stage:
             (stage / "model.gguf").write_text("new")
@@ -145,7 +145,7 @@ def test_what_is_put_there_meanwhile_is_left_alone(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_at_the_destination_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("precious")
     with pytest.raises(InvalidRequestError, match="not a folder"):
         check_replaceable(tmp_path / "out")
@@ -157,7 +157,7 @@ def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- a full disk
 
 
-def test_too_little_space_is_said_before_anything_is_written(
+def test_too_little_disk_space_is_refused_before_any_write(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
@@ -169,7 +169,7 @@ def test_too_little_space_is_said_before_anything_is_written(
 
 
 @pytest.mark.parametrize("where", ["write", "fsync", "manifest"])
-def test_a_disk_that_fills_up_is_one_sentence_and_changes_nothing(
+def test_a_disk_that_fills_up_raises_disk_space_error_and_keeps_files(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     export_whole(models / "tied.gguf", tmp_path / "out", name="old", sha256=None)
@@ -211,7 +211,9 @@ def test_a_disk_that_fills_up_is_one_sentence_and_changes_nothing(
     assert names(tmp_path) == ["out"]
 
 
-def test_a_folder_that_may_not_be_written_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_destination_without_write_permission_raises_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -248,7 +250,7 @@ def whole(folder: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_export_leaves_nothing_half_written(models: Path, tmp_path: Path) -> None:
+def test_a_killed_export_leaves_no_incomplete_folder(models: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
 
     def check() -> None:
@@ -260,11 +262,11 @@ def test_a_killed_export_leaves_nothing_half_written(models: Path, tmp_path: Pat
         exporter.kill()
         exporter.wait()
         check()
-    put(tmp_path / "other")  # and this cleans up after the dead
+    put(tmp_path / "other")  # this export removes the temporary of the killed process
     assert [name for name in names(tmp_path) if name.startswith(".")] == []
 
 
-def test_names_match_those_that_are_cleaned_up(tmp_path: Path) -> None:
+def test_names_of_staged_folders_match_the_cleanup_pattern(tmp_path: Path) -> None:
     with staged_folder(tmp_path / "out", needed_bytes=0) as stage:
         assert atomic._TEMPORARY.match(stage.name)
         assert stage.parent == tmp_path

@@ -1,4 +1,4 @@
-"""Texts whose tokens are counted: how they are split, cut and read, and what is kept between two exports."""
+"""Counting tokens: how texts are read, cut into pieces and split, and which answers are saved between exports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ANSWERS = (
 
 
 @given(st.lists(st.integers()))
-def test_every_third_is_held_out_and_nothing_is_lost(items: list[int]) -> None:
+def test_split_holds_out_every_third_item_and_loses_none(items: list[int]) -> None:
     ranking, held_out = split(items)
     assert held_out == items[2::3]
     assert HELD_OUT_EVERY == 3
@@ -52,7 +52,7 @@ def test_every_third_is_held_out_and_nothing_is_lost(items: list[int]) -> None:
 
 
 @given(TEXTS, st.integers(1, 30))
-def test_counts_are_of_the_vocabularys_ids(texts: list[list[int]], size: int) -> None:
+def test_count_tokens_ignores_ids_outside_the_vocabulary(texts: list[list[int]], size: int) -> None:
     counts = count_tokens(texts, size)
     inside = [token for text in texts for token in text if token < size]
     assert counts == Counter(inside)
@@ -60,14 +60,14 @@ def test_counts_are_of_the_vocabularys_ids(texts: list[list[int]], size: int) ->
 
 
 @given(TEXTS, TEXTS)
-def test_counts_of_two_sources_add_up(first: list[list[int]], second: list[list[int]]) -> None:
+def test_token_counts_of_two_sources_add_up(first: list[list[int]], second: list[list[int]]) -> None:
     both = TokenCounts.of(first, 31) + TokenCounts.of(second, 31)
     ranking = [*split(first)[0], *split(second)[0]]
     held_out = [*split(first)[1], *split(second)[1]]
     assert both == TokenCounts(ranking=count_tokens(ranking, 31), held_out=count_tokens(held_out, 31))
 
 
-def test_answers_are_counted_for_as_many_tokens_as_agreed() -> None:
+def test_token_counts_use_96_tokens_of_each_answer() -> None:
     assert TOKENS_PER_PROMPT == 96
 
 
@@ -75,7 +75,7 @@ def test_answers_are_counted_for_as_many_tokens_as_agreed() -> None:
 
 
 @given(st.text(st.sampled_from("ab \n\r\u2028é"), max_size=200), st.integers(1, 30))
-def test_pieces_are_the_text_and_long_enough(text: str, characters: int) -> None:
+def test_joined_pieces_are_the_text_and_only_the_last_is_short(text: str, characters: int) -> None:
     found = pieces(text, characters)
     assert "".join(found) == text
     assert all(len(piece) >= characters for piece in found[:-1])
@@ -83,14 +83,14 @@ def test_pieces_are_the_text_and_long_enough(text: str, characters: int) -> None
     assert "" not in found
 
 
-def test_pieces_end_with_a_line_and_have_the_size_agreed() -> None:
+def test_pieces_end_at_line_ends_and_have_1000_characters() -> None:
     text = "a line of some length\n" * 200
     found = pieces(text)
     assert all(piece.endswith("\n") for piece in found)
     assert all(PIECE_CHARACTERS <= len(piece) < PIECE_CHARACTERS + 22 for piece in found[:-1])
 
 
-def test_a_text_is_read_without_its_byte_order_mark(tmp_path: Path) -> None:
+def test_read_text_removes_the_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes("\ufeffGrüße\r\n".encode())
     assert read_text(path) == "Grüße\r\n"
@@ -100,7 +100,7 @@ def test_a_text_is_read_without_its_byte_order_mark(tmp_path: Path) -> None:
     ("content", "words"),
     [(b"text\xff\xfe", "byte 4"), (b"", "holds no text"), (b" \n\t", "holds no text"), (None, "No such file")],
 )
-def test_what_is_no_text_is_one_sentence(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_a_file_that_is_not_text_is_refused_with_a_reason(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = tmp_path / "text"
     if content is not None:
         path.write_bytes(content)
@@ -110,7 +110,7 @@ def test_what_is_no_text_is_one_sentence(tmp_path: Path, content: bytes | None, 
     assert str(path) in caught.value.message
 
 
-def test_folders_pipes_and_impossible_paths_are_refused(tmp_path: Path) -> None:
+def test_read_text_refuses_folders_pipes_and_invalid_paths(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(InvalidRequestError, match="is not a file"):
@@ -119,7 +119,7 @@ def test_folders_pipes_and_impossible_paths_are_refused(tmp_path: Path) -> None:
         read_text(Path("a\0b"))
 
 
-def test_a_text_that_is_far_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_text_refuses_a_too_long_file_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text"
     path.write_text("four")
     monkeypatch.setattr(emissions, "MOST_TEXT_BYTES", 4)
@@ -132,7 +132,7 @@ def test_a_text_that_is_far_too_long_is_not_read(tmp_path: Path, monkeypatch: py
 # -------------------------------------------------------------------------------------- kept between exports
 
 
-def test_answers_are_found_again(tmp_path: Path) -> None:
+def test_saved_answers_are_loaded_again(tmp_path: Path) -> None:
     assert load_answers(tmp_path, KEY) == ()
     save_answers(tmp_path, KEY, ANSWERS)
     assert load_answers(tmp_path, KEY) == ANSWERS
@@ -153,7 +153,7 @@ def test_answers_are_found_again(tmp_path: Path) -> None:
         {"prompt_ids": ("a",)},
     ],
 )
-def test_answers_to_something_else_are_not(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_answers_saved_for_another_key_are_not_loaded(tmp_path: Path, other: dict[str, Any]) -> None:
     save_answers(tmp_path, KEY, ANSWERS)
     changed = replace(KEY, **other)
     if "prompt_ids" not in other:
@@ -166,8 +166,8 @@ def answers(document: dict[str, Any]) -> Any:
     return document["answers"]
 
 
-def test_answers_so_far_are_found_again(tmp_path: Path) -> None:
-    """An export that was left in the middle of asking goes on where it was."""
+def test_an_incomplete_set_of_answers_is_loaded_again(tmp_path: Path) -> None:
+    """An export that was interrupted while the target answered resumes with the saved answers."""
     for count in range(len(ANSWERS) + 1):
         save_answers(tmp_path, KEY, ANSWERS[:count])
         assert load_answers(tmp_path, KEY) == ANSWERS[:count]
@@ -192,7 +192,7 @@ SPOILT: list[Callable[[dict[str, Any]], object]] = [
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_a_cache_that_is_not_sound_holds_nothing(tmp_path: Path, spoil: Callable[[dict[str, Any]], object]) -> None:
+def test_an_invalid_cache_of_answers_loads_nothing(tmp_path: Path, spoil: Callable[[dict[str, Any]], object]) -> None:
     save_answers(tmp_path, KEY, ANSWERS)
     path = tmp_path / KEY.file_name
     document = json.loads(path.read_bytes())
@@ -201,7 +201,7 @@ def test_a_cache_that_is_not_sound_holds_nothing(tmp_path: Path, spoil: Callable
     assert load_answers(tmp_path, KEY) == ()
 
 
-def test_garbage_is_no_cache_and_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_cache_of_answers_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / KEY.file_name
     save_answers(tmp_path, KEY, ANSWERS)
     whole = path.read_bytes()

@@ -32,14 +32,14 @@ ALWAYS = st.lists(st.integers(0, VOCABULARY - 1), max_size=10)
 
 
 @given(COUNTS)
-def test_ranking_is_by_count_and_then_by_id(counts: dict[int, int]) -> None:
+def test_tokens_are_ranked_by_count_and_then_by_id(counts: dict[int, int]) -> None:
     ranked = rank_tokens(counts, VOCABULARY)
     assert ranked.dtype == np.int32
     assert ranked.tolist() == sorted(range(VOCABULARY), key=lambda token: (-counts.get(token, 0), token))
 
 
 @given(COUNTS, ALWAYS, st.integers(10, VOCABULARY + 10))
-def test_kept_ids_are_ascending_and_the_most_frequent_beside_those_always_kept(
+def test_kept_ids_are_ascending_special_and_most_frequent_tokens(
     counts: dict[int, int], always: list[int], size: int
 ) -> None:
     kept = kept_ids(counts, size, always, vocabulary_size=VOCABULARY)
@@ -54,13 +54,15 @@ def test_kept_ids_are_ascending_and_the_most_frequent_beside_those_always_kept(
 
 
 @given(COUNTS, ALWAYS, st.integers(10, VOCABULARY - 1))
-def test_a_larger_head_holds_the_smaller_one(counts: dict[int, int], always: list[int], size: int) -> None:
+def test_a_larger_head_contains_all_rows_of_a_smaller_head(
+    counts: dict[int, int], always: list[int], size: int
+) -> None:
     smaller = kept_ids(counts, size, always, vocabulary_size=VOCABULARY)
     larger = kept_ids(counts, size + 1, always, vocabulary_size=VOCABULARY)
     assert set(smaller.tolist()) < set(larger.tolist())
 
 
-def test_a_head_too_small_for_the_special_tokens_is_refused_with_the_least() -> None:
+def test_a_head_too_small_for_special_tokens_is_refused_with_the_minimum() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         kept_ids({}, 2, [5, 6, 7, 7], vocabulary_size=VOCABULARY)
     assert "3" in (caught.value.hint or "")
@@ -70,13 +72,13 @@ def test_a_head_too_small_for_the_special_tokens_is_refused_with_the_least() -> 
 
 
 @pytest.mark.parametrize("counts", [{VOCABULARY: 1}, {-1: 1}, {3: -1}])
-def test_counts_that_cannot_be_are_refused(counts: dict[int, int]) -> None:
+def test_negative_counts_and_ids_outside_the_vocabulary_are_refused(counts: dict[int, int]) -> None:
     with pytest.raises(InvalidRequestError):
         kept_ids(counts, 10, [], vocabulary_size=VOCABULARY)
 
 
 @pytest.mark.parametrize("always", [[VOCABULARY], [-1]])
-def test_special_tokens_outside_the_vocabulary_are_refused(always: list[int]) -> None:
+def test_special_token_ids_outside_the_vocabulary_are_refused(always: list[int]) -> None:
     with pytest.raises(InvalidRequestError, match="outside"):
         kept_ids({}, 10, always, vocabulary_size=VOCABULARY)
 
@@ -85,7 +87,7 @@ def test_special_tokens_outside_the_vocabulary_are_refused(always: list[int]) ->
 
 
 @given(SPOKEN, st.sets(st.integers(0, VOCABULARY - 1)))
-def test_coverage_is_the_share_of_the_tokens(counts: dict[int, int], kept: set[int]) -> None:
+def test_coverage_is_the_share_of_counted_tokens_in_the_kept_rows(counts: dict[int, int], kept: set[int]) -> None:
     inside = coverage(counts, sorted(kept))
     outside = coverage(counts, sorted(set(range(VOCABULARY)) - kept))
     assert 0 <= inside <= 1
@@ -94,7 +96,7 @@ def test_coverage_is_the_share_of_the_tokens(counts: dict[int, int], kept: set[i
 
 
 @pytest.mark.parametrize("counts", [{}, {1: 0}, {1: 5, 2: -1}])
-def test_coverage_of_no_text_is_refused(counts: dict[int, int]) -> None:
+def test_coverage_of_empty_counts_is_refused(counts: dict[int, int]) -> None:
     with pytest.raises(InvalidRequestError, match="held-out"):
         coverage(counts, [1])
 
@@ -102,7 +104,7 @@ def test_coverage_of_no_text_is_refused(counts: dict[int, int]) -> None:
 # --------------------------------------------------------------------------------------- special tokens
 
 
-def test_special_and_byte_tokens_and_named_ids_are_always_kept(tmp_path: Path) -> None:
+def test_special_tokens_byte_tokens_and_named_ids_are_always_kept(tmp_path: Path) -> None:
     types = [1, 2, 3, 4, 5, 6, 1, 1, 1]
     keys = raw_gguf.tokens(*"abcdefghi", types=types, bos=6, eos=1, padding=99)
     header = raw_gguf.read(tmp_path / "a.gguf", raw_gguf.build(keys))
@@ -110,7 +112,7 @@ def test_special_and_byte_tokens_and_named_ids_are_always_kept(tmp_path: Path) -
     assert always_kept(header).dtype == np.int32
 
 
-def test_long_type_tables_are_read_and_missing_ones_are_no_tokens(tmp_path: Path) -> None:
+def test_a_missing_token_type_table_keeps_only_named_ids(tmp_path: Path) -> None:
     types = [1] * 300
     types[3] = types[299] = 3
     keys = raw_gguf.tokens(*map(str, range(300)), types=types)
@@ -119,16 +121,16 @@ def test_long_type_tables_are_read_and_missing_ones_are_no_tokens(tmp_path: Path
     assert always_kept(raw_gguf.read(tmp_path / "b.gguf", raw_gguf.build(keys))).tolist() == [1]
 
 
-def test_a_file_without_vocabulary_says_so(tmp_path: Path) -> None:
+def test_always_kept_of_a_file_without_vocabulary_raises(tmp_path: Path) -> None:
     header = raw_gguf.read(tmp_path / "a.gguf", raw_gguf.build([raw_gguf.ARCH, *raw_gguf.tokens("a", eos=0)[3:]]))
     with pytest.raises(ModelFileError, match="no vocabulary"):
         always_kept(header)
 
 
-# -------------------------------------------------------------------------------------- what a row costs
+# ---------------------------------------------------------------------------------- the cost of a row
 
 
-def test_the_line_goes_through_both_measurements() -> None:
+def test_the_head_cost_line_goes_through_both_measurements() -> None:
     cost = HeadCost.through((1000, 0.010), (3000, 0.016))
     assert cost.row_s == pytest.approx(3e-6)
     assert cost.rest_s == pytest.approx(0.007)
@@ -137,7 +139,7 @@ def test_the_line_goes_through_both_measurements() -> None:
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.floats(1e-6, 1), st.floats(1e-6, 1))
-def test_whatever_was_measured_nothing_costs_less_than_nothing(
+def test_head_costs_from_any_measurement_are_not_negative(
     rows: int, more: int, trimmed_s: float, whole_s: float
 ) -> None:
     cost = HeadCost.through((rows, trimmed_s), (rows + more, whole_s))
@@ -146,13 +148,13 @@ def test_whatever_was_measured_nothing_costs_less_than_nothing(
     assert cost.forward_s(rows + more) == pytest.approx(whole_s)
 
 
-def test_a_head_that_is_no_faster_smaller_is_not_trimmed() -> None:
+def test_a_head_that_is_not_faster_when_trimmed_stays_whole() -> None:
     cost = HeadCost.through((10, 0.011), (100, 0.010))
     assert (cost.rest_s, cost.row_s) == (0.010, 0)
     assert not choose(cost=cost).trims
 
 
-def test_more_than_all_of_the_time_cannot_be_the_heads() -> None:
+def test_the_head_never_costs_more_than_the_whole_forward() -> None:
     cost = HeadCost.through((10, 0.0001), (100, 0.010))
     assert cost.rest_s == pytest.approx(0, abs=1e-12)
     assert cost.row_s == pytest.approx(0.0001)
@@ -169,7 +171,7 @@ def test_more_than_all_of_the_time_cannot_be_the_heads() -> None:
         ((10, 0.1), (100, math.inf)),
     ],
 )
-def test_what_is_no_measurement_makes_no_line(points: tuple[tuple[int, float], tuple[int, float]]) -> None:
+def test_invalid_measurements_of_head_costs_are_refused(points: tuple[tuple[int, float], tuple[int, float]]) -> None:
     with pytest.raises(InvalidRequestError):
         HeadCost.through(*points)
 
@@ -186,7 +188,7 @@ def test_what_is_no_measurement_makes_no_line(points: tuple[tuple[int, float], t
     st.floats(1e-6, 0.1),
     st.floats(0, 1),
 )
-def test_nothing_allowed_is_faster_than_the_choice(
+def test_no_allowed_size_is_faster_than_the_chosen_size(
     counts: dict[int, int],
     held_out: dict[int, int],
     always: list[int],
@@ -219,7 +221,7 @@ def test_nothing_allowed_is_faster_than_the_choice(
     assert decision.reasons
 
 
-# 100 tokens; the first ten are nearly all of the text.
+# 100 tokens; the first ten tokens are nearly all of the text.
 FREQUENT = {token: 1000 - token if token < 10 else 1 for token in range(100)}
 
 
@@ -234,7 +236,7 @@ def choose(**changed: object) -> SizeDecision:
     return choose_size(FREQUENT, held_out, [0, 1], sizes, **settings)  # type: ignore[arg-type]
 
 
-def test_the_choice_is_explained() -> None:
+def test_the_chosen_size_has_reasons() -> None:
     decision = choose(sizes=(1, 5, 10, 50))
     assert decision.size == 10
     chosen, five, fifty, one = decision.reasons
@@ -246,7 +248,7 @@ def test_the_choice_is_explained() -> None:
     assert one == "1 rows cannot hold the 2 tokens that are always kept"
 
 
-def test_a_loss_of_five_percent_is_allowed_unless_told_otherwise() -> None:
+def test_a_loss_of_five_percent_is_allowed_by_default() -> None:
     assert ACCEPTANCE_LOSS_ALLOWED == 0.05
     just = {0: 95, 99: 5}
     more = {0: 949, 99: 51}
@@ -255,13 +257,13 @@ def test_a_loss_of_five_percent_is_allowed_unless_told_otherwise() -> None:
     assert choose(held_out=more, lost_allowed=0.06).size == 5
 
 
-def test_tokens_that_the_whole_head_would_not_have_said_either_cost_nothing() -> None:
+def test_a_head_may_lack_more_tokens_if_the_whole_head_rarely_proposes_them() -> None:
     assert lost_allowed(None) == lost_allowed(1.0) == ACCEPTANCE_LOSS_ALLOWED
     assert lost_allowed(0.8) == pytest.approx(0.0625)
     assert lost_allowed(0.0) == lost_allowed(LEAST_RIGHT_OF_LOST) == pytest.approx(0.1)
 
 
-def test_lost_tokens_count_as_much_as_the_whole_head_would_have_said_of_them() -> None:
+def test_lost_tokens_count_by_the_share_the_whole_head_would_propose() -> None:
     counts = dict.fromkeys(range(20), 1)
     options: dict[str, Any] = {"vocabulary_size": 100, "cost": HeadCost(rest_s=1.0, row_s=0.01), "lost_allowed": 1.0}
     held_out = {0: 90, 15: 10}
@@ -275,13 +277,13 @@ def test_lost_tokens_count_as_much_as_the_whole_head_would_have_said_of_them() -
     assert speeds == pytest.approx([0.9 * 2.0 / 1.1, 1.0])
 
 
-def test_if_everything_loses_too_much_all_rows_stay() -> None:
+def test_all_rows_are_kept_if_every_size_loses_too_much() -> None:
     decision = choose(held_out={99: 1})
     assert not decision.trims
     assert decision.reasons[0] == "all 100 rows are kept"
 
 
-def test_the_sizes_offered_unless_told_otherwise() -> None:
+def test_the_default_candidate_sizes_of_a_head() -> None:
     counts = dict.fromkeys(range(20000), 1)
     decision = choose_size(counts, counts, [], vocabulary_size=150_000, cost=HeadCost(rest_s=0.0125, row_s=48e-9))
     assert tuple(each.size for each in decision.candidates) == (*CANDIDATE_SIZES, 150_000)
@@ -302,6 +304,6 @@ def test_the_sizes_offered_unless_told_otherwise() -> None:
         {"held_out": {}},
     ],
 )
-def test_nonsense_is_refused(changed: dict[str, object]) -> None:
+def test_invalid_arguments_of_choose_size_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError):
         choose(**changed)

@@ -30,7 +30,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_a_written_file_is_whole_and_alone(tmp_path: Path) -> None:
+def test_a_written_file_is_complete_and_leaves_no_temporary(tmp_path: Path) -> None:
     write_json(tmp_path / "deep" / "a.json", {"name": "modèle", "n": 1})
     write_text(tmp_path / "deep" / "b.txt", "one\ntwo\n")
     assert json.loads((tmp_path / "deep" / "a.json").read_text(encoding="utf-8")) == {"name": "modèle", "n": 1}
@@ -38,7 +38,7 @@ def test_a_written_file_is_whole_and_alone(tmp_path: Path) -> None:
     assert names(tmp_path / "deep") == ["a.json", "b.txt"]
 
 
-def test_an_exception_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> None:
+def test_an_exception_while_writing_keeps_the_old_file_and_no_temporary(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     write_bytes(path, b"old")
 
@@ -54,7 +54,7 @@ def test_an_exception_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_only_what_is_durable_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
+def test_only_a_durable_write_calls_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(atomic.os, "fsync", flushed.append)
     with replacing(tmp_path / "model.bin", durable=durable) as file:
@@ -64,7 +64,7 @@ def test_only_what_is_durable_is_waited_for(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("where", ["write", "fsync"])
-def test_a_full_disk_is_one_sentence_and_changes_nothing(
+def test_a_full_disk_raises_disk_space_error_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     path = tmp_path / "model.bin"
@@ -89,26 +89,26 @@ def test_a_full_disk_is_one_sentence_and_changes_nothing(
     assert names(tmp_path) == ["model.bin"]
 
 
-def test_json_refuses_what_is_not_json(tmp_path: Path) -> None:
+def test_write_json_refuses_nan_and_infinity(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a.json", {"speed": float("nan")})
     assert names(tmp_path) == []
 
 
-def test_names_of_any_length_and_alphabet_work(tmp_path: Path) -> None:
+def test_long_and_non_ascii_file_names_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("é" * 120)  # 240 bytes
     write_bytes(path, b"x")
     assert names(tmp_path) == [path.name]
 
 
-def test_temporaries_of_the_dead_go_and_of_the_living_stay(tmp_path: Path) -> None:
+def test_temporaries_of_dead_processes_are_removed_and_of_live_ones_kept(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     mine = temporary_name("model.bin")
     dead = mine.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
     (tmp_path / mine).write_bytes(b"x")
     (tmp_path / dead).write_bytes(b"x")
-    (tmp_path / f"{dead[:-4]}").mkdir()  # not our pattern
+    (tmp_path / f"{dead[:-4]}").mkdir()  # not the pattern of temporaries
     folder = tmp_path / dead.replace("model", "other")
     folder.mkdir()
     (folder / "inside").write_bytes(b"x")
@@ -117,7 +117,7 @@ def test_temporaries_of_the_dead_go_and_of_the_living_stay(tmp_path: Path) -> No
     assert names(tmp_path) == sorted([mine, dead[:-4], "unrelated.tmp"])
 
 
-def test_temporaries_of_another_host_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporaries_of_another_host_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic, "_HOST", "aaaaaa")
     name = temporary_name("model.bin").replace(f"-{os.getpid()}-", "-4194999-")
     monkeypatch.setattr(atomic, "_HOST", "bbbbbb")
@@ -135,8 +135,8 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="process numbers of one's own are Linux's")
-def test_temporaries_of_a_container_under_this_hosts_name_stay(tmp_path: Path) -> None:
-    """It counts processes from 1 on: its own number is another process here, or none."""
+def test_temporaries_of_a_container_with_the_same_hostname_are_kept(tmp_path: Path) -> None:
+    """A container numbers processes from 1: its pid is another process on this host, or unused."""
     command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
     inside = subprocess.Popen([*command, sys.executable, "-c", CONTAINED], stdout=subprocess.PIPE, text=True)
     try:
@@ -145,7 +145,7 @@ def test_temporaries_of_a_container_under_this_hosts_name_stay(tmp_path: Path) -
         if not name:
             pytest.skip("process numbers of one's own are not allowed here")
         (tmp_path / name).write_bytes(b"x")
-        long_ago = time.time() - 10**6  # whoever has that number here is younger
+        long_ago = time.time() - 10**6  # the process with that pid on this host is younger
         os.utime(tmp_path / name, (long_ago, long_ago))
         assert remove_stale_temporaries(tmp_path) == []
     finally:
@@ -153,13 +153,13 @@ def test_temporaries_of_a_container_under_this_hosts_name_stay(tmp_path: Path) -
         inside.communicate()
 
 
-def test_containers_under_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_containers_with_the_same_hostname_get_different_temporary_names(monkeypatch: pytest.MonkeyPatch) -> None:
     spaces = {"machine": "pid:[4026531836]", "one": "pid:[4026532781]", "other": "pid:[4026533001]"}
     found = {}
     for whose, space in spaces.items():
         monkeypatch.setattr(Path, "readlink", lambda _path, space=space: Path(space))
         found[whose] = atomic._process_numbers()
-    assert found["machine"] == ""  # names are as they were before containers were told apart
+    assert found["machine"] == ""  # temporary names on the machine itself stay the same as in older releases
     assert found["one"] != found["other"]
 
     def hidden(_path: Path) -> Path:
@@ -182,7 +182,7 @@ while True:
 """
 
 
-def test_a_killed_writer_never_leaves_half_a_file(tmp_path: Path) -> None:
+def test_a_killed_writer_never_leaves_an_incomplete_file(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     for attempt in range(5):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
@@ -195,11 +195,13 @@ def test_a_killed_writer_never_leaves_half_a_file(tmp_path: Path) -> None:
         data = path.read_bytes()
         assert len(data) == 64 * 4096
         assert len(set(data)) == 1
-    write_bytes(path, b"next")  # and this cleans up after the dead
+    write_bytes(path, b"next")  # this write removes the temporary of the killed process
     assert names(tmp_path) == ["model.bin"]
 
 
-def test_hashing_reports_and_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_a_file_reports_progress_and_can_be_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(b"abc" * 1000)
     monkeypatch.setattr(atomic, "CHUNK_BYTES", 1024)
@@ -211,7 +213,9 @@ def test_hashing_reports_and_can_be_cancelled(tmp_path: Path, monkeypatch: pytes
         sha256_file(path, cancelled=lambda: True)
 
 
-def test_space_is_asked_at_the_nearest_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_is_checked_at_the_nearest_existing_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert disk.free_bytes(tmp_path / "not" / "there") > 0
     monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
     with pytest.raises(DiskSpaceError) as caught:
@@ -226,5 +230,5 @@ def test_space_is_asked_at_the_nearest_folder_that_exists(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("count", "text"), [(999, "999 bytes"), (1_117_320_768, "1.1 GB"), (98_362_432, "98.4 MB")])
-def test_sizes_read_well(count: int, text: str) -> None:
+def test_byte_counts_are_shown_in_decimal_units(count: int, text: str) -> None:
     assert disk.readable_bytes(count) == text

@@ -1,4 +1,4 @@
-"""The GGUF header reader on good files: what it says of them, how fast, and how little it keeps."""
+"""The GGUF header reader on valid files: facts, time and memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", quant="Q8_0")
 
 
-def test_facts_of_a_valid_file(tiny: Path) -> None:
+def test_model_facts_come_from_the_gguf_header(tiny: Path) -> None:
     header = read_header(tiny)
     rows = 3 + 256 + len(VOCABULARY) + 2
     block = 64 * 64 * 2 + 32 * 64 * 2 + 128 * 64 * 3
@@ -64,7 +64,7 @@ def test_facts_of_a_valid_file(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_0"])
-def test_agrees_with_the_gguf_package(tmp_path: Path, quant: Any) -> None:
+def test_the_gguf_reader_agrees_with_the_gguf_package(tmp_path: Path, quant: Any) -> None:
     header = read_header(write_tiny_gguf(tmp_path / "m.gguf", quant=quant, extra_tokens=3))
     other = gguf.GGUFReader(str(header.path))
     assert header.data_offset == other.data_offset
@@ -82,12 +82,12 @@ def _plain(each: Any) -> Any:
     return list(each) if isinstance(each, tuple) else each
 
 
-def test_metadata_cannot_be_changed(tiny: Path) -> None:
+def test_gguf_metadata_is_read_only(tiny: Path) -> None:
     with pytest.raises(TypeError):
         read_header(tiny).metadata["general.architecture"] = "other"  # type: ignore[index]
 
 
-def test_every_value_type(tmp_path: Path) -> None:
+def test_every_gguf_value_type_is_read(tmp_path: Path) -> None:
     keys: list[Key] = [ARCH]
     scalars = {U8: 255, I8: -1, U16: 65535, I16: -2, U32: 2**32 - 1, I32: -3, U64: 2**64 - 1, I64: -4}
     keys += [(f"scalar.{kind}", kind, number) for kind, number in scalars.items()]
@@ -101,7 +101,7 @@ def test_every_value_type(tmp_path: Path) -> None:
     assert (metadata["none"], metadata["flags"], metadata["words"]) == ((), (True, False), ("a", ""))
 
 
-def test_long_arrays_stay_in_the_file(tmp_path: Path) -> None:
+def test_gguf_arrays_over_64_elements_stay_in_the_file(tmp_path: Path) -> None:
     words, numbers = [f"w{i}" for i in range(65)], list(range(65))
     keys = [
         ARCH,
@@ -123,7 +123,7 @@ def test_long_arrays_stay_in_the_file(tmp_path: Path) -> None:
         next(counts.strings())
 
 
-def test_an_array_whose_file_changed_raises(tmp_path: Path) -> None:
+def test_reading_an_array_raises_if_the_file_changed(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     words = read(path, build([ARCH, ("words", ARR, array(STR, ["abc"] * 65))])).metadata["words"]
     assert isinstance(words, GgufArray)
@@ -138,7 +138,7 @@ def test_an_array_whose_file_changed_raises(tmp_path: Path) -> None:
         words.sha256()
 
 
-def test_per_layer_heads_and_defaults(tmp_path: Path) -> None:
+def test_head_counts_per_layer_and_default_head_lengths_are_read(tmp_path: Path) -> None:
     keys: list[Key] = [
         ARCH,
         ("llama.block_count", U32, 3),
@@ -155,7 +155,7 @@ def test_per_layer_heads_and_defaults(tmp_path: Path) -> None:
     assert hybrid.kv_bytes_per_token(16) == 3 * (24 + 16) * 2
 
 
-def test_bytes_per_forward_of_tied_and_mixture_models(tmp_path: Path) -> None:
+def test_bytes_per_forward_counts_a_tied_head_and_used_experts_only(tmp_path: Path) -> None:
     keys: list[Key] = [ARCH, ("llama.expert_count", U32, 8), ("llama.expert_used_count", U32, 2)]
     tensors = [tensor("token_embd.weight", (8, 4)), tensor("blk.0.ffn_up_exps.weight", (8, 4, 8), 0, 128)]
     tied = read(tmp_path / "m.gguf", build(keys, tensors, data=128 + 1024))
@@ -165,7 +165,7 @@ def test_bytes_per_forward_of_tied_and_mixture_models(tmp_path: Path) -> None:
     assert untied.bytes_per_forward == 1024 * 2 // 8 + 128
 
 
-def test_a_file_without_weights_or_counts(tmp_path: Path) -> None:
+def test_a_gguf_without_tensors_is_read_and_missing_facts_raise(tmp_path: Path) -> None:
     header = read(tmp_path / "m.gguf", build(tokens("a", "b"), version=2))
     assert (header.version, header.vocabulary_size, header.tensors) == (2, 2, ())
     for missing in ("context_length", "head_count_kv", "key_length"):
@@ -175,8 +175,8 @@ def test_a_file_without_weights_or_counts(tmp_path: Path) -> None:
         _ = read(tmp_path / "m.gguf", build()).vocabulary_size
 
 
-def test_a_large_vocabulary_is_read_quickly(tmp_path: Path) -> None:
-    count = 152_000  # Qwen 2.5's, with as many merges; the weights are a hole in the file
+def test_a_gguf_with_a_large_vocabulary_is_read_quickly(tmp_path: Path) -> None:
+    count = 152_000  # Qwen 2.5's vocabulary, with the same number of merges; the weights are a hole in the file
     texts = [b"tok%d" % number for number in range(count)]
     keys = [*tokens(*texts, types=[1] * count), ("tokenizer.ggml.merges", ARR, array(STR, texts))]
     path = tmp_path / "m.gguf"

@@ -1,4 +1,4 @@
-"""Split GGUF models: all parts are one model, whichever is named, and a set that is not whole is one sentence."""
+"""Split GGUF models: any part gives the whole model, and an incomplete set is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parts(tiny: TinyModels, tmp_path: Path) -> list[Path]:
     return found
 
 
-def test_names() -> None:
+def test_names_of_split_models_are_parsed() -> None:
     assert part_name("a/b-00002-of-00003.gguf") == PartName("a/b", 2, 3, ".gguf")
     assert part_name("x-00001-of-00002.GGUF").names == ("x-00001-of-00002.GGUF", "x-00002-of-00002.GGUF")  # type: ignore[union-attr]
     assert part_name("x-00003-of-00003.gguf").first == "x-00001-of-00003.gguf"  # type: ignore[union-attr]
@@ -49,7 +49,9 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("number", range(PARTS))
-def test_any_part_names_the_whole_model(tiny: TinyModels, parts: list[Path], number: int) -> None:
+def test_reading_any_part_gives_the_header_of_the_whole_model(
+    tiny: TinyModels, parts: list[Path], number: int
+) -> None:
     whole, split = read_header(tiny.target), read_header(parts[number])
     assert split.path == parts[0]
     assert [part.path for part in split.parts] == parts
@@ -67,7 +69,7 @@ def test_any_part_names_the_whole_model(tiny: TinyModels, parts: list[Path], num
     assert located.identity == read_model_file(parts[0]).identity
 
 
-def test_a_model_in_one_file_is_one_part(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_model_in_one_file_has_one_part_and_takes_no_others(tiny: TinyModels, tmp_path: Path) -> None:
     header = read_header(tiny.target)
     assert header.split == ()
     assert [(part.path, part.start, part.byte_count) for part in header.parts] == [
@@ -76,16 +78,16 @@ def test_a_model_in_one_file_is_one_part(tiny: TinyModels, tmp_path: Path) -> No
     alone = tmp_path / "x-00001-of-00001.gguf"
     alone.write_bytes(build([ARCH, *keys(0, 1, 1)], [tensor("t", (32,))], data=128))
     assert read_header(alone).split == ()
-    with pytest.raises(ModelFileError, match="a whole model, and not one part"):
+    with pytest.raises(ModelFileError, match="a whole model, not a part"):
         read_header(alone, [tiny.target])
 
 
-def test_the_first_part_may_hold_no_tensor(tiny: TinyModels, tmp_path: Path) -> None:
+def test_the_first_part_of_a_split_model_may_hold_no_tensors(tiny: TinyModels, tmp_path: Path) -> None:
     found = split_gguf(tiny.target, tmp_path / "set", tensors=9, small_first=True)
     assert read_header(found[-1]).parameter_count == read_header(tiny.target).parameter_count
 
 
-def test_a_folder_with_one_split_model(tiny: TinyModels, parts: list[Path]) -> None:
+def test_a_folder_with_one_split_model_is_read_as_a_model(tiny: TinyModels, parts: list[Path]) -> None:
     (parts[0].parent / "mmproj-f16.gguf").write_bytes(b"GGUF")
     assert read_model_file(parts[0].parent).header.split
     shutil.copy(tiny.target, parts[0].parent / "other.gguf")
@@ -93,21 +95,21 @@ def test_a_folder_with_one_split_model(tiny: TinyModels, parts: list[Path]) -> N
         read_model_file(parts[0].parent)
 
 
-def test_a_part_that_was_replaced_makes_another_model(parts: list[Path]) -> None:
+def test_replacing_a_part_changes_the_identity_of_a_split_model(parts: list[Path]) -> None:
     before = read_model_file(parts[0]).identity
     parts[2].touch()
     assert read_model_file(parts[0]).identity != before
 
 
-def test_parts_under_any_name_if_all_are_given(parts: list[Path]) -> None:
+def test_parts_may_have_any_name_if_all_paths_are_given(parts: list[Path]) -> None:
     moved = [path.rename(path.with_name(f"sha256-{number}")) for number, path in enumerate(parts)]
     header = read_header(moved[2], [moved[0], moved[1]])
     assert [part.path for part in header.parts] == moved
     with pytest.raises(ModelFileError, match=r"sha256-1: it is part 2 of 3 of a split model, and its name does not"):
         read_header(moved[1])
-    with pytest.raises(ModelFileError, match="it has 3 parts, and 2 are here"):
+    with pytest.raises(ModelFileError, match="it has 3 parts, but 2 are given"):
         read_header(moved[0], moved[1:2])
-    with pytest.raises(ModelFileError, match=r"sha256-1: it is part 2 of 3, where part 3 of 3 belongs"):
+    with pytest.raises(ModelFileError, match=r"sha256-1: it is part 2 of 3, but part 3 of 3 was expected"):
         read_header(moved[0], [moved[1], moved[1]])
 
 
@@ -175,19 +177,19 @@ def _a_folder(parts: list[Path]) -> None:
         (_missing, 1, "part 2 of 3 of this model is missing"),
         (_first_missing, 0, "part 1 of 3 of this model is missing"),
         (_truncated, 2, "truncated"),
-        (_swapped, 1, "by its name it is part 2 of 3, by its content part 3 of 3"),
-        (_whole_model, 1, "by its name it is part 2 of 3, by its content a whole model"),
+        (_swapped, 1, "its name says part 2 of 3, its content says part 3 of 3"),
+        (_whole_model, 1, "its name says part 2 of 3, its content says a whole model"),
         (_another_architecture, 1, "it is part 2 of another model"),
         (_of_a_larger_model, 1, "it is part 2 of another model"),
-        (_tensors_twice, 1, "it holds tensor 'token_embd.weight', and so does an earlier part"),
-        (_too_few_tensors, 0, "its 3 parts hold 13 tensors together, and it has 21"),
-        (_too_many_tensors, 1, "with part 2 there are 29 tensors, and the model has 21"),
+        (_tensors_twice, 1, "it and an earlier part hold tensor 'token_embd.weight'"),
+        (_too_few_tensors, 0, "its 3 parts hold 13 tensors, but the model has 21"),
+        (_too_many_tensors, 1, "parts 1 to 2 hold 29 tensors, but the model has 21"),
         (_part_beyond_the_count, 1, "it is part 4 of 3"),
         (_no_total, 1, "does not state split.tensors.count"),
         (_a_folder, 1, "it is a directory"),
     ],
 )
-def test_a_set_that_is_not_whole_names_the_part(
+def test_an_incomplete_or_mixed_split_model_is_refused_with_the_part(
     parts: list[Path], damage: Callable[[list[Path]], None], named: int, sentence: str
 ) -> None:
     damage(parts)
@@ -198,23 +200,23 @@ def test_a_set_that_is_not_whole_names_the_part(
     assert caught.value.hint
 
 
-def test_a_part_under_the_name_of_another_count(parts: list[Path]) -> None:
+def test_a_part_whose_name_states_another_count_is_refused(parts: list[Path]) -> None:
     strange = parts[0].rename(parts[0].with_name("tiny-00001-of-00002.gguf"))
-    with pytest.raises(ModelFileError, match="by its name it is part 1 of 2, by its content part 1 of 3"):
+    with pytest.raises(ModelFileError, match="its name says part 1 of 2, its content says part 1 of 3"):
         read_header(strange)
 
 
-def test_a_count_of_parts_that_is_not_sane_is_refused(tmp_path: Path) -> None:
+def test_an_implausible_count_of_parts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x-00001-of-00002.gguf"
     path.write_bytes(build([ARCH, ("split.count", U16, 65535)]))
-    with pytest.raises(ModelFileError, match=r"split\.count is 65535, which is not sane"):
+    with pytest.raises(ModelFileError, match=r"split\.count is 65535: 0 to 1024 is allowed"):
         read_header(path)
     path.write_bytes(build([("split.no", U16, 1)]))
     with pytest.raises(ModelFileError, match="it is part 2 of 0"):
         read_header(path)
 
 
-def test_the_digest_of_parts_is_that_of_their_digests(tmp_path: Path) -> None:
+def test_the_digest_of_a_split_model_is_the_sha256_of_its_parts_digests(tmp_path: Path) -> None:
     digests = [hashlib.sha256(text).hexdigest() for text in (b"a", b"b")]
     for name, text in (("1", b"a"), ("2", b"b")):
         (tmp_path / name).write_bytes(text)

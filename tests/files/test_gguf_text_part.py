@@ -1,4 +1,4 @@
-"""Files that hold a text model and what turns images into tokens, as Ollama keeps them."""
+"""GGUF files with a text model and vision tensors, as Ollama stores them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VISION = {
     "v.patch_embedding.weight": np.full((4, 8), np.nan, dtype=np.float32),
     "mm.mm_input_projection.weight": np.ones((8, 64), dtype=np.float32),
 }
-# What Ollama's converter of gemma3 leaves out or writes otherwise (convert/convert_gemma3.go).
+# Keys that Ollama's converter of gemma3 leaves out or writes differently (convert/convert_gemma3.go).
 LEFT_OUT = ("gemma3.rope.", "gemma3.attention.layer_norm_rms_epsilon", "tokenizer.ggml.add_space_prefix")
 SEEN = {"gemma3.mm.tokens_per_image": 256, "gemma3.vision.block_count": 1}
 IMAGE_TOKEN = {
@@ -43,7 +43,7 @@ IMAGE_TOKEN = {
 
 @pytest.fixture
 def gemma(tmp_path: Path) -> Path:
-    """As llama.cpp's converter writes it."""
+    """A gemma3 model as llama.cpp's converter writes it."""
     plain = write_tiny_gguf(tmp_path / "raw.gguf", architecture="gemma3", quant="Q8_0", seed=3)
     keys = {
         "gemma3.rope.freq_base": 1e6,
@@ -64,7 +64,7 @@ def scores(path: Path) -> bytes:
         return sequence.forward([2, 5, 9, 260, 7, 11, 40, 41], rows=3).logits(2).tobytes()
 
 
-def test_the_text_of_such_a_file_is_that_of_the_text_model_alone(gemma: Path) -> None:
+def test_a_multimodal_gguf_gives_the_same_text_as_the_text_model_alone(gemma: Path) -> None:
     plain, whole = read_header(gemma), read_header(of_ollama(gemma))
     assert [each.name for each in whole.tensors] == [each.name for each in plain.tensors]
     assert {tensor.name for tensor in whole.vision_tensors} == set(VISION)
@@ -79,7 +79,7 @@ def test_the_text_of_such_a_file_is_that_of_the_text_model_alone(gemma: Path) ->
     assert list(found) == list(expected)
 
 
-def test_what_ollama_takes_for_granted_is_filled_in(gemma: Path) -> None:
+def test_keys_that_ollama_leaves_out_of_gemma3_are_filled_in(gemma: Path) -> None:
     header = read_header(of_ollama(gemma))
     assert header.completed
     assert header.metadata["gemma3.rope.freq_base"] == 1e6
@@ -98,7 +98,7 @@ def test_what_ollama_takes_for_granted_is_filled_in(gemma: Path) -> None:
     assert read_header(long).metadata["gemma3.rope.scaling.factor"] == 8.0
 
 
-def test_its_own_names_of_keys_are_read(gemma: Path) -> None:
+def test_ollamas_key_names_of_gemma3_are_read(gemma: Path) -> None:
     keys = {"gemma3.rope.global.freq_base": 2e6, "gemma3.rope.local.freq_base": 3e4}
     pattern = {"gemma3.attention.sliding_window_pattern": [True] * 2}
     header = read_header(of_ollama(gemma, keys | pattern, tensors={}, lists={}))
@@ -111,21 +111,23 @@ def test_its_own_names_of_keys_are_read(gemma: Path) -> None:
     assert kept.metadata["gemma3.attention.sliding_window_pattern"] == (True, False)
 
 
-def test_files_of_llama_cpp_are_read_as_they_are(gemma: Path, tiny: TinyModels) -> None:
+def test_metadata_of_llama_cpps_own_files_is_not_completed(gemma: Path, tiny: TinyModels) -> None:
     for path in (gemma, tiny.target):
         header = read_header(path)
         assert (header.completed, header.vision_tensors) == (False, ())
     assert "gemma3.rope.freq_base_swa" not in read_header(gemma).metadata
 
 
-def test_vision_of_another_family_is_set_aside_too(tiny: TinyModels, tmp_path: Path) -> None:
+def test_vision_tensors_of_other_architectures_are_separated_too(tiny: TinyModels, tmp_path: Path) -> None:
     path = rewrite_gguf(tiny.target, tmp_path / "seeing.gguf", tensors=VISION)
     header = read_header(path)
     assert (len(header.vision_tensors), header.completed) == (3, False)
     assert scores(path) == scores(tiny.target)
 
 
-def test_llama_cpp_is_not_asked_to_load_what_it_refuses(gemma: Path, tiny: TinyModels, tmp_path: Path) -> None:
+def test_the_llama_runtime_refuses_files_with_vision_tensors_before_loading(
+    gemma: Path, tiny: TinyModels, tmp_path: Path
+) -> None:
     for path in (of_ollama(gemma), rewrite_gguf(tiny.target, tmp_path / "seeing.gguf", tensors=VISION)):
         file = read_model_file(path)
         with pytest.raises(RuntimeUnavailableError, match="vision tensors in the text model's file") as caught:
@@ -139,7 +141,7 @@ def test_llama_cpp_is_not_asked_to_load_what_it_refuses(gemma: Path, tiny: TinyM
         RUNTIMES["llama"].check(lacking, HOST)
 
 
-def test_a_family_that_only_llama_cpp_knows_is_a_sentence_with_both_reasons(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_vision_file_that_no_runtime_runs_is_refused_with_both_reasons(tiny: TinyModels, tmp_path: Path) -> None:
     keys = {"mllama.block_count": 2, "mllama.context_length": 64}
     path = rewrite_gguf(tiny.target, tmp_path / "m.gguf", tensors=VISION, keys=keys, architecture="mllama")
     with pytest.raises(RuntimeUnavailableError) as caught:
@@ -148,13 +150,13 @@ def test_a_family_that_only_llama_cpp_knows_is_a_sentence_with_both_reasons(tiny
     assert "vision tensors" in caught.value.message
 
 
-def test_a_projector_is_no_model(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_projector_file_is_refused_as_a_model(tiny: TinyModels, tmp_path: Path) -> None:
     path = rewrite_gguf(tiny.target, tmp_path / "mmproj-F16.gguf", architecture="clip")
-    with pytest.raises(ModelFileError, match="it is a projector, which turns images into tokens"):
+    with pytest.raises(ModelFileError, match="it is an image projector"):
         read_model_file(path)
 
 
-def test_it_is_said_where_it_is_run_and_nowhere_else(gemma: Path, tmp_path: Path) -> None:
+def test_completed_metadata_is_reported_only_when_the_model_is_run(gemma: Path, tmp_path: Path) -> None:
     from edgespec.files.home import Home
 
     events: list[ProgressEvent] = []
@@ -168,13 +170,13 @@ def test_it_is_said_where_it_is_run_and_nowhere_else(gemma: Path, tmp_path: Path
     ]
 
 
-def test_it_is_not_exported_with_keys_that_only_ollama_knows(gemma: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="written as Ollama writes this family"):
+def test_a_gguf_with_ollamas_keys_is_not_exported(gemma: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="converted by Ollama"):
         export_trimmed(of_ollama(gemma), tmp_path / "out", name="x", sha256=None, kept=np.arange(300, dtype=np.int32))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_shortened_array_reads_no_further(tiny: TinyModels) -> None:
+def test_a_shortened_gguf_array_holds_only_the_first_elements(tiny: TinyModels) -> None:
     tokens = read_header(tiny.target).metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, GgufArray)
     assert list(tokens.first(5).strings()) == list(tokens.strings())[:5]

@@ -1,4 +1,4 @@
-"""Whether two vocabularies are the same, and the sentence that says where they are not."""
+"""Comparisons of two vocabularies, and the reported differences."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def _words(count: int, **changed: str) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [3, 100], ids=["short", "long"])
-def test_equal_vocabularies(tmp_path: Path, count: int) -> None:
+def test_equal_vocabularies_have_no_difference(tmp_path: Path, count: int) -> None:
     keys = tokens(*_words(count), types=[1] * count, bos=1, eos=2)
     assert compare_vocabularies(*_pair(tmp_path, keys, keys)) is None
-    # What only one of the two states is not compared.
+    # Keys that only one of the two files states are not compared.
     assert compare_vocabularies(*_pair(tmp_path, keys, tokens(*_words(count)))) is None
 
 
 @pytest.mark.parametrize("count", [10, 100], ids=["short", "long"])
-def test_first_differing_token_is_named(tmp_path: Path, count: int) -> None:
+def test_the_first_differing_token_is_reported(tmp_path: Path, count: int) -> None:
     target, drafter = tokens(*_words(count)), tokens(*_words(count, w7="seven", w9="nine"))
     difference = compare_vocabularies(*_pair(tmp_path, target, drafter))
     assert difference is not None
@@ -38,16 +38,16 @@ def test_first_differing_token_is_named(tmp_path: Path, count: int) -> None:
     assert difference.reason == "token 7 is 'w7' in the target but 'seven' in the drafter"
 
 
-def test_bytes_that_are_not_text_are_compared_too(tmp_path: Path) -> None:
+def test_tokens_that_are_not_utf8_are_compared_as_bytes(tmp_path: Path) -> None:
     texts: list[str | bytes] = [*_words(80)]
     other: list[str | bytes] = [*_words(80)]
-    texts[5], other[5] = b"\xff", b"\\xff"  # the same when shown, different when stored
+    texts[5], other[5] = b"\xff", b"\\xff"  # equal when shown, different when stored
     difference = compare_vocabularies(*_pair(tmp_path, tokens(*texts), tokens(*other)))
     assert difference is not None
     assert difference.token_id == 5
 
 
-def test_differing_types_special_ids_and_models(tmp_path: Path) -> None:
+def test_different_token_types_special_ids_or_tokenizers_are_reported(tmp_path: Path) -> None:
     keys = tokens(*_words(70), types=[1] * 70, bos=1, eos=2)
     cases: list[tuple[list[Key], str]] = [
         (tokens(*_words(70), types=[1] * 69 + [3]), "token 69 is 'w69' of type 1 in the target but 'w69' of type 3"),
@@ -63,7 +63,7 @@ def test_differing_types_special_ids_and_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("longer", ["target", "drafter"])
-def test_padding_at_the_tail_is_allowed(tmp_path: Path, longer: str) -> None:
+def test_vocabularies_may_differ_in_padding_at_the_end(tmp_path: Path, longer: str) -> None:
     plain = tokens(*_words(70), types=[1] * 70)
     by_type = tokens(*_words(70), "unused", types=[1] * 70 + [5])
     by_text = tokens(*_words(70), "[PAD70]", "[PAD71]")
@@ -80,7 +80,7 @@ def test_padding_at_the_tail_is_allowed(tmp_path: Path, longer: str) -> None:
             assert f"in the {longer}" in difference.reason or f"the {longer} has" in difference.reason
 
 
-def test_tiny_models_share_their_vocabulary(tmp_path: Path) -> None:
+def test_the_tiny_test_models_share_a_vocabulary(tmp_path: Path) -> None:
     target = read_header(write_tiny_gguf(tmp_path / "tiny.gguf"))
     padded = read_header(write_tiny_gguf(tmp_path / "padded.gguf", seed=1, extra_tokens=7))
     assert compare_vocabularies(target, padded) is None

@@ -27,11 +27,11 @@ def fields(**values: Any) -> Fields:
         (b'{"a": -Infinity}', "-Infinity is not a number"),
         (b'{"a": "\xff"}', "not valid JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
-        (b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested absurdly deep"),
+        (b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
         (b'{"a": 1', "not valid JSON"),
     ],
 )
-def test_bad_json_is_one_sentence(raw: bytes, words: str) -> None:
+def test_malformed_json_is_refused_with_a_reason(raw: bytes, words: str) -> None:
     with pytest.raises(ModelFileError) as caught:
         parse_object(PATH, raw)
     assert words in caught.value.message
@@ -40,17 +40,17 @@ def test_bad_json_is_one_sentence(raw: bytes, words: str) -> None:
     assert len(caught.value.message) < 400
 
 
-def test_the_offset_is_told() -> None:
+def test_a_json_error_states_the_byte_offset() -> None:
     with pytest.raises(ModelFileError, match="at byte 8"):
         parse_object(PATH, b"{", offset=8)
 
 
-def test_files_are_read_whole_and_only_up_to_a_size(tmp_path: Path) -> None:
+def test_json_files_above_the_size_limit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(b'{"a": 1}')
     assert read_regular_file(path, 8) == b'{"a": 1}'
     assert read_fields(path, 8).integer("a", 0, 9) == 1
-    with pytest.raises(ModelFileError, match="8 bytes are absurd"):
+    with pytest.raises(ModelFileError, match="8 bytes are too large"):
         read_regular_file(path, 7)
     with pytest.raises(ModelFileError, match="no such file"):
         read_regular_file(tmp_path / "other", 8)
@@ -59,14 +59,14 @@ def test_files_are_read_whole_and_only_up_to_a_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the platform has no named pipes")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_named_pipe_is_refused_without_opening_it(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     os.mkfifo(path)
     with pytest.raises(ModelFileError, match="not a regular file"):
         read_regular_file(path, 8)
 
 
-def test_values_of_the_right_kind() -> None:
+def test_members_of_the_right_type_are_returned() -> None:
     found = fields(a=3, b=2.5, c=True, d="x", e=[1], f={"g": 1}, h=None)
     assert found.integer("a", 3, 3) == 3
     assert found.number("a", 3, 3) == 3.0
@@ -84,7 +84,7 @@ def test_values_of_the_right_kind() -> None:
     assert found.names() == ["a", "b", "c", "d", "e", "f"]
 
 
-def test_null_is_absent() -> None:
+def test_a_null_member_counts_as_absent() -> None:
     found = fields(h=None)
     for name in ("h", "i"):
         assert found.integer(name, 0, 1, 1) == 1
@@ -97,18 +97,18 @@ def test_null_is_absent() -> None:
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", -1, 2, 10**400, [], {}])
-def test_what_is_no_integer_in_range(value: Any) -> None:
+def test_a_member_that_is_not_an_integer_in_range_is_refused(value: Any) -> None:
     with pytest.raises(ModelFileError, match=r"config\.json: a is .* a whole number from 0 to 1 is needed"):
         fields(a=value).integer("a", 0, 1)
 
 
 @pytest.mark.parametrize("value", [True, "1", -1, 2, 10**400, float("inf"), float("nan"), []])
-def test_what_is_no_number_in_range(value: Any) -> None:
+def test_a_member_that_is_not_a_number_in_range_is_refused(value: Any) -> None:
     with pytest.raises(ModelFileError, match="a number from 0 to 1 is needed"):
         fields(a=value).number("a", 0, 1)
 
 
-def test_other_kinds_are_refused_with_their_place() -> None:
+def test_members_of_another_type_are_refused_with_their_name() -> None:
     found = fields(a=1)
     for read in (found.flag, found.text, found.items, found.member):
         with pytest.raises(ModelFileError, match="a is 1"):
@@ -120,7 +120,7 @@ def test_other_kinds_are_refused_with_their_place() -> None:
     assert len(caught.value.message) < 200
 
 
-def test_half_a_surrogate_pair_is_no_text() -> None:
+def test_half_a_surrogate_pair_is_refused_as_text() -> None:
     assert is_text("a🙂")
     assert not is_text("\ud83d")
     with pytest.raises(ModelFileError, match="a string is needed"):

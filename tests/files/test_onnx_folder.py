@@ -1,4 +1,4 @@
-"""Folders with an ONNX model: what is read from a sound one, and what is refused of a hostile one, how fast."""
+"""ONNX folders: facts of a valid folder, and quick refusal of hostile folders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> ModelFileError:
-    """The error that reading raises; in under a second of the processor's time."""
+    """The error that reading the folder raises, in under a second of CPU time."""
     started = time.process_time()
     with pytest.raises(ModelFileError) as raised:
         read_onnx_folder(folder)
@@ -58,7 +58,7 @@ def refusal(folder: Path) -> ModelFileError:
 
 
 def edit_graph(folder: Path, change: Callable[[Any], object]) -> None:
-    """Let ``change`` work on the model; the manifest states the new file."""
+    """Apply ``change`` to the model, and record the new file in the manifest."""
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     change(model)
     (folder / "model.onnx").write_bytes(model.SerializeToString())
@@ -72,7 +72,7 @@ def constant(model: Any, name: str) -> Any:
 # -------------------------------------------------------------------------------------------------- a sound one
 
 
-def test_what_a_sound_folder_says(sound: Path, source: Path) -> None:
+def test_a_valid_onnx_folder_gives_the_facts_of_its_source(sound: Path, source: Path) -> None:
     artefact, header = read_onnx_folder(sound), read_header(source)
     assert (artefact.folder, artefact.graph_path) == (sound, sound / "model.onnx")
     assert artefact.data_path == sound / "model.onnx.data"
@@ -94,14 +94,14 @@ def test_what_a_sound_folder_says(sound: Path, source: Path) -> None:
     assert compare_vocabularies(header, artefact.tokenizer_header) is None
 
 
-def test_an_untrimmed_head_has_no_ids(source: Path, tmp_path: Path) -> None:
+def test_an_onnx_model_with_a_whole_head_has_no_kept_ids(source: Path, tmp_path: Path) -> None:
     export_onnx(source, tmp_path / "out", name="tiny", sha256=None)
     artefact = read_onnx_folder(tmp_path / "out")
     assert (artefact.ids, artefact.kept, artefact.rows) == (None, None, VOCABULARY_SIZE)
 
 
-def test_bytes_of_a_forward_are_those_of_the_matrices(tmp_path: Path) -> None:
-    """Nine bits per weight of a matrix: eight and a float32 for 32 of them."""
+def test_bytes_per_forward_of_an_onnx_model_count_its_matrices(tmp_path: Path) -> None:
+    """Nine bits per weight of a matrix: eight bits, and a float32 per 32 weights."""
     head, width = VOCABULARY_SIZE * 64 * 9 // 8, 64
     for tied in (False, True):
         source = write_tiny_model(tmp_path / f"{tied}.gguf", quant="Q8_0", layers=1, tied=tied)
@@ -115,13 +115,13 @@ def test_bytes_of_a_forward_are_those_of_the_matrices(tmp_path: Path) -> None:
         assert 0 <= artefact.weight_bytes - artefact.bytes_per_forward - ropes - embedding < small
 
 
-def test_the_identity_is_that_of_the_content_not_of_the_place(folder: Path, sound: Path) -> None:
+def test_the_identity_of_an_onnx_folder_does_not_depend_on_its_path(folder: Path, sound: Path) -> None:
     assert read_onnx_folder(folder).identity == read_onnx_folder(sound).identity
     edit_manifest(folder, lambda document: document.update(licence="MIT"))
     assert read_onnx_folder(folder).identity != read_onnx_folder(sound).identity
 
 
-def test_it_is_recognised_by_its_manifest_or_its_files(folder: Path, tmp_path: Path) -> None:
+def test_an_onnx_folder_is_recognised_by_its_manifest_or_its_files(folder: Path, tmp_path: Path) -> None:
     assert is_onnx_folder(folder)
     assert not is_onnx_folder(tmp_path)
     assert not is_onnx_folder(tmp_path / "absent")
@@ -140,7 +140,7 @@ def test_it_is_recognised_by_its_manifest_or_its_files(folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_a_missing_file_a_folder_and_a_pipe(folder: Path, name: str) -> None:
+def test_an_onnx_folder_with_a_missing_file_a_folder_or_a_pipe_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink()
     assert "no such file" in refusal(folder).message
     (folder / name).mkdir()
@@ -153,43 +153,43 @@ def test_a_missing_file_a_folder_and_a_pipe(folder: Path, name: str) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_links_out_of_the_folder_and_within_it(folder: Path, name: str) -> None:
+def test_links_in_an_onnx_folder_are_refused(folder: Path, name: str) -> None:
     (folder / name).rename(folder.parent / name)
     (folder / name).symlink_to(folder.parent / name)
-    assert "it is a link" in refusal(folder).message
+    assert "it is a symbolic link" in refusal(folder).message
     (folder / name).unlink()
     (folder / name).hardlink_to(folder.parent / name)
     assert "hard link" in refusal(folder).message
     (folder / name).unlink()
     (folder.parent / name).rename(folder / f"other-{name}")
     (folder / name).symlink_to(f"other-{name}")
-    assert "it is a link" in refusal(folder).message
+    assert "it is a symbolic link" in refusal(folder).message
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_another_size_than_the_manifest_says(folder: Path, name: str) -> None:
+def test_an_onnx_file_whose_size_differs_from_the_manifest_is_refused(folder: Path, name: str) -> None:
     with (folder / name).open("ab") as file:
         file.write(b"\0")
     assert "the manifest says" in refusal(folder).message
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "tokenizer.gguf"])
-def test_another_content_of_the_same_size(folder: Path, name: str) -> None:
+def test_an_onnx_file_whose_hash_differs_from_the_manifest_is_refused(folder: Path, name: str) -> None:
     content = bytearray((folder / name).read_bytes())
     content[-1] ^= 1
     (folder / name).write_bytes(content)
     assert "sha256" in refusal(folder).message
 
 
-def test_absurdly_many_bytes_are_not_read(folder: Path) -> None:
+def test_implausibly_large_onnx_files_are_refused_unread(folder: Path) -> None:
     for name in ("model.onnx", "tokenizer.gguf"):
         with (folder / name).open("r+b") as file:
             file.truncate(2**40)  # takes no room on the disk
         edit_manifest(folder, lambda document, name=name: document["files"][name].update(bytes=2**40))
-        assert "absurd" in refusal(folder).message
+        assert "too large" in refusal(folder).message
 
 
-def test_data_that_became_shorter(folder: Path) -> None:
+def test_weights_shorter_than_the_graph_states_are_refused(folder: Path) -> None:
     with (folder / "model.onnx.data").open("r+b") as file:
         file.truncate(4096)
     record_file(folder, "model.onnx.data")
@@ -224,12 +224,14 @@ def test_data_that_became_shorter(folder: Path) -> None:
         ({"files": {"../x": {}}}, "not a plain name"),
     ],
 )
-def test_a_manifest_that_lies(folder: Path, change: dict[str, Any], says: str) -> None:
+def test_an_onnx_manifest_that_contradicts_the_files_is_refused(
+    folder: Path, change: dict[str, Any], says: str
+) -> None:
     edit_manifest(folder, lambda document: document.update(change))
     assert says in refusal(folder).message
 
 
-def test_a_tokenizer_of_another_model(folder: Path, source: Path, tmp_path: Path) -> None:
+def test_an_onnx_folder_with_another_models_tokenizer_is_refused(folder: Path, source: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.gguf").write_bytes(source.read_bytes())
     record_file(folder, "tokenizer.gguf")
     assert "no tensors" in refusal(folder).message
@@ -239,7 +241,7 @@ def test_a_tokenizer_of_another_model(folder: Path, source: Path, tmp_path: Path
 
 
 def place(**changes: str) -> Callable[[Any], None]:
-    """State another place for the first constant in the data file."""
+    """Change the stated place of the first constant in the data file."""
 
     def change(model: Any) -> None:
         tensor = next(t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
@@ -297,14 +299,14 @@ SUBGRAPH = helper.make_graph([], "sub", [], [])
         (place(location="tokenizer.gguf"), "tokenizer.gguf"),
         (place(location="x" * 5000), "instead of model.onnx.data"),
         (place(offset="99999999"), "which has"),
-        (place(offset="-4096"), "not stated as a place"),
-        (place(offset="1" * 30), "not stated as a place"),
-        (place(offset="0x10"), "not stated as a place"),
-        (place(length="4"), "are set aside"),
-        (place(length=""), "not stated as a place"),
-        (place(checksum="x"), "unknown words"),
+        (place(offset="-4096"), "not an offset and a length"),
+        (place(offset="1" * 30), "not an offset and a length"),
+        (place(offset="0x10"), "not an offset and a length"),
+        (place(length="4"), "but its range has"),
+        (place(length=""), "not an offset and a length"),
+        (place(checksum="x"), "an unknown key"),
         (twice, "stated twice"),
-        (dims(2**39, 2**39), "are set aside"),
+        (dims(2**39, 2**39), "but its range has"),
         (dims(2**62), "impossible shape"),
         (dims(-1, 5), "impossible shape"),
         (dims(0), "impossible shape"),
@@ -314,7 +316,7 @@ SUBGRAPH = helper.make_graph([], "sub", [], [])
         (lambda model: setattr(model.graph.initializer[0], "name", ""), "empty or occurs twice"),
         (lambda model: setattr(model.graph.initializer[0], "name", model.graph.initializer[1].name), "occurs twice"),
         (lambda model: constant(model, "integers.1").float_data.append(1), "no exported graph has"),
-        (lambda model: setattr(constant(model, "integers.1"), "raw_data", b"\0"), "where 8 belong"),
+        (lambda model: setattr(constant(model, "integers.1"), "raw_data", b"\0"), "instead of 8"),
         (shadow, "both an input and a constant"),
         (lambda model: model.opset_import.append(helper.make_opsetid("evil.example", 1)), "evil.example"),
         (lambda model: setattr(model.graph.node[0], "domain", "evil.example"), "evil.example"),
@@ -328,21 +330,23 @@ SUBGRAPH = helper.make_graph([], "sub", [], [])
         (lambda model: model.graph.input.pop(), "it has no input past_key_values.1.value"),
         (lambda model: model.graph.output.pop(0), "it has no output logits"),
         (lambda model: setattr(model.graph.input[0], "name", "ids"), "input"),
-        (lambda model: setattr(model.graph.input[0].type.tensor_type, "elem_type", 1), "another type"),
+        (lambda model: setattr(model.graph.input[0].type.tensor_type, "elem_type", 1), "wrong type"),
         (lambda model: model.graph.input[0].type.tensor_type.shape.dim.pop(), "number of dimensions"),
         (lambda model: setattr(model.graph.output[0].type.tensor_type.shape.dim[2], "dim_value", 7), "instead of"),
         (lambda model: model.graph.node.pop(), "not a constant of"),
         (lambda model: model.ClearField("graph"), "no graph"),
-        (lambda model: setattr(model.graph, "doc_string", "x" * 5_000_000), "absurd"),
+        (lambda model: setattr(model.graph, "doc_string", "x" * 5_000_000), "too large"),
         (lambda model: model.graph.node[0].input.extend(["x"] * 500_000), "more than 200000 fields"),
     ],
 )
-def test_a_graph_with_a_trick(folder: Path, change: Callable[[Any], object], says: str) -> None:
+def test_a_hostile_onnx_graph_is_refused_with_a_reason(
+    folder: Path, change: Callable[[Any], object], says: str
+) -> None:
     edit_graph(folder, change)
     assert says in refusal(folder).message
 
 
-def test_weights_that_lie_on_top_of_one_another(folder: Path) -> None:
+def test_an_onnx_graph_with_overlapping_weights_is_refused(folder: Path) -> None:
     def change(model: Any) -> None:
         size = (folder / "model.onnx.data").stat().st_size
         for number in range(40):
@@ -360,17 +364,17 @@ def test_weights_that_lie_on_top_of_one_another(folder: Path) -> None:
     ("ids", "says"),
     [(KEPT[::-1], "ascending"), (KEPT - 2, "outside"), (KEPT + 200, "outside"), (KEPT * 0, "ascending")],
 )
-def test_kept_ids_that_are_none(folder: Path, ids: Any, says: str) -> None:
+def test_invalid_kept_ids_in_an_onnx_graph_are_refused(folder: Path, ids: Any, says: str) -> None:
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     offset = next(int(e.value) for e in constant(model, "kept_ids.values").external_data if e.key == "offset")
     with (folder / "model.onnx.data").open("r+b") as file:
         file.seek(offset)
         file.write(ids.astype("<i8").tobytes())
-    assert says in refusal(folder).message  # the hash of the weights is not looked at
+    assert says in refusal(folder).message  # the weights' hash is not checked
 
 
-def test_a_model_cut_anywhere_or_damaged_is_refused_or_read(folder: Path) -> None:
-    """Never anything but an error of ours, and never slowly."""
+def test_a_truncated_or_damaged_onnx_graph_is_refused_or_read(folder: Path) -> None:
+    """The only exception is ModelFileError, raised quickly."""
     path = folder / "model.onnx"
     whole, choose = path.read_bytes(), random.Random(1)
     for number in range(300):
@@ -393,7 +397,7 @@ def test_a_model_cut_anywhere_or_damaged_is_refused_or_read(folder: Path) -> Non
 @pytest.mark.parametrize(
     "content", [b"", b"GGUF", b"\xff" * 100, b"\x3a\xff\xff\xff\xff\x0f", b"{}", bytes(1000), b"\x3d" * 9]
 )
-def test_a_file_that_is_no_graph(folder: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_onnx_graph_is_refused(folder: Path, content: bytes) -> None:
     (folder / "model.onnx").write_bytes(content)
     record_file(folder, "model.onnx")
     assert refusal(folder).path.name == "model.onnx"

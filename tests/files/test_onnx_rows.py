@@ -1,4 +1,4 @@
-"""Folders with a graph of fixed shapes: what is read from a sound one, and what is refused of a hostile one."""
+"""Folders with a fixed-shape graph: facts of a valid folder, and refusal of hostile folders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "rows"))
 
 
-def test_what_a_sound_folder_says(sound: Path) -> None:
+def test_a_valid_fixed_shape_onnx_folder_gives_its_facts(sound: Path) -> None:
     artefact = read_onnx_folder(sound)
     assert (artefact.cache, artefact.static_cache, artefact.window) == ("rows", CAPACITY, WINDOW)
     assert artefact.context_length == 2 * CAPACITY
@@ -43,20 +43,22 @@ def test_what_a_sound_folder_says(sound: Path) -> None:
     ("change", "says"),
     [
         ({"cache": "shared"}, "it has no input first_row"),
-        ({"cache": "whole"}, "has no fixed length"),
+        ({"cache": "whole"}, "must have no fixed length"),
         ({"cache": "columns"}, "cache is 'columns', not one of"),
         ({"cache": ["rows"]}, "cache is a list"),
         ({"static_cache": None}, "none is stated"),
         ({"static_cache": CAPACITY + 1}, "instead of"),
         ({"static_cache": 10**30}, "instead of"),
         ({"static_cache": True}, "static_cache is True"),
-        ({"window": None}, "'new_window_mask' too"),
+        ({"window": None}, "unexpected input 'new_window_mask'"),
         ({"window": 0}, "window is 0"),
         ({"window": "8"}, "window is '8'"),
         ({"window": 8.0}, "window is 8.0"),
     ],
 )
-def test_a_manifest_that_lies(folder: Path, change: dict[str, Any], says: str) -> None:
+def test_a_fixed_shape_manifest_that_contradicts_the_graph_is_refused(
+    folder: Path, change: dict[str, Any], says: str
+) -> None:
     edit_manifest(folder, lambda document: document.update(change))
     assert says in refusal(folder).message
 
@@ -66,7 +68,7 @@ def named(values: Any, name: str) -> Any:
 
 
 def length(what: str, name: str, axis: int, value: int) -> Callable[[Any], None]:
-    """State another length of an input or output."""
+    """Change a length of an input or output."""
 
     def change(model: Any) -> None:
         each = named(getattr(model.graph, what), name)
@@ -91,16 +93,18 @@ def without(what: str, name: str) -> Callable[[Any], None]:
         (length("output", "logits", 1, 4), "logits has the shape"),
         (without("input", "new_window_mask"), "it has no input new_window_mask"),
         (without("output", "new.1.key"), "it has no output new.1.key"),
-        (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 6), "another type"),
+        (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 6), "wrong type"),
         (lambda m: m.graph.input[1].type.tensor_type.shape.dim.add(), "number of dimensions"),
     ],
 )
-def test_a_graph_with_another_interface(folder: Path, change: Callable[[Any], object], says: str) -> None:
+def test_a_fixed_shape_graph_with_wrong_inputs_or_outputs_is_refused(
+    folder: Path, change: Callable[[Any], object], says: str
+) -> None:
     edit_graph(folder, change)
     assert says in refusal(folder).message
 
 
-def test_another_graphs_cache_has_no_window_to_speak_of(tmp_path: Path) -> None:
+def test_a_dynamic_onnx_graph_has_no_window(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "a.gguf", "gemma3", quant="Q8_0")
     export_onnx(source, tmp_path / "out", name="tiny", sha256=None)
     assert read_onnx_folder(tmp_path / "out").window is None

@@ -1,4 +1,4 @@
-"""Folders with a graph whose cache goes in and comes out whole: sound, and hostile."""
+"""Folders with a graph that takes and returns the whole cache: valid and hostile folders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refusal(folder: Path) -> ModelFileError:
     return raised.value
 
 
-def test_what_a_sound_folder_says(sound: Path) -> None:
+def test_a_valid_whole_cache_onnx_folder_gives_its_facts(sound: Path) -> None:
     artefact = read_onnx_folder(sound)
     assert (artefact.cache, artefact.static_cache, artefact.kept, artefact.context_length) == (
         "whole",
@@ -61,7 +61,9 @@ def test_what_a_sound_folder_says(sound: Path) -> None:
         ({"block_count": 3}, "block_count is 3"),
     ],
 )
-def test_a_manifest_that_lies(folder: Path, change: dict[str, Any], says: str) -> None:
+def test_a_whole_cache_manifest_that_contradicts_the_graph_is_refused(
+    folder: Path, change: dict[str, Any], says: str
+) -> None:
     edit_manifest(folder, lambda document: document.update(change))
     assert says in refusal(folder).message
 
@@ -81,23 +83,26 @@ def set_weight(model: Any, key: str, value: str) -> None:
 
 
 GRAPHS: dict[str, tuple[Callable[[Any], object], str]] = {
-    "a cache too few": (
+    "a missing cache input": (
         lambda m: m.graph.input.remove(named(m.graph.input, "past_key_values.1.key")),
         "it has no input",
     ),
     "no first row": (lambda m: m.graph.input.remove(named(m.graph.input, "first_row")), "no input first_row"),
-    "an input more": (lambda m: m.graph.input.add(name="more"), "'more' too"),
+    "an extra input": (lambda m: m.graph.input.add(name="more"), "unexpected input 'more'"),
     "heads": (lambda m: set_length(m, "input", "past_key_values.0.key", 1, 3), "past_key_values.0.key"),
     "a fixed past": (lambda m: set_length(m, "input", "past_key_values.0.key", 2, 7), "past_key_values.0.key"),
     "a fixed present": (lambda m: set_length(m, "output", "present.0.value", 2, 7), "present.0.value"),
     "rows": (lambda m: set_length(m, "output", "logits", 2, 7), "logits"),
-    "elsewhere": (lambda m: set_weight(m, "location", "../model.onnx.data"), "instead of model.onnx.data"),
-    "behind the end": (lambda m: set_weight(m, "offset", str(2**40)), "which has"),
+    "weights in another file": (
+        lambda m: set_weight(m, "location", "../model.onnx.data"),
+        "instead of model.onnx.data",
+    ),
+    "beyond the end": (lambda m: set_weight(m, "offset", str(2**40)), "which has"),
 }
 
 
 @pytest.mark.parametrize("damage", GRAPHS)
-def test_a_graph_that_lies(folder: Path, damage: str) -> None:
+def test_a_hostile_whole_cache_graph_is_refused(folder: Path, damage: str) -> None:
     change, says = GRAPHS[damage]
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     change(model)

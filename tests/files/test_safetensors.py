@@ -33,10 +33,10 @@ def read(path: Path, content: bytes) -> dict[str, SafeTensor]:
     return dict(read_safetensors(path))
 
 
-# ----------------------------------------------------------------------------------------- what is sound
+# ----------------------------------------------------------------------------------------- valid files
 
 
-def test_tensors_with_their_places_and_values(tmp_path: Path) -> None:
+def test_safetensors_give_offsets_and_values(tmp_path: Path) -> None:
     path = write_safetensors(tmp_path / "a.safetensors", {"x": ("F32", F32), "y": ("F16", F16), "z": ("BF16", BF16)})
     found = read_safetensors(path)
     assert list(found) == ["x", "y", "z"]
@@ -53,71 +53,73 @@ def test_tensors_with_their_places_and_values(tmp_path: Path) -> None:
     assert z.float32().tolist() == [1.0, -2.5, float("inf")]
 
 
-def test_every_bf16_becomes_the_float_it_begins() -> None:
+def test_every_bf16_pattern_converts_exactly_to_float32() -> None:
     bits = np.arange(65536, dtype=np.uint16)
     assert (to_float32(bits).view(np.uint32) == bits.astype(np.uint32) << 16).all()
 
 
-def test_an_empty_tensor_a_scalar_and_metadata(tmp_path: Path) -> None:
+def test_safetensors_with_an_empty_tensor_a_scalar_and_metadata_are_read(tmp_path: Path) -> None:
     header = {"__metadata__": {"a": "b"}, "x": entry(0, 4, "F32", []), "e": entry(0, 0, "F32", [0, 3])}
     found = read(tmp_path / "a", raw(header, F32.tobytes()[:4]))
     assert found["x"].float32().shape == ()
     assert found["e"].view().shape == (0, 3)
 
 
-def test_the_order_is_that_of_the_data(tmp_path: Path) -> None:
+def test_safetensors_are_listed_in_the_order_of_their_data(tmp_path: Path) -> None:
     assert list(read(tmp_path / "a", raw({"b": entry(1, 3), "a": entry(0, 1)}, bytes(3)))) == ["a", "b"]
 
 
-def test_a_type_that_is_no_plain_number_is_listed_and_not_read(tmp_path: Path) -> None:
+def test_a_tensor_of_an_unsupported_type_is_listed_but_not_readable(tmp_path: Path) -> None:
     found = read(tmp_path / "a", raw({"x": entry(0, 2, "F8_E4M3")}, bytes(2)))
     with pytest.raises(ModelFileError, match="tensor x is F8_E4M3"):
         found["x"].view()
 
 
-# -------------------------------------------------------------------------------------- what is hostile
+# -------------------------------------------------------------------------------------- hostile files
 
 BAD = [
     (b"", "too short: 0 bytes"),
     (b"\1\0\0\0", "too short: 4 bytes"),
     (raw(b"{}", length=3), "truncated: the header needs 3 bytes and 2 are left"),
-    (raw(b"{}", length=2**63), "a header of 9223372036854775808 bytes is absurd"),
-    (raw(b"[]"), "its header is no JSON object"),
-    (raw(b" {}"), "its header is no JSON object"),
+    (raw(b"{}", length=2**63), "a header of 9223372036854775808 bytes is implausible"),
+    (raw(b"[]"), "its header is not a JSON object"),
+    (raw(b" {}"), "its header is not a JSON object"),
     (raw(b'{"x":'), "not valid JSON"),
-    (raw(b'{"x":' + b"[" * 100_000), "nested absurdly deep"),
+    (raw(b'{"x":' + b"[" * 100_000), "nested too deeply"),
     (raw(b'{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{}}', b"\0"), "the name 'x' occurs twice"),
     (raw({"__metadata__": []}), "__metadata__ is not an object of strings"),
     (raw({"__metadata__": {"a": 1}}), "__metadata__ is not an object of strings"),
-    (raw({"x": []}), "does not state just dtype, shape and data_offsets"),
-    (raw({"x": {**entry(0, 1), "more": 1}}, b"\0"), "does not state just dtype, shape and data_offsets"),
-    (raw({"": entry(0, 1)}, b"\0"), "'' is no tensor's name"),
-    (raw({"a\nb": entry(0, 1)}, b"\0"), "is no tensor's name"),
-    (raw({"x" * 1025: entry(0, 1)}, b"\0"), "is no tensor's name"),
+    (raw({"x": []}), "must state exactly dtype, shape and data_offsets"),
+    (raw({"x": {**entry(0, 1), "more": 1}}, b"\0"), "must state exactly dtype, shape and data_offsets"),
+    (raw({"": entry(0, 1)}, b"\0"), "'' is not a valid tensor name"),
+    (raw({"a\nb": entry(0, 1)}, b"\0"), "is not a valid tensor name"),
+    (raw({"x" * 1025: entry(0, 1)}, b"\0"), "is not a valid tensor name"),
     (raw({"x": entry(0, 1, "Q4")}, b"\0"), "unknown type 'Q4'"),
     (raw({"x": {**entry(0, 1), "dtype": ["U8"]}}, b"\0"), "unknown type"),
-    (raw({"x": entry(0, 1, shape=[-1])}, b"\0"), "an absurd shape"),
-    (raw({"x": entry(0, 1, shape=[True])}, b"\0"), "an absurd shape"),
-    (raw({"x": entry(0, 1, shape=[1.0])}, b"\0"), "an absurd shape"),
-    (raw({"x": entry(0, 1, shape=[2**63])}, b"\0"), "an absurd shape"),
-    (raw({"x": entry(0, 1, shape=[1] * 9)}, b"\0"), "an absurd shape"),
-    (raw({"x": {**entry(0, 1), "shape": "1"}}, b"\0"), "an absurd shape"),
-    (raw({"x": entry(1, 0, shape=[1])}, b"\0"), "absurd data_offsets"),
-    (raw({"x": entry(-1, 0, shape=[1])}, b"\0"), "absurd data_offsets"),
-    (raw({"x": {**entry(0, 1), "data_offsets": [0]}}, b"\0"), "absurd data_offsets"),
+    (raw({"x": entry(0, 1, shape=[-1])}, b"\0"), "an implausible shape"),
+    (raw({"x": entry(0, 1, shape=[True])}, b"\0"), "an implausible shape"),
+    (raw({"x": entry(0, 1, shape=[1.0])}, b"\0"), "an implausible shape"),
+    (raw({"x": entry(0, 1, shape=[2**63])}, b"\0"), "an implausible shape"),
+    (raw({"x": entry(0, 1, shape=[1] * 9)}, b"\0"), "an implausible shape"),
+    (raw({"x": {**entry(0, 1), "shape": "1"}}, b"\0"), "an implausible shape"),
+    (raw({"x": entry(1, 0, shape=[1])}, b"\0"), "implausible data_offsets"),
+    (raw({"x": entry(-1, 0, shape=[1])}, b"\0"), "implausible data_offsets"),
+    (raw({"x": {**entry(0, 1), "data_offsets": [0]}}, b"\0"), "implausible data_offsets"),
     (raw({"x": entry(0, 1, "F32")}, b"\0"), "needs 4 bytes for its shape and its data_offsets hold 1"),
     (raw({"x": entry(0, 4, shape=[2**62, 2**62])}, bytes(4)), "bytes for its shape"),
     (raw({"x": entry(0, 5)}, bytes(4)), "truncated: the data of tensor 'x'"),
     (raw({"x": entry(1, 2)}, bytes(2)), "leaves a gap"),
-    (raw({"x": entry(0, 2), "y": entry(1, 3)}, bytes(3)), "overlaps with the one before"),
-    (raw({"x": entry(0, 2), "y": entry(0, 2)}, bytes(2)), "overlaps with the one before"),
-    (raw({"x": entry(0, 2)}, bytes(3)), "1 bytes behind the last tensor belong to none"),
+    (raw({"x": entry(0, 2), "y": entry(1, 3)}, bytes(3)), "overlaps the previous tensor"),
+    (raw({"x": entry(0, 2), "y": entry(0, 2)}, bytes(2)), "overlaps the previous tensor"),
+    (raw({"x": entry(0, 2)}, bytes(3)), "1 bytes after the last tensor belong to no tensor"),
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "it is a git-LFS pointer"),
 ]
 
 
 @pytest.mark.parametrize(("content", "words"), BAD)
-def test_a_malformed_file_is_refused_with_a_reason_and_a_hint(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_malformed_safetensors_file_is_refused_with_reason_and_hint(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
     path = tmp_path / "model.safetensors"
     with pytest.raises(ModelFileError) as caught:
         read(path, content)
@@ -131,7 +133,7 @@ def test_a_malformed_file_is_refused_with_a_reason_and_a_hint(tmp_path: Path, co
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_flipped_byte_is_noticed_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_flipped_byte_in_a_safetensors_header_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     path = write_safetensors(tmp_path / "a.safetensors", {"x": ("F32", F32), "y": ("F16", F16)})
     content = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, len(content) - 29))  # the 28 bytes of data may be anything
@@ -147,7 +149,7 @@ def test_any_flipped_byte_is_noticed_or_harmless(tmp_path: Path, data: st.DataOb
             assert tensor.float32().shape == tensor.shape
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_a_missing_safetensors_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="no such file"):
         read_safetensors(tmp_path / "none.safetensors")
     with pytest.raises(ModelFileError, match="not a regular file"):
@@ -155,13 +157,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the platform has no named pipes")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_named_pipe_as_safetensors_file_is_refused_unopened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(ModelFileError, match="not a regular file"):
         read_safetensors_folder(tmp_path)
 
 
-def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:
+def test_reading_a_tensor_from_a_shortened_file_raises(tmp_path: Path) -> None:
     path = write_safetensors(tmp_path / "a.safetensors", {"x": ("F32", F32)})
     tensor = read_safetensors(path)["x"]
     path.write_bytes(path.read_bytes()[:-4])
@@ -182,15 +184,15 @@ def sharded(folder: Path, weight_map: Any) -> Path:
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
-def test_a_single_file_and_shards(tmp_path: Path) -> None:
+def test_model_safetensors_takes_precedence_over_shards(tmp_path: Path) -> None:
     sharded(tmp_path, {"x": FIRST, "y": SECOND})
     found = read_safetensors_folder(tmp_path)
     assert {name: tensor.path.name for name, tensor in found.items()} == {"x": FIRST, "y": SECOND}
     write_safetensors(tmp_path / "model.safetensors", {"z": ("F32", F32)})
-    assert list(read_safetensors_folder(tmp_path)) == ["z"]  # as transformers chooses
+    assert list(read_safetensors_folder(tmp_path)) == ["z"]  # the choice of transformers
 
 
-def test_links_as_in_the_cache_of_the_hub_are_followed(tmp_path: Path) -> None:
+def test_links_as_in_the_hubs_cache_are_followed(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snapshot").mkdir()
     write_safetensors(tmp_path / "blobs" / "0123", {"x": ("F32", F32)})
@@ -215,25 +217,25 @@ def test_links_as_in_the_cache_of_the_hub_are_followed(tmp_path: Path) -> None:
         ({"x": ".safetensors"}, "which is not a plain .safetensors name"),
         ({"x": "model.gguf"}, "which is not a plain .safetensors name"),
         ({"x": FIRST, "y": "model-3.safetensors"}, "no such file"),
-        ({"x": FIRST, "y": FIRST}, "tensor 'y' is not in it, as the index says"),
-        ({"y": SECOND, "z": SECOND}, "tensor 'z' is not in it, as the index says"),
-        ({f"t{number}": f"m{number}.safetensors" for number in range(4097)}, "a count of 4097 shards is absurd"),
+        ({"x": FIRST, "y": FIRST}, "tensor 'y' is missing, though the index names it"),
+        ({"y": SECOND, "z": SECOND}, "tensor 'z' is missing, though the index names it"),
+        ({f"t{number}": f"m{number}.safetensors" for number in range(4097)}, "a count of 4097 shards is implausible"),
     ],
 )
-def test_a_bad_index_is_refused(tmp_path: Path, weight_map: Any, words: str) -> None:
+def test_an_invalid_safetensors_index_is_refused(tmp_path: Path, weight_map: Any, words: str) -> None:
     with pytest.raises(ModelFileError) as caught:
         read_safetensors_folder(sharded(tmp_path, weight_map))
     assert words in caught.value.message
 
 
-def test_a_tensor_that_the_index_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_missing_from_the_index_is_refused(tmp_path: Path) -> None:
     sharded(tmp_path, {"x": FIRST})
     write_safetensors(tmp_path / FIRST, {"x": ("F32", F32), "extra": ("F32", F32)})
-    with pytest.raises(ModelFileError, match="tensor 'extra' is in it and the index says otherwise"):
+    with pytest.raises(ModelFileError, match="tensor 'extra' is not in the index for this file"):
         read_safetensors_folder(tmp_path)
 
 
-def test_a_folder_without_weights_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_safetensors_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"holds neither model\.safetensors nor"):
         read_safetensors_folder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(raw({}))

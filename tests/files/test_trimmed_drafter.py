@@ -1,4 +1,4 @@
-"""Folders with a trimmed drafter: what is read from a sound one, and what is refused of a damaged one, how fast."""
+"""Folders with a trimmed drafter: facts of a valid folder, and quick refusal of damaged folders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> ModelFileError:
-    """The error that reading raises; in under a second of the processor's time."""
+    """The error that reading the folder raises, in under a second of CPU time."""
     started = time.process_time()
     with pytest.raises(ModelFileError) as raised:
         read_artefact(folder)
@@ -56,7 +56,7 @@ def refusal(folder: Path) -> ModelFileError:
 # ------------------------------------------------------------------------------------------------- a sound one
 
 
-def test_what_a_sound_folder_says(sound: Path, source: Path) -> None:
+def test_a_valid_trimmed_drafter_gives_the_facts_of_its_source(sound: Path, source: Path) -> None:
     artefact, header = read_artefact(sound), read_header(source)
     assert (artefact.folder, artefact.path) == (sound, sound / "drafter.gguf")
     assert artefact.ids.dtype == np.int32
@@ -73,7 +73,7 @@ def test_what_a_sound_folder_says(sound: Path, source: Path) -> None:
     assert artefact.identity.startswith("trimmed:")
 
 
-def test_to_others_it_has_the_sources_vocabulary_and_its_own_sizes(sound: Path, source: Path) -> None:
+def test_a_trimmed_drafters_model_header_has_the_sources_vocabulary(sound: Path, source: Path) -> None:
     artefact, header = read_artefact(sound), read_header(source)
     model = artefact.model_header
     assert model.vocabulary_size == header.vocabulary_size
@@ -84,13 +84,13 @@ def test_to_others_it_has_the_sources_vocabulary_and_its_own_sizes(sound: Path, 
     assert header.bytes_per_forward - model.bytes_per_forward == rows_left_out * artefact.embedding.row_bytes
 
 
-def test_the_identity_is_that_of_the_content_not_of_the_place(folder: Path, sound: Path) -> None:
+def test_the_identity_of_a_trimmed_drafter_does_not_depend_on_its_path(folder: Path, sound: Path) -> None:
     assert read_artefact(folder).identity == read_artefact(sound).identity
     edit_manifest(folder, lambda document: document.update(licence="MIT"))
     assert read_artefact(folder).identity != read_artefact(sound).identity
 
 
-def test_it_is_recognised_by_its_manifest(sound: Path, tmp_path: Path) -> None:
+def test_a_trimmed_drafter_is_recognised_by_its_manifest(sound: Path, tmp_path: Path) -> None:
     assert is_trimmed_drafter(sound)
     assert not is_trimmed_drafter(tmp_path)
     assert not is_trimmed_drafter(tmp_path / "absent")
@@ -99,7 +99,7 @@ def test_it_is_recognised_by_its_manifest(sound: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("manifest", [None, b"", b"{", b"[]", b"\xff\xfe"])
-def test_it_is_recognised_without_a_readable_manifest(folder: Path, manifest: bytes | None) -> None:
+def test_a_trimmed_drafter_is_recognised_without_a_readable_manifest(folder: Path, manifest: bytes | None) -> None:
     (folder / "manifest.json").unlink()
     if manifest is not None:
         (folder / "manifest.json").write_bytes(manifest)
@@ -110,7 +110,7 @@ def test_it_is_recognised_without_a_readable_manifest(folder: Path, manifest: by
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
-def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:
+def test_a_link_inside_a_trimmed_drafters_folder_is_followed(folder: Path) -> None:
     (folder / "ids.npy").rename(folder / "kept.npy")
     (folder / "ids.npy").symlink_to("kept.npy")
     assert read_artefact(folder).ids.tolist() == list(KEPT)
@@ -120,7 +120,7 @@ def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_a_missing_file(folder: Path, name: str) -> None:
+def test_a_trimmed_drafter_with_a_missing_file_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink()
     error = refusal(folder)
     assert error.path.name == name
@@ -128,7 +128,7 @@ def test_a_missing_file(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_a_folder_in_place_of_a_file(folder: Path, name: str) -> None:
+def test_a_trimmed_drafter_with_a_folder_in_place_of_a_file_is_refused(folder: Path, name: str) -> None:
     (folder / name).unlink()
     (folder / name).mkdir()
     assert "not a regular file" in refusal(folder).message
@@ -136,7 +136,7 @@ def test_a_folder_in_place_of_a_file(folder: Path, name: str) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_a_pipe_in_place_of_a_file_is_never_opened(folder: Path, name: str) -> None:
+def test_a_pipe_in_place_of_a_trimmed_drafters_file_is_never_opened(folder: Path, name: str) -> None:
     (folder / name).unlink()
     os.mkfifo(folder / name)
     assert "not a regular file" in refusal(folder).message
@@ -144,25 +144,25 @@ def test_a_pipe_in_place_of_a_file_is_never_opened(folder: Path, name: str) -> N
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_a_link_out_of_the_folder(folder: Path, name: str) -> None:
+def test_a_link_out_of_a_trimmed_drafters_folder_is_refused(folder: Path, name: str) -> None:
     (folder / name).rename(folder.parent / name)
     (folder / name).symlink_to(folder.parent / name)
     assert "leads out of its folder" in refusal(folder).message
     (folder / name).unlink()
-    (folder / name).symlink_to(name)  # to itself
+    (folder / name).symlink_to(name)  # a link to itself
     assert refusal(folder).path.name == name
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", [-1, 1])
-def test_another_size_than_the_manifest_says(folder: Path, name: str, change: int) -> None:
+def test_a_drafter_file_whose_size_differs_from_the_manifest_is_refused(folder: Path, name: str, change: int) -> None:
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[:-1] if change < 0 else content + b"\0")
     assert f"has {len(content) + change} bytes" in refusal(folder).message
 
 
 @pytest.mark.parametrize("change", [-68, 68, -1])
-def test_an_embedding_of_another_size_than_the_vocabulary(folder: Path, change: int) -> None:
+def test_an_embedding_file_that_does_not_fit_the_vocabulary_is_refused(folder: Path, change: int) -> None:
     path = folder / "embedding.bin"
     content = path.read_bytes()
     path.write_bytes((content + bytes(68))[: len(content) + change])
@@ -171,7 +171,7 @@ def test_an_embedding_of_another_size_than_the_vocabulary(folder: Path, change: 
 
 
 @pytest.mark.parametrize("name", ["ids.npy", "tokenizer.gguf"])
-def test_another_content_of_the_same_size(folder: Path, name: str) -> None:
+def test_a_drafter_file_whose_hash_differs_from_the_manifest_is_refused(folder: Path, name: str) -> None:
     content = bytearray((folder / name).read_bytes())
     content[-1] ^= 1
     (folder / name).write_bytes(content)
@@ -227,7 +227,9 @@ def setting(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (setting("embedding", "scale", value=True), "scale"),
     ],
 )
-def test_a_manifest_that_lies(folder: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
+def test_a_trimmed_drafters_manifest_that_contradicts_its_files_is_refused(
+    folder: Path, change: Callable[[dict[str, Any]], None], says: str
+) -> None:
     edit_manifest(folder, change)
     error = refusal(folder)
     assert says in error.message
@@ -240,7 +242,7 @@ def test_a_manifest_that_lies(folder: Path, change: Callable[[dict[str, Any]], N
     [b"", b"null", b'{"schema_version": 1', b"[" * 100_000, b"9" * 10_000, b"\xff", b" " * (2**20 + 1)],
     ids=["empty", "null", "cut", "deep", "long number", "not UTF-8", "large"],
 )
-def test_a_manifest_that_is_none(folder: Path, content: bytes) -> None:
+def test_a_malformed_manifest_of_a_trimmed_drafter_is_refused(folder: Path, content: bytes) -> None:
     (folder / "manifest.json").write_bytes(content)
     assert refusal(folder).path.name == "manifest.json"
 
@@ -291,18 +293,18 @@ HEADER = "{'descr': '<i4', 'fortran_order': False, 'shape': (%s), }\n"
         (npy_header(" " * 60_000 + HEADER % "520,", IDS.tobytes()), "not a vector of int32"),
     ],
 )
-def test_ids_that_are_none(folder: Path, content: bytes, says: str) -> None:
+def test_invalid_ids_of_a_trimmed_drafter_are_refused(folder: Path, content: bytes, says: str) -> None:
     (folder / "ids.npy").write_bytes(content)
     record_file(folder, "ids.npy")
     assert says in refusal(folder).message
 
 
-def test_absurdly_many_bytes_are_not_read(folder: Path) -> None:
+def test_implausibly_large_files_of_a_trimmed_drafter_are_not_read(folder: Path) -> None:
     for name in ("ids.npy", "tokenizer.gguf"):
         with (folder / name).open("r+b") as file:
             file.truncate(2**40)  # takes no room on the disk
         edit_manifest(folder, setting("files", name, "bytes", value=2**40))
-        assert "absurd" in refusal(folder).message
+        assert "too large" in refusal(folder).message
 
 
 # ------------------------------------------------------------------------------------------------- the headers
@@ -314,7 +316,9 @@ def exchange(folder: Path, name: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("kept", [KEPT[:-1], range(3, 524)], ids=["fewer", "more"])
-def test_a_drafter_with_another_number_of_rows(folder: Path, source: Path, tmp_path: Path, kept: range) -> None:
+def test_a_trimmed_drafter_with_more_or_fewer_rows_than_ids_is_refused(
+    folder: Path, source: Path, tmp_path: Path, kept: range
+) -> None:
     other = write_trimmed_folder(source, tmp_path / "other", kept)
     exchange(folder, "drafter.gguf", (other / "drafter.gguf").read_bytes())
     assert "kept" in refusal(folder).message
@@ -322,7 +326,7 @@ def test_a_drafter_with_another_number_of_rows(folder: Path, source: Path, tmp_p
     assert f"the drafter has {len(kept)} rows" in refusal(folder).message
 
 
-def test_a_table_of_another_shape_than_the_vocabulary_stated(folder: Path) -> None:
+def test_a_head_of_another_shape_than_the_stated_vocabulary_is_refused(folder: Path) -> None:
     content = (folder / "drafter.gguf").read_bytes()
     key = b"llama.vocab_size" + struct.pack("<I", U32)
     assert content.count(key + struct.pack("<I", 520)) == 1
@@ -334,18 +338,18 @@ def test_a_table_of_another_shape_than_the_vocabulary_stated(folder: Path) -> No
     assert "of 673 tokens" in refusal(folder).message
 
 
-def test_a_model_that_looks_tokens_up_elsewhere(source: Path, tmp_path: Path) -> None:
+def test_a_trimmed_drafter_with_another_token_table_is_refused(source: Path, tmp_path: Path) -> None:
     folder = write_trimmed_folder(source, tmp_path / "small", KEPT, extra_tensor="per_layer_token_embd.weight")
     assert "per_layer_token_embd.weight" in refusal(folder).message
 
 
 @pytest.mark.parametrize("name", ["drafter.gguf", "tokenizer.gguf"])
-def test_a_header_that_is_none(folder: Path, name: str) -> None:
+def test_a_trimmed_drafter_with_an_invalid_gguf_header_is_refused(folder: Path, name: str) -> None:
     exchange(folder, name, b"GGUX" + (folder / name).read_bytes()[4:])
     assert refusal(folder).path.name == name
 
 
-def test_a_tokenizer_that_is_none(folder: Path, source: Path, tmp_path: Path) -> None:
+def test_a_trimmed_drafter_with_an_invalid_tokenizer_is_refused(folder: Path, source: Path, tmp_path: Path) -> None:
     sound = (folder / "tokenizer.gguf").read_bytes()
     exchange(folder, "tokenizer.gguf", source.read_bytes())
     assert "no tensors" in refusal(folder).message

@@ -1,1 +1,1 @@
-"""GGUF in, GGUF out."""
+"""Exports GGUF models as GGUF: copied, requantised or trimmed."""

@@ -1,8 +1,8 @@
-"""GGUF in, a folder with a GGUF artefact out: a whole model, or a drafter with a trimmed vocabulary.
+"""Exports a GGUF model to a folder: a whole model, or a drafter with a trimmed output head.
 
-A trimmed drafter is five files: ``drafter.gguf`` (the model with only the kept rows of its head, and no tokenizer),
-``embedding.bin`` (all rows of the input embedding, which the reader looks up itself), ``ids.npy`` (the token of each
-kept row), ``tokenizer.gguf`` (metadata without weights) and ``manifest.json``. See VocabTrim (Goel et al., 2025).
+A trimmed drafter has five files: ``drafter.gguf`` (the model with only the kept rows of its head, without tokenizer),
+``embedding.bin`` (all rows of the input embedding, looked up by the runtime), ``ids.npy`` (the token of each kept
+row), ``tokenizer.gguf`` (metadata without weights) and ``manifest.json``. See VocabTrim (Goel et al., 2025).
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from edgespec.store.manifest import MANIFEST_NAME
 
 DRAFTER, EMBEDDING_ROWS, IDS, TOKENIZER = "drafter.gguf", "embedding.bin", "ids.npy", "tokenizer.gguf"
 MODEL = "model.gguf"
-KEEP = "keep"  # the quantisation that changes nothing
+KEEP = "keep"  # no requantisation
 SCHEMA_VERSION = 1
 
-# Architectures whose graph in llama.cpp multiplies embeddings by sqrt(embedding length) only if it looked them up by
-# token. gemma and gemma2 are not among them: their graphs scale whatever comes in.
+# Architectures whose graph in llama.cpp multiplies embeddings by sqrt(embedding length) only if the graph looked them
+# up by token id. gemma and gemma2 are not listed: their graphs scale every input.
 _SCALED_BY_TOKEN_ONLY = frozenset({"gemma3", "gemma4"})
 
 _REQUANTISED = "requantised.gguf"  # in the temporary folder only
 
-# Pieces worth telling about: single rows of a scattered table and headers are not.
+# The smallest piece that reports progress: larger than headers and single rows of a scattered table.
 _TOLD_BYTES = 1 << 16
 
 _Files: TypeAlias = dict[str, list[Part]]
@@ -74,12 +74,12 @@ def export_trimmed(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Mapping[str, Any]:
-    """Write the model ``source`` with only the rows ``kept`` of its vocabulary to ``folder``; returns its manifest.
+    """Write the model ``source`` to ``folder`` with only the ``kept`` rows of its head; returns the manifest.
 
-    ``kept`` is int32 of shape (N,): ascending token ids. ``name``, ``sha256`` and ``licence`` are the source's, for
-    the manifest; ``notes`` (plain JSON: how the rows were chosen) become its ``trim``. All other tensors stay byte
-    for byte as they are, unless ``quant`` names a format they are first re-quantised to, on ``threads`` threads.
-    ``folder`` appears whole or not at all; an earlier artefact there is replaced, anything else refused.
+    ``kept`` is int32 of shape (N,): ascending token ids. ``name``, ``sha256`` and ``licence`` describe the source in
+    the manifest; ``notes`` (plain JSON: how the rows were chosen) become its ``trim``. All other tensors are copied
+    unchanged, unless ``quant`` names a format: the model is then requantised first, on ``threads`` threads.
+    ``folder`` appears complete or not at all; an earlier export there is replaced, any other content refused.
 
     Raises ModelFileError if the source is malformed or cannot be trimmed, InvalidRequestError, DiskSpaceError,
     CancelledError, EdgespecError if ``folder`` cannot be written.
@@ -126,7 +126,7 @@ def export_whole(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Mapping[str, Any]:
-    """Write the model ``source`` to ``folder``/model.gguf, copied or re-quantised to ``quant``; returns its manifest.
+    """Write the model ``source`` to ``folder``/model.gguf, copied or requantised to ``quant``; returns the manifest.
 
     Arguments and errors are those of ``export_trimmed``.
     """
@@ -151,9 +151,9 @@ def export_whole(
 
 
 def check_destination(source: Path, folder: Path) -> None:
-    """Raise InvalidRequestError if an export of the file ``source`` may not replace what is at ``folder``.
+    """Raise InvalidRequestError if an export of the file ``source`` may not replace ``folder``.
 
-    Every export asks this first; it is here for those who work for minutes before they export.
+    Every export checks this first; callers that work for minutes before an export can check earlier.
     """
     if source.resolve().is_relative_to(folder.resolve()):
         raise InvalidRequestError(
@@ -163,7 +163,7 @@ def check_destination(source: Path, folder: Path) -> None:
 
 
 def embedding_scale(header: GgufHeader) -> float:
-    """What the rows of the input embedding are multiplied by before llama.cpp is fed with them instead of ids."""
+    """The factor of input embedding rows that llama.cpp receives as embeddings instead of token ids."""
     return math.sqrt(header.embedding_length) if header.architecture in _SCALED_BY_TOKEN_ONLY else 1.0
 
 
@@ -188,10 +188,10 @@ def _total_bytes(files: _Files) -> int:
 
 @contextmanager
 def _staged(header: GgufHeader, folder: Path, quant: str, cut_bytes: int) -> Iterator[Path]:
-    """The temporary folder, on a disk with room for the files that are ``cut_bytes`` if nothing is re-quantised."""
+    """The temporary folder, after a check of the disk space; ``cut_bytes`` is needed without requantisation."""
     needed_bytes = cut_bytes
     if quant != KEEP:
-        # The re-quantised model, and as long as it is there the files cut out of it.
+        # The requantised model and the files cut out of it exist at the same time.
         most = most_bytes(header, find_quant(quant))
         needed_bytes = most + cut_bytes * most // header.file_bytes
     check_destination(header.path, folder)
@@ -215,7 +215,7 @@ def _requantised(
 def _write_all(
     header: GgufHeader, stage: Path, files: _Files, progress: ProgressCallback | None, cancelled: Cancelled | None
 ) -> dict[str, dict[str, int | str]]:
-    """Write every file with its content on disk when this returns; the manifest's record of each."""
+    """Write and fsync every file; returns the manifest's record of each file."""
     total, done = _total_bytes(files), 0
     written: dict[str, dict[str, int | str]] = {}
     with open_source(header) as source:
@@ -266,5 +266,5 @@ def _provenance(
 
 
 def tensor_types(header: GgufHeader) -> dict[str, int]:
-    """How many tensors there are of each type."""
+    """The number of tensors of each type."""
     return dict(sorted(Counter(tensor.type_name for tensor in header.tensors).items()))

@@ -1,8 +1,8 @@
-"""GGUF files made out of another one: each is a list of parts, bytes of our own and stretches of the source.
+"""Composes GGUF files from parts: new bytes, and byte ranges of a source GGUF.
 
-The files are written by us and not through gguf.GGUFWriter: it wants every value decoded and every tensor as an
-array, while a trimmed model differs from its source in two keys, a few offsets and the rows left out. Copied as raw
-bytes, metadata cannot change on the way (strings that are not UTF-8, number types), and memory holds one chunk.
+gguf.GGUFWriter is not used because it needs every value decoded and every tensor as an array, while a trimmed model
+differs from its source only in two keys, some offsets and the removed rows. Copying raw bytes keeps metadata
+unchanged (strings that are not UTF-8, number types) and holds only one chunk in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TRIMMED = (EMBEDDING, "output.weight", "output.bias")  # tables with a row (or 
 
 _PER_LAYER = "per_layer_token_embd.weight"  # its vocabulary may be smaller than the tokenizer's
 
-# What is in memory at once. 4 MiB reads keep a disk busy and a cancellation prompt.
+# Bytes per read: 4 MiB is enough for full disk speed and small enough for prompt cancellation.
 CHUNK_BYTES = 4 << 20
 
 _FIRST_ENTRY = 24  # magic, version, two counts
@@ -42,7 +42,7 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Bytes that are not from the source."""
+    """New bytes, not copied from the source."""
 
     data: bytes
 
@@ -79,7 +79,7 @@ Part: TypeAlias = Literal | Span | Rows
 
 
 def open_source(header: GgufHeader) -> BinaryIO:
-    """The file of ``header``, open; of a split model all parts as one. Raises ModelFileError."""
+    """Open the file of ``header``; the parts of a split model appear as one file. Raises ModelFileError."""
     try:
         return io.BufferedReader(_JoinedParts(header.split)) if header.split else header.path.open("rb")
     except OSError as error:
@@ -107,7 +107,7 @@ class _JoinedParts(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """As much as there is in the part at hand."""
+        """Read at most to the end of the current part."""
         view = memoryview(buffer)
         for part, file in self._parts:
             start = self._at - part.start
@@ -124,9 +124,9 @@ class _JoinedParts(io.RawIOBase):
 
 
 def read_part(part: Part, source: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The bytes of ``part`` in pieces of a few MiB; ``source`` is the file ``path``, open.
+    """The bytes of ``part`` in pieces of a few MiB; ``source`` is the open file ``path``.
 
-    Raises ModelFileError if it cannot be read or has become shorter.
+    Raises ModelFileError if the file cannot be read or has become shorter.
     """
     if isinstance(part, Literal):
         yield part.data
@@ -139,7 +139,7 @@ def read_part(part: Part, source: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _read_rows(part: Rows, source: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Windows of the table, each read in one go from its first row wanted to its last: a seek per row costs more."""
+    """The kept rows, read in windows from the first to the last kept row: slower would be a seek per row."""
     in_window = max(1, CHUNK_BYTES // part.row_bytes)
     at = 0
     while at < len(part.ids):
@@ -167,7 +167,7 @@ def _read(source: BinaryIO, path: Path, offset: int, count: int) -> bytes:
 
 
 def whole_parts(header: GgufHeader) -> list[Part]:
-    """The source as it is; a split model in one file."""
+    """The unchanged source; a split model becomes one file."""
     if not header.split:
         return [Span(0, header.file_bytes)]
     entries = [span for _, span in _raw_entries(header)]
@@ -182,7 +182,7 @@ def tokenizer_parts(header: GgufHeader) -> list[Part]:
 
 
 def drafter_parts(header: GgufHeader, kept: Ids) -> list[Part]:
-    """The source with only the rows ``kept`` of its vocabulary, and without a tokenizer.
+    """The source with only the ``kept`` rows of its head, and without a tokenizer.
 
     llama.cpp takes the vocabulary's size from ``<architecture>.vocab_size`` if the tokenizer's model is "no_vocab".
     """
@@ -190,7 +190,7 @@ def drafter_parts(header: GgufHeader, kept: Ids) -> list[Part]:
     entries: list[Part] = [
         span for key, span in _raw_entries(header) if key != size_key and not key.startswith("tokenizer.")
     ]
-    # Key, type and value of each.
+    # Key, value type and value of each entry.
     no_vocabulary = struct.pack("<I", _VALUE_NUMBERS["string"]) + _string("no_vocab")
     entries.append(Literal(_string("tokenizer.ggml.model") + no_vocabulary))
     entries.append(Literal(_string(size_key) + struct.pack("<II", _VALUE_NUMBERS["uint32"], len(kept))))
@@ -204,7 +204,7 @@ def drafter_parts(header: GgufHeader, kept: Ids) -> list[Part]:
 def _model_parts(
     header: GgufHeader, entries: Sequence[Part], tensors: Sequence[tuple[TensorInfo, tuple[int, ...], Part]]
 ) -> list[Part]:
-    """A GGUF of these entries, and of each tensor in its new shape with the part that its data are."""
+    """A GGUF of these entries and tensors; each tensor has a new shape and a part with its data."""
     records, data, offset = bytearray(), list[Part](), 0
     for tensor, shape, part in tensors:
         records += _tensor_record(tensor, shape, offset)
@@ -217,9 +217,9 @@ def _model_parts(
 
 
 def trimmed_tensors(header: GgufHeader) -> tuple[TensorInfo, ...]:
-    """The tensors of which a trimmed model keeps rows only.
+    """The tensors of which a trimmed model keeps only some rows.
 
-    Raises ModelFileError if the model has other tables over the vocabulary, which nobody could slice for it.
+    Raises ModelFileError if the model has other tables over the vocabulary, which cannot be trimmed.
     """
     vocabulary_size = header.vocabulary_size
     for tensor in header.tensors:
@@ -232,7 +232,7 @@ def trimmed_tensors(header: GgufHeader) -> tuple[TensorInfo, ...]:
 
 
 def embedding_table(header: GgufHeader) -> TensorInfo:
-    """The tensor with a row for each token. Raises ModelFileError if there is none, or its rows are no tokens."""
+    """The tensor with a row for each token. Raises ModelFileError if it is missing or has another number of rows."""
     table = next((tensor for tensor in header.tensors if tensor.name == EMBEDDING), None)
     if table is None:
         raise ModelFileError(header.path, f"it has no {EMBEDDING}: it is not a language model")
@@ -240,22 +240,20 @@ def embedding_table(header: GgufHeader) -> TensorInfo:
         rows = tensor.shape[-1]
         dimensions = 1 if tensor.name.endswith(".bias") else 2
         if len(tensor.shape) != dimensions or rows != header.vocabulary_size or tensor.byte_count % rows:
-            reason = (
-                f"tensor {tensor.name} of shape {tensor.shape} has no row for each of {header.vocabulary_size} tokens"
-            )
+            reason = f"tensor {tensor.name} of shape {tensor.shape} lacks rows for {header.vocabulary_size} tokens"
             raise ModelFileError(header.path, reason)
     return table
 
 
 def check_kept(kept: npt.NDArray[np.integer], vocabulary_size: int) -> Ids:
-    """``kept`` as int32. Raises InvalidRequestError unless it is ids of the vocabulary, ascending, at least one."""
+    """``kept`` as int32. Raises InvalidRequestError unless it holds at least one id, ascending, in the vocabulary."""
     if kept.ndim != 1 or kept.dtype.kind not in "iu" or len(kept) == 0:
-        raise InvalidRequestError("the tokens to keep must be a list of ids, at least one")
+        raise InvalidRequestError("the tokens to keep must be a list of at least one token id")
     if not 0 <= int(kept.min()) <= int(kept.max()) < vocabulary_size:
         raise InvalidRequestError(f"a token to keep lies outside the vocabulary of {vocabulary_size} tokens")
     ids = kept.astype(np.int32)
     if (np.diff(ids) <= 0).any():
-        raise InvalidRequestError("the tokens to keep must be in ascending order, each of them once")
+        raise InvalidRequestError("the tokens to keep must be in ascending order without duplicates")
     return ids
 
 
@@ -266,11 +264,11 @@ def _trimmed(tensor: TensorInfo, header: GgufHeader, kept: Ids) -> tuple[Part, t
 
 
 def _raw_entries(header: GgufHeader) -> Sequence[tuple[str, Span]]:
-    """Every key with the bytes it occupies, key and type included; none of those that only a part needs."""
+    """Every key with its byte range, including key and type; keys of split models are left out."""
     if header.completed:
         raise ModelFileError(
             header.path,
-            "it is written as Ollama writes this family, with keys that only Ollama knows",
+            "it was converted by Ollama, with keys that only Ollama reads",
             hint="export the same model from the hub",
         )
     found = []

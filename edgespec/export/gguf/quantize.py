@@ -1,4 +1,4 @@
-"""Re-quantising a GGUF with llama.cpp's own quantizer."""
+"""Requantises a GGUF with llama.cpp's quantizer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.runtimes.llama.library import load
 
-# Rows of one tensor in memory at once, as llama.cpp counts them. Its own default of 8 GiB is a whole tensor.
+# Bytes of a tensor's rows in memory, as llama.cpp counts them. llama.cpp's default of 8 GiB is a whole tensor.
 _BUFFER_BYTES = 64 << 20
 
-# Looked at while native code works: often enough for a person who pressed Ctrl-C.
+# How often cancellation is checked while native code runs: prompt for a user who pressed Ctrl-C.
 _POLL_S = 0.2
 
 _PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
@@ -30,7 +30,7 @@ _PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quant:
-    """A format llama.cpp writes: its name, its constant in llama.h, and the most bits a weight of a matrix takes."""
+    """A format that llama.cpp writes: its name, its constant in llama.h, and the most bits per weight of a matrix."""
 
     name: str
     constant: str
@@ -38,10 +38,10 @@ class Quant:
 
 
 def _quants() -> Mapping[str, Quant]:
-    # Left out: formats that need an importance matrix of calibration text (IQ1 to IQ3, Q2_K_S), and those that only
-    # models trained for them survive (TQ, MXFP4, NVFP4).
+    # Not listed: formats that need an importance matrix of calibration text (IQ1 to IQ3, Q2_K_S), and formats that
+    # are accurate only for models trained in them (TQ, MXFP4, NVFP4).
     mixed = "q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k_s q3_k_m q3_k_l q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq4_nl iq4_xs"
-    # 8.5 bits: in the mixtures the head, and rows that do not divide into blocks of 256, are stored as up to Q8_0.
+    # 8.5 bits: mixtures store the head, and rows that do not divide into blocks of 256, in up to Q8_0.
     most_bits = {**dict.fromkeys(mixed.split(), 8.5), "f16": 16, "bf16": 16}
     found = {
         name: Quant(name=name, constant=f"LLAMA_FTYPE_MOSTLY_{name.upper()}", most_bits=bits)
@@ -52,12 +52,12 @@ def _quants() -> Mapping[str, Quant]:
 
 QUANTS: Mapping[str, Quant] = _quants()
 
-# "q4" is whatever is the usual 4 bits: the mixture that llama.cpp's own documentation recommends.
+# "q4" is the usual 4-bit format: the mixture that llama.cpp's documentation recommends.
 _ALIASES = {"q4": "q4_k_m", "q5": "q5_k_m", "q6": "q6_k", "q8": "q8_0"}
 
 
 def find_quant(name: str) -> Quant:
-    """The format called ``name``, in upper or lower case. Raises InvalidRequestError with the list of names."""
+    """The format called ``name``, in upper or lower case. Raises InvalidRequestError for an unknown name."""
     key = name.lower()
     quant = QUANTS.get(_ALIASES.get(key, key))
     if quant is None:
@@ -67,7 +67,7 @@ def find_quant(name: str) -> Quant:
 
 
 def most_bytes(header: GgufHeader, quant: Quant) -> int:
-    """The most bytes the model can take as ``quant``: an upper bound, for asking whether the disk has room."""
+    """An upper bound of the model's bytes as ``quant``, for the check of disk space."""
     bits = sum(tensor.elements * (quant.most_bits if len(tensor.shape) > 1 else 32) for tensor in header.tensors)
     padding = header.alignment * (len(header.tensors) + 1)
     return int(bits / 8) + header.data_offset + padding
@@ -84,19 +84,18 @@ def requantize(
 ) -> GgufHeader:
     """Write ``source`` with its matrices as ``quant`` to ``destination``; returns the checked header of the result.
 
-    ``destination`` is a temporary of the caller, who renames it; nothing is left there on an error. A source that is
-    quantised already is dequantised first and loses a little twice. ``progress`` gets the bytes written so far.
+    ``destination`` is a temporary of the caller, who renames the file; an error removes the file. A quantised source
+    is dequantised first, so rounding errors add up. ``progress`` receives the bytes written so far.
 
-    llama.cpp's quantizer cannot be stopped. After a cancellation it runs on in the background until it is done, into
-    a file that is already deleted. Raises InvalidRequestError, ModelFileError, DiskSpaceError, CancelledError,
-    RuntimeUnavailableError.
+    llama.cpp's quantizer cannot be stopped: after a cancellation it finishes in the background, into a deleted
+    file. Raises InvalidRequestError, ModelFileError, DiskSpaceError, CancelledError, RuntimeUnavailableError.
     """
     chosen = find_quant(quant)
     if threads < 1:
         raise InvalidRequestError(f"threads must be at least 1, not {threads}")
     header = read_header(source)
     if not header.tensors:
-        raise ModelFileError(source, "it holds no tensors, so there is nothing to quantise")
+        raise ModelFileError(source, "it holds no tensors to quantise")
     api: Any = load().api
     params = api.llama_model_quantize_default_params()
     params.nthread = threads
@@ -112,9 +111,9 @@ def requantize(
             int(api.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params)))
         )
         if abandoned.is_set():
-            _remove(destination)  # opened only after the caller had given up
+            _remove(destination)  # llama.cpp opened the file after the cancellation
 
-    # Native code off the caller's thread, where Ctrl-C would wait for its end. A daemon, so that a process may end.
+    # Native code would delay Ctrl-C on the caller's thread. A daemon thread does not delay the end of the process.
     worker = threading.Thread(target=work, name="edgespec-quantize", daemon=True)
     try:
         worker.start()
@@ -150,7 +149,7 @@ def _failure(source: Path, destination: Path, quant: Quant, codes: list[int]) ->
     free = free_bytes(destination)
     if free < SLACK_BYTES:
         return DiskSpaceError(
-            f"the disk filled up while {source.name} was being quantised; nothing that was there before has changed",
+            f"the disk filled up while {source.name} was being quantised; existing files are unchanged",
             needed_bytes=SLACK_BYTES,
             free_bytes=free,
             hint="free some space, or give a folder on a larger disk",
@@ -158,6 +157,6 @@ def _failure(source: Path, destination: Path, quant: Quant, codes: list[int]) ->
     code = f"code {codes[0]}" if codes else "an exception"
     return ModelFileError(
         source,
-        f"llama.cpp could not quantise it to {quant.name} ({code})",
+        f"llama.cpp could not quantise the model to {quant.name} ({code})",
         hint="run with --debug to see llama.cpp's log",
     )

@@ -1,1 +1,1 @@
-"""Hugging Face folders, read and converted to GGUF."""
+"""Converts Hugging Face folders to GGUF."""

@@ -1,7 +1,7 @@
-"""A Hugging Face config.json in, the hyperparameters of a GGUF out.
+"""Reads a Hugging Face config.json and derives the hyperparameters of a GGUF.
 
-What llama.cpp's graphs cannot compute exactly as the configuration says is refused with its name, never ignored: a
-model that loads and answers slightly wrong is the one failure nobody notices.
+A setting that llama.cpp's graphs do not compute exactly is refused by name, never ignored: users would not notice a
+model that loads and answers slightly wrong.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.json_object import Fields, read_fields
 
 CONFIG = "config.json"
-_MOST_BYTES = 1 << 20  # real ones have a few kB
+_MOST_BYTES = 1 << 20  # real files have a few kB
 
 Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 """A metadata value: uint32, float32, string or bool, or an array of int32, float32 or strings."""
 
 _ARCHITECTURES: Mapping[str, str] = {
-    "LlamaForCausalLM": "llama",  # SmolLM as well
+    "LlamaForCausalLM": "llama",  # also SmolLM
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
@@ -47,23 +47,23 @@ _ACTIVATIONS: Mapping[str, frozenset[str]] = {
     "gemma3": frozenset({"gelu_pytorch_tanh"}),
 }
 
-# Limits of the GGUF reader; positions are int32 in llama.cpp and layers at most LLAMA_MAX_LAYERS.
+# The GGUF reader's limits; positions are int32 in llama.cpp and layers at most LLAMA_MAX_LAYERS.
 _MOST_POSITIONS, _MOST_LAYERS, _MOST_WIDTH, _MOST_FEED_FORWARD = 2**31 - 1, 512, 2**20, 2**24
 _MOST_HEADS, _MOST_HEAD_WIDTH, _MOST_TOKENS = 2**14, 2**16, 2**24
 
-# What transformers' Gemma3TextConfig has where a config.json leaves it out, as those of the larger models do.
+# Defaults of transformers' Gemma3TextConfig, which the config.json of the larger models leaves out.
 _GEMMA3_HEADS, _GEMMA3_KV_HEADS, _GEMMA3_HEAD_WIDTH = 8, 4, 256
 _GEMMA3_WINDOW, _GEMMA3_ROPE_BASE, _GEMMA3_QUERY_SCALAR = 4096, 1_000_000.0, 256.0
 _GEMMA3_POSITIONS = 131_072
-# Fixed in llama.cpp's gemma3: every sixth layer is global, the others rotate by this base, and only the model with
-# 62 layers (27B) scales its queries by the embedding's share of a head instead of the head's width.
+# Fixed in llama.cpp's gemma3: every sixth layer is global, the other layers rotate by this base, and only the model
+# with 62 layers (27B) scales queries by embedding length / heads instead of the head length.
 _GEMMA3_PERIOD, _GEMMA3_LOCAL_BASE, _GEMMA3_27B_LAYERS = 6, 10_000.0, 62
 
 _ROPE_BASE = 10_000.0  # transformers' default for the other architectures
-_EPSILON = 1e-6  # transformers' default for all of them
+_EPSILON = 1e-6  # transformers' default for all architectures
 _MOST_ROPE_FACTOR = 1e6
 
-# Members of a rope scaling that are understood, by its type; any other would be computed differently by llama.cpp.
+# Supported members of a rope scaling, by its type; llama.cpp would compute any other member differently.
 _ROPE_COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 _ROPE_MEMBERS: Mapping[str, frozenset[str]] = {
     "default": _ROPE_COMMON,
@@ -75,10 +75,10 @@ _ROPE_MEMBERS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rotary positions are stretched beyond the length trained first. ``kind``: linear, yarn or llama3.
+    """Scaling of rotary positions beyond the original training length. ``kind``: linear, yarn or llama3.
 
-    ``original_context_length`` is that length in tokens (yarn, llama3); the frequency factors belong to llama3, the
-    betas (None: llama.cpp's own, which are transformers') to yarn (Peng et al., 2023).
+    ``original_context_length`` is that length in tokens (yarn, llama3). The frequency factors belong to llama3, the
+    betas (None: llama.cpp's defaults, equal to transformers') to yarn (Peng et al., 2023).
     """
 
     kind: str
@@ -92,10 +92,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What a model is made of. Lengths are elements, ``context_length`` and ``sliding_window`` are tokens.
+    """The hyperparameters of a model. Lengths are elements, ``context_length`` and ``sliding_window`` are tokens.
 
-    ``vocabulary_size`` (rows of the embedding) and ``tied`` (the embedding is the head too) are None where the
-    configuration leaves them to the weights. ``multimodal``: the text model is only a part of the folder.
+    ``vocabulary_size`` (rows of the embedding) and ``tied`` (the embedding is also the head) are None if only the
+    weights tell them. ``multimodal``: the text model is only a part of the folder.
     """
 
     architecture: str
@@ -116,12 +116,12 @@ class ModelConfig:
 
     @property
     def permutes_heads(self) -> bool:
-        """Whether llama.cpp rotates neighbouring pairs, where transformers rotates halves of a head."""
+        """Whether llama.cpp rotates neighbouring pairs while transformers rotates halves of a head."""
         return self.architecture == "llama"
 
     @property
     def norm_offset(self) -> float:
-        """What llama.cpp expects to be added to the weights of every norm."""
+        """The number that llama.cpp expects added to the weights of every norm."""
         return 1.0 if self.architecture == "gemma3" else 0.0
 
     def metadata(self) -> dict[str, Value]:
@@ -142,7 +142,7 @@ class ModelConfig:
         if self.sliding_window is not None:
             values["attention.sliding_window"] = self.sliding_window
         scaling = self.rope_scaling
-        if scaling is not None and scaling.kind != "llama3":  # that one is a tensor, see rope_factors
+        if scaling is not None and scaling.kind != "llama3":  # llama3 scaling is a tensor, see rope_factors
             values["rope.scaling.type"] = scaling.kind
             values["rope.scaling.factor"] = scaling.factor
             stated = {
@@ -155,10 +155,10 @@ class ModelConfig:
 
 
 def rope_factors(config: ModelConfig) -> npt.NDArray[np.float32] | None:
-    """What llama.cpp divides the rotary frequencies by: float32 (head length / 2,); None without llama3 scaling.
+    """The divisors of the rotary frequencies: float32 (head length / 2,); None without llama3 scaling.
 
-    Long wavelengths are stretched by the factor, short ones not at all, and between the two bounds the frequency goes
-    over linearly ("The Llama 3 Herd of Models", Grattafiori et al., 2024, as Llama 3.1 was published).
+    Long wavelengths are stretched by the factor, short wavelengths are unchanged, and the frequency is interpolated
+    linearly between the two bounds (Llama 3.1: "The Llama 3 Herd of Models", Grattafiori et al., 2024).
     """
     scaling = config.rope_scaling
     if scaling is None or scaling.kind != "llama3":
@@ -179,8 +179,8 @@ def rope_factors(config: ModelConfig) -> npt.NDArray[np.float32] | None:
 def read_config(folder: Path) -> ModelConfig:
     """The model that ``folder``/config.json describes.
 
-    Raises ModelFileError if the file is missing or malformed, InvalidRequestError for a model that cannot be written
-    as a GGUF from here.
+    Raises ModelFileError if the file is missing or malformed, InvalidRequestError if the model cannot be converted to
+    GGUF.
     """
     whole = read_fields(folder / CONFIG, _MOST_BYTES)
     kind = _class_of(whole)
@@ -230,14 +230,14 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _class_of(fields: Fields) -> str:
-    """The class of transformers that the model belongs to, one of those supported."""
+    """The model's class in transformers, if it is supported."""
     named = fields.items("architectures")
     found = named[0] if named else _BY_MODEL_TYPE.get(fields.text("model_type") or "", fields.raw("model_type"))
     if not isinstance(found, str):
         raise fields.wrong("architectures", "an array of names")
     if found not in _ARCHITECTURES:
         raise InvalidRequestError(
-            f"models of the architecture {found[:80]!a} cannot be converted to GGUF here; "
+            f"models of the architecture {found[:80]!a} cannot be converted to GGUF; "
             f"supported are {', '.join(_ARCHITECTURES)}",
             hint="`--to onnx` converts other architectures through Optimum",
         )
@@ -252,9 +252,9 @@ def _refused(fields: Fields, what: str) -> InvalidRequestError:
 
 
 def _window(fields: Fields, layers: int) -> int | None:
-    """The sliding window of llama, mistral and qwen models, whose graphs in llama.cpp attend to everything.
+    """The sliding window of llama, mistral and qwen models, whose graphs in llama.cpp use full attention.
 
-    Up to its length both are the same, so it becomes the context length.
+    Up to the window's length both compute the same, so the window becomes the context length.
     """
     kinds = _layer_types(fields, layers)
     slides = fields.flag("use_sliding_window") is not False and "sliding_attention" in (
@@ -275,15 +275,15 @@ def _layer_types(fields: Fields, layers: int) -> list[str] | None:
 
 
 def _gemma3_window(fields: Fields, width: int, layers: int, heads: int, head_length: int) -> int:
-    """The sliding window, after a check of everything that llama.cpp fixes for this architecture."""
+    """The sliding window, after a check of all settings that llama.cpp fixes for gemma3."""
     kinds = _layer_types(fields, layers)
     if kinds is None:
         name = "_sliding_window_pattern" if fields.raw("sliding_window_pattern") is None else "sliding_window_pattern"
         period = fields.integer(name, 1, _MOST_LAYERS, _GEMMA3_PERIOD)
         if period != _GEMMA3_PERIOD:
-            raise _refused(fields, f"every {period}th layer attends to everything")
+            raise _refused(fields, f"every {period}th layer has full attention")
     elif any((kind == "full_attention") != ((at + 1) % _GEMMA3_PERIOD == 0) for at, kind in enumerate(kinds)):
-        raise _refused(fields, "the layers that attend to everything are not every sixth")
+        raise _refused(fields, "its layers with full attention are not every sixth layer")
     local_base = fields.number("rope_local_base_freq", 1.0, 1e12, _GEMMA3_LOCAL_BASE)
     rope = fields.member("rope_parameters")
     if rope is not None and rope.has_object("sliding_attention"):
@@ -298,7 +298,7 @@ def _gemma3_window(fields: Fields, width: int, layers: int, heads: int, head_len
         if fields.raw(name) is not None:
             raise _refused(fields, f"it states {name}")
     if fields.flag("use_bidirectional_attention"):
-        raise _refused(fields, "its attention looks ahead")
+        raise _refused(fields, "its attention is bidirectional")
     scalar = fields.number("query_pre_attn_scalar", 1e-6, 1e6, _GEMMA3_QUERY_SCALAR)
     expected = width // heads if layers == _GEMMA3_27B_LAYERS else head_length
     if scalar != expected:
@@ -310,7 +310,7 @@ def _gemma3_window(fields: Fields, width: int, layers: int, heads: int, head_len
 
 
 def _rope(fields: Fields, architecture: str, positions: int) -> tuple[float, RopeScaling | None]:
-    """The rotary base and scaling: in ``rope_parameters`` since transformers 5, before that in two members."""
+    """The rotary base and scaling: in ``rope_parameters`` since transformers 5, in two members before."""
     default = _GEMMA3_ROPE_BASE if architecture == "gemma3" else _ROPE_BASE
     base = fields.number("rope_theta", 1.0, 1e12, default)
     rope = fields.member("rope_parameters")

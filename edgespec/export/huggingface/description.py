@@ -1,7 +1,7 @@
-"""What a tokenizer's GGUF says about a model that Optimum converts.
+"""Metadata for ``tokenizer.gguf`` of a model that Optimum converts.
 
-It may be of any architecture, so this is only what all of them have. Layers, heads of the cache and their length are
-the graph's own and come from there.
+The model may have any architecture, so the metadata holds only keys that all architectures share. Layers, key-value
+heads and their length come from the graph.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from edgespec.export.huggingface.config import CONFIG, Value
 from edgespec.export.packages import require
 from edgespec.files.json_object import Fields, read_fields
 
-_MOST_BYTES = 1 << 20  # real ones have a few kB
+_MOST_BYTES = 1 << 20  # real files have a few kB
 _MOST_POSITIONS, _MOST_WIDTH, _MOST_HEADS, _MOST_TOKENS = 2**31 - 1, 2**20, 2**14, 2**20
 
-# The same number under the names that the classes of transformers give it.
+# Each tuple: the names of one number in different classes of transformers.
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
 
-# Names by which llama.cpp knows an architecture, where they are not transformers' own.
+# llama.cpp's names of architectures that differ from transformers' names.
 _ARCHITECTURES: Mapping[str, str] = {
     "gemma3_text": "gemma3",
     "gpt_bigcode": "starcoder",
@@ -37,13 +37,13 @@ _ARCHITECTURES: Mapping[str, str] = {
 }
 
 
-# Architectures whose graphs were compared with transformers' past their layers' window, across several forwards.
-# Others are used up to its length only, where a window is no window.
+# Architectures whose graphs were compared with transformers beyond the sliding window, across several forwards.
+# The context of other architectures is limited to the window's length, up to which a window has no effect.
 _WINDOWS_TRACED = frozenset({"gemma3_text", "mistral"})
 
 
 class CacheShape(Protocol):
-    """What the graph itself says about its cache."""
+    """The shape of the cache in the graph."""
 
     @property
     def block_count(self) -> int: ...
@@ -55,7 +55,7 @@ class CacheShape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderModel:
-    """A model as its config.json states it. ``architecture`` is llama.cpp's name of it, by which it reads tokenizers.
+    """A model's facts from config.json. ``architecture`` is llama.cpp's name, needed to read the tokenizer.
 
     ``context_length`` is in tokens.
     """
@@ -83,17 +83,18 @@ class FolderModel:
 
 
 def describe_folder(folder: Path) -> FolderModel:
-    """The model in ``folder`` by its config.json.
+    """Read the config.json in ``folder``.
 
-    Raises ModelFileError if that is missing or malformed, InvalidRequestError for a model that cannot be converted.
+    Raises ModelFileError if the file is missing or malformed, InvalidRequestError for a model that cannot be
+    converted.
     """
     fields = read_fields(folder / CONFIG, _MOST_BYTES)
     model_type = fields.text("model_type")
     if not model_type:
-        # transformers would guess one from the folder's path.
+        # Without a model_type transformers would guess one from the folder's path.
         raise InvalidRequestError(
-            f"{fields.path} states no model_type, by which Optimum knows how to read a model",
-            hint='write it there, as "model_type": "llama"',
+            f"{fields.path} states no model_type, which Optimum needs",
+            hint='add it, for example "model_type": "llama"',
         )
     if fields.has_object("quantization_config"):
         raise InvalidRequestError(
@@ -116,7 +117,7 @@ def describe_folder(folder: Path) -> FolderModel:
 
 
 def _first(fields: Fields, names: tuple[str, ...], most: int) -> int:
-    """The number under the first of these names that is there."""
+    """The number under the first of these names that is present."""
     return fields.integer(next((name for name in names if fields.raw(name) is not None), names[0]), 1, most)
 
 
@@ -124,5 +125,5 @@ def _architecture(model_type: str) -> str:
     gguf = require("gguf")
 
     name = _ARCHITECTURES.get(model_type, model_type)
-    # Of an architecture that it does not know llama.cpp would not even read the tokenizer.
+    # llama.cpp reads no tokenizer of an unknown architecture.
     return name if name in gguf.MODEL_ARCH_NAMES.values() else "llama"

@@ -1,4 +1,4 @@
-"""A Hugging Face folder in (config.json, tokenizer.json, safetensors), a folder with a GGUF out; without PyTorch."""
+"""Converts a Hugging Face folder (config.json, tokenizer.json, safetensors) to GGUF, without PyTorch."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from edgespec.store.manifest import MANIFEST_NAME
 
 _REQUANTISED = "requantised.gguf"  # in the temporary folder only
 
-# general.file_type, as llama.h numbers it (enum llama_ftype), by the type of most of the weights.
+# general.file_type in the numbering of llama.h (enum llama_ftype), by the type of most weights.
 _FILE_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "BF16": 32}
 
-# Beyond the weights: the header. A vocabulary takes some 30 bytes a token and merge, a tensor's record under 200.
+# Estimates of the header's size: about 30 bytes per token and merge, under 200 per tensor record.
 _TOKEN_BYTES, _TENSOR_BYTES, _HEADER_BYTES = 128, 256, 4 << 20
 
-# Pieces worth telling about: a norm is not.
+# The smallest piece that reports progress: larger than a norm.
 _TOLD_BYTES = 1 << 16
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether ``path`` looks like a folder that transformers saved: it holds a config.json."""
+    """Whether ``path`` is a folder with a config.json, as transformers saves it."""
     return (path / CONFIG).is_file()
 
 
@@ -52,15 +52,15 @@ def export_from_folder(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Mapping[str, Any]:
-    """Write the model in the folder ``source`` to ``folder``/model.gguf; returns its manifest.
+    """Write the model in the folder ``source`` to ``folder``/model.gguf; returns the manifest.
 
-    With ``quant`` "keep" the matrices keep their type (F32, F16 or BF16) and every bit of their values; otherwise
-    they are quantised to that format, on ``threads`` threads. ``name`` and ``licence`` go into manifest and GGUF.
-    ``folder`` appears whole or not at all; an earlier artefact there is replaced, anything else refused. A tensor is
-    read in pieces of some megabytes, so memory does not grow with the model.
+    With ``quant`` "keep" the matrices keep their type (F32, F16 or BF16) and all bits; any other format quantises
+    them on ``threads`` threads. ``name`` and ``licence`` go into manifest and GGUF. ``folder`` appears complete or
+    not at all; an earlier export there is replaced, any other content refused. Tensors are read in pieces of a few
+    megabytes, so memory does not grow with the model.
 
-    Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted here,
-    DiskSpaceError, CancelledError, EdgespecError if ``folder`` cannot be written.
+    Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted, DiskSpaceError,
+    CancelledError, EdgespecError if ``folder`` cannot be written.
     """
     if not name:
         raise InvalidRequestError("a model needs a name")
@@ -77,7 +77,7 @@ def export_from_folder(
     kept_bytes = sum(tensor.byte_count for tensor in planned)
     header_bytes = _HEADER_BYTES + _TOKEN_BYTES * rows + _TENSOR_BYTES * len(planned)
     needed_bytes = kept_bytes + header_bytes
-    if chosen is not None:  # both files, until the quantised one is complete
+    if chosen is not None:  # both files exist until the quantised file is complete
         bits = sum(each.elements * (chosen.most_bits if len(each.shape) > 1 else 32) for each in planned)
         needed_bytes += int(bits / 8) + header_bytes
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
@@ -100,7 +100,7 @@ def export_from_folder(
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "kind": "gguf",
-            # The sum of the weights' files; hashing them all would take as long as the export.
+            # Only the size of the weights' files: hashing the files would take as long as the export.
             "source": {
                 "name": name,
                 "sha256": None,
@@ -130,7 +130,7 @@ def write_weightless(
     values: Mapping[str, Value],
     vocabulary: Vocabulary,
 ) -> None:
-    """Write a GGUF with the tokenizer and ``values``, the architecture's keys, and without weights."""
+    """Write a GGUF with the tokenizer and the architecture's keys ``values``, without weights."""
     _write(path, architecture, (), {**_general(name, licence), **values, **vocabulary.metadata()}, None, None)
 
 
@@ -141,7 +141,7 @@ def _bytes_of(paths: set[Path]) -> int:
 def _metadata(
     config: ModelConfig, vocabulary: Vocabulary, planned: Sequence[PlannedTensor], name: str, licence: str | None
 ) -> dict[str, Value]:
-    """All keys of the GGUF but general.architecture, which its writer adds."""
+    """All keys of the GGUF except general.architecture, which the GGUF writer adds."""
     share: Counter[str] = Counter()
     for tensor in planned:
         share[tensor.type_name] += tensor.byte_count
@@ -166,11 +166,11 @@ def _write(
     progress: ProgressCallback | None,
     cancelled: Cancelled | None,
 ) -> None:
-    """Write the GGUF, which is on disk when this returns."""
+    """Write and fsync the GGUF."""
     alignment = _write_header(path, architecture, planned, values)
     total, done = sum(tensor.byte_count for tensor in planned), 0
-    # The package's writer lays out the header; its way of writing weights takes a whole tensor at a time and reports
-    # a full disk as a count.
+    # The gguf package writes only the header: it would write weights a whole tensor at a time, and report a full disk
+    # as a byte count.
     with path.open("ab") as file:
         file.write(bytes(-file.tell() % alignment))
         for tensor in planned:
@@ -189,7 +189,7 @@ def _write(
 def _write_header(
     path: Path, architecture: str, planned: Sequence[PlannedTensor], values: Mapping[str, Value]
 ) -> int:
-    """Write everything before the weights; returns the alignment of each tensor's data in bytes."""
+    """Write the part of the file before the weights; returns the alignment of tensor data in bytes."""
     import numpy as np
 
     gguf = require("gguf")
@@ -201,7 +201,7 @@ def _write_header(
         for key, value in values.items():
             writer.add_key_value(key, value, types[type(value)])
         for tensor in planned:
-            # The type given by name decides; the one of numpy's is only looked at for quantised tensors.
+            # raw_dtype decides the type; the numpy dtype matters only for quantised tensors.
             kind = gguf.GGMLQuantizationType[tensor.type_name]
             writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.byte_count, raw_dtype=kind)
         writer.write_header_to_file()

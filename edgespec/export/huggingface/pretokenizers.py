@@ -1,7 +1,7 @@
-"""Which of llama.cpp's pre-tokenizers a tokenizer.json splits text like, told by its structure.
+"""Finds the llama.cpp pre-tokenizer that splits text exactly as a tokenizer.json does.
 
-A GGUF holds no rules but a name, behind which llama.cpp has regular expressions of its own. A structure that is not
-exactly one of those below is refused: another name would give other tokens, now and then, and nobody would notice.
+A GGUF stores only the name of a pre-tokenizer, whose regular expressions are built into llama.cpp. A structure that
+is not exactly one of the known ones is refused: with a wrong name some texts would silently get other tokens.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-SPACE = "▁"  # what SentencePiece writes a space as
+SPACE = "▁"  # SentencePiece's character for a space
 
-# One step of a pre-tokenizer: ("split", regex), ("digits",), or ("bytes", whether GPT-2's own regex splits first).
+# One step of a pre-tokenizer: ("split", regex), ("digits",), or ("bytes", whether GPT-2's regex splits first).
 _Step: TypeAlias = tuple[str, str | bool] | tuple[str]
 
-# The expressions of the published tokenizers; those of Llama 3 and Qwen 2 differ in how many digits stay together.
+# Regular expressions of published tokenizers; Llama 3 and Qwen 2 differ in the number of digits per piece.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
@@ -26,7 +26,7 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# llama.cpp's name, by the steps and by whether words that are tokens as they stand skip the merges.
+# llama.cpp's name, by the steps and by whether whole words in the vocabulary skip the merges (ignore_merges).
 _BYTE_LEVEL: Mapping[tuple[tuple[_Step, ...], bool], str] = {
     ((("bytes", True),), False): "gpt-2",
     ((("digits",), ("bytes", True)), False): "smollm",
@@ -34,15 +34,15 @@ _BYTE_LEVEL: Mapping[tuple[tuple[_Step, ...], bool], str] = {
     ((("split", _QWEN2), ("bytes", False)), False): "qwen2",
     ((("split", _TEKKEN), ("bytes", False)), True): "tekken",
 }
-# Qwen composes characters (NFC) before it splits. llama.cpp does not, here or for any GGUF of these models: text with
-# decomposed accents gets other tokens, which mean the same bytes.
+# Qwen's tokenizer applies NFC before splitting. llama.cpp does not, for any GGUF of these models: text with
+# decomposed accents gets other tokens of the same bytes.
 _COMPOSING = "qwen2"
 
 
 def byte_level_name(normalizer: Any, pre_tokenizer: Any, *, ignore_merges: bool) -> str | None:
-    """llama.cpp's name for a pre-tokenizer over bytes; None if it has none for this structure.
+    """llama.cpp's name of a byte-level pre-tokenizer; None if llama.cpp has no equivalent.
 
-    The arguments are members of a tokenizer.json as they are, of which nothing is checked yet.
+    The arguments are unchecked members of a tokenizer.json.
     """
     steps = _steps(pre_tokenizer)
     if steps is None:
@@ -78,19 +78,19 @@ def _step(value: Any) -> _Step | None:
 
 
 def sentencepiece_prefix(normalizer: Any, pre_tokenizer: Any) -> bool | None:
-    """Whether a SentencePiece-like tokenizer puts a space before text; None if llama.cpp has nothing like it.
+    """Whether a SentencePiece-like tokenizer adds a space before text; None if llama.cpp has no equivalent.
 
-    The arguments are members of a tokenizer.json as they are, of which nothing is checked yet.
+    The arguments are unchecked members of a tokenizer.json.
     """
     replaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prepends = {"type": "Prepend", "prepend": SPACE}
-    # gemma's, without effect: after the replacement there is no space left to split at.
+    # gemma's split has no effect: the replacement has removed all spaces.
     no_split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     if pre_tokenizer is None or pre_tokenizer == no_split:
         if normalizer in (replaces, {"type": "Sequence", "normalizers": [replaces]}):
             return False
         return True if normalizer == {"type": "Sequence", "normalizers": [prepends, replaces]} else None
-    # With its default, to split at spaces, no token could hold two of them; SentencePiece knows such tokens.
+    # The default (split at spaces) would allow no token with two spaces, but SentencePiece has such tokens.
     if normalizer is not None or not isinstance(pre_tokenizer, dict) or pre_tokenizer.get("split") is not False:
         return None
     if pre_tokenizer.get("type") != "Metaspace" or pre_tokenizer.get("replacement") != SPACE:

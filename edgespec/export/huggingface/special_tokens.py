@@ -1,4 +1,4 @@
-"""Tokens with a meaning, when to add them, and the chat template: from six files that may each say something else."""
+"""Reads special tokens, when to add them, and the chat template from six files that may contradict each other."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from edgespec.errors import ModelFileError
 from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, read_fields, read_regular_file
 
-_MOST_BYTES = 16 << 20  # tokenizer_config.json repeats all added tokens: gemma's has 1.2 MB
-_MOST_TEMPLATE_BYTES = 1 << 20  # of one value in a GGUF header; real ones stay under 100 kB
+_MOST_BYTES = 16 << 20  # tokenizer_config.json lists all added tokens: gemma's has 1.2 MB
+_MOST_TEMPLATE_BYTES = 1 << 20  # the limit of one value in a GGUF header; real templates stay under 100 kB
 
-# Names in transformers, and in the keys of a GGUF.
+# Names in transformers, with their names in GGUF keys.
 _NAMES: Mapping[str, str] = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
-# How chat models end a turn. A model whose end of sequence is another token has two, and llama.cpp a key for that.
+# Tokens with which chat models end a turn. If eos is another token, the GGUF key eot names the turn's end.
 _TURN_ENDS = frozenset({"<end_of_turn>", "<|eot_id|>", "<|im_end|>", "<|end|>", "<turn|>"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """``ids`` by the name in GGUF keys: bos, eos, eot, unknown, padding; those that no file states are left out.
+    """``ids`` by the name in GGUF keys: bos, eos, eot, unknown, padding; unstated tokens are absent.
 
-    ``add_bos`` and ``add_eos``: whether raw text gets them.
+    ``add_bos`` and ``add_eos``: whether raw text gets the bos and eos tokens.
     """
 
     ids: Mapping[str, int]
@@ -34,11 +34,11 @@ class SpecialTokens:
 
 
 def read_special_tokens(folder: Path, tokenizer: Fields, table: Mapping[str, int]) -> SpecialTokens:
-    """What the files of ``folder`` say about special tokens; ``table`` has the id of each token of the model.
+    """Read the special tokens from the files in ``folder``; ``table`` has the id of each token of the model.
 
-    A token's text (tokenizer_config.json, special_tokens_map.json) counts before its number (config.json,
-    generation_config.json), which fine-tuning often leaves behind. Raises ModelFileError for malformed files, and if
-    nothing ends an answer.
+    A token's text (tokenizer_config.json, special_tokens_map.json) takes precedence over its id (config.json,
+    generation_config.json), which fine-tuning often leaves outdated. Raises ModelFileError for malformed files, and
+    if no token ends an answer.
     """
     config = _optional(folder / "tokenizer_config.json")
     numbers = [_optional(folder / name) for name in ("config.json", "generation_config.json")]
@@ -68,12 +68,12 @@ def read_special_tokens(folder: Path, tokenizer: Fields, table: Mapping[str, int
 
 
 def _optional(path: Path) -> Fields:
-    """The object in a file that may be missing, which is as good as empty."""
+    """The object in an optional file; a missing file counts as an empty object."""
     return read_fields(path, _MOST_BYTES) if path.exists() else Fields(path, {})
 
 
 def _by_text(files: list[Fields], name: str, table: Mapping[str, int]) -> int | None:
-    """The id of the token whose text the first file states that knows one of the model's tokens."""
+    """The id of the token ``name``, from the first file that states the text of a token in ``table``."""
     for fields in files:
         member = fields.member(name) if fields.has_object(name) else None
         text = fields.text(name) if member is None else member.text("content")
@@ -83,24 +83,24 @@ def _by_text(files: list[Fields], name: str, table: Mapping[str, int]) -> int | 
 
 
 def _by_number(files: list[Fields], name: str, rows: int) -> list[int]:
-    """All ids that the files state under ``name``, a number or an array of them, in order."""
+    """All ids that the files state under ``name`` (a number or an array), in order."""
     found: list[int] = []
     for fields in files:
         values = fields.raw(name)
-        if values is None and fields.has_object("text_config"):  # of a model with more than text
+        if values is None and fields.has_object("text_config"):  # a multimodal model
             values = fields.raw("text_config").get(name)
         for value in values if isinstance(values, list) else [values]:
             if value is None or value in found:
                 continue
             if type(value) is not int:
-                raise fields.wrong(name, "a token's id")
-            if 0 <= value < rows:  # -1 and ids behind the table stand for none
+                raise fields.wrong(name, "a token id")
+            if 0 <= value < rows:  # -1 and ids beyond the table mean "none"
                 found.append(value)
     return found
 
 
 def _turn_end(eos: int, stops: list[int], table: Mapping[str, int]) -> int | None:
-    """The token besides ``eos`` that ends a turn, if ``eos`` does not."""
+    """The token that ends a turn, if ``eos`` does not."""
     texts = {token: text for text, token in table.items() if token in {eos, *stops}}
     if texts[eos] in _TURN_ENDS:
         return None
@@ -109,7 +109,7 @@ def _turn_end(eos: int, stops: list[int], table: Mapping[str, int]) -> int | Non
 
 
 def _template_ends(post_processor: Any) -> tuple[str | None, str | None]:
-    """The special tokens that the tokenizer puts first and last around a text."""
+    """The special tokens that the tokenizer adds before and after a text."""
     if isinstance(post_processor, dict) and post_processor.get("type") == "Sequence":
         steps = post_processor.get("processors")
     else:
@@ -129,7 +129,7 @@ def _special(value: Any) -> str | None:
 
 
 def _chat_template(folder: Path, config: Fields) -> str | None:
-    """The chat template: a file of its own since 2024, before that a string, or several with names."""
+    """The chat template: in its own file since 2024, before in a string or in several named strings."""
     path = folder / "chat_template.jinja"
     if path.exists():
         raw = read_regular_file(path, _MOST_TEMPLATE_BYTES)
@@ -148,5 +148,5 @@ def _chat_template(folder: Path, config: Fields) -> str | None:
 def _checked(fields: Fields, name: str) -> str | None:
     template = fields.text(name)
     if template is not None and len(template.encode("utf-8")) > _MOST_TEMPLATE_BYTES:
-        raise ModelFileError(fields.path, f"{name} is absurd: over {_MOST_TEMPLATE_BYTES} bytes of text")
+        raise ModelFileError(fields.path, f"{name} is too long: over {_MOST_TEMPLATE_BYTES} bytes of text")
     return template or None

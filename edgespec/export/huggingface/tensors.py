@@ -1,4 +1,4 @@
-"""Tensors of a safetensors folder under the names, shapes and orders llama.cpp expects: planned, then streamed."""
+"""Plans and streams the tensors of a safetensors folder with the names, shapes and row order of llama.cpp."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _SUFFIXES = (".weight", ".bias")
 
 _ELEMENT_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
 
-# Written at once: large enough that the disk is the cost, small enough that cancelling is prompt.
+# Bytes per write: large enough for full disk speed, small enough for prompt cancellation.
 _CHUNK_BYTES = 8 << 20
 
-# As many tokens as a tokenizer.json may have; the largest vocabulary known has 262144.
+# The limit of tokens in a tokenizer.json; the largest known vocabulary has 262144.
 _MOST_ROWS = 1 << 20
 
-# Buffers that old releases of transformers saved with the weights; they follow from config.json.
+# Buffers that old releases of transformers saved with the weights; config.json determines their values.
 _DERIVED = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
 
-# A model with more than text: where its text model is, since transformers 5 and before, and what is left out.
+# Name prefixes in multimodal models: of the text model (since transformers 5, and before), and of skipped parts.
 _TEXT_PREFIXES = ("model.language_model.", "language_model.model.")
 _TEXT_HEAD = "language_model.lm_head.weight"
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 _BLOCK_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-# Matrices that may (llama) or must (qwen2) have a bias in llama.cpp; those of the other architectures have none.
+# Matrices that may (llama) or must (qwen2) have a bias in llama.cpp; matrices of other architectures have no bias.
 _BIASES: Mapping[str, tuple[str, ...]] = {"llama": _BLOCK_MATRICES, "qwen2": ("attn_q", "attn_k", "attn_v")}
 
 
@@ -45,8 +45,8 @@ _BIASES: Mapping[str, tuple[str, ...]] = {"llama": _BLOCK_MATRICES, "qwen2": ("a
 class PlannedTensor:
     """One tensor of the GGUF: ``shape`` slowest dimension first, ``type_name`` F32, F16 or BF16.
 
-    Its elements are those of ``source``, or ``values`` where they are computed. ``heads``: the rows of each of that
-    many heads are interleaved. ``offset`` is added to every element (float32 only).
+    The elements come from ``source``, or from ``values`` if they are computed. ``heads``: the number of heads whose
+    rows are interleaved. ``offset`` is added to every element (float32 only).
     """
 
     name: str
@@ -66,7 +66,7 @@ class PlannedTensor:
         return self.elements * _ELEMENT_BYTES[self.type_name]
 
     def chunks(self) -> Iterator[npt.NDArray[Any]]:
-        """The elements in order, in pieces of some megabytes. Raises ModelFileError if they cannot be read."""
+        """The elements in order, in pieces of a few megabytes. Raises ModelFileError if the file cannot be read."""
         if self.source is None:
             if self.values is not None:
                 yield self.values
@@ -86,13 +86,13 @@ class PlannedTensor:
 
 
 def interleaved(head: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The rows of one head so that row i and row i + n/2, which are rotated together, become neighbours."""
+    """Reorder the n rows of a head so that the rotary pair of rows i and i + n/2 becomes neighbours."""
     halves = head.reshape(2, head.shape[0] // 2, *head.shape[1:])
     return halves.swapaxes(0, 1).reshape(head.shape)
 
 
 def count_rows(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Path) -> int:
-    """Rows of the input embedding, which is the size of the vocabulary. Raises ModelFileError."""
+    """The number of rows of the input embedding: the vocabulary size. Raises ModelFileError."""
     for name in ("model.embed_tokens.weight", *(f"{prefix}embed_tokens.weight" for prefix in _TEXT_PREFIXES)):
         tensor = tensors.get(name)
         if tensor is not None and len(tensor.shape) == 2 and 0 < tensor.shape[0] <= _MOST_ROWS:
@@ -106,14 +106,14 @@ def count_rows(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: P
 def plan_tensors(
     tensors: Mapping[str, SafeTensor], config: ModelConfig, rows: int, folder: Path
 ) -> tuple[PlannedTensor, ...]:
-    """What the GGUF holds, in its order, for a vocabulary of ``rows`` tokens.
+    """The tensors of the GGUF, in file order, for a vocabulary of ``rows`` tokens.
 
-    Raises ModelFileError if a tensor is missing, unknown, of another shape than ``config`` says or of a type that
-    holds no plain numbers.
+    Raises ModelFileError if a tensor is missing, unknown, of another shape than ``config`` states, or not of type
+    F32, F16 or BF16.
     """
     named = _renamed(tensors, config, folder)
     if config.tied:
-        named.pop(HEAD, None)  # what it would hold is the embedding
+        named.pop(HEAD, None)  # a copy of the embedding
     needed = _shapes(config, rows)
     if config.tied is None and HEAD not in named:
         del needed[HEAD]
@@ -130,7 +130,7 @@ def plan_tensors(
             raise ModelFileError(folder, f"its weights lack the tensor for {bias}", hint=DOWNLOAD_AGAIN)
     for tensor in named.values():
         raise InvalidRequestError(
-            f"{tensor.path}: llama.cpp has no place for tensor {tensor.name[:80]!a} in this architecture",
+            f"{tensor.path}: llama.cpp does not use tensor {tensor.name[:80]!a} in this architecture",
             hint="`--to onnx` converts such models through Optimum",
         )
     factors = rope_factors(config)
@@ -145,7 +145,7 @@ def _kind_of(name: str) -> str:
 
 
 def _renamed(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Path) -> dict[str, SafeTensor]:
-    """The tensors of the text model by their names in a GGUF."""
+    """The tensors of the text model by their GGUF names."""
     gguf = require("gguf")
 
     architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == config.architecture)
@@ -156,11 +156,11 @@ def _renamed(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Pat
             continue
         theirs = _text_name(name) if config.multimodal else name
         ours = names.get_name(theirs, try_suffixes=_SUFFIXES)
-        # A name without a suffix is a module's, and one that is ours already was never saved by transformers.
+        # A name without a suffix is a module's, and transformers never saves a tensor under its GGUF name.
         if ours is None or not theirs.endswith(_SUFFIXES) or theirs == ours:
             raise InvalidRequestError(
-                f"{tensor.path}: tensor {name[:80]!a} is none of the {config.architecture} architecture's",
-                hint="give a folder as transformers saves it; adapters must be merged first",
+                f"{tensor.path}: tensor {name[:80]!a} does not belong to the {config.architecture} architecture",
+                hint="give a folder that transformers saved; merge adapters first",
             )
         if ours in found:
             raise ModelFileError(folder, f"its weights hold {ours} twice", hint=DOWNLOAD_AGAIN)
@@ -178,7 +178,7 @@ def _text_name(name: str) -> str:
 
 
 def _shapes(config: ModelConfig, rows: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor the architecture needs, biases aside, with its shape."""
+    """Every tensor that the architecture needs, except biases, with its shape."""
     width, inner = config.embedding_length, config.feed_forward_length
     queries, keys = config.head_count * config.head_length, config.head_count_kv * config.head_length
     block: dict[str, tuple[int, ...]] = {

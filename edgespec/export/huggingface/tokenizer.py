@@ -1,8 +1,8 @@
-"""A Hugging Face tokenizer.json in, the tokenizer of a GGUF out: two kinds of byte-pair encoding.
+"""Converts a Hugging Face tokenizer.json to the tokenizer of a GGUF, for two kinds of byte-pair encoding.
 
-Over bytes (GPT-2 and after) a GGUF holds tokens and merges as the file does. Over characters with bytes as a fallback
-(SentencePiece) llama.cpp merges by the scores of the pieces instead (Kudo and Richardson, 2018); they are made from
-the order of the merges.
+Byte-level BPE (GPT-2 and later): a GGUF holds tokens and merges like the file. BPE over characters with bytes as a
+fallback (SentencePiece): llama.cpp merges by scores of the pieces instead (Kudo and Richardson, 2018), and the scores
+are derived from the order of the merges.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from edgespec.export.huggingface.special_tokens import SpecialTokens, read_speci
 from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, is_text, read_fields
 
 TOKENIZER = "tokenizer.json"
-_MOST_BYTES = 64 << 20  # gemma's, the largest known, has 33 MB
-# Limits of the GGUF reader, which takes 2**21 strings in all.
+_MOST_BYTES = 64 << 20  # the largest known tokenizer.json, gemma's, has 33 MB
+# Below the GGUF reader's limit of 2**21 strings per file.
 _MOST_TOKENS, _MOST_MERGES = 1 << 20, 1 << 20
-_MOST_TOKEN_CHARACTERS = 4096  # the longest known are runs of some hundred spaces
+_MOST_TOKEN_CHARACTERS = 4096  # the longest known tokens are runs of some hundred spaces
 
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
-# Added tokens that nobody declared as special and that are never text: markers of chats, files and gaps, and rows
-# kept free. llama.cpp's own converter takes them for control tokens as well.
+# Added tokens that are never text although not declared special: markers of chats, files and gaps, and reserved
+# tokens. llama.cpp's converter makes them control tokens, too.
 _MARKER = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer as a GGUF holds it. ``tokens``, ``types`` and ``scores`` have one element for each id.
+    """A tokenizer in GGUF form. ``tokens``, ``types`` and ``scores`` have one element per id.
 
-    ``model`` is gpt2 (bytes, with ``merges``) or llama (SentencePiece, with ``scores``); ``pre`` is llama.cpp's name
-    of the pre-tokenizer; ``types`` are numbers of llama.h's llama_token_type.
+    ``model`` is gpt2 (byte-level, with ``merges``) or llama (SentencePiece, with ``scores``); ``pre`` is llama.cpp's
+    name of the pre-tokenizer; ``types`` are numbers of llama.h's llama_token_type.
     """
 
     model: str
@@ -77,11 +77,10 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
-    """The tokenizer of ``folder`` for a model whose embedding has ``rows`` rows.
+    """Read the tokenizer of ``folder`` for a model whose embedding has ``rows`` rows.
 
-    Ids without a token become unused tokens; added tokens behind the last row, which the model cannot read, are
-    left out. Raises ModelFileError for malformed files, InvalidRequestError for a tokenizer that llama.cpp has no
-    equal of.
+    Ids without a token become unused tokens; added tokens beyond the last row are left out. Raises ModelFileError
+    for malformed files, InvalidRequestError for a tokenizer that llama.cpp cannot reproduce.
     """
     path = folder / TOKENIZER
     if not path.exists() and (folder / "tokenizer.model").exists():
@@ -107,15 +106,15 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
     if sentencepiece:
         prefix = sentencepiece_prefix(normalizer, pre_tokenizer)
         if prefix is None:
-            _refuse(path, "its normalizer and pre-tokenizer are not those of SentencePiece")
+            _refuse(path, "its normalizer and pre-tokenizer differ from SentencePiece's")
         if any(piece not in pieces for piece in _BYTE_PIECES):
             raise ModelFileError(
-                path, "it falls back to bytes and lacks tokens for some of them", hint=DOWNLOAD_AGAIN
+                path, "it falls back to bytes but lacks the tokens of some bytes", hint=DOWNLOAD_AGAIN
             )
         return Vocabulary(
             model="llama",
             pre="default",
-            # llama.cpp looks for these in the text itself, where a space is a space.
+            # llama.cpp finds user-defined tokens in the raw text, where a space is not yet replaced.
             tokens=tuple(
                 text.replace(SPACE, " ") if type_ == _USER_DEFINED else text
                 for text, type_ in zip(tokens, types, strict=True)
@@ -128,7 +127,7 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
         )
     pre = byte_level_name(normalizer, pre_tokenizer, ignore_merges=model.flag("ignore_merges") is True)
     if pre is None:
-        _refuse(path, "its normalizer and pre-tokenizer are none of those known")
+        _refuse(path, "its normalizer and pre-tokenizer are not known")
     return Vocabulary(
         model="gpt2",
         pre=pre,
@@ -144,7 +143,7 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
 def _refuse(path: Path, what: str) -> NoReturn:
     raise InvalidRequestError(
         f"{path}: {what}; a GGUF cannot hold this tokenizer",
-        hint="byte-level BPE as of GPT-2, SmolLM, Llama 3, Qwen and Mistral is known, and SentencePiece's BPE",
+        hint="supported are byte-level BPE (GPT-2, SmolLM, Llama 3, Qwen, Mistral) and SentencePiece's BPE",
     )
 
 
@@ -152,7 +151,7 @@ def _refuse(path: Path, what: str) -> NoReturn:
 
 
 def _pieces(model: Fields) -> Mapping[str, int]:
-    """The tokens that are not added ones, with their ids."""
+    """The tokens of the vocabulary, without added tokens, with their ids."""
     found = model.raw("vocab")
     if not isinstance(found, dict) or not 0 < len(found) <= _MOST_TOKENS:
         raise model.wrong("vocab", f"an object of 1 to {_MOST_TOKENS} tokens")
@@ -163,11 +162,11 @@ def _pieces(model: Fields) -> Mapping[str, int]:
 
 def _check_token(path: Path, text: Any, token: Any) -> None:
     if type(token) is not int or not 0 <= token < _MOST_TOKENS:
-        raise ModelFileError(path, f"{ascii(token)[:40]} is no token's id", hint=DOWNLOAD_AGAIN)
+        raise ModelFileError(path, f"{ascii(token)[:40]} is not a token id", hint=DOWNLOAD_AGAIN)
     fault = None
     if not isinstance(text, str) or not 0 < len(text) <= _MOST_TOKEN_CHARACTERS:
         fault = f"no text of 1 to {_MOST_TOKEN_CHARACTERS} characters"
-    elif "\0" in text:  # native code would see another, shorter token
+    elif "\0" in text:  # native code would stop reading the token there
         fault = "a text with a NUL character"
     elif not is_text(text):
         fault = "a text with half of a surrogate pair"
@@ -185,13 +184,13 @@ class _Added:
 def _added(whole: Fields) -> Iterator[_Added]:
     values = whole.items("added_tokens") or []
     if len(values) > _MOST_TOKENS:
-        raise ModelFileError(whole.path, f"{len(values)} added_tokens are absurd", hint=DOWNLOAD_AGAIN)
+        raise ModelFileError(whole.path, f"{len(values)} added_tokens are implausible", hint=DOWNLOAD_AGAIN)
     for value in values:
         if not isinstance(value, dict):
             raise whole.wrong("added_tokens", "an array of objects")
         text, token = value.get("content"), value.get("id")
         _check_token(whole.path, text, token)
-        yield _Added(text, token, value.get("special") is True)  # type: ignore[arg-type]  # both were checked
+        yield _Added(text, token, value.get("special") is True)  # type: ignore[arg-type]  # _check_token has checked both
 
 
 def _table(
@@ -203,14 +202,14 @@ def _table(
     unknown: str | None,
     bytes_marked: bool,
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Text and type of each id."""
+    """The text and the type of each id."""
     texts: dict[int, str] = {}
     types: dict[int, int] = {}
     marked = frozenset(_BYTE_PIECES) if bytes_marked else frozenset()
     for text, token in pieces.items():
         if token >= rows:
             reason = f"token {token} has no row in the model's embedding of {rows} rows"
-            raise ModelFileError(path, reason, hint="tokenizer and weights may be of different models")
+            raise ModelFileError(path, reason, hint="tokenizer and weights may belong to different models")
         if token in texts:
             raise ModelFileError(path, f"two tokens have the id {token}", hint=DOWNLOAD_AGAIN)
         texts[token] = text
@@ -233,7 +232,7 @@ def _table(
 
 
 def _merges(model: Fields, pieces: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Pairs of pieces in the order in which they are merged; written as two strings, or as one until 2024."""
+    """Pairs of pieces in merge order; the file writes a pair as two strings, or as one string until 2024."""
     values = model.items("merges")
     if values is None or len(values) > _MOST_MERGES:
         raise model.wrong("merges", f"an array of at most {_MOST_MERGES} pairs")
@@ -244,7 +243,7 @@ def _merges(model: Fields, pieces: Mapping[str, int]) -> list[tuple[str, str]]:
             raise ModelFileError(model.path, "a merge is not two pieces", hint=DOWNLOAD_AGAIN)
         left, right = pair
         if left not in pieces or right not in pieces or left + right not in pieces:
-            reason = f"the merge of {left[:40]!a} and {right[:40]!a} is not one of tokens to a token"
+            reason = f"the merge of {left[:40]!a} and {right[:40]!a} does not join two tokens into a token"
             raise ModelFileError(model.path, reason, hint=DOWNLOAD_AGAIN)
         if " " in left or " " in right:
             _refuse(model.path, "its merges contain spaces")
@@ -255,20 +254,20 @@ def _merges(model: Fields, pieces: Mapping[str, int]) -> list[tuple[str, str]]:
 def _scores(
     path: Path, tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]]
 ) -> tuple[float, ...]:
-    """A score for each token: the earlier its merges, the higher.
+    """A score per token: the earlier its merges, the higher the score.
 
-    llama.cpp merges neighbours into the piece of the highest score; the file into that of the first merge. They agree
-    if all merges that make one piece stand together, as they do in files made from a SentencePiece model.
+    llama.cpp applies the merge whose result has the highest score; the file's rule is the first merge in the list.
+    Both rules agree if all merges with the same result are adjacent, as in files made from a SentencePiece model.
     """
     searched = {text for text, type_ in zip(tokens, types, strict=True) if type_ == _USER_DEFINED}
     rank: dict[str, int] = {}
     last = ""
     for left, right in merges:
         piece = left + right
-        if piece not in searched:  # those are found in the text before anything is merged
+        if piece not in searched:  # llama.cpp finds user-defined tokens before merging
             if piece != last and piece in rank:
-                _refuse(path, f"the merges that make {piece[:40]!a} are apart, so no score expresses them")
+                _refuse(path, f"the merges that make {piece[:40]!a} are not adjacent, so no score expresses them")
             last = piece
         rank.setdefault(piece, len(rank))
-    # Characters, bytes and markers are never merged into, whatever their score.
+    # No merge results in a character, byte or marker, so their score has no effect.
     return tuple(-float(rank.get(text, len(rank))) for text in tokens)

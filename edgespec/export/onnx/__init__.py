@@ -1,1 +1,1 @@
-"""ONNX graphs, written without PyTorch."""
+"""Exports models as ONNX graphs."""

@@ -1,6 +1,6 @@
-"""What differs between the architectures that can become an ONNX graph, read from a GGUF header.
+"""Describes the architectures that can be exported to ONNX, from a GGUF header.
 
-``describe_model`` says of one model everything the graph needs besides its tensors, or refuses it.
+``describe_model`` returns everything that the graph needs except the tensors, or refuses the model.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy.typing as npt
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.gguf.records import GgufArray, GgufHeader
 
-_DEFAULT_ROPE_BASE = 10000.0  # where a GGUF states none, as in llama.cpp
+_DEFAULT_ROPE_BASE = 10000.0  # llama.cpp's default for a GGUF without a rotary base
 
-# Of the layers of Gemma 3 every sixth sees the whole context, where the file does not say otherwise.
+# Every sixth layer of Gemma 3 has full attention, unless the file states another period.
 _GEMMA3_PERIOD = 6
-# The largest Gemma 3 scales its scores by the width of a head as the embedding divides; the others by the real width.
+# The largest Gemma 3 scales scores by embedding length / heads; the other models scale by the head length.
 _GEMMA3_27B_LAYERS = 62
 
-_HEAD_MULTIPLE = 16  # GroupQueryAttention rotates heads of such widths only
+_HEAD_MULTIPLE = 16  # GroupQueryAttention rotates only heads with a multiple of 16 elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """How the graph of one architecture is built.
 
-    ``interleaved``: rotary pairs are neighbours, instead of lying half a head apart. ``head_norms``: each head's
-    query and key are normalised before they are rotated. ``post_norms``: what attention and feed-forward give is
-    normalised before it is added. ``gelu``: the gate is GELU (its tanh form), instead of SiLU. ``scaled_embedding``:
-    embeddings are multiplied by the root of their length.
+    ``interleaved``: rotary pairs are neighbours instead of half a head apart. ``head_norms``: each head's query and
+    key are normalised before rotation. ``post_norms``: the results of attention and feed-forward are normalised
+    before the addition. ``gelu``: the gate is GELU (tanh form) instead of SiLU. ``scaled_embedding``: embeddings
+    are multiplied by the square root of their length.
     """
 
     name: str
@@ -48,7 +48,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         each.name: each
         for each in (
-            # GGUFs of the llama family have the rows of q and k ordered for neighbouring pairs.
+            # In GGUFs of the llama family the rows of q and k are ordered for neighbouring pairs.
             Architecture(name="llama", interleaved=True),
             Architecture(name="qwen2"),
             Architecture(name="qwen3", head_norms=True),
@@ -72,7 +72,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One layer: how it rotates, and the tokens it sees, itself included (None: all before it)."""
+    """One layer: its rope, and its window in tokens, the current token included (None: full attention)."""
 
     rope: Rope
     window: int | None = None
@@ -80,7 +80,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Everything about a model but its weights. ``score_scale`` multiplies attention's scores."""
+    """All facts of a model except its weights. ``score_scale`` multiplies attention scores."""
 
     architecture: Architecture
     embedding_length: int
@@ -98,14 +98,14 @@ class ModelShape:
 def describe_model(header: GgufHeader) -> ModelShape:
     """The shape of the model of ``header``.
 
-    Raises InvalidRequestError if its architecture, or something it does, cannot be exported to ONNX, and
-    ModelFileError if the file does not state what is needed.
+    Raises InvalidRequestError if the architecture, or a feature of the model, cannot be exported to ONNX, and
+    ModelFileError if the file lacks a needed key.
     """
     architecture = ARCHITECTURES.get(header.architecture)
     if architecture is None:
         raise InvalidRequestError(
             f"the architecture {header.architecture} cannot be exported to ONNX yet",
-            hint=f"supported: {', '.join(ARCHITECTURES)}; `--to gguf` takes every architecture",
+            hint=f"supported: {', '.join(ARCHITECTURES)}; `--to gguf` exports every architecture",
         )
     heads, kv_heads = _single(header, header.head_count), _single(header, header.head_count_kv)
     length = header.key_length
@@ -140,14 +140,14 @@ def rope_tables(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Cosines and sines at ``positions`` (P,), each float32 (P, head_length / 2).
 
-    ``factors`` is float32 (head_length / 2,), and counts where the rope is ``factored``.
+    ``factors`` is float32 (head_length / 2,), used only if the rope is ``factored``.
     """
     exponents = np.arange(0, head_length, 2, dtype=np.float64) / head_length
-    with np.errstate(all="ignore"):  # absurd bases show as tables that are no numbers; the caller looks
+    with np.errstate(all="ignore"):  # an implausible base gives NaN or infinity, which the caller checks
         frequencies = rope.scale * np.float64(rope.base) ** -exponents
         if rope.factored and factors is not None:
             frequencies = frequencies / factors.astype(np.float64)
-        # In float64: a float32 product of a late position and a frequency would be off by a hundredth of a radian.
+        # In float64: the float32 product of a late position and a frequency has an error of 0.01 radian.
         angles = positions.astype(np.float64)[:, None] * frequencies
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -167,7 +167,7 @@ def _single(header: GgufHeader, heads: int | tuple[int, ...]) -> int:
 
 
 def _number(header: GgufHeader, suffix: str, default: float | None) -> float:
-    """A finite number of the metadata. Raises ModelFileError if it is none, or missing without a default."""
+    """A finite number of the metadata. Raises ModelFileError if it is not finite, or missing without a default."""
     key = f"{header.architecture}.{suffix}"
     value = header.metadata.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -189,14 +189,14 @@ def _blocks(header: GgufHeader) -> tuple[Block, ...]:
     window = _number(header, "attention.sliding_window", 0) if header.architecture == "gemma3" else 0
     if window <= 0:
         return (whole,) * header.block_count
-    # Layers that see a window only rotate by a base of their own, and without any scaling.
+    # Layers with a sliding window rotate by a separate base without scaling.
     base = _positive(header, "rope.freq_base_swa", _DEFAULT_ROPE_BASE)
     windowed = Block(rope=Rope(base=base), window=int(window))
     return tuple(windowed if narrow else whole for narrow in _narrow_layers(header))
 
 
 def _narrow_layers(header: GgufHeader) -> tuple[bool, ...]:
-    """Whether each layer sees a window only: stated for each, or as the period in which one layer does not."""
+    """Whether each layer has a sliding window: stated per layer, or as the period of full-attention layers."""
     stated = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern", _GEMMA3_PERIOD)
     if isinstance(stated, GgufArray):
         stated = tuple(stated.values())

@@ -1,7 +1,7 @@
-"""GGUF in, a folder with an ONNX model out, without PyTorch.
+"""Exports a GGUF model as an ONNX model in a folder, without PyTorch.
 
 The folder holds ``model.onnx`` (the graph), ``model.onnx.data`` (all weights), ``tokenizer.gguf`` (the source's
-metadata without weights) and ``manifest.json``. Weights go through memory a few rows at a time.
+metadata without weights) and ``manifest.json``. Weights are converted a few rows at a time.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from edgespec.files.onnx.folder import GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, re
 from edgespec.files.onnx.interface import ROWS, SHARED
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 
-# What it takes to time a drafter beside its target (calibration/timing.py). A chat's first answer fills it as well.
+# Calibration needs this many tokens to time a drafter (calibration/timing.py), and so does a chat's first answer.
 LEAST_STATIC_CACHE = 256
 
 
-# Weights unpacked at once: 4 MiB as float32. Larger pieces are no faster, and a cancellation waits for one.
+# Weights per piece: 4 MiB as float32. Larger pieces are not faster, and a cancellation waits for the current piece.
 _CHUNK_WEIGHTS = 1 << 20
 
 _Files = dict[str, dict[str, int | str]]
 
 
 def check_static_cache(tokens: int, context_length: int) -> None:
-    """Raises InvalidRequestError unless a model of so many positions can have a fixed cache for ``tokens``."""
+    """Raise InvalidRequestError unless ``tokens`` is a valid length of a fixed cache for a model of this context."""
     if not LEAST_STATIC_CACHE <= tokens <= context_length:
-        most = f"and this model has positions for {context_length}"
+        most = f"and at most this model's context of {context_length}"
         raise InvalidRequestError(
-            f"a fixed cache cannot have room for {tokens} tokens",
-            hint=f"it needs {LEAST_STATIC_CACHE} at least, {most}",
+            f"a fixed cache cannot have {tokens} tokens",
+            hint=f"give at least {LEAST_STATIC_CACHE} {most}",
         )
 
 
@@ -69,15 +69,15 @@ def export_onnx(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Mapping[str, Any]:
-    """Write the model ``source`` as an ONNX model to ``folder``; returns its manifest.
+    """Write the model ``source`` as an ONNX model to ``folder``; returns the manifest.
 
-    ``quant`` "keep" loses nothing of Q4_0, Q5_0, Q8_0, IQ4_NL and plain numbers, and rounds other types to 8 bits;
-    "q4" makes every matrix 4-bit, except for a head that takes more in the source, which becomes 8-bit. ``kept`` is
-    int32 of shape (N,), ascending token ids: the head then has these rows only; ``notes`` (plain JSON: how they were
-    chosen) become the manifest's ``trim``. With ``static_cache`` the graph is one of fixed shapes with a cache for so
-    many tokens, as NPUs need it: LEAST_STATIC_CACHE at least, and no more than the model has positions. ``name``,
-    ``sha256`` and ``licence`` are the source's, for the manifest. ``folder`` appears whole or not at all; an earlier
-    artefact there is replaced, anything else refused.
+    ``quant`` "keep" is lossless for Q4_0, Q5_0, Q8_0, IQ4_NL and plain numbers, and rounds other types to 8 bits;
+    "q4" makes every matrix 4-bit, except a head with more bits in the source, which becomes 8-bit. ``kept`` is int32
+    of shape (N,), ascending token ids: the head then has only these rows; ``notes`` (plain JSON: how the rows were
+    chosen) become the manifest's ``trim``. With ``static_cache`` the graph has fixed shapes, as NPUs need, and a
+    cache of that many tokens: at least LEAST_STATIC_CACHE, at most the context length. ``name``, ``sha256`` and
+    ``licence`` describe the source in the manifest. ``folder`` appears complete or not at all; an earlier export
+    there is replaced, any other content refused.
 
     Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot become an ONNX model,
     RuntimeUnavailableError without the package onnx, DiskSpaceError, CancelledError, EdgespecError if ``folder``
@@ -136,12 +136,12 @@ def export_onnx(
             "tools": {"gguf": metadata.version("gguf"), "onnx": metadata.version("onnx")},
         }
         write_json(stage / MANIFEST_NAME, manifest)
-        read_onnx_folder(stage)  # what our own reader would refuse never gets its name
+        read_onnx_folder(stage)  # a folder that the reader refuses must not get its final name
     return manifest
 
 
 def _limited(shape: ModelShape, static_cache: int | None) -> ModelShape:
-    """The shape with positions for the tokens of a fixed cache only. Raises InvalidRequestError."""
+    """The shape with the context limited to the length of a fixed cache. Raises InvalidRequestError."""
     if static_cache is None:
         return shape
     check_static_cache(static_cache, shape.context_length)
@@ -149,7 +149,7 @@ def _limited(shape: ModelShape, static_cache: int | None) -> ModelShape:
 
 
 def _window(shape: ModelShape) -> int | None:
-    """The tokens that layers with a window see; they all see as many."""
+    """The sliding window in tokens, which is the same for all layers with a window."""
     return next((block.window for block in shape.blocks if block.window is not None), None)
 
 
@@ -165,7 +165,7 @@ def _graph_builder(static_cache: int | None) -> Callable[[ModelShape, TablePlan]
 
 
 class _Reader:
-    """The source, open; every piece read from it is a chance to cancel."""
+    """The open source; every read checks for cancellation."""
 
     def __init__(self, header: GgufHeader, file: BinaryIO, cancelled: Cancelled | None) -> None:
         self.header = header
@@ -181,7 +181,7 @@ class _Reader:
             raise CancelledError("the export was cancelled; nothing was written")
 
     def rows(self, tensor: TensorInfo, ids: npt.NDArray[np.int32] | None) -> Iterator[npt.NDArray[np.uint8]]:
-        """The rows ``ids`` (None: all) of a tensor, some at a time: uint8 (rows, bytes of a row)."""
+        """The rows ``ids`` (None: all) of a tensor, in pieces: uint8 (rows, bytes of a row)."""
         columns, *rest = tensor.shape
         total = rest[0] if rest else 1
         row_bytes = tensor.byte_count // total
@@ -198,14 +198,14 @@ class _Reader:
 
     def check_finite(self, values: npt.NDArray[Any], what: str) -> None:
         if not np.isfinite(values).all():
-            raise ModelFileError(self.header.path, f"{what} holds weights that are no finite numbers")
+            raise ModelFileError(self.header.path, f"{what} holds weights that are not finite numbers")
 
 
 # ------------------------------------------------------------------------------------------- writing
 
 
 class _Output:
-    """A new file, hashed while it is written."""
+    """A new file that is hashed while it is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -222,7 +222,7 @@ class _Output:
 
 @contextmanager
 def _written(path: Path, files: _Files) -> Iterator[_Output]:
-    """The new file ``path``, on disk and recorded in ``files`` when the block ends well."""
+    """Create the file ``path``; fsync it and record it in ``files`` when the block ends without an exception."""
     with path.open("xb") as file:
         out = _Output(file)
         yield out
@@ -232,7 +232,7 @@ def _written(path: Path, files: _Files) -> Iterator[_Output]:
 
 
 class _Told:
-    """Tells the caller how far the data file is."""
+    """Reports the progress of the data file to the caller."""
 
     def __init__(self, out: _Output, total_bytes: int, progress: ProgressCallback | None) -> None:
         self._out, self._total_bytes, self._progress = out, total_bytes, progress
@@ -264,7 +264,7 @@ def _write_tables(reader: _Reader, plan: TablePlan, out: _Output, told: _Told) -
 def _converted(
     reader: _Reader, table: Table, tensor: TensorInfo, raw: npt.NDArray[np.uint8]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-    """Values and, of a packed table, scales of some rows."""
+    """The values of some rows, and their scales if the table is packed."""
     if table.bits is not None and table.scales is not None:
         half = table.scales.element == "float16"
         packed = pack_rows(raw, tensor.type_name, table.bits, half_scales=half)
@@ -304,7 +304,7 @@ def _write_constants(
 def _rope_rows(
     shape: ModelShape, table: RopeTable, factors: npt.NDArray[np.float32] | None, which: int
 ) -> Iterator[npt.NDArray[np.float32]]:
-    """The rows of the table of cosines (``which`` 0) or sines (1), some at a time."""
+    """The rows of the table of cosines (``which`` 0) or sines (1), in pieces."""
     positions, half = table.cosines.shape
     at_once = max(1, _CHUNK_WEIGHTS // half)
     for first in range(0, positions, at_once):

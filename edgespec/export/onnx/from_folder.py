@@ -1,8 +1,8 @@
-"""A Hugging Face folder in, a folder with an ONNX model out, through Optimum in a Python of its own.
+"""Exports a Hugging Face folder as an ONNX model, through Optimum in a separate Python environment.
 
-The graph is what PyTorch's tracer makes of transformers' model, rewritten to what our runtime feeds; the weights are
-float32, or 4-bit by onnxruntime's quantizer. Memory in this process does not grow with the model; in the other it
-takes the float32 weights some three times.
+PyTorch traces transformers' model, and the graph is rewritten for the inputs of edgespec's runtime. Weights are
+float32, or 4-bit by onnxruntime's quantizer. Memory of this process does not grow with the model; the worker process
+needs about three times the float32 weights.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from edgespec.files.safetensors import read_safetensors_folder
 
 QUANTS = (KEEP, "q4")
 
-# Of the files that the worker leaves, as optimum/worker.py names them.
+# The worker's output files, as optimum/worker.py names them.
 _PACKED, _PACKED_DATA = "packed.onnx", "packed.data"
 
-_ALIGNMENT = 4096  # bytes: the least page of the machines we know, so that every table can be mapped by itself
+_ALIGNMENT = 4096  # bytes: the smallest page size of known machines, so that every table can be mapped separately
 
-# Graph and tokenizer: a few MB each.
+# Space for graph and tokenizer: a few MB each.
 _OTHER_BYTES = 64 << 20
 
 
@@ -57,12 +57,12 @@ def export_folder_to_onnx(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Mapping[str, Any]:
-    """Write the model in the Hugging Face folder ``source`` as an ONNX model to ``folder``; returns its manifest.
+    """Write the model in the Hugging Face folder ``source`` as an ONNX model to ``folder``; returns the manifest.
 
-    ``quant`` "keep" leaves the weights float32, which every source type fits into; "q4" makes all matrices but the
-    embedding 4-bit, in blocks of 32 with a scale. ``python`` is an interpreter that has Optimum; None: that of an
-    environment under ``home``, made first if need be. ``name`` and ``licence`` go into the manifest. ``folder``
-    appears whole or not at all; an earlier artefact there is replaced, anything else refused.
+    ``quant`` "keep" stores weights as float32, lossless for every source type; "q4" makes all matrices except the
+    embedding 4-bit, in blocks of 32 with a scale. ``python`` is an interpreter with Optimum; None: the interpreter
+    of an environment under ``home``, created if missing. ``name`` and ``licence`` go into the manifest. ``folder``
+    appears complete or not at all; an earlier export there is replaced, any other content refused.
 
     Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted,
     RuntimeUnavailableError without the packages, DownloadError, DiskSpaceError, MemoryLimitError, CancelledError,
@@ -78,7 +78,7 @@ def export_folder_to_onnx(
     vocabulary = read_vocabulary(source, model.vocabulary_size)
     tensors = read_safetensors_folder(source)
     elements = [each.elements for each in tensors.values()]
-    # Each step's files lie beside those of the step before; a head tied to the embedding becomes a table of its own.
+    # The files of a step coexist with those of the previous step; a tied head becomes a separate table.
     needed_bytes = 2 * 4 * (sum(elements) + max(elements, default=0)) + _OTHER_BYTES
     if python is None:
         python = prepare_environment(home, progress=progress, cancelled=cancelled)
@@ -98,7 +98,7 @@ def export_folder_to_onnx(
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "kind": ONNX_KIND,
-            # The sum of the weights' files; hashing them all would take as long as the export.
+            # Only the size of the weights' files: hashing the files would take as long as the export.
             "source": {
                 "name": name,
                 "sha256": None,
@@ -125,19 +125,19 @@ def export_folder_to_onnx(
             "tools": {"gguf": metadata.version("gguf"), **versions_in(result)},
         }
         write_json(stage / MANIFEST_NAME, manifest)
-        read_onnx_folder(stage)  # what our own reader would refuse never gets its name
+        read_onnx_folder(stage)  # a folder that the reader refuses must not get its final name
     return manifest
 
 
 def _write_graph(
     work: Path, stage: Path, model: FolderModel, progress: ProgressCallback | None, cancelled: Cancelled | None
 ) -> tuple[Any, dict[str, Any]]:
-    """Rewrite what the worker left; returns the graph and the record of the weights' file."""
+    """Rewrite the worker's graph; returns the graph and the record of the weights' file."""
     from edgespec.export.onnx.whole_graph import load_graph, rewrite_graph
 
     for name in (_PACKED, _PACKED_DATA):
         if not (work / name).is_file():
-            raise InvalidRequestError(f"the conversion left no {name}", hint="report this with the model's name")
+            raise InvalidRequestError(f"the conversion wrote no {name}", hint="report this with the model's name")
     graph = rewrite_graph(
         load_graph(work / _PACKED),
         data_name=_PACKED_DATA,

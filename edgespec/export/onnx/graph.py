@@ -1,17 +1,17 @@
-"""A language model as an ONNX graph, built from the shape of a model and the plan of its tables.
+"""Builds the ONNX graph of a language model from its shape and the plan of its tables.
 
-One sequence, of which a forward appends some tokens. The graph's interface, which ``files/onnx/folder.py`` checks:
+A forward appends S tokens to one sequence. ``files/onnx/folder.py`` checks the graph's interface:
 
-* ``input_ids`` int64 (1, S); ``first_row`` int64 (1,): logits are computed for the tokens first_row to S - 1 only.
-* ``seqlens_k`` int32 (1,), the total length after this forward less one; ``total_sequence_length`` int32 (), that
+* ``input_ids`` int64 (1, S); ``first_row`` int64 (1,): logits are computed only for the tokens first_row to S - 1.
+* ``seqlens_k`` int32 (1,): the total length after this forward minus one; ``total_sequence_length`` int32 (): the
   total length.
-* ``past_key_values.{i}.key`` and ``.value``, float32 (1, key-value heads, capacity, head length), of which the first
-  total - S positions count; ``present.{i}.key`` and ``.value`` of the same shape, meant to be the same buffers.
-* ``logits`` float32 (1, S - first_row, rows of the head); of a trimmed head also ``kept_ids`` int64 (rows,), the
+* ``past_key_values.{i}.key`` and ``.value``, float32 (1, key-value heads, capacity, head length): the first
+  total - S positions are valid; ``present.{i}.key`` and ``.value``: the same shape, bound to the same buffers.
+* ``logits`` float32 (1, S - first_row, rows of the head); for a trimmed head also ``kept_ids`` int64 (rows,), the
   token of each row.
 
-The operators are those that every execution provider of ONNX Runtime has kernels for: MatMulNBits,
-GroupQueryAttention (Ainslie et al., 2023), SkipSimplifiedLayerNormalization (RMSNorm, Zhang and Sennrich, 2019).
+Every execution provider of ONNX Runtime has kernels for the operators: MatMulNBits, GroupQueryAttention (Ainslie et
+al., 2023), SkipSimplifiedLayerNormalization (RMSNorm, Zhang and Sennrich, 2019).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from edgespec.export.onnx.weights import BLOCK
 from edgespec.files.onnx.artefact import DATA_NAME
 from edgespec.files.onnx.interface import KEPT_IDS
 
-# The newest of both that ONNX Runtime 1.22, the oldest release supported, reads; nothing newer is needed.
+# The newest opset and IR version that ONNX Runtime 1.22, the oldest supported release, reads.
 _OPSET, _IR_VERSION = 21, 10
 _CONTRIB = "com.microsoft"
 
-# Activations as int8 in blocks, products as integers: what llama.cpp does as well. The most exact level that is fast.
+# int8 activations in blocks and integer products, as in llama.cpp: the most exact accuracy level that is fast.
 _ACCURACY_LEVEL = 4
 
 _ELEMENTS = {
@@ -48,12 +48,12 @@ TO_THE_END = np.iinfo(np.int64).max
 
 
 def build_graph(shape: ModelShape, plan: TablePlan) -> Any:
-    """The model as an ``onnx.ModelProto``, all of whose tables are external data in ``model.onnx.data``."""
+    """The model as an ``onnx.ModelProto``; all tables are external data in ``model.onnx.data``."""
     return GraphBuilder(shape, plan).build()
 
 
 class GraphBuilder:
-    """The graph above. ``onnx_static_graph`` takes and gives its cache in another way, and overrides that."""
+    """Builder of the graph above. ``static_graph.py`` overrides how the graph takes and returns its cache."""
 
     def __init__(self, shape: ModelShape, plan: TablePlan) -> None:
         self._shape, self._plan = shape, plan
@@ -61,7 +61,7 @@ class GraphBuilder:
         self._constants: dict[str, Any] = {}
 
     def build(self) -> Any:
-        """The model, whose constants are declared and not read. To be called once."""
+        """Build the model, whose constants are declared but not read. Call once."""
         self._compute()
         inputs, outputs = self._interface()
         if self._plan.kept_ids is not None:
@@ -73,7 +73,7 @@ class GraphBuilder:
         return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="edgespec")
 
     def _interface(self) -> tuple[list[Any], list[Any]]:
-        """Inputs and outputs, but for the ids of a trimmed head."""
+        """Inputs and outputs, without ``kept_ids`` of a trimmed head."""
         shape = self._shape
         cache = (1, shape.head_count_kv, "capacity", shape.head_length)
         inputs = [
@@ -112,7 +112,7 @@ class GraphBuilder:
         self._matrix(normed, self._plan.head, "logits")
 
     def _embedding(self) -> str:
-        """The rows of the tokens as float32 (1, S, embedding length); a table of blocks is unpacked row by row."""
+        """The tokens' embeddings as float32 (1, S, embedding length); only the needed rows of blocks are unpacked."""
         table, width = self._plan.tables["embedding"], self._shape.embedding_length
         rows = self._add("Gather", [self._external(table.values), "input_ids"], "embedding.rows", axis=0)
         if table.bits is None:
@@ -139,7 +139,7 @@ class GraphBuilder:
             rows = self._add("Reshape", [pairs, self._integers((0, 0, blocks, BLOCK))], "embedding.integers")
         integers = self._add("Cast", [rows], "embedding.numbers", to=TensorProto.FLOAT)
         centred = self._add("Sub", [integers, self._number(1 << (table.bits - 1))], "embedding.centred")
-        # The same bytes under another shape: a row of scales per token.
+        # The same bytes with another shape: a row of scales per token.
         by_row = self._external(table.scales, "embedding.row_scales", (table.rows, blocks, 1))
         scales = self._add("Gather", [by_row, "input_ids"], "embedding.scales_of_rows", axis=0)
         return self._add("Mul", [centred, self._as_float(scales, table.scales)], "embedding.blocks")
@@ -173,7 +173,7 @@ class GraphBuilder:
         return self._matrix(outputs[0], self._plan.tables[f"{name}.attn_output"])
 
     def _projected(self, name: str, normed: str) -> list[str]:
-        """Queries, keys and values before they are rotated, each (1, S, its heads side by side), or all in one."""
+        """Queries, keys and values before rotation, each (1, S, heads * head length), or all in one tensor."""
         packed = self._plan.tables.get(f"{name}.attn_qkv")
         if packed is not None:
             return [self._matrix(normed, packed)]
@@ -208,12 +208,12 @@ class GraphBuilder:
 
     def _norm(self, values: str, table: str) -> str:
         weights = self._external(self._plan.tables[table].values)
-        # ONNX Runtime keeps this operator in ONNX's own domain.
+        # ONNX Runtime has this operator in ONNX's default domain.
         attributes = {"axis": -1, "epsilon": self._shape.epsilon, "stash_type": 1}
         return self._add("SimplifiedLayerNormalization", [values, weights], f"{table}.out", **attributes)
 
     def _add_and_norm(self, values: str, residual: str, table: str) -> tuple[str, str]:
-        """(normalised, plain) sum of both."""
+        """The sum of ``values`` and ``residual``, (normalised, plain)."""
         weights = self._external(self._plan.tables[table].values)
         outputs = [f"{table}.out", "", "", f"{table}.sum"]
         attributes = {"epsilon": self._shape.epsilon}
@@ -221,7 +221,7 @@ class GraphBuilder:
         return outputs[0], outputs[3]
 
     def _matrix(self, values: str, table: Table, out: str | None = None) -> str:
-        """values (1, S, columns) times the table's rows, plus its bias where there is one."""
+        """values (1, S, columns) times the table's rows, plus the table's bias, if any."""
         out = out or f"{table.name}.out"
         bias_table = self._plan.tables.get(f"{table.name}.bias")
         bias = None if bias_table is None else self._external(bias_table.values)
@@ -260,7 +260,7 @@ class GraphBuilder:
         self._nodes.append(helper.make_node(operator, inputs, outputs, name=outputs[0], domain=domain, **attributes))
 
     def _external(self, stored: Stored, name: str | None = None, shape: tuple[int, ...] | None = None) -> str:
-        """The name of a constant in the data file, declared at its first use."""
+        """The name of a constant in the data file, which is declared at its first use."""
         name = name or stored.name
         if name not in self._constants:
             tensor = onnx.TensorProto(name=name, data_type=_ELEMENTS[stored.element])

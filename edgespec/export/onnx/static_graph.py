@@ -1,20 +1,19 @@
-"""A language model as an ONNX graph of fixed shapes, for devices that compile every operator for the shape it has.
+"""Builds the ONNX graph of a language model with fixed shapes, for devices that compile operators per shape.
 
-The cache has room for N tokens, and the number W of tokens that a forward feeds is the only length left open: a named
-free dimension, ``tokens``, which whoever loads the graph fixes. The interface, which ``files/onnx/interface.py``
-checks:
+The cache holds N tokens. The only open length is W, the width of a forward: a named free dimension, ``tokens``, which
+the runtime fixes when it loads the graph. ``files/onnx/interface.py`` checks the interface:
 
 * ``input_ids`` and ``position_ids`` int64 (1, W); ``scored_row`` int64 (1,): which of the W tokens is scored.
-* ``past_mask`` float32 (1, 1, W, N) and ``new_mask`` float32 (1, 1, W, W) are added to the scores that attention
-  gives the cache and the new tokens: 0 where a token may look, a large negative number where not. Where layers see a
-  window only, theirs are ``past_window_mask`` and ``new_window_mask``.
+* ``past_mask`` float32 (1, 1, W, N) and ``new_mask`` float32 (1, 1, W, W) are added to the attention scores of the
+  cache and of the new tokens: 0 for a visible token, a large negative number otherwise. Layers with a sliding window
+  use ``past_window_mask`` and ``new_window_mask``.
 * ``past_key_values.{i}.key`` and ``.value`` float32 (1, key-value heads, N, head length): the cache. ``new.{i}.key``
-  and ``.value`` float32 (1, key-value heads, W, head length): what belongs into it at the positions of the new
-  tokens, where the caller puts it. So a rewind is a smaller number, and the graph copies no cache.
-* ``logits`` float32 (1, 1, rows of the head); of a trimmed head also ``kept_ids`` int64 (rows,).
+  and ``.value`` float32 (1, key-value heads, W, head length): the rows of the new tokens, which the caller writes
+  into the cache. So dropping tokens only lowers a length, and the graph copies no cache.
+* ``logits`` float32 (1, 1, rows of the head); for a trimmed head also ``kept_ids`` int64 (rows,).
 
-Attention is written out in ordinary operators. Keys are rotated in an order of their own where a model pairs
-neighbours: scores are sums over pairs, so queries and keys of one order give the same as those of another.
+Attention consists of ordinary operators. If a model pairs neighbours, queries and keys are rotated in another order
+of elements: scores are sums over pairs and do not depend on the order.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from edgespec.export.onnx.tables import TablePlan
 
 
 def build_static_graph(shape: ModelShape, plan: TablePlan, *, capacity: int) -> Any:
-    """The model with a cache for ``capacity`` tokens as an ``onnx.ModelProto``, its tables as external data."""
+    """The model with a cache of ``capacity`` tokens as an ``onnx.ModelProto``; all tables are external data."""
     return _StaticBuilder(shape, plan, capacity).build()
 
 
@@ -69,7 +68,7 @@ class _StaticBuilder(GraphBuilder):
         key = self._rotated(key, block.rope, f"{name}.key")
         new_key = self._add("Transpose", [key], f"new.{layer}.key", perm=(0, 2, 1, 3))
         new_value = self._add("Transpose", [value], f"new.{layer}.value", perm=(0, 2, 1, 3))
-        # The queries that share a key-value head one below the other: (1, key-value heads, queries of each x W, ...).
+        # Stack the queries that share a key-value head: (1, key-value heads, queries per head * W, ...).
         query = self._add("Mul", [query, self._number(shape.score_scale)], f"{name}.scaled")
         query = self._add("Transpose", [query], f"{name}.by_head", perm=(0, 2, 1, 3))
         together = self._integers((1, shape.head_count_kv, -1, shape.head_length))
@@ -94,7 +93,7 @@ class _StaticBuilder(GraphBuilder):
         return self._matrix(attended, self._plan.tables[f"{name}.attn_output"])
 
     def _split_heads(self, name: str, projected: Sequence[str]) -> list[str]:
-        """Queries, keys and values, each (1, W, its heads, head length)."""
+        """Queries, keys and values, each (1, W, heads, head length)."""
         shape = self._shape
         counts = (shape.head_count, shape.head_count_kv, shape.head_count_kv)
         if len(projected) == 1:
@@ -108,7 +107,7 @@ class _StaticBuilder(GraphBuilder):
         ]
 
     def _rotated(self, values: str, rope: Rope, name: str) -> str:
-        """values (1, W, heads, head length), turned by the positions; first all left elements of the pairs."""
+        """values (1, W, heads, head length), rotated by the positions; all left elements of pairs come first."""
         cosines, sines = self._rotation(rope)
         if self._shape.architecture.interleaved:
             left, right = (self._columns(values, start, TO_THE_END, f"{name}.{start}", 2) for start in (0, 1))
@@ -128,7 +127,7 @@ class _StaticBuilder(GraphBuilder):
         return self._add("Concat", turned, f"{name}.rotated", axis=3)
 
     def _rotation(self, rope: Rope) -> tuple[str, str]:
-        """Cosines and sines of the new tokens' positions, each (1, W, 1, head length / 2); once per kind of rope."""
+        """Cosines and sines of the new positions, each (1, W, 1, head length / 2); computed once per kind of rope."""
         if rope not in self._rotations:
             table = self._plan.ropes[rope]
             rows = [
@@ -146,7 +145,7 @@ class _StaticBuilder(GraphBuilder):
         return self._add("Add", [product, self._mask(mask)], f"{name}_scores")
 
     def _mask(self, name: str) -> str:
-        """The mask once for each of the queries that share a head: (1, 1, queries of each x W, ...)."""
+        """The mask, repeated for all queries that share a head: (1, 1, queries per head * W, ...)."""
         sharing = self._shape.head_count // self._shape.head_count_kv
         if sharing == 1:
             return name
@@ -155,7 +154,7 @@ class _StaticBuilder(GraphBuilder):
         return self._masks[name]
 
     def _columns(self, values: str, start: int, end: int, out: str, step: int = 1) -> str:
-        """Elements of the last of four axes."""
+        """A slice of the last of four axes."""
         numbers = [self._integers((number,)) for number in (start, end, 3, step)]
         return self._add("Slice", [values, *numbers], out)
 

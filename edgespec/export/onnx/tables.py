@@ -1,7 +1,7 @@
-"""Which tables of weights an ONNX model consists of, in which form, and where in its data file each of them lies.
+"""Plans the weight tables of an ONNX model: their formats and their places in the data file.
 
-Pure: a GGUF header and a shape go in, a plan comes out. ``onnx_graph`` names the tables in nodes, ``onnx_export``
-fills them.
+Pure functions from a GGUF header and a shape to a plan. ``graph.py`` uses the tables in nodes, ``export.py`` writes
+them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from edgespec.files.gguf.records import GGML_TYPES, GgufHeader, TensorInfo
 
 QUANTS = ("keep", "q4")
 
-ALIGNMENT = 4096  # bytes: the least page of the machines we know, so that every table can be mapped by itself
+ALIGNMENT = 4096  # bytes: the smallest page size of known machines, so that every table can be mapped separately
 
-# Q4_0's: a head of more is what llama.cpp leaves at 6 or 8 bits in its 4-bit models, since it costs most there.
+# Bits per weight of Q4_0. llama.cpp keeps the head of 4-bit models at 6 or 8 bits, where rounding harms most.
 _MOST_HEAD_BITS = 4.5
 
 _BITS = {name: 8 * size / elements for name, elements, size in GGML_TYPES.values()}
@@ -41,7 +41,7 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A constant of the graph: its name there, and its place in the data file in bytes."""
+    """A constant of the graph: its name, and its place in the data file in bytes."""
 
     name: str
     element: Element
@@ -55,10 +55,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The rows of one or several tensors of the source, one below the other.
+    """The stacked rows of one or more tensors of the source.
 
-    With ``bits`` (4 or 8) they are ``values`` and ``scales`` as in ``onnx_weights``; without, ``values`` are numbers.
-    ``ids`` are the rows taken, None for all. ``role`` is the part of a model it belongs to.
+    With ``bits`` (4 or 8) the rows are packed ``values`` and ``scales`` as in ``weights.py``; without, ``values`` are
+    numbers. ``ids`` are the kept rows, None for all. ``role`` is the table's part of the model.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeTable:
-    """Cosines and sines of one kind of rotation, each float32 (positions, half a head)."""
+    """Cosines and sines of one rope, each float32 (positions, head length / 2)."""
 
     rope: Rope
     cosines: Stored
@@ -85,7 +85,7 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """All tables by name, placed. ``head`` may be the very table ``embedding``; ``kept_ids`` is int64 (kept,)."""
+    """All tables by name, with their places. ``head`` may be the table ``embedding``; ``kept_ids``: int64 (kept,)."""
 
     tables: Mapping[str, Table]
     ropes: Mapping[Rope, RopeTable]
@@ -97,7 +97,7 @@ class TablePlan:
         return self.tables.get("head", self.tables["embedding"])
 
     def types(self) -> dict[str, str]:
-        """What became of the weights of each role, for people: "Q4_0 as 4-bit", "Q6_K rounded to 8-bit"."""
+        """The conversion of each role's weights as text: "Q4_0 as 4-bit", "Q6_K rounded to 8-bit"."""
         found: dict[str, Counter[str]] = {}
         tables = dict(self.tables) if "head" in self.tables else {**self.tables, "head": self.head}
         for name, table in tables.items():
@@ -116,10 +116,10 @@ def _text(tensor: TensorInfo, table: Table) -> str:
 
 
 def plan_tables(header: GgufHeader, shape: ModelShape, quant: str, kept: Ids | None) -> TablePlan:
-    """Plan the tables of the model of ``header`` at ``quant``, its head with the rows ``kept`` (all: None).
+    """Plan the tables of the model of ``header`` at ``quant``; the head has the rows ``kept`` (None: all).
 
-    Raises InvalidRequestError for an unknown quantisation or a tensor that has no place in the graph, and
-    ModelFileError for a tensor that is missing or of the wrong shape.
+    Raises InvalidRequestError for an unknown quantisation or a tensor that the graph does not use, and
+    ModelFileError for a missing tensor or a wrong shape.
     """
     if quant not in QUANTS:
         raise InvalidRequestError(f"unknown quantisation {quant!r}", hint=f"for ONNX one of {', '.join(QUANTS)}")
@@ -155,7 +155,7 @@ class _Planner:
         self._rope_factors()
         for name in self._left:
             raise InvalidRequestError(
-                f"{self._header.path.name} has a tensor {name}, for which the ONNX export knows no place",
+                f"{self._header.path.name} has a tensor {name}, which the ONNX export does not support",
                 hint="export it with `--to gguf`",
             )
         return self._placed()
@@ -169,16 +169,16 @@ class _Planner:
         tied = "output.weight" not in self._left
         head = embedding if tied else self._take("output.weight", size)
         head_bits = self._bits(head, is_head=True)
-        # As the input of a tied model the table counts for more than one that is only looked up: not less bits.
+        # A tied table is also the head, so it gets no fewer bits than a head.
         bits = head_bits if tied else self._bits(embedding, is_head=False)
-        if bits is None:  # only of plain types: all others come in blocks of at least 32
+        if bits is None:  # only plain types: all other types have blocks of at least 32
             element = _PLAIN_ELEMENTS[embedding.type_name]
             values = Stored(name="embedding.weight", element=element, shape=(size[1], size[0]))
             self._add(Table(name="embedding", role="embedding", tensors=(embedding,), values=values))
             shared = tied and element == "float32"
         else:
             shared = tied and self._kept is None
-            # float16 is what scales are in the source; only those of MatMulNBits must be float32.
+            # Scales are float16 in the source; only MatMulNBits needs them as float32.
             scales: Element = "float32" if shared else "float16"
             self._add(self._packed("embedding", "embedding", (embedding,), size[1], size[0], bits, scales))
         if not (shared and self._kept is None):
@@ -186,7 +186,7 @@ class _Planner:
             self._add(replace(self._table("head", "head", (head,), rows, size[0], head_bits), ids=self._kept))
 
     def _attention_inputs(self, block: str, queries: int, pairs: int) -> None:
-        """q, k and v as one matrix where their forms agree: one operator less to wait for, twice."""
+        """q, k and v as one matrix if their formats agree: two operators fewer."""
         names, rows = ["attn_q", "attn_k", "attn_v"], [queries, pairs, pairs]
         found = [self._left.get(f"{block}.{name}.weight") for name in names]
         forms = {None if each is None else (self._bits(each, is_head=False),) for each in found}
@@ -244,12 +244,12 @@ class _Planner:
             tensors=tensors,
             values=Stored(name=f"{name}.weight", element="uint8", shape=(rows, blocks, BLOCK * bits // 8)),
             bits=bits,
-            # One dimension is what every release of the operator takes.
+            # Every release of the operator accepts one dimension.
             scales=Stored(name=f"{name}.scales", element=scales, shape=(rows * blocks,)),
         )
 
     def _bits(self, tensor: TensorInfo, *, is_head: bool) -> int | None:
-        """The bits per weight of a matrix in the graph; None where its numbers stay numbers."""
+        """The bits per weight of a matrix in the graph; None for plain numbers."""
         if tensor.shape[0] % BLOCK:
             return None
         if self._quant == "q4":
@@ -293,7 +293,7 @@ class _Planner:
             values = place(table.values)
             scales = None if table.scales is None else place(table.scales)
             tables[name] = replace(table, values=values, scales=scales)
-        # A position more than the context: a forward of one row may be run with another, thrown away, behind it.
+        # One position more than the context: a forward of one row may run with an extra, discarded row.
         size = (self._shape.context_length + 1, self._shape.head_length // 2)
         ropes = {}
         for number, rope in enumerate(dict.fromkeys(block.rope for block in self._shape.blocks)):

@@ -1,4 +1,4 @@
-"""What a graph made by PyTorch's tracer says: its constants, its cache's shape, and the module an operator is of."""
+"""Reads graphs from PyTorch's tracer: constants, the cache's shape, and the module of an operator."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ PAST, PRESENT = "past_key_values.", "present."
 
 
 def refuse(what: str) -> InvalidRequestError:
-    """The error that the graph ``what``, a verb and what follows."""
+    """The InvalidRequestError "the graph ... ``what``", where ``what`` starts with a verb."""
     return InvalidRequestError(
-        f"the graph that Optimum made of this model {what}", hint="`--to gguf` may know this architecture"
+        f"the graph that Optimum made of this model {what}",
+        hint="try `--to gguf`, which may support this architecture",
     )
 
 
 def fits_float32(value: npt.NDArray[Any]) -> bool:
-    """Whether float32 holds the numbers exactly."""
+    """Whether float32 represents the numbers exactly."""
     return bool(np.array_equal(value.astype(np.float32).astype(np.float64), value, equal_nan=True))
 
 
 def array_of(tensor: Any) -> npt.NDArray[Any]:
-    """The elements of a tensor inside the graph; one that lies in a file is refused, whichever file that is."""
+    """The elements of a tensor inside the graph; a tensor in any external file is refused."""
     if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
         raise refuse("has a constant in another file")
     return np.asarray(numpy_helper.to_array(tensor))
 
 
 def constant_value(node: Any) -> npt.NDArray[Any]:
-    """What a Constant holds. Raises InvalidRequestError if it is no array of numbers."""
+    """The value of a Constant node. Raises InvalidRequestError if it is not an array of numbers."""
     for each in node.attribute:
         if each.name == "value":
             return array_of(each.t)
@@ -42,11 +43,11 @@ def constant_value(node: Any) -> npt.NDArray[Any]:
             return np.array(helper.get_attribute_value(each), dtype=np.int64)
         if each.name in ("value_float", "value_floats"):
             return np.array(helper.get_attribute_value(each), dtype=np.float32)
-    raise refuse("has a constant that is no number")
+    raise refuse("has a constant that is not a number")
 
 
 def fixed_length(value: Any, axis: int) -> int | None:
-    """A fixed length of an input or output, None where it is symbolic."""
+    """The length of an axis of an input or output, None if symbolic."""
     dimensions = value.type.tensor_type.shape.dim
     if len(dimensions) < max(-axis, axis + 1):
         return None
@@ -54,7 +55,7 @@ def fixed_length(value: Any, axis: int) -> int | None:
 
 
 def cache_shape(inputs: Mapping[str, Any], parts: Sequence[str]) -> tuple[int, int]:
-    """Heads and length of a head, the same for all layers."""
+    """The number of key-value heads and the head length, which must be equal for all layers."""
     found = {(fixed_length(inputs[f"{PAST}{part}"], 1), fixed_length(inputs[f"{PAST}{part}"], 3)) for part in parts}
     heads, width = found.pop() if len(found) == 1 else (None, None)
     if (
@@ -67,7 +68,7 @@ def cache_shape(inputs: Mapping[str, Any], parts: Sequence[str]) -> tuple[int, i
 
 
 def part_of(node: Any) -> str:
-    """The part of the model that an operator belongs to, by the name that PyTorch's module gave it."""
+    """The part of the model that an operator belongs to, from the name of its PyTorch module."""
     if node.op_type == "Gather":
         return "embedding"
     name = node.name.lower()

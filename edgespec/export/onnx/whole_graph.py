@@ -1,8 +1,8 @@
-"""A decoder's graph as Optimum writes it, rewritten into one that our reader admits and our runtime feeds.
+"""Rewrites a decoder's graph from Optimum for edgespec's reader and ONNX runtime.
 
-Positions and mask are computed from the lengths of tokens and past, the output head sees only the rows wanted,
-constants are initializers, names are short, and what nobody uses is gone. Weights stay in the file they are in: only
-where each of them lies is known here.
+The rewritten graph computes positions and mask from the lengths of tokens and past, the output head sees only the
+scored rows, constants are initializers, names are short, and unused operators are removed. Weights stay in their
+file; only their places are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edgespec.export.onnx.traced import (
     refuse,
 )
 
-# What the reader of artefacts admits as constants.
+# Element types of constants that edgespec's reader accepts.
 _ADMITTED = frozenset(
     {
         TensorProto.FLOAT,
@@ -45,15 +45,15 @@ _ADMITTED = frozenset(
 )
 _CONTRIB = "com.microsoft"
 
-# Between a head's product and the logits: scales, caps, biases and casts, all of one row at a time.
+# Operators between the head's product and the logits: scales, caps, biases and casts, all independent per row.
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Tanh", "Cast", "Identity"})
 
-_LEAST_OPSET = 13  # from which axes of Squeeze and Unsqueeze are inputs, as they are written here
+_LEAST_OPSET = 13  # since opset 13 axes of Squeeze and Unsqueeze are inputs, as in the operators written here
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A constant kept beside the graph: ``byte_count`` bytes from ``offset`` on of the file it was found in."""
+    """A constant in an external file: ``byte_count`` bytes at ``offset`` of the file that Optimum wrote."""
 
     name: str
     offset: int
@@ -62,10 +62,10 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeGraph:
-    """The rewritten graph. ``weights`` in the order of their names' use; ``place`` sets where each is to lie.
+    """The rewritten graph. ``weights`` are in order of first use; ``place`` sets the place of each weight.
 
-    ``rows`` of the head, ``head_count_kv`` and ``key_length`` are read from the graph's own shapes. ``types`` tells
-    for people what the weights of each part are.
+    ``rows`` of the head, ``head_count_kv`` and ``key_length`` come from the graph's shapes. ``types`` describes the
+    weights of each part of the model as text.
     """
 
     model: Any
@@ -78,7 +78,7 @@ class WholeGraph:
     _tensors: Mapping[str, Any]
 
     def place(self, name: str, offset: int, location: str) -> None:
-        """Say in the graph that the weight ``name`` lies at ``offset`` bytes of the file ``location``."""
+        """Record in the graph that the weight ``name`` is at byte ``offset`` of the file ``location``."""
         tensor = self._tensors[name]
         del tensor.external_data[:]
         size = next(each.byte_count for each in self.weights if each.name == name)
@@ -87,24 +87,24 @@ class WholeGraph:
 
 
 def load_graph(path: Path) -> Any:
-    """The graph of a file, its weights left where they are. Raises InvalidRequestError if it is none."""
+    """Load a graph without its external weights. Raises InvalidRequestError if the file is not an ONNX graph."""
     try:
         return onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # of protobuf, whose classes differ by its build
+    except Exception as error:  # protobuf's exception classes differ between its builds
         raise InvalidRequestError(
-            f"what Optimum wrote is no ONNX graph: {str(error)[:200]}", hint="report this with the model's name"
+            f"Optimum's output is not an ONNX graph: {str(error)[:200]}", hint="report this with the model's name"
         ) from error
 
 
 def rewrite_graph(model: Any, *, data_name: str, data_bytes: int, context_length: int) -> WholeGraph:
-    """Rewrite ``model``, whose weights lie in the file ``data_name`` of ``data_bytes``.
+    """Rewrite ``model``, whose weights are in the file ``data_name`` of ``data_bytes``.
 
-    ``context_length`` is the number of positions the model has. Raises InvalidRequestError for a graph that does
-    not have the inputs and outputs of a decoder with a cache, or holds what no exported graph may.
+    ``context_length`` is in tokens. Raises InvalidRequestError for a graph without the inputs and outputs of a
+    decoder with a cache, or with unsupported content.
     """
     try:
         return _Rewriter(model, data_name, data_bytes, context_length).rewritten()
-    except (ValueError, TypeError, IndexError, KeyError) as error:  # numbers that do not fit each other
+    except (ValueError, TypeError, IndexError, KeyError) as error:  # inconsistent shapes or indices
         raise refuse(f"is malformed: {str(error)[:200]}") from error
 
 
@@ -115,7 +115,7 @@ class _Rewriter:
         self._context_length = context_length
         self._opsets = {each.domain or "": each.version for each in model.opset_import}
         if self._opsets.get("", 0) < _LEAST_OPSET:
-            raise refuse("is of an old version of ONNX")
+            raise refuse("has a too old version of ONNX")
         if model.functions:
             raise refuse("has functions")
         self._tensors: dict[str, Any] = {each.name: each for each in self._graph.initializer}
@@ -133,7 +133,7 @@ class _Rewriter:
         heads, width = cache_shape(inputs, parts)
         rows = fixed_length(outputs["logits"], -1)
         if rows is None:
-            raise refuse("does not say how many logits it gives")
+            raise refuse("does not state the number of its logits")
         self._feed(inputs)
         for node in self._graph.node:
             self._take(node)
@@ -170,7 +170,7 @@ class _Rewriter:
             key_length=width,
             rows=rows,
             types=types,
-            _tensors={each.name: each for each in model.graph.initializer},  # its own: it holds copies
+            _tensors={each.name: each for each in model.graph.initializer},  # make_graph copies tensors
         )
 
     # --------------------------------------------------------------------------------- inputs and outputs
@@ -179,15 +179,15 @@ class _Rewriter:
         wanted = {"input_ids", *(f"{PAST}{part}" for part in parts)}
         known = wanted | {"attention_mask", "position_ids"}
         for name in [*sorted(wanted - inputs.keys()), *sorted(inputs.keys() - known)]:
-            raise refuse(f"takes {name[:64]!a}" if name in inputs else f"takes no {name}")
+            raise refuse(f"has the input {name[:64]!a}" if name in inputs else f"has no input {name}")
         for name in ("logits", *(f"{PRESENT}{part}" for part in parts)):
             if name not in outputs:
-                raise refuse(f"gives no {name}")
+                raise refuse(f"has no output {name}")
         if not parts:
             raise refuse("has no cache")
 
     def _feed(self, inputs: Mapping[str, Any]) -> None:
-        """Compute what a caller would have to count: one row without gaps, continued from the past."""
+        """Compute positions and mask in the graph: one sequence without gaps, which continues the past."""
         tokens = self._length_of("input_ids", 1)
         past = self._length_of(f"{PAST}0.key", 2)
         total = self._add("Add", [past, tokens])
@@ -198,7 +198,7 @@ class _Rewriter:
             axis = self._integers([0])
             first, behind = (self._add("Squeeze", [each, axis]) for each in (past, total))
             places = self._add("Range", [first, behind, self._integers(1)])
-            # A token computed for company only may stand behind the last position.
+            # An extra token whose result is discarded may be at the position after the last.
             places = self._add("Min", [places, self._integers(self._context_length - 1)])
             self._add("Unsqueeze", [places, axis], "position_ids")
 
@@ -206,9 +206,9 @@ class _Rewriter:
         return self._add("Gather", [self._add("Shape", [value]), self._integers([axis])], axis=0)
 
     def _score_last_rows(self) -> str | None:
-        """Let the head see the rows from ``first_row`` on only; returns the name of its weights where it is found.
+        """Restrict the head to the rows from ``first_row`` on; returns the name of its weights, None if not found.
 
-        A head that is not recognised computes all rows, of which the last are given.
+        A head that is not recognised computes all rows, and the graph returns the last ones.
         """
         makers = {name: node for node in self._nodes for name in node.output}
         end, axis = self._integers([np.iinfo(np.int64).max]), self._integers([1])
@@ -231,7 +231,7 @@ class _Rewriter:
     # ----------------------------------------------------------------------------------------- operators
 
     def _take(self, node: Any) -> None:
-        """Keep an operator, in a form that has no tensors among its attributes."""
+        """Keep an operator, without tensors in its attributes."""
         domain = "" if node.domain == "ai.onnx" else node.domain
         if domain not in ("", _CONTRIB):
             raise refuse(f"uses operators of {domain[:64]!a}")
@@ -256,7 +256,7 @@ class _Rewriter:
                     AttributeProto.INTS,
                     AttributeProto.STRINGS,
                 ):
-                    raise refuse(f"has a {node.op_type[:64]!a} with a tensor or a graph of its own")
+                    raise refuse(f"has a {node.op_type[:64]!a} with a tensor or a subgraph in an attribute")
             kept = onnx.NodeProto()
             kept.CopyFrom(node)
             kept.domain, kept.doc_string = domain, ""
@@ -280,7 +280,7 @@ class _Rewriter:
         return self._constant(np.array(values, dtype=np.int64))
 
     def _constant(self, value: npt.NDArray[Any]) -> str:
-        """The name of an initializer; equal ones are one."""
+        """The name of an initializer; equal constants share an initializer."""
         key = (helper.np_dtype_to_tensor_dtype(value.dtype), value.shape, value.tobytes())
         if key not in self._same:
             self._fresh += 1
@@ -289,7 +289,7 @@ class _Rewriter:
         return self._same[key]
 
     def _admit_constants(self, used: Collection[str]) -> None:
-        """Make constants of types or shapes that the reader refuses out of others."""
+        """Replace constants of types or shapes that the reader refuses."""
         behind = self._nodes
         self._nodes = []
         for name, tensor in list(self._tensors.items()):
@@ -298,7 +298,7 @@ class _Rewriter:
                 continue
             del self._tensors[name]
             if empty and tensor.data_type == TensorProto.INT64 and list(tensor.dims) == [0]:
-                self._add("Shape", [self._integers(0)], name)  # a number has no lengths
+                self._add("Shape", [self._integers(0)], name)  # the shape of a scalar is empty
                 continue
             value = None if empty else array_of(tensor)
             if value is not None and tensor.data_type == TensorProto.BOOL:
@@ -313,7 +313,7 @@ class _Rewriter:
     # ----------------------------------------------------------------------------------- what is used
 
     def _used(self, wanted: Iterable[str]) -> set[str]:
-        """Drop operators that nobody asks; returns every name that is left."""
+        """Drop unused operators; returns all remaining names."""
         names, kept = set(wanted), []
         for node in reversed(self._nodes):
             if names.intersection(node.output):
@@ -325,7 +325,7 @@ class _Rewriter:
     def _types(self, head: str | None) -> dict[str, str]:
         found: dict[str, Counter[str]] = {}
         for node in self._nodes:
-            # MatMulNBits has its scales behind its weights; they belong to them.
+            # MatMulNBits has scales after the weights: scales count as part of the weights.
             places = {"Gather": 0, "MatMul": 1, "MatMulNBits": 1, "Gemm": 1}
             place = places.get(node.op_type)
             tensor = None if place is None else self._tensors.get(node.input[place])
@@ -339,7 +339,7 @@ class _Rewriter:
         return {part: ", ".join(sorted(kinds)) for part, kinds in sorted(found.items())}
 
     def _renamed(self, parts: Sequence[str]) -> tuple[dict[str, Any], tuple[Weight, ...]]:
-        """Give values short names; returns the initializers that are used, and those of them that lie elsewhere."""
+        """Give values short names; returns the used initializers, and the weights among them in external files."""
         fixed = {"input_ids", "first_row", "logits", ""}
         fixed.update(f"{prefix}{part}" for prefix in (PAST, PRESENT) for part in parts)
         names: dict[str, str] = {name: name for name in fixed}
@@ -352,7 +352,7 @@ class _Rewriter:
                     names[name] = f"w{len(tensors)}"
                     tensors[names[name]] = self._stored(tensor, names[name], weights)
                 elif name not in names:
-                    raise refuse(f"uses {name[:64]!a}, which nothing makes")
+                    raise refuse(f"uses {name[:64]!a}, which no operator computes")
                 node.input[place] = names[name]
             for place, name in enumerate(node.output):
                 if name not in names:

@@ -1,1 +1,1 @@
-"""Export through Optimum in an environment of its own."""
+"""Exports through Optimum in a separate Python environment."""

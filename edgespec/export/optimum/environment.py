@@ -1,6 +1,6 @@
-"""A Python with Optimum, apart from edgespec's own: made once under the home, or one that the user names.
+"""A separate Python environment with Optimum: created once under the home, or given by the user.
 
-Optimum holds transformers and the hub's client at versions that edgespec does not want, and brings PyTorch.
+Optimum pins transformers and the hub's client to versions that conflict with edgespec's, and installs PyTorch.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.home import Home
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 
-# Seen to work together. onnx-ir is what onnxruntime's 4-bit quantizer reads weights with.
+# Versions tested together. onnxruntime's 4-bit quantizer needs onnx-ir.
 TORCH = "torch==2.13.0"
 PINS = ("optimum-onnx[onnxruntime]==0.1.0", "transformers==4.57.6", "accelerate==1.15.0", "onnx-ir==1.1.0", TORCH)
 
-# The build without CUDA, 0.2 GB instead of 3, where the index that the user's pip asks has it by this name.
+# The build without CUDA (0.2 GB instead of 3), if the user's package index has it.
 _TORCH_FOR_CPU = f"{TORCH}+cpu"
 
 MARKER = "complete.json"
 
-# What the pins take installed (1.3 GB seen on Linux with the CPU build of PyTorch) and pip's copies while it unpacks.
+# Size of the installed packages (1.3 GB on Linux with the CPU build of PyTorch) plus pip's temporary copies.
 _NEEDED_BYTES = 2_500_000_000
 
-# Half an hour is a slow line's download of PyTorch; whoever waits longer for another process should see what it does.
+# Half an hour: a download of PyTorch over a slow line. After a longer wait the user should check the other process.
 LOCK_TIMEOUT_S = 1800.0
 
 _NO_SUCH_VERSION = re.compile(r"No matching distribution found|Could not find a version")
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
 Runner: TypeAlias = Callable[[Sequence[str], Path, Callable[[], None]], tuple[int, bytes]]
-"""Runs a command to its end: (command, folder for its temporary files, called every tenth of a second) to (exit code,
-the tail of what it said)."""
+"""Runs a command to its end: (command, folder for its temporary files, callback called ten times a second) to (exit
+code, the tail of its output)."""
 
 
 def environment_folder(home: Home, pins: Sequence[str] = PINS) -> Path:
-    """Where the environment for these pins and this Python is, or will be."""
+    """The path of the environment for these pins and this Python, whether it exists or not."""
     told = json.dumps([*pins, sys.version_info[:2]])
     return home.tools / f"optimum-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
 def find_environment(home: Home, pins: Sequence[str] = PINS) -> Path | None:
-    """The interpreter of the complete environment; None if there is none yet."""
+    """The interpreter of the environment; None if the environment is missing or incomplete."""
     folder = environment_folder(home, pins)
     python = _python_in(folder)
     return python if (folder / MARKER).is_file() and python.exists() else None
@@ -73,10 +73,10 @@ def prepare_environment(
     cancelled: Cancelled | None = None,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> Path:
-    """The interpreter of the environment with ``pins``, made first if need be.
+    """The interpreter of the environment with ``pins``, which is created if missing.
 
-    It appears whole or not at all; a second process waits for the first. Raises DownloadError with pip's reason,
-    DiskSpaceError, CancelledError, StoreLockedError, EdgespecError.
+    The environment appears complete or not at all; a second process waits for the first. Raises DownloadError with
+    pip's reason, DiskSpaceError, CancelledError, StoreLockedError, EdgespecError.
     """
     if (found := find_environment(home, pins)) is not None:
         return found
@@ -84,7 +84,7 @@ def prepare_environment(
     folder = environment_folder(home, pins)
     home.create(home.tools)
     with _locked(home, lock_timeout_s, progress, cancelled):
-        if (found := find_environment(home, pins)) is not None:  # another process was faster
+        if (found := find_environment(home, pins)) is not None:  # another process has created it
             return found
         remove_stale_temporaries(home.tools)
         require_space(home.tools, _NEEDED_BYTES, "an environment for Optimum")
@@ -93,13 +93,13 @@ def prepare_environment(
             with disk_errors(stage, _NEEDED_BYTES):
                 _build(stage, pins, run, progress, cancelled)
                 write_json(stage / MARKER, {"pins": list(pins)})
-                shutil.rmtree(folder, ignore_errors=True)  # without its marker it is nobody's
+                shutil.rmtree(folder, ignore_errors=True)  # an environment without the marker is incomplete
                 stage.replace(folder)
                 sync_folder(home.tools)
         except OSError as error:
             raise EdgespecError(
-                f"the environment for Optimum cannot be made at {folder}: {error.strerror or error}",
-                hint="give the command an interpreter of your own with --python",
+                f"the environment for Optimum cannot be created at {folder}: {error.strerror or error}",
+                hint="give the command your own interpreter with --python",
             ) from error
         finally:
             shutil.rmtree(stage, ignore_errors=True)
@@ -116,7 +116,7 @@ def _build(
     def watch(stage_name: str) -> Callable[[], None]:
         def tick() -> None:
             if cancelled is not None and cancelled():
-                raise CancelledError("making the environment for Optimum was cancelled; nothing of it is kept")
+                raise CancelledError("creating the environment for Optimum was cancelled; nothing was kept")
             if progress is not None:
                 progress(ProgressEvent(stage=stage_name, source="Optimum"))
 
@@ -125,13 +125,13 @@ def _build(
 
     if not sys.executable:
         raise EdgespecError(
-            "this Python does not know its own executable, so it cannot make an environment",
+            "this Python does not know its own executable, so it cannot create an environment",
             hint="give the command an interpreter that has Optimum with --python",
         )
-    # On the disk whose space was checked: the system's own place may be small, and PyTorch is not.
+    # Temporary files go to the disk whose space was checked: the system's folder may be too small for PyTorch.
     scratch = stage / "tmp"
     scratch.mkdir(parents=True)
-    code, said = run([sys.executable, "-m", "venv", os.fspath(stage)], scratch, watch("making an environment for"))
+    code, said = run([sys.executable, "-m", "venv", os.fspath(stage)], scratch, watch("creating an environment for"))
     if code:
         raise EdgespecError(
             f"python -m venv failed: {last_line(said)}",
@@ -154,14 +154,14 @@ def _build(
 
 
 def _reason(said: bytes) -> str:
-    """pip's own sentence: the last of its errors, else its last line."""
+    """The last error of pip, else the last line of its output."""
     text = _CREDENTIALS.sub("://", said.decode("utf-8", "replace"))
     errors = [line.removeprefix("ERROR: ") for line in text.splitlines() if line.startswith("ERROR: ")]
     return last_line((errors[-1] if errors else text).encode())
 
 
 def run_logged(command: Sequence[str], scratch: Path, tick: Callable[[], None]) -> tuple[int, bytes]:
-    """Run a command as a Runner does; what ``tick`` raises ends it with everything it started."""
+    """Run a command as a Runner; an exception of ``tick`` kills the command and all processes it started."""
     with tempfile.TemporaryFile() as log:
         process = start_group(command, stderr=log, merged=True, scratch=scratch)
         try:
@@ -191,11 +191,11 @@ def _locked(
             raise CancelledError("waiting for another process was cancelled")
         if time.monotonic() > deadline:
             raise StoreLockedError(
-                f"another process has been making the environment for Optimum for {timeout_s:.0f} s",
-                hint=f"let it finish or end it, then try again (the lock is {path})",
+                f"another process has been creating the environment for Optimum for {timeout_s:.0f} s",
+                hint=f"let that process finish or end it, then try again (the lock is {path})",
             )
         if progress is not None:
-            progress(ProgressEvent(stage="waiting for another process that makes", source="the environment"))
+            progress(ProgressEvent(stage="waiting for another process that creates", source="the environment"))
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""``optimum/worker.py`` as a child process of another Python: watched, understood line by line, and ended whole."""
+"""Runs ``optimum/worker.py`` as a child process of another Python, parses its output and ends all its processes."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 
 WORKER = Path(__file__).with_name("worker.py")
 
-# Often enough that a cancel feels immediate; a wake-up costs microseconds.
+# Short enough that cancellation feels immediate; a wake-up takes microseconds.
 POLL_S = 0.1
 
-# The worker says a few stages and one result. What says more is not our worker.
+# The worker prints a few stages and one result; a program that prints more is not the worker.
 _MOST_LINES, _MOST_LINE_BYTES = 1000, 64 * 1024
 _TAIL_BYTES = 64 * 1024
-_LONGEST_SHOWN = 300  # characters of a foreign message
+_LONGEST_SHOWN = 300  # characters of a worker's message
 
-_GRACE_S = 2.0  # for the pipes of a process that was killed
+_GRACE_S = 2.0  # for the pipes of a killed process
 
 
 def check_interpreter(
     python: Path, *, progress: ProgressCallback | None = None, cancelled: Cancelled | None = None
 ) -> Mapping[str, str]:
-    """Versions of what ``python`` has for a conversion.
+    """The versions of the packages for a conversion that ``python`` has.
 
-    Raises InvalidRequestError if it is no interpreter, RuntimeUnavailableError if something is missing there.
+    Raises InvalidRequestError if ``python`` is not an interpreter, RuntimeUnavailableError if a package is missing.
     """
     if not python.is_file() or not os.access(python, os.X_OK):
         raise InvalidRequestError(
@@ -54,7 +54,7 @@ def check_interpreter(
 
 
 def versions_in(result: Mapping[str, Any]) -> dict[str, str]:
-    """The versions of packages that a result of the worker names."""
+    """The package versions in a result of the worker."""
     versions = result.get("versions")
     found = versions if isinstance(versions, dict) else {}
     return {str(name)[:64]: str(value)[:64] for name, value in found.items()}
@@ -68,15 +68,15 @@ def run_worker(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Mapping[str, Any]:
-    """Run the worker under ``python``; returns its result. ``source`` is what progress and errors call the work.
+    """Run the worker under ``python``; returns its result. ``source`` names the work in progress and errors.
 
-    On any exception the process and all it started are gone. Raises CancelledError, RuntimeUnavailableError
-    (something is missing there), InvalidRequestError (this model cannot be converted), MemoryLimitError,
-    EdgespecError.
+    On any exception the worker and all processes it started are killed. Raises CancelledError,
+    RuntimeUnavailableError (a package is missing), InvalidRequestError (this model cannot be converted),
+    MemoryLimitError, EdgespecError.
     """
     with tempfile.TemporaryFile() as log:
         try:
-            # Isolated: neither our PYTHONPATH nor the working directory may lend it modules.
+            # Isolated: the worker must not import from PYTHONPATH or the working directory.
             process = start_group([os.fspath(python), "-I", os.fspath(WORKER), *arguments], stderr=log)
         except OSError as error:
             raise InvalidRequestError(
@@ -92,9 +92,9 @@ def run_worker(
 def start_group(
     command: Sequence[str], *, stderr: IO[bytes], merged: bool = False, scratch: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process that leads a group of its own, with no stdin.
+    """Start a process in a new process group, without stdin.
 
-    ``merged`` sends its stdout to ``stderr`` too; ``scratch`` is where it has its temporary files (None: anywhere).
+    ``merged`` also sends stdout to ``stderr``; ``scratch`` is the folder for temporary files (None: the default).
     """
     environment = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     if scratch is not None:
@@ -112,7 +112,7 @@ def start_group(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and everything it started. Idempotent; nothing of theirs is worth a farewell."""
+    """Kill the process and all processes it started. Idempotent."""
     if os.name == "nt":
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(process.pid).children(recursive=True):
@@ -126,9 +126,9 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_line(log: bytes) -> str:
-    """The last line of a tool's output that says something."""
+    """The last non-empty line of a tool's output."""
     lines = [line.strip() for line in log.decode("utf-8", "replace").splitlines()]
-    return next((line[:_LONGEST_SHOWN] for line in reversed(lines) if line), "it said nothing")
+    return next((line[:_LONGEST_SHOWN] for line in reversed(lines) if line), "no output")
 
 
 def _tail(log: IO[bytes]) -> bytes:
@@ -136,16 +136,16 @@ def _tail(log: IO[bytes]) -> bytes:
     return log.read()
 
 
-# ------------------------------------------------------------------------------------------------ what is said
+# ------------------------------------------------------------------------------------------------ the output
 
 
 def _listen(
     process: subprocess.Popen[bytes], source: str, progress: ProgressCallback | None, cancelled: Cancelled | None
 ) -> Mapping[str, Any] | None:
-    """Tell about the stages until the process has said its last; its answer, None if there was none."""
+    """Report the stages until the process closes its output; returns its answer, None without an answer."""
     assert process.stdout is not None
     lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    # A thread reads, because a pipe cannot be waited on together with a question to the caller, not on Windows.
+    # A thread reads the pipe: Windows cannot wait for a pipe with a timeout for the cancellation check.
     reader = threading.Thread(target=_read_lines, args=(process.stdout, lines), name="edgespec-optimum", daemon=True)
     reader.start()
     answer: Mapping[str, Any] | None = None
@@ -157,7 +157,7 @@ def _listen(
             try:
                 line = lines.get(timeout=POLL_S)
             except queue.Empty:
-                # What it started and left behind may hold the pipe open for ever.
+                # Processes that the worker started may keep the pipe open.
                 polls_left -= process.poll() is not None
                 continue
             if line is None:
@@ -165,8 +165,8 @@ def _listen(
             found = _parsed(line)
             if found is None:
                 raise EdgespecError(
-                    f"{source}: the converter's process said something that is no answer: {last_line(line)}",
-                    hint="is the interpreter that was given a Python?",
+                    f"{source}: the converter's output is not an answer: {last_line(line)}",
+                    hint="check that the given interpreter is a Python",
                 )
             stage = found.get("stage")
             if isinstance(stage, str) and progress is not None:
@@ -174,12 +174,12 @@ def _listen(
             if "result" in found or "error" in found:
                 answer = found
         try:
-            process.wait(_GRACE_S)  # so that its exit code is its own
+            process.wait(_GRACE_S)  # before the group is killed, so that the exit code is the worker's
         except subprocess.TimeoutExpired:
             if answer is None:
                 raise EdgespecError(
-                    f"{source}: the converter's process says more than it should and does not end",
-                    hint="is the interpreter that was given a Python with Optimum?",
+                    f"{source}: the converter prints too much and does not end",
+                    hint="check that the given interpreter is a Python with Optimum",
                 ) from None
         return answer
     finally:
@@ -214,21 +214,21 @@ def _result(answer: Mapping[str, Any] | None, code: int, log: bytes, python: Pat
     error = None if answer is None else answer.get("error")
     if not isinstance(error, dict):
         if code == -getattr(signal, "SIGKILL", 9):
-            raise _no_memory(source, "its process was killed, as systems do that run out of memory")
+            raise _no_memory(source, "the converter was killed, probably because the system ran out of memory")
         raise EdgespecError(
             f"{source}: the conversion ended without an answer (exit code {code}): {last_line(log)}",
-            hint=f"is {python} a Python with Optimum?",
+            hint=f"check that {python} is a Python with Optimum",
         )
     kind, message = str(error.get("kind")), " ".join(str(error.get("message")).split())[:_LONGEST_SHOWN]
     if kind == "missing":
         raise RuntimeUnavailableError(
-            f"{python} lacks what a conversion needs: {message}",
+            f"{python} lacks packages for the conversion: {message}",
             hint="install optimum-onnx[onnxruntime], transformers, torch and onnx-ir there, or leave out --python",
         )
     if kind == "memory":
         raise _no_memory(source, message)
     if kind in ("unknown", "weights", "check"):
-        raise InvalidRequestError(f"{source}: {message}", hint="`--to gguf` may know this architecture")
+        raise InvalidRequestError(f"{source}: {message}", hint="try `--to gguf`, which may support this architecture")
     raise EdgespecError(f"{source} could not be converted: {message}", hint=f"its last line: {last_line(log)}")
 
 
@@ -237,5 +237,5 @@ def _no_memory(source: str, reason: str) -> MemoryLimitError:
         f"{source} could not be converted: {reason}",
         needed_bytes=None,
         available_bytes=None,
-        hint="close what else runs here, or export it on a machine with more memory",
+        hint="close other programs, or export on a machine with more memory",
     )

@@ -1,12 +1,12 @@
-"""Runs under another Python, one that has Optimum: a Hugging Face folder in, an ONNX graph out, then packed.
+"""Converts a Hugging Face folder to an ONNX graph and packs the weights; runs under a Python with Optimum.
 
     python -I worker.py probe
     python -I worker.py convert SOURCE WORK
     python -I worker.py pack WORK keep|q4
 
-It imports nothing of edgespec, which is not installed there. What it has to say goes to stdout, an object of JSON on
-each line: {"stage": ...}, and last {"result": ...} or {"error": {"kind": ..., "message": ...}}. Whatever the tools
-print goes to stderr. No code of the folder is run, nothing is downloaded, weights are read from safetensors only.
+The worker imports nothing of edgespec, which is not installed there. The worker prints a JSON object per line to
+stdout: {"stage": ...}, and last {"result": ...} or {"error": {"kind": ..., "message": ...}}. All output of the tools
+goes to stderr. No code of the folder is run, nothing is downloaded, and weights are read from safetensors only.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _IMPORTS = ("optimum.exporters.onnx", "transformers", "torch", "onnx", "onnxrunt
 TASK = "text-generation-with-past"
 RAW, PACKED, PACKED_DATA = "model.onnx", "packed.onnx", "packed.data"
 
-# The converted graph is run once beside the model it was traced from: a prompt, a token, and a draft's worth more.
+# Widths of the forwards that check the converted graph against the original model: a prompt, a token, and a draft.
 CHECKED_CHUNKS = (9, 1, 4)
 
-# Float32 in another order: logits of some tens are seen to differ by 1e-4; a wrong graph differs by their spread.
+# Another order of float32 operations changes logits (some tens) by 1e-4; a wrong graph changes logits by tens.
 WITHIN = 1e-2
 
-# onnxruntime's own names for what our graphs have elsewhere: blocks as in Q4_0, and products of 8-bit integers.
+# onnxruntime's options: blocks of 32 as in Q4_0, and products of 8-bit integers (accuracy level 4).
 BITS, BLOCK, ACCURACY_LEVEL = 4, 32, 4
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error of this program
-    """Why it cannot be done: ``kind`` for a program, the message for a person."""
+    """Why a conversion is refused: ``kind`` for programs, the message for users."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -46,12 +46,12 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error of this progra
 
 
 def probe() -> dict[str, Any]:
-    """Versions of what is needed."""
+    """The versions of the needed packages."""
     missing = []
     for distribution, module in zip(NEEDED, _IMPORTS, strict=True):
         try:
             importlib.import_module(module)
-        except Exception as error:  # a broken package raises whatever it likes when imported
+        except Exception as error:  # a broken package may raise any exception when imported
             missing.append(f"{distribution} ({type(error).__name__}: {error})"[:300])
     if missing:
         raise Refused("missing", ", ".join(missing))
@@ -76,7 +76,7 @@ def convert(source: Path, work: Path, say: Any) -> dict[str, Any]:
     say(stage="reading the model")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
     if config.model_type not in TasksManager.get_supported_model_type_for_task(TASK, exporter="onnx"):
-        raise Refused("unknown", f"Optimum converts no models of the type {config.model_type!a}")
+        raise Refused("unknown", f"Optimum cannot convert models of the type {config.model_type!a}")
     with _without_compiler(torch):
         model, told = AutoModelForCausalLM.from_pretrained(
             source,
@@ -87,18 +87,20 @@ def convert(source: Path, work: Path, say: Any) -> dict[str, Any]:
             use_safetensors=True,
             output_loading_info=True,
         )
-    # transformers fills these with random numbers, and says so in a warning.
+    # transformers fills missing weights with random numbers and only warns.
     absent = sorted(told["missing_keys"]) + sorted(str(each[0]) for each in told["mismatched_keys"])
     if absent:
-        raise Refused("weights", f"its weights do not fit its config.json: {len(absent)} are missing, as {absent[0]}")
+        raise Refused(
+            "weights", f"its weights do not fit its config.json: {len(absent)} are missing, for example {absent[0]}"
+        )
     model.eval()
     model.config.use_cache = True
     say(stage="converting the model")
     with torch.no_grad():
-        # One that traces well for every length; the defaults are 16 tokens after 16.
+        # Lengths whose traced graph is valid for every length; the defaults are 16 tokens after 16.
         onnx_export_from_model(model, output=work, task=TASK, no_post_process=True, do_validation=False)
         if not (work / RAW).is_file():
-            raise Refused("unknown", f"Optimum made no single graph of a {config.model_type!a} model")
+            raise Refused("unknown", f"Optimum did not write a single graph for a {config.model_type!a} model")
         say(stage="checking the graph")
         rows = getattr(config.get_text_config(), "vocab_size", 2)
         tokens = [(7919 * place + 13) % rows for place in range(sum(CHECKED_CHUNKS))]
@@ -110,7 +112,7 @@ def convert(source: Path, work: Path, say: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _without_compiler(torch: Any) -> Any:
-    """As Optimum loads models: a compiled part could not be traced."""
+    """Disable torch.compile, as Optimum does to load models: a compiled part cannot be traced."""
     kept = torch.compile
     torch.compile = lambda *_arguments, **_keywords: lambda function: function
     try:
@@ -120,7 +122,7 @@ def _without_compiler(torch: Any) -> Any:
 
 
 def _check(path: Path, tokens: list[int], expected: Any) -> float:
-    """Run the graph in several forwards; how far its logits are from those expected."""
+    """Run the graph in several forwards; returns the largest difference to the expected logits."""
     import numpy as np
     import onnxruntime
 
@@ -146,7 +148,7 @@ def _check(path: Path, tokens: list[int], expected: Any) -> float:
         done += size
     worst = float(np.max(differences))
     if not worst < WITHIN * max(1.0, float(np.abs(expected).max())):
-        raise Refused("check", f"the graph that Optimum made computes something else (logits differ by {worst:.3g})")
+        raise Refused("check", f"the graph that Optimum made gives wrong logits (they differ by {worst:.3g})")
     return worst
 
 
@@ -156,7 +158,7 @@ def pack(work: Path, quant: str, say: Any) -> dict[str, Any]:
 
     say(stage="quantising the model" if quant == "q4" else "packing the weights")
     model = onnx.load(work / RAW)
-    for file in work.iterdir():  # in memory now; on the disk they would lie twice
+    for file in work.iterdir():  # the weights are in memory now; frees their disk space
         if file.name == RAW or file.name.startswith((f"{RAW}_", f"{RAW}.")):
             file.unlink()
     if quant == "q4":
@@ -183,7 +185,7 @@ def _quantised(model: Any) -> Any:
         block_size=BLOCK,
         is_symmetric=True,
         accuracy_level=ACCURACY_LEVEL,
-        # Not Gather: rows of the embedding are looked up, not multiplied, and each is read once per token.
+        # Not Gather: the embedding is a lookup of one row per token, not a product.
         op_types_to_quantize=("MatMul",),
     )
     quantizer.process()
@@ -191,9 +193,9 @@ def _quantised(model: Any) -> Any:
 
 
 def _halve_tables(model: Any, *, rounding: bool) -> None:
-    """Store tables that rows are only looked up in with 16 bits, where that loses nothing, or rounding is wanted.
+    """Store lookup tables with 16 bits if that is lossless, or if ``rounding`` is allowed.
 
-    Weights are trained and published as bfloat16 or float16, and only widened for the conversion.
+    Weights are published as bfloat16 or float16 and widened only for the conversion.
     """
     import ml_dtypes
     import numpy as np
@@ -227,12 +229,12 @@ def _halve_tables(model: Any, *, rounding: bool) -> None:
 def _narrowed(table: Any, kind: Any) -> Any:
     import numpy as np
 
-    with np.errstate(over="ignore"):  # a number too large becomes infinite, and so is no longer itself
+    with np.errstate(over="ignore"):  # a too large number becomes infinite and then differs from the original
         return table.astype(kind).astype(table.dtype)
 
 
 def _without_gemm(model: Any) -> Any:
-    """Write Gemm by a constant, which some architectures have instead of MatMul, as the MatMul that is quantised."""
+    """Replace Gemm with a constant, which some architectures use, by MatMul, which the quantizer supports."""
     from onnx import helper, numpy_helper
 
     tensors = {each.name: each for each in model.graph.initializer}
@@ -259,7 +261,7 @@ def _without_gemm(model: Any) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    # Tools print where they like; the channel to our caller is a handle that only this function knows.
+    # Tools may print to stdout; answers to the caller go through a handle that only this function has.
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(2, 1)
 
@@ -282,7 +284,7 @@ def main(arguments: list[str]) -> int:
     except MemoryError:
         say(error={"kind": "memory", "message": "there is not enough memory for this model in float32"})
         return 1
-    except Exception as error:  # of the tools, which raise everything: the caller shows the last line
+    except Exception as error:  # the tools may raise any exception; the caller shows the last line
         import traceback
 
         traceback.print_exc()

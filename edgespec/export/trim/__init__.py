@@ -1,1 +1,1 @@
-"""Drafters with trimmed output heads."""
+"""Chooses the rows of trimmed output heads."""

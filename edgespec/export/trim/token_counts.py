@@ -1,8 +1,8 @@
-"""Texts whose tokens are counted to rank the rows of a drafter's head: what its target writes, or the user's own.
+"""Counts tokens in texts to rank the rows of a drafter's head: in the target's answers, or in the user's text.
 
-A drafter only ever has to say what its target says, so the target's own answers rank best (VocabTrim, Goel et al.,
-2025); a text of the user's kind ranks for that text (FR-Spec, Zhao et al., 2025). Who lets the target answer is not
-decided here: these functions split, count, and keep answers between two exports.
+A drafter only needs tokens that its target emits, so the target's answers rank best (VocabTrim, Goel et al., 2025). A
+user's text ranks best for similar text (FR-Spec, Zhao et al., 2025). These functions split, count, and keep answers
+between two exports; the caller generates the answers.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from edgespec.files.disk import megabytes
 
 T = TypeVar("T")
 
-# Every third text judges the ranking of the others. A ranking loses little by that: rare tokens are what it lacks
-# either way, and a third of our prompts, 1700 tokens, knows a coverage of 95 % to half a percent (one deviation).
+# Every third text is held out to judge the ranking. The ranking loses only rare tokens, and a third of the built-in
+# prompts, 1700 tokens, measures a coverage of 95 % with a standard deviation of half a percent.
 HELD_OUT_EVERY = 3
 
-# Tokens of each answer that are counted: past its first sentences an answer repeats the words it has found, while
-# another prompt brings new ones. Our 56 prompts take three minutes at the 31 tokens/s of a 1.5B model on two cores.
+# Counted tokens per answer: after its first sentences an answer repeats words, while another prompt brings new words.
+# The 56 built-in prompts take three minutes with a 1.5B model on two cores (31 tokens/s).
 TOKENS_PER_PROMPT = 96
 
-# A text is held out in pieces of so many characters, some 250 tokens: long enough to have a topic of its own, short
-# enough that a few pages are many pieces.
+# A text is split into pieces of 1000 characters, about 250 tokens: long enough for a separate topic, short enough
+# that a few pages give many pieces.
 PIECE_CHARACTERS = 1000
 
-# A choice, not a measurement: some ten million words, after which only the tail of a ranking still moves.
+# A choice, not a measurement: about ten million words, after which only the tail of a ranking changes.
 MOST_TEXT_BYTES = 64_000_000
 
 SCHEMA_VERSION = 1
 
-# Our own prompts make a cache of 60 kB; anything far larger is not one, and is not worth reading.
+# The built-in prompts give a cache of 60 kB; a far larger file is not a cache.
 _LARGEST_CACHE_BYTES = 16 << 20
 
 _LARGEST_ID = 2**31 - 1
@@ -47,7 +47,7 @@ _LARGEST_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedAnswer:
-    """One answer of a target: its ``token_ids`` in the target's vocabulary, and the ``text`` they stand for."""
+    """One answer of a target: its ``token_ids`` in the target's vocabulary, and their ``text``."""
 
     prompt_id: str
     token_ids: tuple[int, ...]
@@ -56,14 +56,14 @@ class CountedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """How often each token id occurs in the text that ranks, and in the text held out to judge the ranking."""
+    """Counts of each token id in the ranking text, and in the text held out to judge the ranking."""
 
     ranking: Counter[int]
     held_out: Counter[int]
 
     @staticmethod
     def of(texts: Sequence[Sequence[int]], vocabulary_size: int) -> TokenCounts:
-        """Counts of texts given as token ids, split as ``split`` does."""
+        """Count texts given as token ids, after ``split``."""
         ranking, held_out = split(texts)
         return TokenCounts(
             ranking=count_tokens(ranking, vocabulary_size), held_out=count_tokens(held_out, vocabulary_size)
@@ -71,7 +71,7 @@ class TokenCounts:
 
     @property
     def all(self) -> Counter[int]:
-        """Everything counted: what the rows are chosen by once their number is settled."""
+        """All counts: they choose the rows once the number of rows is decided."""
         return self.ranking + self.held_out
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
@@ -79,13 +79,13 @@ class TokenCounts:
 
 
 def split(items: Sequence[T]) -> tuple[list[T], list[T]]:
-    """(the items that rank, those held out): always the same ones, every third is held out."""
+    """Split into (ranking items, held-out items): every third item is held out."""
     ranking = [item for place, item in enumerate(items, start=1) if place % HELD_OUT_EVERY]
     return ranking, list(items[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
 
 
 def count_tokens(texts: Iterable[Sequence[int]], vocabulary_size: int) -> Counter[int]:
-    """How often each id of the vocabulary occurs. Ids past it do not count: a target may have padded its table."""
+    """Count each id of the vocabulary. Ids beyond the vocabulary do not count: a target may have a padded table."""
     counts: Counter[int] = Counter()
     for text in texts:
         counts.update(token for token in text if 0 <= token < vocabulary_size)
@@ -96,35 +96,35 @@ def count_tokens(texts: Iterable[Sequence[int]], vocabulary_size: int) -> Counte
 
 
 def read_text(path: Path) -> str:
-    """A file of UTF-8 text. Raises InvalidRequestError if it is none, cannot be read, or is far too long."""
+    """Read a UTF-8 text file. Raises InvalidRequestError if it is not UTF-8, not readable, empty or too long."""
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # before opening: opening a named pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):  # checked before opening: opening a named pipe would block
             raise InvalidRequestError(f"{path} is not a file", hint="give a file of text to --trim-from")
         if status.st_size > MOST_TEXT_BYTES:
             raise InvalidRequestError(
-                f"{path} has {megabytes(status.st_size)}, and at most {megabytes(MOST_TEXT_BYTES)} are counted",
-                hint="a sample of it ranks as well",
+                f"{path} has {megabytes(status.st_size)}; at most {megabytes(MOST_TEXT_BYTES)} can be counted",
+                hint="give a sample of the text",
             )
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"{path} is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
         ) from error
-    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+    except (OSError, ValueError) as error:  # ValueError: an invalid path
         reason = getattr(error, "strerror", None) or error
         raise InvalidRequestError(
             f"the text {path} cannot be read: {reason}", hint="give a file of text to --trim-from"
         ) from error
     if not text.strip():
-        raise InvalidRequestError(f"{path} holds no text", hint="give a file with text of the kind to be drafted")
+        raise InvalidRequestError(f"{path} holds no text", hint="give a file with text similar to the text to draft")
     return text
 
 
 def pieces(text: str, characters: int = PIECE_CHARACTERS) -> list[str]:
-    """``text`` cut into pieces of at least ``characters``, the last one excepted, at line ends where there are any.
+    """Cut ``text`` at line ends into pieces of at least ``characters``; the last piece may be shorter.
 
-    Together they are the text. A line longer than that is cut inside.
+    The joined pieces are the text. A line longer than ``characters`` is cut inside.
     """
     found: list[str] = []
     parts: list[str] = []
@@ -145,7 +145,7 @@ def pieces(text: str, characters: int = PIECE_CHARACTERS) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedAnswersKey:
-    """What answers depend on. ``target`` is its identity, ``prompts_sha256`` that of the prompts ``prompt_ids``."""
+    """The inputs of cached answers. ``target`` is the model's identity, ``prompts_sha256`` the prompts' digest."""
 
     target: str
     prompts_sha256: str
@@ -154,7 +154,7 @@ class CountedAnswersKey:
 
     @property
     def file_name(self) -> str:
-        """Another one for each key."""
+        """The file name, different for each key."""
         return f"{hashlib.sha256(json.dumps(self._record()).encode()).hexdigest()[:32]}.json"
 
     def _record(self) -> dict[str, Any]:
@@ -167,13 +167,13 @@ class CountedAnswersKey:
 
 
 def save_answers(folder: Path, key: CountedAnswersKey, answers: Sequence[CountedAnswer]) -> None:
-    """Keep the answers so far in ``folder``, which exists. Raises DiskSpaceError, OSError."""
+    """Save the answers so far in the existing ``folder``. Raises DiskSpaceError, OSError."""
     listed = [{"prompt": each.prompt_id, "token_ids": list(each.token_ids), "text": each.text} for each in answers]
     write_json(folder / key.file_name, {**key._record(), "answers": listed})
 
 
 def load_answers(folder: Path, key: CountedAnswersKey) -> tuple[CountedAnswer, ...]:
-    """The answers kept for ``key``, to its first prompts in order; none if any is not sound. Raises nothing."""
+    """The saved answers to the first prompts of ``key``, in order; empty if any is invalid. Raises nothing."""
     path = folder / key.file_name
     try:
         if path.stat().st_size > _LARGEST_CACHE_BYTES:

@@ -1,1 +1,1 @@
-"""GGUF files, read as hostile input."""
+"""Reads GGUF files as hostile input."""

@@ -1,4 +1,4 @@
-"""Bounds-checked reading of a GGUF file's primitives: numbers, names, strings, one metadata entry at a time."""
+"""Bounds-checked reading of a GGUF file's primitives: numbers, names, strings and metadata entries."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.records import VALUE_TYPES, GgufArray, MetadataValue, Scalar
 
-# Caps that keep a hostile file under a second and 50 MB. Real files stay far below: the largest tokenizer tables
-# hold 262144 tokens and some 515000 merges, and chat templates stay under 100 KiB.
+# Limits that keep reading a hostile file under a second and 50 MB. Real files stay far below: the largest tokenizers
+# hold 262144 tokens and about 515000 merges, and chat templates are under 100 KiB.
 _MOST_STRINGS = 1 << 21
-_INLINE_ELEMENTS = 64  # longer arrays stay in the file: above every per-layer list, below every vocabulary
+_INLINE_ELEMENTS = 64  # longer arrays stay in the file; per-layer lists are shorter, vocabularies longer
 INLINE_BYTES = 1 << 20  # one value
-_ALL_INLINE_BYTES = 4 << 20  # all of them, keys included; as text they may take four times that in memory
+_ALL_INLINE_BYTES = 4 << 20  # all values and keys; decoded text may take four times that in memory
 
 DOWNLOAD_AGAIN = "the download may have been cut short: fetch the file again"
 
 
 class Cursor:
-    """A position in the file that never goes beyond its end."""
+    """A read position in the file; reading beyond the end raises ModelFileError."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path = path
@@ -70,15 +70,15 @@ class Cursor:
         if not 0 < length <= most:
             raise self.fail(f"a {what} of {length} bytes: 1 to {most} are allowed", start)
         text = self.text(length, f"a {what}")
-        if "\0" in text:  # native code would see another, shorter name
+        if "\0" in text:  # native code would stop reading the name there
             raise self.fail(f"a {what} contains a NUL character: {quote(text)}", start)
         return text
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Walk over ``count`` strings; the loop is tight since vocabularies go through it."""
+        """Skip ``count`` strings; the loop is optimised because it reads vocabularies."""
         self.strings_left -= count
         if self.strings_left < 0:
-            raise self.fail(f"{what} holds an absurd count of strings (over {_MOST_STRINGS} in all)")
+            raise self.fail(f"{what} holds too many strings (over {_MOST_STRINGS} in the file)")
         self.need(count * 8, what)
         length_at, data, position, last = struct.Struct("<Q").unpack_from, self.data, self.position, self.size - 8
         for _ in range(count):
@@ -92,7 +92,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's value with the type it was stored as; a scalar has ``count`` None."""
+    """A key's value with its stored type; ``count`` is None for a scalar."""
 
     kind: str
     count: int | None
@@ -107,7 +107,7 @@ def read_entry(cursor: Cursor, key: str) -> Entry:
     if kind == "array":
         kind, letter, size = _value_type(cursor, what)
         if kind == "array":
-            raise cursor.fail(f"{what} nests arrays, which llama.cpp does not read either", start)
+            raise cursor.fail(f"{what} nests arrays, which llama.cpp does not support either", start)
         count = cursor.u64(what)
     elements = 1 if count is None else count
     first = cursor.position
@@ -147,5 +147,5 @@ def _check_bools(cursor: Cursor, first: int, what: str) -> None:
 
 
 def quote(text: str) -> str:
-    """For messages: printable whatever the file holds, and never long."""
+    """``text`` for a message: ASCII, quoted and shortened to 80 characters."""
     return ascii(text if len(text) <= 80 else f"{text[:80]}...")

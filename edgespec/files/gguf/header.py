@@ -1,7 +1,7 @@
 """Reads GGUF headers as hostile input, before native code sees the file.
 
-Every count, length and offset is checked against the file's size with Python integers before it is used, nothing is
-allocated because the file says so, and whatever ggml's own reader would refuse is refused here first.
+Every count, length and offset is checked against the file's size with Python integers before use. No stated size is
+allocated unchecked. A file that ggml's own reader would refuse is refused here first.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from edgespec.files.gguf.text_part import text_part
 _VERSIONS = (2, 3)  # what ggml reads; 1 was withdrawn, 4 does not exist
 _FIXED_BYTES = 24  # magic, version, two counts
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, one character, type, one byte of value
-_LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, one character, dimensions, one of them, type, offset
+_LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, one character, dimension count, one dimension, type, offset
 _MOST_KEY_BYTES = 65535  # the format's own limit
 _MOST_NAME_BYTES = 63  # GGML_MAX_NAME is 64 and counts the closing NUL
 _MOST_DIMENSIONS = 4  # GGML_MAX_DIMS
 _DEFAULT_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
 _LEAST_ALIGNMENT = 8  # the format asks for a multiple of 8
-_MOST_ALIGNMENT = 65536  # the largest memory page in use (64 KiB, on ARM); anything above only hides bytes
+_MOST_ALIGNMENT = 65536  # the largest memory page in use (64 KiB, on ARM)
 
-# Caps that keep a hostile file under a second and 50 MB. Real files stay far below: models have under 100 keys; the
-# most tensors are those of DeepSeek-R1 with its experts unmerged, 61 * 256 * 3 = 46848 and some.
+# Limits that keep reading a hostile file under a second and 50 MB. Real files stay far below: models have under 100
+# keys, and DeepSeek-R1 with unmerged experts has the most tensors, a little over 61 * 256 * 3 = 46848.
 _MOST_KEYS = 8192
 _MOST_TENSORS = 65536
 
 _ARCHITECTURE = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# Least and most of each well-known number of an architecture. 0 heads or feed-forward rows occur in recurrent models.
-# Positions are int32 in llama.cpp, layers at most LLAMA_MAX_LAYERS = 512; the others are an order of magnitude or
-# more above any model known and keep every product of two of them below 2**63.
+# The smallest and largest allowed value of each known number. 0 heads or feed-forward rows occur in recurrent models.
+# Positions are int32 in llama.cpp, layers at most LLAMA_MAX_LAYERS = 512. The other limits are at least ten times
+# above any known model and keep the product of any two below 2**63.
 _LIMITS: Mapping[str, tuple[int, int]] = {
     "context_length": (1, 2**31 - 1),
     "block_count": (1, 512),
@@ -61,7 +61,7 @@ _INTEGERS = frozenset({"uint8", "int8", "uint16", "int16", "uint32", "int32", "u
 _SPLIT_NUMBER, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 _TOKEN_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "unknown", "padding"))
 
-# What else people hand over as a model, by its first bytes.
+# Other files that users pass as a model, recognised by their first bytes.
 _IMPOSTORS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
     (
         re.compile(rb"version https://git-lfs"),
@@ -73,29 +73,29 @@ _IMPOSTORS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
         "it is a web page, not a model",
         "the download link led to a page: use the file's direct address",
     ),
-    (re.compile(rb"\s*\{"), "it is JSON, not a model", "look inside: it may be a server's error message"),
+    (re.compile(rb"\s*\{"), "it is JSON, not a model", "open the file: it may hold a server's error message"),
     (re.compile(rb"(?s).{6}\0\0\{"), "it is a safetensors file, not GGUF", "convert it first: `edgespec export`"),
     (re.compile(rb"PK\x03\x04"), "it is a zip archive (or a PyTorch checkpoint), not GGUF", "unpack or convert it"),
     (re.compile(rb"\x1f\x8b"), "it is gzip-compressed", "unpack it first"),
-    (re.compile(rb"\x80[\x02-\x05]"), "it is a Python pickle, not GGUF", "never load one you do not trust"),
+    (re.compile(rb"\x80[\x02-\x05]"), "it is a Python pickle, not GGUF", "never load a pickle you do not trust"),
     (re.compile(rb"lmgg|tjgg|fmgg|algg"), "it is in a GGML format older than GGUF", "fetch a GGUF version of it"),
     (re.compile(rb"FUGG"), "it is a big-endian GGUF, which is not supported", "fetch a little-endian version of it"),
 )
 
 
 def read_header(path: Path, others: Sequence[Path] = ()) -> GgufHeader:
-    """Read and check the header of the GGUF file at ``path``; the weights themselves are not read.
+    """Read and check the header of the GGUF file at ``path`` without reading the weights.
 
-    Of a split model ``path`` is any part: the others lie beside it and are called as llama-gguf-split calls them,
-    or they are ``others``, in any order. The header is then that of the whole model.
+    For a split model ``path`` is any part, and the header is that of the whole model. The other parts lie in the
+    same folder under the names of llama-gguf-split, or are ``others``, in any order.
 
     Raises ModelFileError with the reason, the byte offset and a hint if a file is missing, is not GGUF, or
-    contradicts itself, its own size or the other parts in any way that native code might trip over.
+    contradicts itself, its size or the other parts in a way that could harm native code.
     """
     header = _read_file(path)
     if _parts_of(header) == 1:
         if others:
-            raise ModelFileError(path, "it is a whole model, and not one part of several")
+            raise ModelFileError(path, "it is a whole model, not a part of a split model")
         return text_part(header)
     return text_part(
         _joined(sorted([header, *map(_read_file, others)], key=_number) if others else _siblings(header))
@@ -103,9 +103,9 @@ def read_header(path: Path, others: Sequence[Path] = ()) -> GgufHeader:
 
 
 def _read_file(path: Path) -> GgufHeader:
-    """The header of one file, whether or not it is a part."""
+    """The header of one file: a whole model or a part of a split model."""
     try:
-        # Before opening: opening a named pipe would wait for ever.
+        # Checked before opening: opening a named pipe would block.
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
@@ -118,7 +118,7 @@ def _read_file(path: Path) -> GgufHeader:
                 return _read(path, data, size)
     except FileNotFoundError as error:
         raise ModelFileError(path, "no such file", hint="check the path") from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or a file that shrank meanwhile
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or a file that shrank while it was read
         raise ModelFileError(path, f"the file cannot be read: {error}") from error
 
 
@@ -134,9 +134,9 @@ def _read(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
         raise cursor.fail(f"GGUF version {version} is not supported (2 and 3 are)", 4, hint)
     tensor_count, key_count = cursor.u64("the tensor count"), cursor.u64("the key count")
     if tensor_count > min(_MOST_TENSORS, size // _LEAST_TENSOR_BYTES):
-        raise cursor.fail(f"a count of {tensor_count} tensors is absurd for {size} bytes", 8)
+        raise cursor.fail(f"a count of {tensor_count} tensors is implausible for {size} bytes", 8)
     if key_count > min(_MOST_KEYS, size // _LEAST_KEY_BYTES):
-        raise cursor.fail(f"a count of {key_count} keys is absurd for {size} bytes", 16)
+        raise cursor.fail(f"a count of {key_count} keys is implausible for {size} bytes", 16)
 
     entries: dict[str, Entry] = {}
     for _ in range(key_count):
@@ -180,7 +180,10 @@ def _check_start(cursor: Cursor, head: bytes) -> None:
 
 
 def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
-    """Check the keys that we or llama.cpp rely on; returns the architecture, "" for a later part of a split model."""
+    """Check the keys that edgespec or llama.cpp read.
+
+    Returns the architecture, or "" for a later part of a split model.
+    """
     number = _check_split(cursor, entries)
     if "general.architecture" not in entries:
         if number > 0:
@@ -189,13 +192,15 @@ def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
     architecture = _text(cursor, entries, "general.architecture") or ""
     if not _ARCHITECTURE.fullmatch(architecture):
         offset = entries["general.architecture"].offset
-        raise cursor.fail(f"general.architecture is {quote(architecture)}, which is no architecture's name", offset)
+        raise cursor.fail(
+            f"general.architecture is {quote(architecture)}, which is not an architecture's name", offset
+        )
     for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"):
         _text(cursor, entries, key)
     tokens = _table(cursor, entries, "tokenizer.ggml.tokens", "string", None)
     if tokens == 0:
         raise cursor.fail("tokenizer.ggml.tokens is empty", entries["tokenizer.ggml.tokens"].offset)
-    # llama.cpp indexes these two by token id without looking at their length.
+    # llama.cpp indexes token_type and scores by token id without a bounds check.
     _table(cursor, entries, "tokenizer.ggml.token_type", "int32", tokens)
     _table(cursor, entries, "tokenizer.ggml.scores", "float32", tokens)
     _table(cursor, entries, "tokenizer.ggml.merges", "string", None)
@@ -208,7 +213,7 @@ def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
 
 
 def _check_split(cursor: Cursor, entries: Mapping[str, Entry]) -> int:
-    """Which part of a split model it is, from 0; 0 for a model in one file."""
+    """The number of this part of a split model, from 0; 0 for a model in one file."""
     _integers(cursor, entries, _SPLIT_COUNT, 0, MOST_PARTS, per_layer=False)
     _integers(cursor, entries, _SPLIT_NUMBER, 0, MOST_PARTS, per_layer=False)
     _integers(cursor, entries, _SPLIT_TENSORS, 0, _MOST_TENSORS, per_layer=False)
@@ -229,7 +234,7 @@ def _text(cursor: Cursor, entries: Mapping[str, Entry], key: str) -> str | None:
     if entry.kind != "string" or entry.count is not None:
         raise cursor.fail(f"{key} must be a string but is {_describe(entry)}", entry.offset)
     if not isinstance(entry.value, str):
-        raise cursor.fail(f"{key} is absurd: over {INLINE_BYTES} bytes of text", entry.offset)
+        raise cursor.fail(f"{key} is too long: over {INLINE_BYTES} bytes of text", entry.offset)
     return entry.value
 
 
@@ -261,11 +266,11 @@ def _integers(
         values = entry.value if isinstance(entry.value, tuple) else (entry.value,)
     for value in values:
         if not least <= int(value) <= most:
-            raise cursor.fail(f"{key} is {value}, which is not sane: {least} to {most} is", entry.offset)
+            raise cursor.fail(f"{key} is {value}: {least} to {most} is allowed", entry.offset)
 
 
 def _check_heads(cursor: Cursor, entries: Mapping[str, Entry], key: str) -> None:
-    """Grouped attention needs whole groups; native code asserts that, and an assertion there ends the process."""
+    """Grouped attention needs whole groups; an assertion in native code would end the process otherwise."""
     heads, kv_heads = entries.get(key), entries.get(f"{key}_kv")
     if heads is None or kv_heads is None or not isinstance(heads.value, int) or not isinstance(kv_heads.value, int):
         return
@@ -295,7 +300,7 @@ def _describe(entry: Entry) -> str:
 
 
 def _tensors(cursor: Cursor, count: int, alignment: int) -> tuple[tuple[TensorInfo, ...], int]:
-    """The tensors, and the absolute offset of the data section they lie in."""
+    """The tensors, and the absolute offset of the data section."""
     found: dict[str, tuple[TensorInfo, int]] = {}
     for _ in range(count):
         start = cursor.position
@@ -308,7 +313,7 @@ def _tensors(cursor: Cursor, count: int, alignment: int) -> tuple[tuple[TensorIn
         found[tensor.name] = (tensor, start)
     base = _round_up(cursor.position, alignment) if count else cursor.position
     tensors: list[TensorInfo] = []
-    expected = base  # ggml wants the tensors in order, each right behind the one before
+    expected = base  # ggml requires the tensors in order and without gaps
     for name, (info, start) in found.items():
         tensor = TensorInfo(name, info.shape, info.type_name, base + info.offset, info.byte_count)
         end = tensor.offset + tensor.byte_count
@@ -326,7 +331,7 @@ def _tensors(cursor: Cursor, count: int, alignment: int) -> tuple[tuple[TensorIn
 
 
 def _tensor(cursor: Cursor) -> TensorInfo:
-    """One tensor's record, with its offset still relative to the data section."""
+    """One tensor's record; its offset is relative to the data section."""
     start = cursor.position
     name = cursor.name("tensor name", _MOST_NAME_BYTES)
     what = f"tensor {quote(name)}"
@@ -353,7 +358,7 @@ def _round_up(value: int, alignment: int) -> int:
 
 # ------------------------------------------------------------------------------------- parts of a split model
 
-_TOGETHER = "the parts of a split model belong in one folder, all from the same place and under their own names"
+_TOGETHER = "put all parts of the split model into one folder, from the same download and under their original names"
 
 
 def _stated(header: GgufHeader, key: str) -> int:
@@ -363,7 +368,7 @@ def _stated(header: GgufHeader, key: str) -> int:
 
 
 def _number(header: GgufHeader) -> int:
-    """Which part it is, from 1."""
+    """The number of this part, from 1."""
     return _stated(header, _SPLIT_NUMBER) + 1
 
 
@@ -377,13 +382,13 @@ def _which(header: GgufHeader) -> str:
 
 
 def _siblings(header: GgufHeader) -> Iterator[GgufHeader]:
-    """All parts, by their names, of the model that ``header`` is one part of. Raises ModelFileError."""
+    """All parts of the split model of ``header``, found by their names. Raises ModelFileError."""
     path, name = header.path, part_name(header.path.name)
     if name is None:
         raise ModelFileError(
             path,
-            f"it is {_which(header)} of a split model, and its name does not tell where the others are",
-            hint="call the parts as they were published, for example model-00001-of-00003.gguf",
+            f"it is {_which(header)} of a split model, and its name does not tell the names of the other parts",
+            hint="give the parts their published names, for example model-00001-of-00003.gguf",
         )
     for number, each in enumerate(name.names, start=1):
         place = path.with_name(each)
@@ -391,13 +396,13 @@ def _siblings(header: GgufHeader) -> Iterator[GgufHeader]:
             raise ModelFileError(place, f"part {number} of {name.count} of this model is missing", hint=_TOGETHER)
         part = header if place == path else _read_file(place)
         if (_number(part), _parts_of(part)) != (number, name.count):
-            said = f"by its name it is part {number} of {name.count}, by its content {_which(part)}"
+            said = f"its name says part {number} of {name.count}, its content says {_which(part)}"
             raise ModelFileError(place, said, hint=_TOGETHER)
         yield part
 
 
 def _joined(in_order: Iterable[GgufHeader]) -> GgufHeader:
-    """One header of all parts. Raises ModelFileError unless they are one model's, and all of them."""
+    """Join the headers of all parts. Raises ModelFileError if parts are missing or of different models."""
     parts = iter(in_order)
     first = next(parts)
     count, total = _parts_of(first), _stated(first, _SPLIT_TENSORS)
@@ -406,23 +411,23 @@ def _joined(in_order: Iterable[GgufHeader]) -> GgufHeader:
     start = 0
     for number, part in enumerate(chain((first,), parts), start=1):
         if _number(part) != number or _parts_of(part) != count:
-            said = f"it is {_which(part)}, where part {number} of {count} belongs"
+            said = f"it is {_which(part)}, but part {number} of {count} was expected"
             raise ModelFileError(part.path, said, hint=_TOGETHER)
         if part.architecture not in ("", first.architecture) or _stated(part, _SPLIT_TENSORS) != total:
             raise ModelFileError(part.path, f"it is part {number} of another model", hint=_TOGETHER)
         for tensor in part.tensors:
             if tensor.name in tensors:
-                reason = f"it holds tensor {quote(tensor.name)}, and so does an earlier part: it is of another model"
+                reason = f"it and an earlier part hold tensor {quote(tensor.name)}: they are of different models"
                 raise ModelFileError(part.path, reason, hint=_TOGETHER)
             tensors[tensor.name] = replace(tensor, offset=start + tensor.offset)
         split.append(FilePart(part.path, start, part.file_bytes))
         start += part.file_bytes
         if len(tensors) > total:
-            reason = f"with part {number} there are {len(tensors)} tensors, and the model has {total}"
+            reason = f"parts 1 to {number} hold {len(tensors)} tensors, but the model has {total}"
             raise ModelFileError(part.path, reason, hint=_TOGETHER)
     if len(split) != count:
-        raise ModelFileError(first.path, f"it has {count} parts, and {len(split)} are here", hint=_TOGETHER)
+        raise ModelFileError(first.path, f"it has {count} parts, but {len(split)} are given", hint=_TOGETHER)
     if len(tensors) < total:
-        reason = f"its {count} parts hold {len(tensors)} tensors together, and it has {total}"
+        reason = f"its {count} parts hold {len(tensors)} tensors, but the model has {total}"
         raise ModelFileError(first.path, reason, hint=_TOGETHER)
     return replace(first, file_bytes=start, tensors=tuple(tensors.values()), split=tuple(split))

@@ -1,24 +1,24 @@
-"""What the name of a GGUF file says: which part of a split model it is, and whether it is a model at all."""
+"""Parses names of GGUF files: the part of a split model, and auxiliary files that are not models."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# As llama-gguf-split names them: NAME-00001-of-00003.gguf and so on.
+# The names that llama-gguf-split gives: NAME-00001-of-00003.gguf and so on.
 _PART = re.compile(r"(?P<stem>(?s:.)*[^/])-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<ending>\.gguf)", re.IGNORECASE)
 
-# The largest published models come in fewer than 200 parts; names of more would only keep a reader busy.
+# The largest published models have fewer than 200 parts; a larger count in a name would only waste time.
 MOST_PARTS = 1024
 
-# What lies beside models: projectors, which turn images into tokens, and the statistics that quantisers weigh by.
-# The latter also stand in the names of models that were quantised with them, which tell their type (Q4_K_M) as well.
+# Auxiliary files: image projectors (mmproj) and importance matrices (imatrix) of quantisers. The name of a model
+# quantised with an importance matrix may also contain "imatrix", but states the type (Q4_K_M) as well.
 _NO_MODEL = re.compile(r"mmproj|^(?!.*q\d).*imatrix", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """What the name of one part says. ``stem`` names the model, with its folder where the name has one."""
+    """The parsed name of one part. ``stem`` is the model's name, with its folder if the name has one."""
 
     stem: str
     number: int
@@ -31,7 +31,7 @@ class PartName:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all parts, in order."""
+        """The names of all parts, in order."""
         return tuple(self.of(number) for number in range(1, self.count + 1))
 
     def of(self, number: int) -> str:
@@ -40,7 +40,7 @@ class PartName:
 
 
 def part_name(name: str) -> PartName | None:
-    """What a file's name says of a split model; None for a file that stands alone, also as the only part."""
+    """Parse the name of a part of a split model; None for a model in one file, also for part 1 of 1."""
     found = _PART.fullmatch(name)
     if found is None:
         return None
@@ -51,5 +51,5 @@ def part_name(name: str) -> PartName | None:
 
 
 def is_auxiliary(name: str) -> bool:
-    """Whether a GGUF file of this name is made to lie beside a model, and is none itself."""
+    """Whether a GGUF file of this name is an auxiliary file (projector, imatrix) and not a model."""
     return _NO_MODEL.search(name.rpartition("/")[2]) is not None

@@ -1,4 +1,4 @@
-"""What a GGUF header says, as plain records. Reading one from a hostile file is in ``gguf.py``."""
+"""Plain records of a GGUF header. ``header.py`` reads them from a hostile file."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ VALUE_TYPES: Mapping[int, tuple[str, str, int]] = {
 }
 _FORMATS = {name: (fmt, size) for name, fmt, size in VALUE_TYPES.values()}
 
-# ggml tensor types that occur in files: name, elements per block, bytes per block, as ggml_type_name, ggml_blck_size
-# and ggml_type_size of ggml 0.25.3 give them. Left out on purpose: 4, 5, 31-33 and 36-38, which ggml removed, and
-# 9 (Q8_1) and 15 (Q8_K), which exist only inside a computation.
+# ggml tensor types that occur in files: name, elements per block, bytes per block, from ggml_type_name,
+# ggml_blck_size and ggml_type_size of ggml 0.25.3. Not listed: 4, 5, 31-33 and 36-38, which ggml removed, and
+# 9 (Q8_1) and 15 (Q8_K), which exist only during a computation.
 GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -71,7 +71,7 @@ GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
     42: ("Q2_0", 64, 18),
 }
 
-# Tables of which a forward reads one row per token instead of all.
+# Tables of which a forward reads only one row per token.
 _LOOKUP_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
 
 _SAMPLING_KEYS = {
@@ -82,7 +82,7 @@ _SAMPLING_KEYS = {
     "penalty_repeat": "repeat_penalty",
 }
 
-_CHUNK_BYTES = 1 << 20  # hashing in pieces of 1 MiB keeps memory flat; larger pieces are not faster
+_CHUNK_BYTES = 1 << 20  # 1 MiB keeps memory flat; hashing larger pieces is not faster
 
 Scalar: TypeAlias = bool | int | float | str
 
@@ -91,7 +91,7 @@ Scalar: TypeAlias = bool | int | float | str
 class GgufArray:
     """A long array left in the file: ``count`` elements in ``byte_count`` bytes from absolute ``offset`` on.
 
-    It is read again at each use and raises ModelFileError if the file has changed so much that the array is gone.
+    Every use reads the array again, and raises ModelFileError if the file has changed and no longer holds the array.
     """
 
     path: Path
@@ -101,7 +101,7 @@ class GgufArray:
     byte_count: int
 
     def first(self, count: int) -> GgufArray:
-        """The array without what comes after so many elements."""
+        """The array of the first ``count`` elements."""
         if count >= self.count:
             return self
         if self.element_type != "string":
@@ -120,7 +120,7 @@ class GgufArray:
         return digest.hexdigest()
 
     def raw_strings(self) -> Iterator[bytes]:
-        """Every string as the bytes it is stored as. Raises TypeError if the elements are not strings."""
+        """Every string as its stored bytes. Raises TypeError if the elements are not strings."""
         if self.element_type != "string":
             raise TypeError(f"an array of {self.element_type}, not of strings")
         length_at = struct.Struct("<Q").unpack_from
@@ -169,8 +169,7 @@ MetadataValue: TypeAlias = Scalar | tuple[Scalar, ...] | GgufArray
 class TensorInfo:
     """One tensor: ``shape`` fastest dimension first, sizes in bytes.
 
-    ``offset`` is absolute in the file; of a split model in its parts joined in order, and no tensor crosses from one
-    part into the next.
+    ``offset`` is absolute in the file, for a split model in its parts joined in order. No tensor spans two parts.
     """
 
     name: str
@@ -186,7 +185,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file of a split model: ``byte_count`` bytes, which begin at ``start`` in all parts joined in order."""
+    """A file of a split model: ``byte_count`` bytes, at offset ``start`` of all parts joined in order."""
 
     path: Path
     start: int
@@ -197,12 +196,11 @@ class FilePart:
 class GgufHeader:
     """A checked GGUF header.
 
-    ``metadata`` holds scalars and arrays of up to 64 elements as Python values, longer ones as ``GgufArray``.
-    ``tensors`` are those of the text model; ``vision_tensors`` are what the file holds besides, to see and hear.
-    ``completed``: some of the metadata is not in the file, since its writer took it for granted.
-    ``split`` are the parts of a split model, in order; it is empty for a model in one file. ``path`` is then the
-    first part, whose metadata this is, and ``file_bytes`` the size of all of them together. The properties raise
-    ModelFileError where the file does not state what they need.
+    ``metadata`` holds scalars and arrays of up to 64 elements as Python values, longer arrays as ``GgufArray``.
+    ``tensors`` are those of the text model, ``vision_tensors`` those for images and sound. ``completed``: some
+    metadata was filled in because Ollama's converter left it out. ``split`` lists the parts of a split model in order
+    and is empty for a model in one file. For a split model ``path`` and ``metadata`` are of the first part and
+    ``file_bytes`` is the total size. The properties raise ModelFileError if the file lacks a needed key.
     """
 
     path: Path
@@ -219,11 +217,11 @@ class GgufHeader:
 
     @property
     def parts(self) -> tuple[FilePart, ...]:
-        """The files that the model is in, in order."""
+        """The files of the model, in order."""
         return self.split or (FilePart(self.path, 0, self.file_bytes),)
 
     def values(self, key: str) -> Iterator[Scalar]:
-        """The elements of an array, wherever it lies; none where there is no array of that name."""
+        """The elements of the array ``key``, in memory or in the file; empty if there is no such array."""
         value = self.metadata.get(key, ())
         if isinstance(value, GgufArray):
             return value.values()
@@ -231,7 +229,7 @@ class GgufHeader:
 
     @property
     def vocabulary_size(self) -> int:
-        """Tokens in the tokenizer's table."""
+        """The number of tokens in the tokenizer's table."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, GgufArray):
             return tokens.count
@@ -241,7 +239,7 @@ class GgufHeader:
 
     @property
     def context_length(self) -> int:
-        """Tokens the model was trained for."""
+        """The context length in tokens that the model was trained for."""
         return self._count("context_length")
 
     @property
@@ -254,24 +252,24 @@ class GgufHeader:
 
     @property
     def head_count(self) -> int | tuple[int, ...]:
-        """Attention heads: one number, or one for each layer (0 in layers without attention)."""
+        """Attention heads: one number, or one per layer (0 in layers without attention)."""
         return self._counts("attention.head_count")
 
     @property
     def head_count_kv(self) -> int | tuple[int, ...]:
-        """Key-value heads: one number, or one for each layer; where not stated, as many as attention heads."""
+        """Key-value heads: one number, or one per layer; if not stated, the number of attention heads."""
         if self._key("attention.head_count_kv") in self.metadata:
             return self._counts("attention.head_count_kv")
         return self.head_count
 
     @property
     def key_length(self) -> int:
-        """Elements of one head's key; where not stated, the embedding divided among the heads."""
+        """Elements of one head's key; if not stated, the embedding length divided by the heads."""
         return self._head_length("attention.key_length")
 
     @property
     def value_length(self) -> int:
-        """Elements of one head's value; where not stated, the embedding divided among the heads."""
+        """Elements of one head's value; if not stated, the embedding length divided by the heads."""
         return self._head_length("attention.value_length")
 
     @property
@@ -281,10 +279,12 @@ class GgufHeader:
 
     @property
     def sampling(self) -> Mapping[str, float]:
-        """How the file says that answers are drawn, unchecked, by the names of Sampling (``general.sampling.*``)."""
+        """The sampling settings in the file (``general.sampling.*``), unchecked, by their names in Sampling."""
         stated = ((name, self.metadata.get(f"general.sampling.{key}")) for key, name in _SAMPLING_KEYS.items())
         return {
-            name: value if isinstance(value, int) else float(f"{value:.7g}")  # of float32, as it was meant
+            name: value
+            if isinstance(value, int)
+            else float(f"{value:.7g}")  # the decimal number that the float32 was rounded from
             for name, value in stated
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
@@ -303,8 +303,8 @@ class GgufHeader:
     def bytes_per_forward(self) -> int:
         """Bytes of weights that a forward of width 1 reads.
 
-        Everything but the tables it only looks a row up in: the token embedding, unless it is the output head as
-        well. Of a mixture's experts, the share that one token uses.
+        Lookup tables such as the token embedding do not count, unless the embedding is also the output head. Of a
+        mixture of experts, only the experts that one token uses count.
         """
         tied = not any(tensor.name == "output.weight" for tensor in self.tensors)
         experts, used = self._optional("expert_count"), self._optional("expert_used_count")
@@ -321,7 +321,7 @@ class GgufHeader:
     def kv_bytes_per_token(self, bits_per_element: float) -> int:
         """Bytes of key-value cache per token, all layers, rounded up; 16 bits per element is llama.cpp's default.
 
-        Layers with a sliding window are counted like the others, so for them this is an upper bound.
+        Layers with a sliding window count as full layers, so the result is an upper bound for such models.
         """
         heads = self.head_count_kv
         all_heads = heads * self.block_count if isinstance(heads, int) else sum(heads)

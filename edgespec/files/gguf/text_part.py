@@ -1,7 +1,7 @@
-"""The text model of a file that holds more than one: what turns images and sound into tokens is set aside.
+"""Selects the text model of a multimodal GGUF file and separates its vision and audio tensors.
 
-Ollama keeps such models whole, and writes some of their numbers otherwise than llama.cpp reads them, or not at all.
-What is filled in for gemma3 is what Ollama's own reader takes (model/models/gemma3, and its compatibility layer for
+Ollama keeps such models in one file, and writes some keys differently than llama.cpp reads them, or not at all. The
+values filled in for gemma3 are the defaults of Ollama's reader (model/models/gemma3, and its compatibility layer for
 llama.cpp, llama/compat).
 """
 
@@ -12,15 +12,15 @@ from types import MappingProxyType
 
 from edgespec.files.gguf.records import GgufArray, GgufHeader, MetadataValue, TensorInfo
 
-# As llama.cpp's own projector files call them: of images, of sound, and of what leads from both to the text model.
+# Name prefixes in llama.cpp's projector files: image encoder, audio encoder, and projection to the text model.
 _OTHER_SENSES = ("v.", "a.", "mm.")
 
 _TABLES = ("tokens", "scores", "token_type")
 _EMBEDDING = "token_embd.weight"
 
-# Where Ollama's converter wrote gemma3's rotary bases; what they are where it wrote none; the context from which on
-# Google's models scale positions by 8 (their config.json), which it did not write either; and every how many layers
-# one sees all positions, which it wrote as a list of those that do not.
+# _OLD_KEYS: Ollama's names of gemma3's rotary bases. _DEFAULTS: values that Ollama's converter left out. From a
+# context of _SCALED_FROM on, Google's models scale positions by 8 (config.json), also left out. Every _PERIOD-th
+# layer is global; Ollama wrote the pattern as one bool per layer.
 _OLD_KEYS = {"rope.freq_base": "rope.global.freq_base", "rope.freq_base_swa": "rope.local.freq_base"}
 _DEFAULTS: dict[str, float] = {
     "attention.layer_norm_rms_epsilon": 1e-6,
@@ -32,9 +32,9 @@ _PATTERN, _PERIOD = "gemma3.attention.sliding_window_pattern", 6
 
 
 def text_part(header: GgufHeader) -> GgufHeader:
-    """The same header with the text model's tensors only, and the keys that a reader of it needs.
+    """The header with only the text model's tensors, and with the keys that llama.cpp's reader needs.
 
-    Raises ModelFileError if the file changes meanwhile.
+    Raises ModelFileError if the file changes while it is read.
     """
     aside = tuple(tensor for tensor in header.tensors if tensor.name.startswith(_OTHER_SENSES))
     if aside and len(aside) < len(header.tensors):
@@ -62,7 +62,7 @@ def _of_ollama(header: GgufHeader) -> GgufHeader:
     pattern = metadata.get(_PATTERN)
     if isinstance(pattern, tuple) and pattern == tuple(bool((i + 1) % _PERIOD) for i in range(len(pattern))):
         metadata[_PATTERN] = _PERIOD
-    # Gemma's text begins without a space, which llama.cpp takes for granted in vocabularies of this kind.
+    # Gemma adds no space before the text; llama.cpp's default for SentencePiece vocabularies adds one.
     metadata.setdefault("tokenizer.ggml.add_space_prefix", False)
     rows = next((tensor for tensor in header.tensors if tensor.name == _EMBEDDING), None)
     if rows is not None and len(rows.shape) > 1:
@@ -74,7 +74,7 @@ def _of_ollama(header: GgufHeader) -> GgufHeader:
 
 
 def _cut(table: MetadataValue, embedding: TensorInfo) -> MetadataValue:
-    """The table without tokens that stand for images, which have no row in the embedding."""
+    """The table without image tokens, which have no row in the embedding."""
     rows = embedding.shape[1]
     if isinstance(table, tuple):
         return table[:rows]

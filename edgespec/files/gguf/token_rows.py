@@ -1,4 +1,4 @@
-"""Which rows of an output head a drafter keeps: the special tokens, then the most frequent ones."""
+"""Chooses the rows of a trimmed output head: the special tokens, then the most frequent tokens."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from edgespec.files.gguf.records import GgufHeader
 TokenIds = npt.NDArray[np.int32]
 
 
-# tokenizer.ggml.token_type as llama.cpp numbers it: unknown, control, user defined, byte. Left out are normal (1),
-# which has to earn its row, and unused (5), which no text holds.
+# tokenizer.ggml.token_type in llama.cpp's numbering: unknown, control, user defined, byte. Normal tokens (1) are kept
+# by frequency only, and unused tokens (5) occur in no text.
 _KEPT_TYPES = (2, 3, 4, 6)
 
 
-# Ids with a meaning of their own, which a file may name without giving them one of the types above.
+# Special ids, which a file may state without one of the token types above.
 _NAMED_IDS = tuple(
     f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator")
 )
 
 
 def always_kept(header: GgufHeader) -> TokenIds:
-    """Ids of tokens that no count may remove, int32, ascending: special and byte tokens.
+    """Ids of the special and byte tokens, int32, ascending, which are kept whatever their count.
 
-    Without them a drafter could neither end an answer nor spell what has no token. Raises ModelFileError if the file
-    holds no vocabulary.
+    Without these tokens a drafter could neither end an answer nor propose text byte by byte. Raises ModelFileError
+    if the file holds no vocabulary.
     """
     types = np.fromiter(map(int, header.values("tokenizer.ggml.token_type")), dtype=np.int64)
     kept = set(np.flatnonzero(np.isin(types, _KEPT_TYPES)).tolist())
@@ -43,8 +43,8 @@ def always_kept(header: GgufHeader) -> TokenIds:
 def rank_tokens(counts: Mapping[int, int], vocabulary_size: int) -> TokenIds:
     """Every id of the vocabulary, int32 of shape (vocabulary_size,), the most frequent first.
 
-    Among equals the lower id comes first: vocabularies list their merges in the order they were learned, which is
-    by falling frequency. Raises InvalidRequestError on an id outside the vocabulary or a negative count.
+    If counts are equal, the lower id comes first: vocabularies list tokens in the order of learning, by falling
+    frequency. Raises InvalidRequestError on an id outside the vocabulary or a negative count.
     """
     return np.argsort(-_table(counts, vocabulary_size), kind="stable").astype(np.int32)
 
@@ -52,8 +52,8 @@ def rank_tokens(counts: Mapping[int, int], vocabulary_size: int) -> TokenIds:
 def kept_ids(counts: Mapping[int, int], size: int, always: npt.ArrayLike, *, vocabulary_size: int) -> TokenIds:
     """The ids of the rows to keep, int32 of shape (min(size, vocabulary_size),), ascending.
 
-    ``always`` holds ids that are kept whatever their count, and counts towards ``size``. Raises InvalidRequestError
-    if ``size`` has no room for them, or on ids outside the vocabulary.
+    ``always`` holds ids that are kept whatever their count; they count towards ``size``. Raises InvalidRequestError
+    if ``size`` is smaller than ``always``, or on ids outside the vocabulary.
     """
     fixed = np.unique(np.asarray(always, dtype=np.int64))
     if fixed.size and not 0 <= int(fixed[0]) <= int(fixed[-1]) < vocabulary_size:

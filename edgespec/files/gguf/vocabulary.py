@@ -1,4 +1,4 @@
-"""Whether a drafter speaks the target's language: two GGUF vocabularies compared, token by token."""
+"""Compares the vocabularies of a target and a drafter, token by token."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from itertools import islice
 
 from edgespec.files.gguf.records import GgufArray, GgufHeader
 
-# Tables are padded to a multiple of at most 1024 rows in the models we know (Qwen pads by 128 to 512); more than
-# that is another vocabulary.
+# Known models pad their tables to a multiple of at most 1024 rows (Qwen adds 128 to 512); a larger difference means
+# another vocabulary.
 _MOST_PADDING = 1024
-_LONGEST_SHOWN = 80  # bytes of a token in a message: a hostile file may hold one of a gigabyte
+_LONGEST_SHOWN = 80  # bytes of a token in a message: a hostile file may hold a token of a gigabyte
 _UNUSED = 5  # LLAMA_TOKEN_TYPE_UNUSED
 _PADDING_TEXT = re.compile(rb"\[PAD\d+\]")  # what llama.cpp's converters call a row without a token
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyDifference:
-    """Why two vocabularies differ, in one sentence; ``token_id`` is the first differing id where there is one."""
+    """Why two vocabularies differ, in one sentence; ``token_id`` is the first differing id, if any."""
 
     reason: str
     token_id: int | None = None
 
 
 def compare_vocabularies(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
-    """None if every id both have means the same token and any further ids of the longer one are padding.
+    """The first difference of two vocabularies, or None if they match.
 
-    Compares the tokenizer model, the token texts as bytes, the token types where both state them, and the bos and
-    eos ids where both have them. The pre-tokenizer is not compared: text is only ever split by the target's.
-    Raises ModelFileError if a file changed since its header was read.
+    They match if all shared ids mean the same token and further ids of the longer table are padding. Compares the
+    tokenizer model, the token texts as bytes, and the token types and the bos and eos ids if both files state them.
+    The pre-tokenizer is not compared: only the target's splits text. Raises ModelFileError if a file changed since
+    its header was read.
     """
     for header, who in ((target, "target"), (drafter, "drafter")):
         if "tokenizer.ggml.tokens" not in header.metadata:
@@ -102,7 +103,7 @@ def _texts(header: GgufHeader) -> Iterator[bytes]:
     tokens = header.metadata["tokenizer.ggml.tokens"]
     if isinstance(tokens, GgufArray):
         return tokens.raw_strings()
-    assert isinstance(tokens, tuple)  # read_header let nothing else through
+    assert isinstance(tokens, tuple)  # read_header has checked the type
     return (str(token).encode("utf-8") for token in tokens)
 
 

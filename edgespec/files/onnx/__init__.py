@@ -1,1 +1,1 @@
-"""Exported ONNX folders, read as hostile input."""
+"""Reads exported ONNX folders as hostile input."""

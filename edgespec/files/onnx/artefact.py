@@ -1,4 +1,4 @@
-"""What an exported ONNX folder holds, once it is checked."""
+"""The record of a checked ONNX folder."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ DATA_NAME = "model.onnx.data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxArtefact:
-    """A checked artefact.
+    """A checked ONNX model.
 
     ``tokenizer_header`` is that of ``tokenizer.gguf``: all metadata of the source, no tensors. ``ids`` is int32
-    (kept,), ascending, the source token of each row of a trimmed head; None where the head has all
-    ``vocabulary_size`` rows. ``identity`` names the content as the manifest states it. ``weight_bytes`` counts each
-    byte of weights once, ``bytes_per_forward`` those that a forward of width 1 reads. ``static_cache`` is the fixed
-    length of the cache of a graph of fixed shape, None where the cache may have any length. ``cache`` tells how the
-    graph takes and gives its cache: one of ``interface.CACHES``. ``window`` is for a graph that is given its
-    masks: the tokens, itself included, that a token sees in layers with a window; None where there are none.
+    (kept,), ascending, the source token of each row of a trimmed head; None if the head has all ``vocabulary_size``
+    rows. ``identity`` is a digest of the manifest. ``weight_bytes`` counts each byte of weights once,
+    ``bytes_per_forward`` the bytes that a forward of width 1 reads. ``static_cache`` is the cache's fixed length in
+    tokens, None if the length is free. ``cache`` is how the graph takes and returns its cache: one of
+    ``interface.CACHES``. ``window`` (for graphs with masks as inputs) is the sliding window in tokens, the current
+    token included; None without one.
     """
 
     folder: Path
@@ -62,5 +62,5 @@ class OnnxArtefact:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of the cache per token, all layers: it is float32."""
+        """Bytes of the float32 cache per token, all layers."""
         return 4 * self.block_count * self.head_count_kv * (self.key_length + self.value_length)

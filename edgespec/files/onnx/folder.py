@@ -1,7 +1,7 @@
-"""A model as an ONNX graph with its weights beside it, in a folder: what it holds, read as hostile input.
+"""Reads the folder of an exported ONNX model, as hostile input.
 
-``read_onnx_folder`` checks every file, every stretch of weights and every name in the graph before native code opens
-any of them. Weights are not read. The graph is walked by ``parser.py``, so that nothing but numpy is needed.
+``read_onnx_folder`` checks every file, every range of weights and every name in the graph before native code opens
+the folder. Weights are not read. ``parser.py`` parses the graph, so only numpy is needed.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ ONNX_KIND = "onnx-model"
 GRAPH_NAME, TOKENIZER_NAME = "model.onnx", "tokenizer.gguf"
 _FILES = (GRAPH_NAME, DATA_NAME, TOKENIZER_NAME)
 
-# Ours is some kB per layer, under 1 MB in all; a graph that brings its weights along is not meant to pass.
+# An exported graph takes a few kB per layer, under 1 MB in total. A graph with embedded weights must not pass.
 _LARGEST_GRAPH_BYTES = 4 << 20
 
-# The largest vocabularies known (Gemma 3: 262 144 tokens) take 16 MiB of tokenizer. It is hashed at each reading.
+# The tokenizer of the largest known vocabulary (Gemma 3: 262 144 tokens) takes 16 MiB and is hashed at each reading.
 _LARGEST_TOKENIZER_BYTES = 64 << 20
 
-# Domains of operators that ONNX Runtime itself brings. Any other would need a library, which nobody loads here.
+# Domains of ONNX Runtime's built-in operators. Any other domain would need a custom library, which is never loaded.
 _DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 
-# Inputs of operators from which a forward reads a row per token instead of all: (operator, position).
+# Operator inputs from which a forward reads only a row per token: (operator, position).
 _LOOKUPS = frozenset(
     {("Gather", 0), ("GatherBlockQuantized", 0), ("GroupQueryAttention", 7), ("GroupQueryAttention", 8)}
 )
-_UNREAD = frozenset({("Identity", 0)})  # only kept_ids, which nobody pays for unless it is asked for
+_UNREAD = frozenset({("Identity", 0)})  # only kept_ids, an output that forwards do not compute
 
 
 def is_onnx_folder(folder: Path) -> bool:
-    """Whether a folder is meant as an ONNX artefact, sound or not. Raises nothing."""
+    """Whether a folder is an exported ONNX model, even a damaged one. Raises nothing."""
     return is_export(folder, ONNX_KIND, (GRAPH_NAME, DATA_NAME))
 
 
 def read_onnx_folder(folder: Path) -> OnnxArtefact:
-    """Read and check the ONNX artefact in ``folder``.
+    """Read and check the exported ONNX model in ``folder``.
 
-    The graph and the tokenizer are checked by their sha256, the weights by their size and by where the graph says
-    each of them lies. Raises ModelFileError with the reason and a hint.
+    The graph and the tokenizer are checked by their sha256, the weights by the file's size and the ranges that the
+    graph states. Raises ModelFileError with the reason and a hint.
     """
     manifest, digest = check_manifest(folder, ONNX_KIND, _FILES, links=False)
     limits = {GRAPH_NAME: _LARGEST_GRAPH_BYTES, TOKENIZER_NAME: _LARGEST_TOKENIZER_BYTES}
@@ -152,7 +152,7 @@ def _check_manifest_agrees(artefact: OnnxArtefact) -> None:
     }
     check_said(artefact.folder, artefact.manifest, found)
     if artefact.kept is not None and artefact.kept > artefact.vocabulary_size:
-        reason = f"it keeps {artefact.kept} rows of {artefact.vocabulary_size} tokens"
+        reason = f"it keeps {artefact.kept} rows, more than the vocabulary of {artefact.vocabulary_size} tokens"
         raise bad_file(artefact.folder / MANIFEST_NAME, reason)
 
 
@@ -162,13 +162,13 @@ def _check_manifest_agrees(artefact: OnnxArtefact) -> None:
 def _check_operators(path: Path, graph: OnnxGraph) -> None:
     for domain in sorted({*graph.domains, *(node.domain for node in graph.nodes)}):
         if domain not in _DOMAINS:
-            raise bad_file(path, f"it uses operators of {show(domain)}, which ONNX Runtime does not bring")
+            raise bad_file(path, f"it uses operators of {show(domain)}, which ONNX Runtime does not have")
 
 
 def _check_weights(folder: Path, graph: OnnxGraph, data_bytes: int) -> dict[tuple[int, int] | str, int]:
-    """Bytes of each stretch of weights, by (offset, length) or, inside the graph, by the initializer's name.
+    """Bytes of each range of weights, by (offset, length) or, inside the graph, by the initializer's name.
 
-    Two initializers may name the same stretch: a tied head and embedding do.
+    Two initializers may share a range, as a tied head and embedding do.
     """
     path, found = folder / GRAPH_NAME, dict[tuple[int, int] | str, int]()
     for each in graph.initializers.values():
@@ -179,7 +179,7 @@ def _check_weights(folder: Path, graph: OnnxGraph, data_bytes: int) -> dict[tupl
             raise bad_file(path, f"{show(each.name)} lies in {show(each.location)} instead of {DATA_NAME}")
         if each.length != each.byte_count:
             reason = f"{show(each.name)} of shape {show(str(each.shape))} takes {each.byte_count} bytes"
-            raise bad_file(path, f"{reason}, and {each.length} are set aside for it")
+            raise bad_file(path, f"{reason}, but its range has {each.length}")
         if each.offset + each.length > data_bytes:
             reason = f"{show(each.name)} ends at byte {each.offset + each.length} of {DATA_NAME}"
             raise bad_file(path, f"{reason}, which has {data_bytes}")
@@ -195,7 +195,7 @@ def _key(each: Initializer) -> tuple[int, int] | str:
 
 
 def _read_bytes(graph: OnnxGraph, ranges: Mapping[tuple[int, int] | str, int]) -> int:
-    """Bytes of weights that a forward of width 1 reads: everything but the tables it only looks rows up in."""
+    """Bytes of weights that a forward of width 1 reads: all except lookup tables."""
     read = {
         _key(graph.initializers[name])
         for node in graph.nodes
@@ -206,7 +206,7 @@ def _read_bytes(graph: OnnxGraph, ranges: Mapping[tuple[int, int] | str, int]) -
 
 
 def _ids(artefact: OnnxArtefact, graph: OnnxGraph) -> NDArray[np.int32]:
-    """The token of each row of the head, from the constant behind the output kept_ids."""
+    """The token of each row of the head, from the constant that the output kept_ids returns."""
     import numpy as np
 
     path = artefact.graph_path

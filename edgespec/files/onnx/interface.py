@@ -1,4 +1,4 @@
-"""The inputs and outputs that a graph must have for the runtime to bind them: exactly these, no more and no fewer."""
+"""Checks that a graph has exactly the inputs and outputs that the runtime binds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from edgespec.files.onnx.parser import FLOAT, INT32, INT64, OnnxGraph, ValueInfo
 
 KEPT_IDS = "kept_ids"  # the output with the token of each row of a trimmed head
 
-# How a graph takes and gives keys and values. Shared: arrays of the cache's full length, bound as past and as present
-# alike. Whole: each forward takes the rows so far and gives them with its own behind, as a new array.
-# Rows: arrays of a fixed length go in, the new rows alone come out, and the caller puts them where they belong.
+# How a graph takes and returns keys and values. Shared: arrays of the cache's full length, bound both as past and as
+# present. Whole: each forward takes the past rows and returns a new array, with the new rows appended.
+# Rows: arrays of a fixed length are inputs, only the new rows are outputs, and the caller writes them into the cache.
 SHARED, WHOLE, ROWS = "shared", "whole", "rows"
 CACHES = (SHARED, WHOLE, ROWS)
 
-# An element type and a shape; a symbolic length is None.
+# An element type and a shape by name; a symbolic length is None.
 Wanted: TypeAlias = Mapping[str, tuple[int, tuple[int | None, ...]]]
 
 
 def check_interface(artefact: OnnxArtefact, graph: OnnxGraph) -> None:
-    """Raises ModelFileError where the graph takes or gives anything else than its kind of cache asks for."""
+    """Raise ModelFileError unless inputs and outputs are exactly those of the graph's kind of cache."""
     if artefact.key_length != artefact.value_length:
         raise bad_file(artefact.graph_path, "keys and values of different lengths are not supported")
     inputs, outputs = _WANTED[artefact.cache](artefact)
@@ -51,7 +51,7 @@ def _shared(artefact: OnnxArtefact) -> tuple[Wanted, Wanted]:
 
 def _whole(artefact: OnnxArtefact) -> tuple[Wanted, Wanted]:
     if artefact.static_cache is not None:
-        raise bad_file(artefact.graph_path, f"a cache of the kind {WHOLE} has no fixed length")
+        raise bad_file(artefact.graph_path, f"a cache of the kind {WHOLE} must have no fixed length")
     cache = (FLOAT, (1, artefact.head_count_kv, None, artefact.key_length))
     inputs = {
         "input_ids": (INT64, (1, None)),
@@ -68,7 +68,7 @@ def _whole(artefact: OnnxArtefact) -> tuple[Wanted, Wanted]:
 def _rows(artefact: OnnxArtefact) -> tuple[Wanted, Wanted]:
     capacity, heads, length = artefact.static_cache, artefact.head_count_kv, artefact.key_length
     if capacity is None:
-        raise bad_file(artefact.graph_path, f"a cache of the kind {ROWS} has a fixed length, and none is stated")
+        raise bad_file(artefact.graph_path, f"a cache of the kind {ROWS} needs a fixed length, and none is stated")
     masks = ("mask",) if artefact.window is None else ("mask", "window_mask")
     inputs = {
         "input_ids": (INT64, (1, None)),
@@ -94,11 +94,13 @@ def _names(artefact: OnnxArtefact, prefix: str) -> list[str]:
 
 def _compare(path: Path, what: str, found: Mapping[str, ValueInfo], wanted: Wanted) -> None:
     for name in sorted(wanted.keys() ^ found.keys()):
-        raise bad_file(path, f"it has no {what} {name}" if name in wanted else f"it has an {what} {show(name)} too")
+        raise bad_file(
+            path, f"it has no {what} {name}" if name in wanted else f"it has the unexpected {what} {show(name)}"
+        )
     for name, (kind, shape) in wanted.items():
         value = found[name]
         if value.kind != kind or len(value.shape) != len(shape):
-            raise bad_file(path, f"its {what} {name} has another type or number of dimensions than it should")
+            raise bad_file(path, f"its {what} {name} has the wrong type or number of dimensions")
         for have, want in zip(value.shape, shape, strict=True):
             if have != want:
                 raise bad_file(path, f"its {what} {name} has the shape {show(str(value.shape))} instead of {shape}")

@@ -1,8 +1,7 @@
-"""Reads the structure of an ONNX graph as hostile input, before native code sees it.
+"""Parses the structure of an ONNX graph as hostile input, before native code sees the file.
 
-A walk over the protobuf encoding that knows the few messages an exported graph is made of and refuses every field
-it does not know: functions, subgraphs, sparse or segmented tensors and whatever a later format may add. Nothing is
-allocated because the file says so.
+The parser decodes the protobuf messages that exported graphs contain and refuses every other field: functions,
+subgraphs, sparse or segmented tensors and fields of later formats. No stated size is allocated unchecked.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from typing import TypeAlias, TypeVar
 from edgespec.errors import ModelFileError
 from edgespec.files.export_folder import bad_file, show
 
-# Element types of tensors, as onnx.proto numbers them, with their bytes.
+# Element types of tensors, in the numbering of onnx.proto, with their bytes.
 FLOAT, UINT8, INT8, INT32, INT64, FLOAT16, BFLOAT16 = 1, 2, 3, 6, 7, 10, 16
 _ELEMENT_BYTES = {FLOAT: 4, UINT8: 1, INT8: 1, INT32: 4, INT64: 8, FLOAT16: 2, BFLOAT16: 2}
 
-# Keeps a hostile file under a second. A model of 100 layers has some 90 000 fields.
+# Keeps parsing a hostile file under a second. A model of 100 layers has about 90 000 fields.
 _MOST_FIELDS = 200_000
 
 _MOST_VARINT_BYTES = 10
-_MOST_DIMENSIONS = 8  # keeps the product of all a small number
+_MOST_DIMENSIONS = 8  # keeps the product of all dimensions small
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_EXTERNAL = 1  # TensorProto.DataLocation
+_EXTERNAL = 1  # TensorProto.DataLocation.EXTERNAL
 
 _KNOWN: Mapping[str, frozenset[int]] = MappingProxyType(
     {
@@ -54,7 +53,7 @@ _T = TypeVar("_T", "Initializer", "ValueInfo")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator of the graph; an input that is left out is the empty string."""
+    """One operator of the graph; an omitted input is the empty string."""
 
     operator: str
     domain: str
@@ -64,10 +63,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """A constant: ``byte_count`` as type and shape say, and where it lies.
+    """A constant: its ``byte_count``, computed from type and shape, and its place.
 
-    ``location`` is the file's name as stated, unchecked, or None for a constant inside the graph, whose bytes are
-    then ``inline``.
+    ``location`` is the stated file name, unchecked, or None for a constant inside the graph, whose bytes are
+    ``inline``.
     """
 
     name: str
@@ -91,7 +90,7 @@ class ValueInfo:
 
 @dataclass(frozen=True, slots=True)
 class OnnxGraph:
-    """What a graph is made of. ``domains`` are those it imports operators from."""
+    """The structure of a graph. ``domains``: the operator domains that the graph imports."""
 
     domains: frozenset[str]
     nodes: tuple[Node, ...]
@@ -101,7 +100,7 @@ class OnnxGraph:
 
 
 def walk_model(path: Path, data: bytes) -> OnnxGraph:
-    """The graph in ``data``, the content of ``path``. Raises ModelFileError if it is not one, or not a plain one."""
+    """Parse the graph in ``data``, the content of ``path``. Raises ModelFileError for anything but a plain graph."""
     return _Walk(path, data).model()
 
 
@@ -169,7 +168,7 @@ class _Walk:
             elif number == 4:
                 operator = self._text(value)
             elif number == 5:
-                for _ in self._fields("attribute", self._span(value)):  # no graphs or tensors in there
+                for _ in self._fields("attribute", self._span(value)):  # _KNOWN refuses graphs and tensors in it
                     pass
             elif number == 7:
                 domain = self._text(value)
@@ -192,7 +191,7 @@ class _Walk:
             elif number == 13:
                 key, text = self._entry(self._span(value))
                 if key in entries or key not in ("location", "offset", "length"):
-                    raise self._bad(f"where {show(name)} lies is stated twice or in unknown words: {show(key)}")
+                    raise self._bad(f"the place of {show(name)} is stated twice or with an unknown key: {show(key)}")
                 entries[key] = text
             elif number == 14:
                 external = self._integer(value) == _EXTERNAL
@@ -204,11 +203,11 @@ class _Walk:
         byte_count = math.prod(shape) * size
         if not external:
             if entries or len(inline) != byte_count:
-                raise self._bad(f"{show(name)} holds {len(inline)} bytes where {show(byte_count)} belong")
+                raise self._bad(f"{show(name)} holds {len(inline)} bytes instead of {show(byte_count)}")
             return Initializer(name, kind, tuple(shape), byte_count, None, 0, 0, inline)
         numbers = {"offset": "0", **entries}
         if inline or not all(_NUMBER.fullmatch(numbers.get(key, "")) for key in ("offset", "length")):
-            raise self._bad(f"where {show(name)} lies is not stated as a place of a file")
+            raise self._bad(f"the place of {show(name)} is not an offset and a length in a file")
         location = entries.get("location", "")
         place = int(numbers["offset"]), int(numbers["length"])
         return Initializer(name, kind, tuple(shape), byte_count, location, *place, b"")
@@ -249,7 +248,7 @@ class _Walk:
     # ------------------------------------------------------------------------------------ the encoding
 
     def _fields(self, message: str, span: _Span) -> Iterator[_Field]:
-        """(number, value) of each field; the value is an integer, or for bytes where they start and stop."""
+        """(number, value) of each field; the value is an integer, or for bytes their (start, stop)."""
         known, data = _KNOWN[message], self._data
         position, end = span
         while position < end:
@@ -262,7 +261,7 @@ class _Walk:
                 tag, position = self._varint(start, end)
             number, wire = tag >> 3, tag & 7
             if number not in known:
-                raise self._bad(f"its {message} has a part that no exported graph has (field {number})", start)
+                raise self._bad(f"its {message} has a field that no exported graph has ({number})", start)
             if wire == 0:
                 value, position = self._varint(position, end)
                 yield number, value
@@ -272,10 +271,10 @@ class _Walk:
                 else:
                     length, position = self._varint(position, end)
                 if length > end - position:
-                    raise self._bad(f"truncated: {length} bytes are announced and {end - position} left", start)
+                    raise self._bad(f"truncated: {length} bytes are announced and {end - position} remain", start)
                 yield number, (position, position + length)
                 position += length
-            elif wire == 5 and end - position >= 4:  # a float, of which only attributes have any
+            elif wire == 5 and end - position >= 4:  # a float, which only attributes have
                 position += 4
             else:
                 raise self._bad("it is not an ONNX file, or damaged", start)
@@ -293,7 +292,7 @@ class _Walk:
         raise self._bad("it is not an ONNX file, or damaged", start)
 
     def _integers(self, value: int | _Span) -> Iterator[int]:
-        """A repeated integer, packed or not."""
+        """The values of a repeated integer field, packed or not."""
         if isinstance(value, int):
             yield value
             return
@@ -308,11 +307,11 @@ class _Walk:
     def _integer(self, value: int | _Span) -> int:
         if isinstance(value, int):
             return value
-        raise self._bad("it holds bytes where a number belongs", value[0])
+        raise self._bad("it holds bytes instead of a number", value[0])
 
     def _span(self, value: int | _Span) -> _Span:
         if isinstance(value, int):
-            raise self._bad("it holds a number where bytes belong")
+            raise self._bad("it holds a number instead of bytes")
         return value
 
     def _text(self, value: int | _Span) -> str:
