@@ -42,7 +42,7 @@ class StartingModel(Protocol):
 
 
 class LoadingHere:
-    """A model that ``load`` loads in this process. ``load`` receives an event and ends early once the event is set."""
+    """A model that ``load`` loads in this process. ``load`` receives an event and ends early once that is set."""
 
     def __init__(self, load: Callable[[threading.Event], Model]) -> None:
         self._load = load
@@ -282,7 +282,7 @@ class BackgroundModel:
             model.close()
 
     def wait_until_ended(self, timeout_s: float | None = None) -> bool:
-        """Wait until no load runs, cancelled ones included, ``timeout_s`` seconds at most. Returns whether none runs."""
+        """Wait ``timeout_s`` seconds at most for every load to end, cancelled ones too. Returns whether none runs."""
         thread = self._under_way.thread
         if thread is None or thread is threading.current_thread():
             return True

@@ -138,7 +138,7 @@ class NativeContext:
                 f"llama.cpp could not allocate a context of {context_length} tokens",
                 needed_bytes=None,
                 available_bytes=None,
-                hint="try a smaller --context; the native log (--debug) says why",
+                hint="try a smaller --context; llama.cpp's log (logger edgespec.native, --debug) says why",
             )
         self._memory = api.llama_get_memory(self._pointer)
         self._kernels = _our_kernels()

@@ -91,7 +91,9 @@ def _load_weights(
             raise CancelledError("loading was cancelled")
         where = "" if device is None else f" on {device.name}, which may be too small for this number of layers"
         raise ModelFileError(
-            paths[0], f"llama.cpp could not load it{where}", hint="the native log (--debug) says why"
+            paths[0],
+            f"llama.cpp could not load it{where}",
+            hint="llama.cpp's log (logger edgespec.native, --debug) says why",
         )
     return pointer
 
