@@ -180,7 +180,7 @@ def test_an_answer_does_not_wait_for_a_drafter_that_loads(load: Load, mode: str)
         done = say(session)
         assert done.token_ids == plain_text(engine, PROMPT, raw=True, max_tokens=TOKENS).token_ids
         assert done.stats.proposed == 0
-        assert done.speculation_off == "drafter is still loading in a process of its own"
+        assert done.speculation_off == "drafter is still loading in a separate process"
         assert "no guesses: drafter is still loading" in StatusLine().text(done)
 
 

@@ -96,7 +96,7 @@ def restarting(house: House) -> Iterator[Callable[[float], BackgroundModel]]:
     models: list[BackgroundModel] = []
 
     def make(restart_after_s: float = 0.0) -> BackgroundModel:
-        where = " in a process of its own"
+        where = " in a separate process"
         models.append(BackgroundModel(FACTS, house.start, restarts=1, restart_after_s=restart_after_s, where=where))
         models[-1].load()
         return models[-1]
@@ -126,7 +126,7 @@ def test_nobody_waits_while_it_loads(house: House, restarting: Make) -> None:
     assert isinstance(model, LoadsInBackground)
     assert model.facts is FACTS
     for _ in range(2):
-        assert model.waits_because == "fake is still loading in a process of its own"
+        assert model.waits_because == "fake is still loading in a separate process"
         with pytest.raises(WorkerLostError, match="still loading"):
             model.open(16)
         assert not model.wait(0.0)
