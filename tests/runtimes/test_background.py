@@ -156,7 +156,7 @@ def test_a_load_error_of_the_model_is_raised_unchanged(
         with pytest.raises(raised, match=str(error)):
             use()
     assert model.waits_because is None
-    assert len(house.starts) == (not at_once), "another start would fail alike"
+    assert len(house.starts) == (not at_once), "another start would fail the same way"
 
 
 def test_a_lost_model_is_restarted_only_after_the_back_off(house: House, restarting: Make) -> None:
@@ -350,7 +350,7 @@ def test_a_forked_process_loads_the_model_again(house: House, restarting: Make) 
     assert len(house.starts) == 1
 
 
-def test_default_restarts_and_delays_have_the_documented_values() -> None:
+def test_default_restart_delay_and_worker_settings_have_the_documented_values() -> None:
     assert inspect.signature(BackgroundModel).parameters["restart_after_s"].default == RESTART_AFTER_S == 5.0
     assert dataclasses.asdict(WorkerSettings()) == {
         "command": None,

@@ -142,7 +142,7 @@ def test_a_device_names_whose_memory_it_uses(name: str, kind: str, memory: str, 
     assert (device.memory, device.holds_models) == (memory, holds)
 
 
-def test_gpus_lists_the_devices_that_hold_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_lists_graphics_devices_with_integrated_ones_last(monkeypatch: pytest.MonkeyPatch) -> None:
     with_llama(
         monkeypatch, native("Vulkan0", "igpu"), native("cpu", "cpu"), native("CUDA0", "gpu"), native("BLAS", "accel")
     )
@@ -160,7 +160,7 @@ def test_devices_can_be_listed_without_asking_drivers_for_memory(monkeypatch: py
     runtime = LlamaRuntime()
     assert runtime.find_device("CPU", 1) == runtime.find_device("cpu", 1) == "cpu"
     assert not runtime.has_own_memory("cpu")
-    assert asked == [], "the processor is no device to ask for"
+    assert asked == [], "no driver is asked about the processor"
     assert runtime.find_device("vulkan0", 1) == "Vulkan0"
     assert runtime.has_own_memory("vulkan0")
     assert [device.total_bytes for device in runtime.list_devices()] == [None]

@@ -111,7 +111,7 @@ def test_both_head_lengths_must_fit_a_quantized_cache(tiny_gguf: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, -1])
-def test_a_context_length_that_does_not_fit_is_refused(model: LlamaModel, length: int) -> None:
+def test_an_invalid_context_length_is_refused(model: LlamaModel, length: int) -> None:
     with pytest.raises(InvalidRequestError):
         model.open(length)
 

@@ -47,7 +47,7 @@ def test_a_device_without_a_name_is_not_listed(name: bytes | None) -> None:
     assert names(Native(b"CPU", CPU), Native(name), Native(b"Vulkan1")) == ["cpu", "Vulkan1"]
 
 
-def test_control_characters_are_removed_from_device_names() -> None:
+def test_device_names_and_descriptions_are_made_safe_to_print() -> None:
     (device,) = list_devices(NativeLibrary(Native(b"Vul\x1b[31mkan\xff0", GPU, b"a\ncard" + b"x" * 10_000)))
     assert device.name == "Vul [31mkan�0"
     assert device.description.startswith("a cardxxx")

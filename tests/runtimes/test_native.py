@@ -313,7 +313,7 @@ def test_a_cache_is_freed_if_its_worker_thread_cannot_be_started(
     assert len(freed) == 1
 
 
-def test_a_closed_model_refuses_to_make_other_models(files: Files) -> None:
+def test_a_closed_native_model_refuses_open_with_settings_and_fork(files: Files) -> None:
     model = load_native(files("llama Q4_0"), NativeSettings(), name="given", sha256="ab")
     assert (model.facts.name, model.facts.sha256) == ("given", "ab")
     sequence = model.open(20)
@@ -339,10 +339,10 @@ def test_invalid_native_settings_are_refused(files: Files, settings: NativeSetti
 def test_a_context_that_exceeds_memory_is_refused(model: NativeModel) -> None:
     with pytest.raises(InvalidRequestError):
         model.open(0)
-    for absurd in (2**40, 2**61):
+    for length in (2**40, 2**61):
         with pytest.raises(MemoryLimitError) as caught:
-            model.open(absurd)
-        assert caught.value.needed_bytes == absurd * model.facts.kv_bytes_per_token
+            model.open(length)
+        assert caught.value.needed_bytes == length * model.facts.kv_bytes_per_token
 
 
 @pytest.mark.parametrize("short_head", [False, True])

@@ -153,7 +153,7 @@ def test_onnx_forwards_padded_to_two_are_bit_equal_at_every_width(
         assert sequence.length == prompt_tokens + 8
 
 
-def test_a_padded_forward_computes_at_least_two_rows_in_the_head(folders: Folders) -> None:
+def test_padded_forwards_are_bit_equal_for_any_number_of_scored_rows(folders: Folders) -> None:
     with load_folder(folders(), OnnxSettings(pad_to=2)) as model, model.open(400) as sequence:
         tokens = ids(270, model)
         all_rows = logits(sequence.forward(tokens, 14))

@@ -115,7 +115,7 @@ def test_a_fixed_shape_graph_gets_two_sessions_except_on_the_cpu() -> None:
         assert weights.session is weights.wide
 
 
-def test_other_providers_get_cpu_fallback_and_serial_runs() -> None:
+def test_providers_other_than_the_cpu_fall_back_to_it_and_run_serially() -> None:
     api = FakeApi()
     weights = loaded(api, GPU)
     assert api.providers == [("DmlExecutionProvider", {}), "CPUExecutionProvider"]

@@ -372,7 +372,7 @@ def test_the_past_mask_hides_positions_beyond_length_and_window() -> None:
     assert (past_mask(0, 1, 4, None) == HIDDEN).all()
 
 
-def test_the_new_mask_hides_later_tokens() -> None:
+def test_the_new_mask_hides_later_tokens_and_those_before_the_window() -> None:
     assert (new_mask(3, None) == 0).tolist() == np.tril(np.ones((3, 3), dtype=bool)).tolist()
     assert (new_mask(3, 2) == 0).tolist() == [[True, False, False], [True, True, False], [False, True, True]]
     assert new_mask(2, None).dtype == np.float32

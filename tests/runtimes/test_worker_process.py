@@ -249,9 +249,9 @@ def test_a_context_that_does_not_fit_leaves_the_worker_running() -> None:
             model.open(17)
         assert (caught.value.needed_bytes, caught.value.available_bytes) == (17, None)
         assert caught.value.hint == "try 16"
-        for absurd in (0, -1, 2**31):
+        for length in (0, -1, 2**31):
             with pytest.raises(InvalidRequestError):
-                model.open(absurd)
+                model.open(length)
         with model.open(16) as sequence:
             assert sequence.forward([1], 1).count == 1
 
