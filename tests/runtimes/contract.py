@@ -135,7 +135,7 @@ class SequenceContract(OneModel):
             sequence.rewind(0)
             assert np.array_equal(sequence.forward(spelled, 1).logits(0), expected)  # type: ignore[arg-type]
 
-    # ------------------------------------------------------------------------------- numbers of a forward
+    # -------------------------------------------------------------------------------- scores of a forward
 
     @pytest.mark.parametrize(
         "chunks",
@@ -350,7 +350,7 @@ class SequenceContract(OneModel):
             sequence.rewind(length)
         assert sequence.length == 5
 
-    # --------------------------------------------------------------------------------------------- refusals
+    # ------------------------------------------------------------------------------------- invalid requests
 
     def test_a_full_context_raises_and_leaves_the_sequence_usable(self, model: Model) -> None:
         tokens, more = ids(18, model), ids(2, model, 1)
@@ -444,7 +444,7 @@ class SequenceContract(OneModel):
         with pytest.raises(ClosedError):
             model.open(64)
 
-    # ---------------------------------------------------------------------------------------------- company
+    # ------------------------------------------------------------------------------------ several sequences
 
     @pytest.mark.slow
     def test_interleaved_sequences_score_as_if_each_ran_alone(self, model: Model) -> None:

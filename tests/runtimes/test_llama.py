@@ -291,7 +291,7 @@ def test_a_failed_forward_leaves_the_sequence_unchanged(
         assert np.array_equal(fresh.forward([9], 1).logits(0), after)
 
 
-@pytest.mark.parametrize("answer", [True, False], ids=["says yes and does nothing", "says no"])
+@pytest.mark.parametrize("answer", [True, False], ids=["reports success without rewinding", "reports failure"])
 def test_a_cache_that_fails_to_rewind_is_detected_and_never_used_again(
     sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch, answer: bool
 ) -> None:

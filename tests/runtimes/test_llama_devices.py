@@ -39,7 +39,7 @@ def test_a_build_without_a_registry_has_no_devices() -> None:
     assert list_devices(half) == ()
 
 
-# ----------------------------------------------------------------------------------------- backends that lie
+# --------------------------------------------------------------------------------- false answers of backends
 
 
 @pytest.mark.parametrize("name", [None, b"", b"  ", b"\n\x00"])

@@ -26,7 +26,7 @@ from tests.support.quiet_process import CANCELLED, LEFT_RUNNING
 REPOSITORY = Path(edgespec.__file__).parent.parent
 
 
-# ------------------------------------------------------------------------------------------------ silence
+# ---------------------------------------------------------------------------------------------- no output
 
 
 QUIET = """

@@ -102,7 +102,7 @@ def test_loading_on_the_cpu_asks_no_driver(monkeypatch: pytest.MonkeyPatch, tiny
         assert model.facts.device == "cpu"
 
 
-# -------------------------------------------------------------------------------------------------- a card
+# ----------------------------------------------------------------------------------------- a graphics card
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_negative_number_of_gpu_layers_is_refused(tiny_gguf: Path) -> None:
         load_model(tiny_gguf, LlamaSettings(gpu_layers=-1))
 
 
-# -------------------------------------------------------------------------------- one way to write a placement
+# --------------------------------------------------------------------------------------- equivalent placements
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class TestContract(SequenceContract, ThreadContract):
         )
 
 
-# ----------------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------------------ scores
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_tokens_trimmed_from_the_head_have_probability_zero(model: LlamaModel, h
         assert (own.odds, own.entropy) == (expected.odds, expected.entropy)
 
 
-# ------------------------------------------------------------------------------------------ keeping to the rules
+# ------------------------------------------------------------------------------------------- rewind, cancel, ids
 
 
 def test_a_rewound_draft_does_not_change_a_trimmed_models_scores(model: LlamaModel) -> None:

@@ -57,7 +57,7 @@ def test_random_forks_rewinds_trees_and_kept_paths_score_like_a_fresh_run(tmp_pa
                 check(tokens, rows.logits(0), step, action)
             elif action in ("tree", "grow") and len(tree) < 30:
                 if action == "tree" or not tree:
-                    sequence.rewind(len(tokens))  # drops the former one
+                    sequence.rewind(len(tokens))  # drops the previous tree
                     tree, parents = [], []
                 more = source.choices(vocabulary, k=source.randint(1, 10))
                 every = random_tree(source, len(tree) + len(more))

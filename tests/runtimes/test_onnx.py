@@ -324,7 +324,7 @@ def test_two_onnx_sequences_in_parallel_score_like_each_alone(model: OnnxModel) 
     assert equal(together[1], alone[1])
 
 
-def test_inputs_are_bound_again_for_a_provider_with_separate_memory(folders: Folders) -> None:
+def test_a_provider_with_separate_memory_runs_serially_and_scores_the_same(folders: Folders) -> None:
     with load_folder(folders()) as model, model.open(300) as sequence:
         weights = model._weights
         assert weights is not None
@@ -430,7 +430,7 @@ def test_two_loads_of_one_onnx_folder_are_bit_equal(folders: Folders) -> None:
     assert equal(*found)
 
 
-# ------------------------------------------------------------------------------------------- hostile files, silence
+# ----------------------------------------------------------------------------------------- hostile files, no output
 
 
 def copied(folder: Path, place: Path) -> Path:

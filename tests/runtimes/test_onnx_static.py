@@ -83,7 +83,7 @@ class TestContract(SequenceContract, ThreadContract):
     @pytest.fixture(
         scope="class",
         params=[("F32", OnnxSettings()), ("Q4_0", OnnxSettings(threads=2)), ("Q8_0", OnnxSettings(pad_to=2))],
-        ids=["F32", "Q4_0 on two threads", "Q8_0 asked to pad"],
+        ids=["F32", "Q4_0 on two threads", "Q8_0 with padding requested"],
     )
     @classmethod
     def runtime(cls, request: pytest.FixtureRequest, folders: Folders) -> Runtime:
@@ -106,7 +106,7 @@ class TestContract(SequenceContract, ThreadContract):
         assert grown < model.facts.kv_bytes_per_token * LONG + runtime.context_overhead_bytes
 
 
-# ------------------------------------------------------------------------------------------------------- the answers
+# ------------------------------------------------------------------------------------------------------------ scores
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -295,7 +295,7 @@ def test_two_fixed_shape_sequences_in_parallel_score_like_each_alone(model: Onnx
     assert equal(together[1], alone[1])
 
 
-# ------------------------------------------------------------------------------------------------ a cache that ends
+# ----------------------------------------------------------------------------------------------------- a full cache
 
 
 @pytest.mark.parametrize("pad_to", [1, 2])

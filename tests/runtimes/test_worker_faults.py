@@ -278,7 +278,7 @@ def test_an_interrupted_request_does_not_disturb_the_next_request() -> None:
         assert sequence.forward([1], 1).logits(0).shape == (50,)
 
 
-# ------------------------------------------------------------------------------------------- children that lie
+# --------------------------------------------------------------------------------- invalid answers of a worker
 
 GREETING = "import sys, os, time, struct; read = sys.stdin.buffer.read; out = sys.stdout.buffer\n"
 FRAME = """
@@ -323,7 +323,7 @@ def test_a_worker_that_sends_invalid_frames_is_lost(code: str, words: str) -> No
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
 
 
-# ---------------------------------------------------------------------------------------- parents that go away
+# ------------------------------------------------------------------------------------------- parents that exit
 
 PARENT = """
 import sys, time

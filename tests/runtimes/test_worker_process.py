@@ -87,7 +87,7 @@ class TestContractOfTheFake(SequenceContract):
         return Runtime(open_model=fake_model)
 
 
-# ---------------------------------------------------------------------------------- the same as in this process
+# -------------------------------------------------------------------------- the same results as in this process
 
 
 def test_a_worker_models_facts_equal_those_of_a_model_in_this_process(
