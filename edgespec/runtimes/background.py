@@ -196,7 +196,7 @@ class BackgroundModel:
         if self._lose(f"the worker process of {self._facts.name} is lost: {reason}"):
             self._begin(self._restart_after_s)
         else:
-            self._give_up(f"its worker process was lost twice, now since {reason}", hint=None)
+            self._give_up(f"its worker process was lost twice, the last time because {reason}", hint=None)
 
     def _lose(self, words: str) -> bool:
         """Record a loss. Returns whether a restart follows."""

@@ -226,7 +226,9 @@ def test_a_drafter_lost_twice_is_off_and_the_status_line_says_why(load: Load, mo
             lost.kill()
             while not is_missed(engine, lost):
                 assert say(session).token_ids == expected
-        lost_twice = "drafter is off: its worker process was lost twice, now since it was ended by SIGKILL"
+        lost_twice = (
+            "drafter is off: its worker process was lost twice, the last time because it was ended by SIGKILL"
+        )
         off = f"{lost_twice}; this session goes on without it"
         for own in (session, open_session(engine, mode)):
             for _ in range(3):  # until it has been asked once more

@@ -190,7 +190,7 @@ def test_after_a_second_loss_the_model_stays_off(house: House, restarting: Make)
     started(house, model).lost = KILLED
     assert model.waits_because is not None
     started(house, model, 1).lost = "it does not answer"
-    words = "fake is off: its worker process was lost twice, now since it does not answer"
+    words = "fake is off: its worker process was lost twice, the last time because it does not answer"
     for use in (lambda: model.open(16), lambda: model.wait(WAIT_S), lambda: model.open(16)):
         with pytest.raises(WorkerLostError) as caught:
             use()
@@ -205,7 +205,7 @@ def test_a_process_lost_while_loading_is_restarted_once(house: House, restarting
     second = started(house, model, 1)
     assert model.open(16) in second.sequences
     second.lost = "it does not answer"
-    with pytest.raises(WorkerLostError, match="lost twice, now since it does not answer"):
+    with pytest.raises(WorkerLostError, match="lost twice, the last time because it does not answer"):
         model.open(16)
 
 

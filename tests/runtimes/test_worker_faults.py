@@ -131,7 +131,7 @@ def test_a_native_aborts_last_stderr_line_is_in_the_hint() -> None:
         with pytest.raises(WorkerLostError, match="SIGABRT") as caught:
             sequence.forward([1], 1)
         assert "GGML_ASSERT(device lost) failed" in caught.value.stderr
-        assert caught.value.hint == "its last words: GGML_ASSERT(device lost) failed"
+        assert caught.value.hint == "its last output: GGML_ASSERT(device lost) failed"
         assert sequence.length == 0
         every_call_fails(model, sequence)
 
@@ -223,7 +223,7 @@ def test_a_lost_worker_process_is_replaced_once() -> None:
             with pytest.raises(WorkerLostError):
                 sequence.forward([1], 1)
         assert best[0] == best[1]
-        with pytest.raises(WorkerLostError, match="lost twice, now since it was ended by SIGKILL"):
+        with pytest.raises(WorkerLostError, match="lost twice, the last time because it was ended by SIGKILL"):
             model.open(16)
 
 

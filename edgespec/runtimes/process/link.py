@@ -184,7 +184,7 @@ class WorkerLink:
                     frame = frame[stdin.write(frame) :]
         except (OSError, ValueError):  # ValueError: closed on this side
             self._reader.join(_REAP_S)  # learns how the process ended
-            self.lose("it does not listen any more")
+            self.lose("it no longer reads requests")
             raise self.lost_error() from None
 
     def _watched(self, size: int) -> contextlib.AbstractContextManager[object]:
@@ -212,7 +212,7 @@ class WorkerLink:
         return WorkerLostError(
             f"the worker process of {self._name} is lost: {self._lost}",
             stderr=stderr,
-            hint=f"its last words: {words[-1][:_LAST_WORDS_CHARACTERS]}" if words else None,
+            hint=f"its last output: {words[-1][:_LAST_WORDS_CHARACTERS]}" if words else None,
         )
 
     # ------------------------------------------------------------------------------------------------- the end
@@ -269,7 +269,7 @@ class WorkerLink:
         except WorkerLostError as error:
             self.lose(error.message)
         code = self._reap()
-        self._stderr_reader.join(_GRACE_S)  # its last words
+        self._stderr_reader.join(_GRACE_S)  # for its last output
         self.lose(_ending(code))
         self._close_stdin()
         stream.close()
