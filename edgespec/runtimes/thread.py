@@ -19,7 +19,7 @@ T = TypeVar("T")
 # little as `ulimit -s` says. 8 MiB is Linux's usual size; untouched stack takes no memory.
 _STACK_BYTES = 8 * 2**20
 
-# A job learns of its event within this time: five times as long still feels immediate.
+# A job learns of its event within this time; a person notices a delay from five times as long on.
 _STOP_SEEN_S = 0.02
 
 # The stack's size is a process-wide setting, changed while a thread starts. One lock per process id: a forked process
