@@ -1,1 +1,1 @@
-"""Who computes: one folder per engine, one contract."""
+"""The engines that compute: one folder per runtime, one contract."""

@@ -1,4 +1,4 @@
-"""A model that is loaded beside whoever uses it, perhaps once more after it was lost; then it is off."""
+"""A model that loads in the background, and is loaded again after its worker process was lost."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edgespec.errors import (
 from edgespec.interfaces.model import Model, ModelFacts, Sequence
 from edgespec.runtimes.thread import start_thread
 
-# A device that was reset is back after one to a few seconds, and drivers themselves wait about two before they reset
-# one that hangs: a restart within that time would be lost the same way.
+# A device that was reset is usable after one to a few seconds, and a driver waits about two before it resets a hung
+# device: a restart within that time would fail the same way.
 RESTART_AFTER_S = 5.0
 
-# How long the end of the process waits for a load that was told to end. Ours end within the piece they are at, of
-# tens of milliseconds; a driver that takes longer does not keep anybody from leaving.
+# How long the end of the process waits for a cancelled load. Our loads end after the current piece, within tens of
+# milliseconds; a slower driver does not block the exit.
 EXIT_S = 2.0
 
 
@@ -34,15 +34,15 @@ class StartingModel(Protocol):
     def wait(self) -> Model:
         """The model, once it is loaded. Raises what loading raises, ClosedError or CancelledError after ``close``.
 
-        Where the model can be lost it has an attribute ``lost`` that says why, and that is None while it can be used.
+        A model that can be lost has an attribute ``lost``: the reason, or None while the model can be used.
         """
 
     def close(self) -> None:
-        """Give it up, from any thread, without waiting for its end."""
+        """Cancel the load from any thread, without waiting for its end."""
 
 
 class LoadingHere:
-    """A model that ``load`` loads in this process. It is given an event, and ends early once that is set."""
+    """A model that ``load`` loads in this process. ``load`` receives an event and ends early once that is set."""
 
     def __init__(self, load: Callable[[threading.Event], Model]) -> None:
         self._load = load
@@ -57,7 +57,7 @@ class LoadingHere:
 
 @dataclass(slots=True)
 class _UnderWay:
-    """The load under way, as the end of the process finds it."""
+    """The load in progress, as the interpreter exit hook finds it."""
 
     thread: threading.Thread | None = None
     starting: StartingModel | None = None
@@ -65,12 +65,10 @@ class _UnderWay:
 
 
 class BackgroundModel:
-    """Loads a model on a thread of its own, and loads it again up to ``restarts`` times after it was lost, a back-off
-    later.
+    """Loads a model on a separate thread. After a loss, loads it again after a back-off, up to ``restarts`` times.
 
-    Implements the contracts of Model and of LoadsInBackground. Nobody waits for a load that is given up: it ends by
-    itself, and what it loaded is closed. Sequences of a lost model stay lost: their owner opens others when it need
-    not wait any more.
+    Implements the contracts of Model and of LoadsInBackground. A cancelled load ends by itself, without a waiter, and
+    closes what it loaded. Sequences of a lost model stay lost: their owner opens new ones after the restart.
     """
 
     def __init__(
@@ -82,8 +80,8 @@ class BackgroundModel:
         restart_after_s: float = RESTART_AFTER_S,
         where: str = "",
     ) -> None:
-        """Nothing is loaded before ``load``. The model will have those ``facts``, and what ``start`` raises is raised
-        by ``open``. ``where`` ends the sentence that says that it is loading.
+        """Loading starts with ``load``. The model will have those ``facts``. What ``start`` raises is raised by
+        ``open``. ``where`` ends the message that the model is still loading.
         """
         self._facts = facts
         self._start = start
@@ -100,7 +98,8 @@ class BackgroundModel:
         self._waits_because: str | None = f"{facts.name} is not loaded"
         self._off: EdgespecError | None = None
         self._closed = False
-        # At interpreter exit. A thread that loads holds this model, so at garbage collection there is none.
+        # At interpreter exit. A loading thread holds this model, so garbage collection never meets a load in
+        # progress.
         self._finalizer = weakref.finalize(self, _end, self._under_way)
 
     @property
@@ -109,23 +108,23 @@ class BackgroundModel:
 
     @property
     def begun(self) -> bool:
-        """Whether it is loaded, or was or is being loaded."""
+        """Whether a load has begun, in progress or ended."""
         return self._begun
 
     @property
     def load_s(self) -> float | None:
-        """Seconds that the latest load took; None before the first ended."""
+        """Seconds that the latest load took; None before the first load ended."""
         return self._load_s
 
     @property
     def loading_for_s(self) -> float:
-        """Seconds since the load under way began; 0.0 while there is none."""
+        """Seconds since the load in progress began; 0.0 if there is none."""
         with self._changed:
             loading = self._begun and self._waits_because is not None
             return time.monotonic() - self._began_at if loading else 0.0
 
     def load(self) -> None:
-        """Begin to load, unless that has begun or this is closed. Returns at once."""
+        """Begin to load, unless a load has begun or this model is closed. Returns immediately."""
         with self._changed:
             if not self._begun and not self._closed:
                 self._begun, self._waits_because = True, self._loading_words
@@ -133,15 +132,15 @@ class BackgroundModel:
 
     @property
     def waits_because(self) -> str | None:
-        """Why no Sequence can be opened now, though one can later; None if one can, or if none ever can again."""
+        """Why no Sequence can be opened yet; None if one can be opened now, or never again."""
         with self._changed:
             self._notice()
             return self._waits_because
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Load, until there is nothing to wait for, for so many seconds at most; whether there is not.
+        """Load and wait, ``timeout_s`` seconds at most. Returns whether the load has ended.
 
-        Raises what loading raised, if the model is given up.
+        Raises what loading raised, if no further attempt follows.
         """
         self.load()
         with self._changed:
@@ -154,14 +153,14 @@ class BackgroundModel:
     def open(self, context_length: int) -> Sequence:
         """A fresh Sequence. Does not wait for the model.
 
-        Raises what starting and opening raise; WorkerLostError also while there is something to wait for, and for
-        good after a second loss.
+        Raises what starting and opening raise; WorkerLostError also while the model loads, and permanently after a
+        second loss.
         """
         with self._changed:
             self._notice()
             self._check()
             model = self._model
-        assert model is not None  # else there is something to wait for, or it is off
+        assert model is not None  # otherwise the model is loading, or off
         try:
             return model.open(context_length)
         except WorkerLostError:
@@ -174,14 +173,14 @@ class BackgroundModel:
         if self._closed:
             raise ClosedError(f"model {self._facts.name} is closed")
         if self._off is not None:
-            raise self._off.with_traceback(None)  # of those who were told before
+            raise self._off.with_traceback(None)  # without the frames of earlier callers
         if self._waits_because is not None:
             raise WorkerLostError(self._waits_because)
 
     def _notice(self) -> None:
-        """Look whether the model was lost meanwhile. The lock is held, as in ``_lose``.
+        """Detect that the model was lost. The caller holds the lock, as in ``_lose``.
 
-        A forked process has none of the threads of its parent's: what was loading there begins anew.
+        A forked process has no threads of its parent: a load in progress there begins from scratch here.
         """
         thread = self._under_way.thread
         if self._begun and self._waits_because is not None and thread is not None and not thread.is_alive():
@@ -191,15 +190,16 @@ class BackgroundModel:
         if model is None or reason is None or self._closed:
             return
         self._model = None
-        # Closed at the end only: sessions still hold its Sequences, which say better than closed ones what happened.
+        # Closed at the end only: open sessions hold its Sequences, which report the loss more precisely than closed
+        # ones.
         self._lost.append(model)
         if self._lose(f"the worker process of {self._facts.name} is lost: {reason}"):
             self._begin(self._restart_after_s)
         else:
-            self._give_up(f"its worker process was lost twice, now since {reason}", hint=None)
+            self._give_up(f"its worker process was lost twice, the last time because {reason}", hint=None)
 
     def _lose(self, words: str) -> bool:
-        """Whether there is another chance; then it is waited for."""
+        """Record a loss. Returns whether a restart follows."""
         if not self._restarts_left:
             return False
         self._restarts_left -= 1
@@ -209,10 +209,10 @@ class BackgroundModel:
     def _give_up(self, reason: str, *, hint: str | None) -> None:
         self._off = WorkerLostError(f"{self._facts.name} is off: {reason}", hint=hint)
 
-    # ------------------------------------------------------------------------------- on a thread of its own
+    # ------------------------------------------------------------------------------------ on the loading thread
 
     def _begin(self, after_s: float) -> None:
-        """The lock is held."""
+        """Start the loading thread. The caller holds the lock."""
         self._began_at = time.monotonic()
         thread = threading.Thread(target=self._bring_up, args=(after_s,), name="edgespec-load-model", daemon=True)
         try:
@@ -232,7 +232,7 @@ class BackgroundModel:
             after_s = self._restart_after_s
 
     def _try_once(self) -> bool:
-        """Load the model; whether that is to be tried again."""
+        """Load the model. Returns whether to try again."""
         self._began_at = time.monotonic()
         under_way = self._under_way
         try:
@@ -269,7 +269,7 @@ class BackgroundModel:
         return False
 
     def close(self) -> None:
-        """Close the model there is, or give up the load under way, for ever. Idempotent; waits for no load."""
+        """Close the model, or cancel its load, permanently. Idempotent; does not wait for a load."""
         with self._changed:
             self._closed = True
             self._waits_because = None
@@ -282,9 +282,7 @@ class BackgroundModel:
             model.close()
 
     def wait_until_ended(self, timeout_s: float | None = None) -> bool:
-        """Until no load is under way any more, also not one that was given up, for so many seconds at most; whether
-        none is.
-        """
+        """Wait ``timeout_s`` seconds at most for every load to end, cancelled ones too. Returns whether none runs."""
         thread = self._under_way.thread
         if thread is None or thread is threading.current_thread():
             return True
@@ -293,7 +291,7 @@ class BackgroundModel:
 
 
 def _end(under_way: _UnderWay) -> None:
-    """End a load before the interpreter goes: native code must not work on what is being taken down."""
+    """Cancel a load before the interpreter exits: native code must not use what the interpreter frees."""
     under_way.closed = True
     starting, thread = under_way.starting, under_way.thread
     if starting is not None:

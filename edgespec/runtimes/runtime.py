@@ -1,7 +1,7 @@
 """What a runtime implements: one engine that computes, and the models it has loaded.
 
-Adding a runtime is a folder with a value of this class in it, and a line in ``table.py``. Nobody else asks which
-runtime a model runs in; what differs between them is asked of the value.
+Adding a runtime takes a folder with a value of this class, and a line in ``table.py``. No other code asks which
+runtime runs a model; differences between runtimes are methods of the value.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _UNIFIED = ("Metal", "MTL")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Something a runtime can compute on. ``name`` is the runtime's own; bytes are None where it does not tell.
+    """A device that a runtime can compute on. ``name`` is the runtime's name for it; unknown bytes are None.
 
-    ``igpu`` is a GPU in the processor, ``accel`` a library beside it (a BLAS, say) that holds no models.
+    ``igpu`` is a GPU in the processor; ``accel`` a library that helps the CPU (a BLAS, say) and holds no models.
     """
 
     runtime: str
@@ -39,17 +39,17 @@ class Device:
 
     @property
     def memory(self) -> str:
-        """The device whose memory it uses: its own, or the machine's ("cpu")."""
+        """The device whose memory it uses: itself, or the machine ("cpu")."""
         apart = self.kind == "gpu" and not self.name.startswith(_UNIFIED)
         return self.name if apart else HOST
 
     @property
     def holds_models(self) -> bool:
-        """Whether a model can be put there by name."""
+        """Whether a model can be put on this device by name."""
         return self.kind in ("gpu", "igpu", "npu")
 
     def as_json(self) -> dict[str, Any]:
-        """Every field as it is, and whose ``memory`` it uses."""
+        """Every field, and ``memory``."""
         return {
             "runtime": self.runtime,
             "name": self.name,
@@ -62,7 +62,7 @@ class Device:
 
 
 class Settings(Protocol):
-    """How a runtime runs a model: a frozen dataclass of the runtime's own."""
+    """How a runtime runs a model: a frozen dataclass that each runtime defines."""
 
     # The name of the runtime that these settings are for.
     runtime: ClassVar[str]
@@ -75,27 +75,27 @@ class Settings(Protocol):
 
     @property
     def gpu_layers(self) -> int | None:
-        """Layers on the device; None for all of them."""
+        """Layers on the device; None for all layers."""
 
 
 class LoadedModel(Model, Protocol):
-    """Weights that a runtime has loaded, which can also say what they would be in other settings."""
+    """Weights that a runtime has loaded, and their facts in other settings."""
 
     @property
     def header(self) -> GgufHeader:
-        """The metadata and the tokenizer they came with."""
+        """The metadata and the tokenizer that came with the weights."""
 
     @property
     def settings(self) -> Settings: ...
 
-    # Each runtime has settings of its own, so what these two take is the runtime's affair.
+    # Settings differ between runtimes, so each runtime defines the arguments of these two methods.
     @property
     def facts_with(self) -> Callable[..., ModelFacts]:
         """The facts ``with_settings`` would have. Raises InvalidRequestError."""
 
     @property
     def with_settings(self) -> Callable[..., LoadedModel]:
-        """The same weights in another setting; to be closed like any other model.
+        """The same weights in another setting. The caller closes the result like any other model.
 
         Raises ClosedError, InvalidRequestError.
         """
@@ -107,7 +107,7 @@ class LoadedModel(Model, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftForm:
-    """What a drafter leaves out of its file to be faster: only its own proposals depend on it.
+    """What a drafter leaves out of its file to be faster: only the drafter's proposals depend on it.
 
     ``head_rows`` of the output head are read at first, None for all. ``requantized`` weights are kept in four bits.
     """
@@ -134,11 +134,11 @@ class Runtime(ABC):
     def settings(
         self, file: LocatedModel, *, threads: int, device: str, gpu_layers: int | None = None, sidecar: bool = True
     ) -> Settings:
-        """The fastest setting that is known for the file on a device. Raises InvalidRequestError."""
+        """The fastest known setting for the file on a device. Raises InvalidRequestError."""
 
     @abstractmethod
     def describe(self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED) -> ModelFacts:
-        """The facts the model would have if it were loaded. Raises what loading raises for wrong settings."""
+        """The facts the model would have once loaded. Raises what loading raises for wrong settings."""
 
     @abstractmethod
     def load(
@@ -151,28 +151,28 @@ class Runtime(ABC):
 
     @abstractmethod
     def cache_bits(self, settings: Any) -> float:
-        """Bits that one element of the cache takes."""
+        """Bits of one element of the cache."""
 
     def is_prepared(self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED) -> bool:
-        """Whether loading only has to map what an earlier load prepared. A look at a file, which may be wrong."""
+        """Whether loading only maps what an earlier load prepared. Checks only a header, so may be wrong."""
         return False
 
     def will_prepare(self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED) -> bool:
-        """Whether the next load lays out weights and keeps them, so that later loads only have to map them."""
+        """Whether the next load lays out weights and keeps them, so that later loads only map them."""
         return False
 
     def runs(self, file: LocatedModel) -> bool:
-        """Whether files of this format are for this runtime at all."""
+        """Whether this runtime runs files of this format."""
         return file.onnx is None
 
     def preference(self) -> int:
-        """Which runtime a file is begun with on a device that several can use: the lowest number comes first."""
+        """Which runtime is tried first for a file on a device that several runtimes can use: the lowest number."""
         return 1
 
     def find_device(self, wanted: str, needed_bytes: int) -> str:
-        """The device that ``wanted`` names, as this runtime writes it; "auto" is for it to choose.
+        """The device that ``wanted`` names, as this runtime writes it; "auto" lets the runtime choose.
 
-        A name that is not here is left as it is, for loading to refuse.
+        An unknown name is returned unchanged, and refused by loading.
         """
         return HOST if wanted.lower() in ("auto", HOST) else wanted
 
@@ -181,42 +181,42 @@ class Runtime(ABC):
         return ()
 
     def list_devices(self) -> Sequence[Device]:
-        """Every device there is. Loads native code. Raises RuntimeUnavailableError."""
+        """Every available device. Loads native code. Raises RuntimeUnavailableError."""
         return ()
 
     def has_own_memory(self, device: str) -> bool:
-        """Whether what the device holds lies outside the machine's own memory, as far as that is known."""
+        """Whether the device's memory is outside the machine's memory, as far as is known."""
         return False
 
     def stable_settings(self, preferred: Any) -> Sequence[Any]:
-        """Settings worth probing for widths with equal bits, the preferred (fastest) first."""
+        """Settings worth probing for bit-equal widths, the preferred (fastest) first."""
         return (preferred,)
 
     def other_caches(self, settings: Any) -> Sequence[Mapping[str, Any]]:
-        """Caches that plain decoding may be faster with, as arguments of ``LoadedModel.with_settings``."""
+        """Caches that may make plain decoding faster, as arguments of ``LoadedModel.with_settings``."""
         return ()
 
     def comparable_settings(self, settings: Any) -> Any:
-        """The settings in which two files of a model are compared: what rounds least, where there is a choice."""
+        """The settings for comparing two files of a model: those that round least, where there is a choice."""
         return settings
 
     def prompt_settings(self, settings: Any) -> Any:
-        """The settings in which a prompt is read fastest, whatever a step then takes."""
+        """The settings that prefill fastest, however long a decoding step takes."""
         return settings
 
     def moved(self, settings: Any, other: Any) -> Any:
-        """``settings``, on the device and with the layers of ``other``, which are of this runtime too."""
+        """``settings`` with the device and the layers of ``other``, which belongs to this runtime too."""
         return other
 
     def draft_form(self, file: LocatedModel, *, whole_head: bool, filed_weights: bool) -> DraftForm:
-        """What a drafter in this process had better leave out; nothing that ``whole_head`` or ``filed_weights`` keep.
+        """What a drafter in this process should leave out; nothing that ``whole_head`` or ``filed_weights`` keep.
 
         Raises RuntimeUnavailableError, ModelFileError.
         """
         return AS_FILED
 
     def read_settings(self, given: Mapping[str, Any]) -> Any:
-        """Settings from their fields, as a worker process is told them. Raises InvalidRequestError."""
+        """Settings from their fields, as a worker process receives them. Raises InvalidRequestError."""
         unknown = sorted(set(given) - {own.name for own in fields(self.settings_type)})
         if unknown:
             raise InvalidRequestError(f"this runtime has no setting {unknown[0]!r}")

@@ -1,7 +1,7 @@
 """What the Models and Sequences of all runtimes share.
 
-Requests are checked and cut into native calls, forwards can be cancelled and are taken back when they fail, Rows go
-stale, and caches and weights are freed in order.
+Requests are checked and divided into native calls, forwards can be cancelled and are rolled back when they fail, Rows
+become stale, and caches and weights are freed in order.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ S = TypeVar("S", bound="RuntimeSequence")
 W = TypeVar("W")
 
 # Prompt tokens per native call. Larger chunks gain under 3 % on CPUs (the weights are already read once per 256
-# tokens) and delay a cancel where native code does not look for one.
+# tokens) and delay a cancel in native code that does not check for it.
 PREFILL_CHUNK_TOKENS = 256
 
-# Rows one forward can score. Verification needs one more than are proposed; the scores of more rows would enlarge the
+# Rows one forward can score. Verification needs one more than the proposed tokens; more rows would enlarge the
 # buffers by vocabulary x 4 bytes each.
 MAX_SCORED_ROWS = 64
 
@@ -48,7 +48,7 @@ MAX_SCORED_ROWS = 64
 def checked_ids(
     tokens: abc.Sequence[int], rows: int, *, length: int, context_length: int, vocabulary_size: int
 ) -> IdArray:
-    """The tokens as int64 of shape (len(tokens),), if they may follow the ``length`` that are in the cache.
+    """The tokens as int64 of shape (len(tokens),), checked to fit after the ``length`` tokens in the cache.
 
     Raises InvalidRequestError (rows or ids out of range), ContextFullError.
     """
@@ -58,10 +58,10 @@ def checked_ids(
     if length + count > context_length:
         raise ContextFullError(
             f"{count} more tokens do not fit: {length} of {context_length} are used",
-            hint="a larger --context holds more",
+            hint="use a larger --context",
         )
     try:
-        ids = np.asarray(tokens, dtype=np.int64)  # wider than native ids, so that nothing wraps into the range
+        ids = np.asarray(tokens, dtype=np.int64)  # wider than native ids, so that no id wraps into the range
     except (OverflowError, TypeError, ValueError):
         ids = np.full(count, -1, dtype=np.int64)
     if count and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary_size):
@@ -70,7 +70,7 @@ def checked_ids(
 
 
 def chunk_sizes(count: int, rows: int) -> Iterator[int]:
-    """How many tokens each native call takes of ``count``, whose last ``rows`` are scored.
+    """The sizes of the native calls for ``count`` tokens whose last ``rows`` are scored.
 
     The scored rows share the last call, so no chunk ends inside them.
     """
@@ -84,7 +84,7 @@ def chunk_sizes(count: int, rows: int) -> Iterator[int]:
 
 
 class CancelFlag(Protocol):
-    """Ends the forward in flight, and refuses later ones until it is lowered. For any thread."""
+    """Ends the forward in flight, and refuses later forwards until it is lowered. For any thread."""
 
     @property
     def raised(self) -> bool: ...
@@ -95,47 +95,47 @@ class CancelFlag(Protocol):
 class RuntimeSequence(ABC):
     """One cache and the thread that computes with it. Implements the Sequence contract.
 
-    A runtime says how a chunk is decoded (``_decode``), what its scores are (``_rows``), and, where there is more to
-    it than a number, how the cache is cut (``_cut``). Its ``__init__`` ends with ``_free_at_end``, or sets a
-    ``_finalizer`` of its own.
+    A runtime implements how a chunk is decoded (``_decode``), what its scores are (``_rows``), and how the cache is
+    cut (``_cut``), if that takes more than a number. Its ``__init__`` ends with ``_free_at_end``, or sets a
+    ``_finalizer``.
     """
 
-    _CALLED: ClassVar[str] = ""  # by what a message calls it, if it cannot fork
+    _CALLED: ClassVar[str] = ""  # its name in the message that it cannot fork
     _finalizer: weakref.finalize[..., Any]
 
     def __init__(self, model: Model, stop: CancelFlag, context_length: int, *, thread: str) -> None:
-        self._model = model  # whoever keeps only the cache still has its facts and its weights
+        self._model = model  # keeps facts and weights alive as long as the cache
         self._stop = stop
         self._context_length = context_length
         self._vocabulary_size = model.facts.vocabulary_size
         self._length = 0
-        self._generation = 0  # grows with everything that overwrites rows
+        self._generation = 0  # grows with every overwrite of the rows
         self._broken = False
-        # Not self.cancel: the thread must not keep a forgotten Sequence alive.
+        # Not self.cancel: the thread must not keep an unreferenced Sequence alive.
         self._worker = WorkerThread(thread, functools.partial(stop.set, True))
 
     def _free_at_end(self, free: Callable[[], None], *kept: object) -> None:
-        """Have the cache freed on its thread, and let go of ``kept`` after that; none of them may hold this Sequence.
+        """Have the cache freed on its thread, then release ``kept``, which must not refer to this Sequence.
 
-        At ``close``, at garbage collection and at interpreter exit alike.
+        At ``close``, at garbage collection or at interpreter exit.
         """
         self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._stop, free, kept)
 
     @abstractmethod
     def _decode(self, ids: IdArray, position: int, rows: int) -> None:
-        """Feed at most PREFILL_CHUNK_TOKENS ids from ``position`` on, and score the last ``rows``. On the thread."""
+        """Feed at most PREFILL_CHUNK_TOKENS ids at ``position``, and score the last ``rows``. On the thread."""
 
     @abstractmethod
     def _rows(self, count: int) -> Rows:
         """The ``count`` rows that the last decode scored."""
 
     def _cut(self, length: int) -> None:
-        """Forget what lies beyond ``length``: here it is written over before it is read."""
+        """Forget everything beyond ``length``: by default it is overwritten before it is read."""
         self._overwrite()
         self._length = length
 
     def _take_back(self, length: int) -> None:
-        """Cut the cache to ``length``, where it ended before a forward that failed. On the thread."""
+        """Cut the cache to ``length``, its length before a forward that failed. On the thread."""
         self._cut(length)
 
     def _check_usable(self) -> None:
@@ -147,11 +147,11 @@ class RuntimeSequence(ABC):
             raise CancelledError("the forward was cancelled")
 
     def _overwrite(self) -> None:
-        """All Rows so far are stale."""
+        """Make all existing Rows stale."""
         self._generation += 1
 
     def _currency(self) -> Callable[[], bool]:
-        """What tells, later, whether Rows of now are still current."""
+        """A function that returns whether Rows created now are still valid."""
         generation = self._generation
         return lambda: self._generation == generation
 
@@ -214,7 +214,7 @@ class RuntimeSequence(ABC):
     def close(self) -> None:
         self._generation += 1
         self._finalizer()
-        self._worker.join()  # also for whoever comes second while the first is still at it
+        self._worker.join()  # also for a second caller while the first still closes
 
     def __enter__(self) -> Self:
         return self
@@ -233,20 +233,20 @@ def _shut_down(worker: WorkerThread, stop: CancelFlag, free: Callable[[], None],
 
 
 def check_context_length(context_length: int) -> None:
-    """Raises InvalidRequestError."""
+    """Raises InvalidRequestError for fewer than one token."""
     if context_length < 1:
         raise InvalidRequestError(f"a context of {context_length} tokens cannot hold anything")
 
 
 def with_changes(settings: T, **changes: object) -> T:
-    """A runtime's settings with those changes that are not None."""
+    """A runtime's settings with the changes that are not None."""
     made: Any = settings
     changed: T = replace(made, **{name: value for name, value in changes.items() if value is not None})
     return changed
 
 
 class RuntimeModel(Generic[W]):
-    """Loaded weights and the Sequences that use them. Implements the Model contract but for ``open``."""
+    """Loaded weights and the Sequences that use them. Implements the Model contract except ``open``."""
 
     def __init__(self, weights: W, facts: ModelFacts) -> None:
         self._facts = facts
@@ -259,26 +259,26 @@ class RuntimeModel(Generic[W]):
         return self._facts
 
     def _loaded(self) -> W:
-        """The weights, for whoever holds the lock. Raises ClosedError."""
+        """The weights. The caller holds the lock. Raises ClosedError."""
         if self._weights is None:
             raise ClosedError(f"model {self._facts.name} is closed")
         return self._weights
 
     def _open(self, make: Callable[[W], S]) -> S:
-        """The Sequence that ``make`` makes of the weights, to be closed with the model. Raises ClosedError."""
+        """Make a Sequence of the weights and register it, to be closed with the model. Raises ClosedError."""
         with self._lock:
             sequence = make(self._loaded())
             self._sequences.add(sequence)
             return sequence
 
     def close(self) -> None:
-        """Close every open Sequence, then let go of the weights. Idempotent."""
+        """Close every open Sequence, then release the weights. Idempotent."""
         with self._lock:
             weights, self._weights = self._weights, None
             sequences = list(self._sequences)
         for sequence in sequences:
             sequence.close()
-        del weights  # a forgotten Sequence still being finalized on another thread may hold them a moment longer
+        del weights  # a Sequence being finalized on another thread may hold them a moment longer
 
     def __enter__(self) -> Self:
         return self
@@ -295,7 +295,7 @@ class TrimmedRows(Rows):
     """
 
     def __init__(self, rows: Rows, ids: IdArray, vocabulary_size: int) -> None:
-        # Not a method of its own: rows that refer to themselves would outlive their last use.
+        # Not a method: rows that refer to themselves would outlive their last use.
         super().__init__(rows.count, functools.partial(_spread, rows, ids, vocabulary_size))
         self._kept = rows
         self._ids = ids
@@ -320,7 +320,7 @@ class TrimmedRows(Rows):
         return TrimmedRows(self._kept.first(kept), self._ids[:kept], size)
 
     def logits(self, index: int) -> LogitsArray:
-        return self._row(index)  # newly made, so the caller's to keep
+        return self._row(index)  # a new array, so the caller may keep it
 
 
 def _spread(rows: Rows, ids: IdArray, vocabulary_size: int, index: int) -> LogitsArray:

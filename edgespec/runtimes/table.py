@@ -1,4 +1,4 @@
-"""Every runtime there is, by its name, and the devices they can compute on here."""
+"""Every runtime by its name, and the devices that runtimes can compute on here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def runtime_of(settings: Settings) -> Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
-    """Devices of the runtimes that work, and for each other runtime the sentence that says why it does not."""
+    """The devices of the runtimes that work, and for each other runtime the reason why it does not work."""
 
     devices: tuple[Device, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class DeviceReport:
 def list_devices(known_broken: Mapping[str, str] = _NONE) -> DeviceReport:
     """Ask every runtime for its devices.
 
-    This loads native code, and a build for another processor can take the whole process along. Runtimes in
-    ``known_broken`` (with the reason) are left alone and reported as missing.
+    This loads native code, and a build for another processor can end the whole process. Runtimes in ``known_broken``
+    (with the reason) are not loaded, but reported as missing.
     """
     devices: list[Device] = []
     missing: dict[str, str] = {}

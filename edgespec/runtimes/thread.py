@@ -15,15 +15,15 @@ from edgespec.errors import ClosedError, MemoryLimitError
 S = TypeVar("S")
 T = TypeVar("T")
 
-# Kernels keep 110 KB on the stack of whoever calls them, beside Python's own frames. Threads have 128 KB on musl, or
-# as little as `ulimit -s` says. 8 MiB is what Linux usually gives; what is never touched takes no memory.
+# Kernels keep 110 KB on the stack of the calling thread, besides Python's frames. Threads have 128 KB on musl, or as
+# little as `ulimit -s` says. 8 MiB is Linux's usual size; untouched stack takes no memory.
 _STACK_BYTES = 8 * 2**20
 
-# A job sees within this time that its event was set: what a person takes for at once is five times as long.
+# A job learns of its event within this time; a person notices a delay from five times as long on.
 _STOP_SEEN_S = 0.02
 
-# The stack's size is a setting of the process, for the moment of a start. By process number: a forked process would
-# wait for ever for a lock that another thread held.
+# The stack's size is a process-wide setting, changed while a thread starts. One lock per process id: a forked process
+# would wait forever for a lock that another thread held.
 _STARTING: dict[int, threading.Lock] = {}
 
 _Job = tuple[Callable[[], Any], "Future[Any]"]
@@ -35,7 +35,7 @@ class WorkerThread:
     def __init__(self, name: str, on_interrupt: Callable[[], None]) -> None:
         """``on_interrupt`` is called when the waiting caller is interrupted (Ctrl-C), to end the running job.
 
-        Raises MemoryLimitError where no thread can be started.
+        Raises MemoryLimitError if no thread can be started.
         """
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._on_interrupt = on_interrupt
@@ -45,7 +45,7 @@ class WorkerThread:
         start_thread(self._thread)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Hand ``job`` over without waiting. Raises ClosedError after ``close``, and in a forked process."""
+        """Queue ``job`` without waiting. Raises ClosedError after ``close``, and in a forked process."""
         future: Future[T] = Future()
         self._hand_over(job, future)
         return future
@@ -54,7 +54,7 @@ class WorkerThread:
         with self._lock:
             if self._closed:
                 raise ClosedError("this sequence is closed")
-            if not self._thread.is_alive():  # in a forked child: nobody would ever take the job
+            if not self._thread.is_alive():  # in a forked child: no thread would ever run the job
                 raise ClosedError(
                     "this sequence belongs to the process that opened it", hint="load the model after forking"
                 )
@@ -63,14 +63,14 @@ class WorkerThread:
     def run(self, job: Callable[[], T], stop: threading.Event | None = None) -> T:
         """Run ``job`` on the thread and wait for its result; its exceptions are raised here.
 
-        If the wait itself is interrupted, or ``stop`` is set meanwhile, the job is told to end and waited for, so
-        that no native call outlives its caller. Raises ClosedError after ``close``, and in a forked process.
+        If the wait is interrupted, or ``stop`` is set, the job is asked to end and still waited for, so that no
+        native call outlives its caller. Raises ClosedError after ``close``, and in a forked process.
         """
         if threading.current_thread() is self._thread:
             return job()
         future: Future[T] = Future()
         try:
-            # In here: an interrupt may come between the job's start and the wait for it.
+            # Inside the try: an interrupt may come between the job's start and the wait for it.
             self._hand_over(job, future)
             if stop is not None:
                 self._watch(future, stop)
@@ -81,19 +81,19 @@ class WorkerThread:
                 future.exception()
             raise
         finally:
-            # A raised exception holds this frame, and the future holds the exception: without the cycle, whatever
-            # the job used goes when its last user lets go.
+            # A raised exception holds this frame, and the future holds the exception: without that cycle, the job's
+            # objects are freed with their last reference.
             del future
 
     def _watch(self, future: Future[T], stop: threading.Event) -> None:
-        """Wait for the job; tell it to end once ``stop`` is set."""
+        """Wait for the job; ask it to end once ``stop`` is set."""
         while not wait([future], _STOP_SEEN_S).done:
             if stop.is_set():
                 self._on_interrupt()
                 return
 
     def close(self) -> None:
-        """Finish the jobs already handed over, then end the thread. Idempotent; callable from the thread itself."""
+        """Finish the queued jobs, then end the thread. Idempotent; callable from the thread itself."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -107,11 +107,11 @@ class WorkerThread:
 
 
 def map_on_threads(function: Callable[[S], T], items: Iterable[S], threads: int, name: str) -> list[T]:
-    """``function`` of every item, in order, computed on so many threads, the caller's among them.
+    """``function`` of every item, in order, computed on ``threads`` threads, the caller's included.
 
-    The first exception is raised once every thread is through with its item; no other item is begun. Unlike those of
-    an executor, the threads do not keep the interpreter from exiting, which would wait for all of the items. Where no
-    more threads can be started, those there are compute everything.
+    After an exception no further item is begun, and the exception is raised once every thread has ended its item.
+    Unlike an executor's, these threads do not delay interpreter exit until all items are done. If no more threads can
+    be started, the existing threads compute everything.
     """
     waiting = iter(enumerate(items))
     results: dict[int, T] = {}
@@ -144,7 +144,7 @@ def map_on_threads(function: Callable[[S], T], items: Iterable[S], threads: int,
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread with room for native code on its stack. Raises MemoryLimitError where there are too many."""
+    """Start a thread with stack for native code. Raises MemoryLimitError if there are too many threads."""
     with _STARTING.setdefault(os.getpid(), threading.Lock()):
         before = threading.stack_size()
         threading.stack_size(max(before, _STACK_BYTES))
@@ -155,7 +155,7 @@ def start_thread(thread: threading.Thread) -> None:
                 f"no thread can be started: {error}",
                 needed_bytes=None,
                 available_bytes=None,
-                hint="close what else runs here, or raise the limit on threads (`ulimit -u`)",
+                hint="close other programs, or raise the limit on threads (`ulimit -u`)",
             ) from error
         finally:
             threading.stack_size(before)
@@ -165,7 +165,7 @@ def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
     while (item := jobs.get()) is not None:
         job, future = item
         result = None
-        if future.set_running_or_notify_cancel():  # false if whoever submitted it took it back
+        if future.set_running_or_notify_cancel():  # false if the caller cancelled it
             try:
                 result = job()
             except BaseException as error:

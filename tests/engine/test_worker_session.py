@@ -180,7 +180,7 @@ def test_an_answer_does_not_wait_for_a_loading_drafter_process(load: Load, mode:
         done = say(session)
         assert done.token_ids == plain_text(engine, PROMPT, raw=True, max_tokens=TOKENS).token_ids
         assert done.stats.proposed == 0
-        assert done.speculation_off == "drafter is still loading in a process of its own"
+        assert done.speculation_off == "drafter is still loading in a separate process"
         assert "no guesses: drafter is still loading" in StatusLine().text(done)
 
 
@@ -226,7 +226,9 @@ def test_a_drafter_process_lost_twice_is_off_and_the_answer_reports_the_reason(l
             lost.kill()
             while not is_missed(engine, lost):
                 assert say(session).token_ids == expected
-        lost_twice = "drafter is off: its worker process was lost twice, now since it was ended by SIGKILL"
+        lost_twice = (
+            "drafter is off: its worker process was lost twice, the last time because it was ended by SIGKILL"
+        )
         off = f"{lost_twice}; this session continues without it"
         for own in (session, open_session(engine, mode)):
             for _ in range(3):  # until the drafter has been used once more

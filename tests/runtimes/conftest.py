@@ -11,7 +11,7 @@ from tests.support.tiny_gguf import Quant, write_tiny_gguf
 
 @pytest.fixture(scope="session")
 def tiny_ggufs(tmp_path_factory: pytest.TempPathFactory) -> dict[Quant, Path]:
-    """One tiny model for each weight type; heads of 32, so that a quantized cache is possible."""
+    """One tiny model for each weight type; heads of 32, so that a quantised cache is possible."""
     folder = tmp_path_factory.mktemp("tiny-ggufs")
     kinds: tuple[Quant, ...] = ("F32", "Q8_0", "Q4_0")
     return {kind: write_tiny_gguf(folder / f"tiny-{kind}.gguf", quant=kind, width=128) for kind in kinds}

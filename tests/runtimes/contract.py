@@ -1,7 +1,7 @@
-"""What every runtime must do, as tests: subclass the suite with a ``runtime`` fixture.
+"""The contract of every runtime, as tests: subclass the suite with a ``runtime`` fixture.
 
-Numeric statements are about one runtime on one machine, so equality is to the bit unless a test says otherwise. What
-runtimes that compute on threads of their own must do besides is in ``thread_contract``.
+Numeric checks compare results of one runtime on one machine, so equality is to the bit unless a test says otherwise.
+``thread_contract`` has further tests for runtimes that compute on separate threads.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from edgespec.interfaces.rows import LogitsArray, Rows
 
 CONTEXT = 1100
 
-# Prefill is cut into chunks of at most this many tokens by every runtime so far; lengths on both sides of its
-# multiples are where bookkeeping goes wrong.
+# Every runtime divides a prefill into chunks of at most this many tokens; lengths next to its multiples are where
+# bookkeeping fails.
 CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """``open_model`` loads a model anew; ``prefill_tokens`` are a prompt of many chunks.
+    """``open_model`` loads the model again at each call; ``prefill_tokens`` are a prompt of many chunks.
 
-    ``context_overhead_bytes`` bounds what a Sequence of 32768 tokens takes beside its cache.
+    ``context_overhead_bytes`` bounds the memory of a Sequence of 32768 tokens besides its cache.
     """
 
     open_model: Callable[[], Model]
@@ -60,13 +60,13 @@ def equal(left: list[LogitsArray], right: list[LogitsArray]) -> bool:
     return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-# A tenth of the spread of the tiny models' scores. Kernels that round activations to 8 bits turn a difference in the
-# last bit into one step of that rounding, here and there: up to 0.2 was seen with ONNX Runtime, 0.03 on average.
+# A tenth of the spread of the tiny models' scores. Kernels that round activations to 8 bits may turn a difference in
+# the last bit into one rounding step: up to 0.2 was measured with ONNX Runtime, 0.03 on average.
 ROUNDING = 0.25
 
 
 def near(left: LogitsArray, right: LogitsArray) -> bool:
-    """The same scores up to rounding, and the same best token where the runner-up is not within rounding."""
+    """The same scores up to rounding, and the same best token unless the second best is within rounding."""
     first, second = np.sort(left)[[-1, -2]]
     agree = np.argmax(left) == np.argmax(right) or first - second < ROUNDING
     return bool(agree and np.abs(left - right).max() < ROUNDING)
@@ -103,11 +103,11 @@ class SequenceContract(OneModel):
 
     # ------------------------------------------------------------------------------------ bookkeeping
 
-    def test_a_fresh_sequence_is_empty_and_knows_its_room(self, sequence: Sequence) -> None:
+    def test_a_fresh_sequence_has_length_zero_and_the_requested_context_length(self, sequence: Sequence) -> None:
         assert (sequence.length, sequence.context_length) == (0, CONTEXT)
 
     @pytest.mark.slow
-    def test_length_follows_every_forward_and_rewind(self, model: Model, sequence: Sequence) -> None:
+    def test_a_sequences_length_follows_every_forward_and_rewind(self, model: Model, sequence: Sequence) -> None:
         expected = 0
         for step, count in enumerate((1, 5, CHUNK - 1, CHUNK, CHUNK + 1, 1)):
             sequence.forward(ids(count, model, step), min(1, step))
@@ -117,32 +117,34 @@ class SequenceContract(OneModel):
             sequence.rewind(length)
             assert sequence.length == length
 
-    def test_a_forward_of_nothing_changes_nothing(self, model: Model, sequence: Sequence) -> None:
+    def test_a_forward_of_no_tokens_changes_nothing(self, model: Model, sequence: Sequence) -> None:
         sequence.forward(ids(3, model), 0)
         assert sequence.forward([], 0).count == 0
         assert sequence.length == 3
 
-    def test_the_caller_keeps_his_list(self, model: Model, sequence: Sequence) -> None:
+    def test_a_forward_does_not_change_the_callers_token_list(self, model: Model, sequence: Sequence) -> None:
         tokens = ids(300, model)
         kept = list(tokens)
         sequence.forward(tokens, 1)
         assert tokens == kept
 
-    def test_any_sequence_of_integers_will_do(self, model: Model, sequence: Sequence) -> None:
+    def test_a_forward_accepts_any_sequence_of_integers(self, model: Model, sequence: Sequence) -> None:
         tokens = ids(9, model)
         expected = sequence.forward(tokens, 1).logits(0)
         for spelled in (tuple(tokens), np.array(tokens, dtype=np.int64), np.array(tokens, dtype=np.uint16)):
             sequence.rewind(0)
             assert np.array_equal(sequence.forward(spelled, 1).logits(0), expected)  # type: ignore[arg-type]
 
-    # ------------------------------------------------------------------------------- numbers of a forward
+    # -------------------------------------------------------------------------------- scores of a forward
 
     @pytest.mark.parametrize(
         "chunks",
         [[1] * 40, [13, 27], [39, 1]],
         ids=["one by one", "two", "all but one"],
     )
-    def test_chunking_does_not_change_the_answer(self, model: Model, sequence: Sequence, chunks: list[int]) -> None:
+    def test_a_prompt_in_chunks_gives_nearly_the_same_scores(
+        self, model: Model, sequence: Sequence, chunks: list[int]
+    ) -> None:
         tokens = ids(40, model)
         whole = last_row(sequence, tokens, [40])
         assert near(whole, last_row(sequence, tokens, chunks))
@@ -150,7 +152,7 @@ class SequenceContract(OneModel):
     @pytest.mark.slow
     @pytest.mark.parametrize("count", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3, 3 * CHUNK - 2])
     @pytest.mark.parametrize("rows", [1, 2, 7, 64])
-    def test_rows_at_the_borders_of_prefill_chunks(
+    def test_scored_rows_at_the_borders_of_prefill_chunks_are_correct(
         self, model: Model, sequence: Sequence, count: int, rows: int
     ) -> None:
         tokens = ids(count, model)
@@ -158,18 +160,18 @@ class SequenceContract(OneModel):
         assert (scored.count, sequence.length) == (rows, count)
         found = logits(scored)
         sequence.rewind(count - rows)
-        for index in range(rows):  # one token at a time there is no chunk to be wrong about
+        for index in range(rows):  # with single-token chunks there is no border
             assert near(sequence.forward([tokens[count - rows + index]], 1).logits(0), found[index]), index
 
-    def test_each_row_scores_its_own_position(self, model: Model, sequence: Sequence) -> None:
+    def test_each_row_of_a_forward_scores_its_position(self, model: Model, sequence: Sequence) -> None:
         tokens = ids(12, model)
         together = logits(sequence.forward(tokens, 12))
         for end in (1, 2, 7, 12):
             assert near(last_row(sequence, tokens[:end], [end]), together[end - 1]), end
-        assert not near(together[3], together[4])  # else the loop above shows nothing
+        assert not near(together[3], together[4])  # otherwise the loop above proves nothing
 
     @pytest.mark.parametrize("rows", [0, 1, 6])
-    def test_as_many_rows_as_asked_for(self, model: Model, sequence: Sequence, rows: int) -> None:
+    def test_a_forward_returns_as_many_rows_as_requested(self, model: Model, sequence: Sequence, rows: int) -> None:
         scored = sequence.forward(ids(6, model), rows)
         assert scored.count == rows
         assert scored.argmax().shape == (rows,)
@@ -177,7 +179,7 @@ class SequenceContract(OneModel):
         assert scored.top_k(3)[0].shape == (rows, 3)
 
     @pytest.mark.parametrize("rows", [-1, 7])
-    def test_no_more_rows_than_tokens(self, model: Model, sequence: Sequence, rows: int) -> None:
+    def test_a_forward_refuses_more_rows_than_tokens(self, model: Model, sequence: Sequence, rows: int) -> None:
         sequence.forward(ids(4, model), 0)
         with pytest.raises(InvalidRequestError):
             sequence.forward(ids(6, model), rows)
@@ -195,7 +197,7 @@ class SequenceContract(OneModel):
 
     # ----------------------------------------------------------------------------------------------- rows
 
-    def test_logits_are_finite_float32_of_the_vocabulary(self, model: Model, sequence: Sequence) -> None:
+    def test_logits_are_finite_float32_of_vocabulary_size(self, model: Model, sequence: Sequence) -> None:
         row = sequence.forward(ids(5, model), 1).logits(0)
         assert (row.dtype, row.shape) == (np.dtype(np.float32), (model.facts.vocabulary_size,))
         assert np.isfinite(row).all()
@@ -208,7 +210,7 @@ class SequenceContract(OneModel):
         assert equal(logits(rows), first)
 
     @pytest.mark.parametrize("what", ["forward", "rewind", "close"])
-    def test_rows_are_stale_after(self, model: Model, sequence: Sequence, what: str) -> None:
+    def test_rows_are_stale_after_the_sequence_changes(self, model: Model, sequence: Sequence, what: str) -> None:
         rows = sequence.forward(ids(5, model), 2)
         if what == "forward":
             sequence.forward(ids(1, model), 0)
@@ -227,7 +229,7 @@ class SequenceContract(OneModel):
             with pytest.raises(StaleRowsError):
                 use()
 
-    def test_a_copy_survives_forward_rewind_and_close(self, model: Model, sequence: Sequence) -> None:
+    def test_copied_rows_survive_forward_rewind_and_close(self, model: Model, sequence: Sequence) -> None:
         rows = sequence.forward(ids(5, model), 3)
         expected, best = logits(rows), rows.argmax()
         kept = rows.copy()
@@ -236,11 +238,11 @@ class SequenceContract(OneModel):
             assert equal(logits(kept), expected)
             assert np.array_equal(kept.argmax(), best)
 
-    def test_logits_are_the_callers_to_keep(self, model: Model, sequence: Sequence) -> None:
+    def test_the_caller_may_overwrite_the_logits_it_read(self, model: Model, sequence: Sequence) -> None:
         rows = sequence.forward(ids(5, model), 2)
         row = rows.logits(0)
         before = row.copy()
-        row[:] = 7  # his own copy: nobody else sees this
+        row[:] = 7  # the caller's copy
         assert np.array_equal(rows.logits(0), before)
         row = rows.logits(0)
         sequence.forward(ids(5, model, 1), 5)
@@ -255,7 +257,7 @@ class SequenceContract(OneModel):
             assert np.array_equal(found_ids[index], by_score_then_id)
             assert np.array_equal(found_scores[index], row[by_score_then_id])
 
-    def test_draws_are_those_of_the_logits(self, model: Model, sequence: Sequence) -> None:
+    def test_draws_from_rows_equal_draws_from_their_logits(self, model: Model, sequence: Sequence) -> None:
         tokens = ids(40, model)
         rows = sequence.forward(tokens, 20)
         before = logits(rows)
@@ -269,7 +271,7 @@ class SequenceContract(OneModel):
                 assert rows.draw(index, request) == draw_from(row, request)
         assert equal(logits(rows), before)
 
-    def test_the_first_scores_are_those_of_a_shorter_vocabulary(self, model: Model, sequence: Sequence) -> None:
+    def test_rows_cut_to_a_shorter_vocabulary_ignore_the_other_scores(self, model: Model, sequence: Sequence) -> None:
         rows = sequence.forward(ids(40, model), 20)
         scored = np.flatnonzero(np.isfinite(rows.logits(0)))
         size = int(scored[len(scored) // 2])
@@ -294,7 +296,7 @@ class SequenceContract(OneModel):
     # --------------------------------------------------------------------------------------------- rewind
 
     @pytest.mark.slow
-    def test_after_a_rewind_to_any_length_a_sequence_is_as_good_as_fresh(
+    def test_after_a_rewind_to_any_length_scores_equal_those_of_a_fresh_sequence(
         self, model: Model, sequence: Sequence
     ) -> None:
         tokens, other, more = ids(24, model), ids(24, model, 1), ids(3, model, 2)
@@ -311,13 +313,15 @@ class SequenceContract(OneModel):
 
     @pytest.mark.slow
     @pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, CHUNK + 1, 511, 512, 513, 700])
-    def test_a_rewind_across_chunks_is_as_good_as_fresh(self, model: Model, sequence: Sequence, length: int) -> None:
+    def test_after_a_rewind_across_chunks_scores_equal_those_of_a_fresh_sequence(
+        self, model: Model, sequence: Sequence, length: int
+    ) -> None:
         tokens, more = ids(700, model), ids(4, model, 2)
         sequence.forward(tokens, 0)
         sequence.rewind(length)
         rewound = logits(sequence.forward(more, 4))
         with closing(model.open(CONTEXT)) as fresh:
-            # The same chunks: what a forward leaves in the cache may depend on how many rows were computed at once.
+            # The same chunks: the cache after a forward may depend on how many rows were computed together.
             fresh.forward(tokens, 0)
             fresh.rewind(length)
             assert equal(rewound, logits(fresh.forward(more, 4)))
@@ -326,7 +330,7 @@ class SequenceContract(OneModel):
             for own, others in zip(logits(fresh.forward(more, 4)), rewound, strict=True):
                 assert near(own, others)
 
-    def test_a_rewound_draft_leaves_no_trace(self, model: Model, sequence: Sequence) -> None:
+    def test_a_rewound_draft_does_not_change_later_scores(self, model: Model, sequence: Sequence) -> None:
         prompt, text = ids(30, model), ids(20, model, 1)
         with closing(model.open(CONTEXT)) as plain:
             plain.forward(prompt, 0)
@@ -346,7 +350,7 @@ class SequenceContract(OneModel):
             sequence.rewind(length)
         assert sequence.length == 5
 
-    # --------------------------------------------------------------------------------------------- refusals
+    # ------------------------------------------------------------------------------------- invalid requests
 
     def test_a_full_context_raises_and_leaves_the_sequence_usable(self, model: Model) -> None:
         tokens, more = ids(18, model), ids(2, model, 1)
@@ -365,7 +369,7 @@ class SequenceContract(OneModel):
     @pytest.mark.slow
     @pytest.mark.parametrize("bad", [-1, "size", 2**31, 2**32, -(2**32), 2**63, 2**70], ids=str)
     @pytest.mark.parametrize("position", [0, 4])
-    def test_ids_outside_the_vocabulary_raise_and_leave_the_length(
+    def test_token_ids_outside_the_vocabulary_raise_and_keep_the_length(
         self, model: Model, sequence: Sequence, bad: int | str, position: int
     ) -> None:
         sequence.forward(ids(7, model), 0)
@@ -375,14 +379,14 @@ class SequenceContract(OneModel):
             sequence.forward(tokens, 1)
         assert sequence.length == 7
 
-    def test_wide_integers_do_not_wrap_into_the_vocabulary(self, model: Model, sequence: Sequence) -> None:
+    def test_64_bit_token_ids_do_not_wrap_into_the_vocabulary(self, model: Model, sequence: Sequence) -> None:
         with pytest.raises(InvalidRequestError):
             sequence.forward(np.array([1, 2**32 + 1], dtype=np.int64), 1)  # type: ignore[arg-type]
         assert sequence.length == 0
 
     # -------------------------------------------------------------------------------------- cancel and close
 
-    def test_cancel_stays_until_reset(self, model: Model, sequence: Sequence) -> None:
+    def test_a_cancel_refuses_forwards_until_it_is_reset(self, model: Model, sequence: Sequence) -> None:
         tokens = ids(6, model)
         sequence.forward(tokens[:4], 0)
         sequence.cancel()
@@ -404,7 +408,7 @@ class SequenceContract(OneModel):
         assert sequence.length == 2
         sequence.close()
 
-    def test_a_closed_sequence_refuses_everything(self, model: Model) -> None:
+    def test_a_closed_sequence_refuses_every_call(self, model: Model) -> None:
         sequence = model.open(CONTEXT)
         sequence.forward(ids(6, model), 0)
         sequence.close()
@@ -419,7 +423,7 @@ class SequenceContract(OneModel):
         sequence.cancel()
         sequence.reset_cancel()
 
-    def test_closing_one_sequence_leaves_the_others(self, model: Model, sequence: Sequence) -> None:
+    def test_closing_one_sequence_does_not_affect_another(self, model: Model, sequence: Sequence) -> None:
         expected = sequence.forward(ids(6, model), 1).logits(0)
         model.open(CONTEXT).close()
         sequence.rewind(0)
@@ -440,10 +444,10 @@ class SequenceContract(OneModel):
         with pytest.raises(ClosedError):
             model.open(64)
 
-    # ---------------------------------------------------------------------------------------------- company
+    # ------------------------------------------------------------------------------------ several sequences
 
     @pytest.mark.slow
-    def test_interleaved_sequences_equal_running_alone(self, model: Model) -> None:
+    def test_interleaved_sequences_score_as_if_each_ran_alone(self, model: Model) -> None:
         def steps(seed: int) -> list[list[int]]:
             return [ids(count, model, seed + step) for step, count in enumerate((9, 1, 4, 1, 300, 1, 2))]
 
@@ -461,7 +465,7 @@ class SequenceContract(OneModel):
                 assert equal(take(one, left), alone[0][step]), step
                 assert equal(take(two, right), alone[1][step]), step
 
-    def test_fork_copies_the_content_or_is_refused(self, model: Model, sequence: Sequence) -> None:
+    def test_a_fork_copies_the_cache_or_is_refused(self, model: Model, sequence: Sequence) -> None:
         sequence.forward(ids(8, model), 0)
         if not model.facts.can_fork:
             with pytest.raises(EdgespecError):
@@ -476,7 +480,7 @@ class SequenceContract(OneModel):
 
     # ------------------------------------------------------------------------------------------- run, submit
 
-    def test_run_gives_the_jobs_result_and_nests(self, model: Model, sequence: Sequence) -> None:
+    def test_run_returns_the_jobs_result_and_can_be_nested(self, model: Model, sequence: Sequence) -> None:
         def job() -> tuple[int, int]:
             first = int(sequence.forward(ids(5, model), 1).argmax_row(0))
             return first, sequence.run(lambda: int(sequence.forward([first], 1).argmax_row(0)))
@@ -487,7 +491,7 @@ class SequenceContract(OneModel):
         assert sequence.forward(ids(5, model), 1).argmax_row(0) == first
         assert sequence.forward([first], 1).argmax_row(0) == second
 
-    def test_submit_gives_a_future(self, model: Model, sequence: Sequence) -> None:
+    def test_submit_returns_a_future_of_the_jobs_result(self, model: Model, sequence: Sequence) -> None:
         future = sequence.submit(lambda: int(sequence.forward(ids(5, model), 1).argmax_row(0)))
         best = future.result(60)
         sequence.rewind(0)

@@ -1,4 +1,4 @@
-"""A model that is started beside its user, once more after a loss, and then given up. Without processes or clocks."""
+"""A model that loads in the background, is restarted after one loss, and then stays off. No processes or clocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Losable(FakeModel):
 
 
 class Start:
-    """One start: nobody is waited for until ``finish`` or ``close``."""
+    """One start, which ends with ``finish`` or ``close``."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -80,7 +80,7 @@ class House:
         return self.starts[-1]
 
     def nth(self, number: int) -> Start:
-        """That start, as soon as it has begun."""
+        """The start with that number, once it has begun."""
         with self.begun:
             assert self.begun.wait_for(lambda: len(self.starts) > number, WAIT_S)
         return self.starts[number]
@@ -96,7 +96,7 @@ def restarting(house: House) -> Iterator[Callable[[float], BackgroundModel]]:
     models: list[BackgroundModel] = []
 
     def make(restart_after_s: float = 0.0) -> BackgroundModel:
-        where = " in a process of its own"
+        where = " in a separate process"
         models.append(BackgroundModel(FACTS, house.start, restarts=1, restart_after_s=restart_after_s, where=where))
         models[-1].load()
         return models[-1]
@@ -120,13 +120,13 @@ def started(house: House, model: BackgroundModel, number: int = 0) -> Losable:
     return start.model
 
 
-def test_nobody_waits_while_it_loads(house: House, restarting: Make) -> None:
+def test_opening_a_sequence_does_not_wait_for_a_load(house: House, restarting: Make) -> None:
     model = restarting()
     assert isinstance(model, Model)
     assert isinstance(model, LoadsInBackground)
     assert model.facts is FACTS
     for _ in range(2):
-        assert model.waits_because == "fake is still loading in a process of its own"
+        assert model.waits_because == "fake is still loading in a separate process"
         with pytest.raises(WorkerLostError, match="still loading"):
             model.open(16)
         assert not model.wait(0.0)
@@ -145,7 +145,7 @@ def test_nobody_waits_while_it_loads(house: House, restarting: Make) -> None:
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_is_wrong_with_the_model_itself_is_told_as_it_is(
+def test_a_load_error_of_the_model_is_raised_unchanged(
     house: House, restarting: Make, error: Exception, raised: type[EdgespecError], at_once: bool
 ) -> None:
     house.refuses = error if at_once else None
@@ -156,10 +156,10 @@ def test_what_is_wrong_with_the_model_itself_is_told_as_it_is(
         with pytest.raises(raised, match=str(error)):
             use()
     assert model.waits_because is None
-    assert len(house.starts) == (not at_once), "another start would fail alike"
+    assert len(house.starts) == (not at_once), "another start would fail the same way"
 
 
-def test_a_lost_model_is_started_again_after_the_back_off_and_not_before(house: House, restarting: Make) -> None:
+def test_a_lost_model_is_restarted_only_after_the_back_off(house: House, restarting: Make) -> None:
     model = restarting(NEVER_S)
     started(house, model).lost = KILLED
     for _ in range(2):
@@ -173,7 +173,7 @@ def test_a_lost_model_is_started_again_after_the_back_off_and_not_before(house: 
     assert len(house.starts) == 1
 
 
-def test_the_second_model_takes_over(house: House, restarting: Make) -> None:
+def test_new_sequences_use_the_restarted_model(house: House, restarting: Make) -> None:
     model = restarting()
     first = started(house, model)
     held = model.open(16)
@@ -181,16 +181,16 @@ def test_the_second_model_takes_over(house: House, restarting: Make) -> None:
     assert model.waits_because is not None
     second = started(house, model, 1)
     assert model.open(16) in second.sequences
-    assert not first.closed, "its sequences say that they are lost, not that somebody closed them"
+    assert not first.closed, "its sequences must report the loss, not a close"
     assert held in first.sequences
 
 
-def test_a_second_loss_is_for_good(house: House, restarting: Make) -> None:
+def test_after_a_second_loss_the_model_stays_off(house: House, restarting: Make) -> None:
     model = restarting()
     started(house, model).lost = KILLED
     assert model.waits_because is not None
     started(house, model, 1).lost = "it does not answer"
-    words = "fake is off: its worker process was lost twice, now since it does not answer"
+    words = "fake is off: its worker process was lost twice, the last time because it does not answer"
     for use in (lambda: model.open(16), lambda: model.wait(WAIT_S), lambda: model.open(16)):
         with pytest.raises(WorkerLostError) as caught:
             use()
@@ -199,17 +199,17 @@ def test_a_second_loss_is_for_good(house: House, restarting: Make) -> None:
     assert len(house.starts) == 2
 
 
-def test_a_process_that_is_lost_while_it_loads_has_a_second_chance_too(house: House, restarting: Make) -> None:
+def test_a_process_lost_while_loading_is_restarted_once(house: House, restarting: Make) -> None:
     model = restarting()
     house.nth(0).finish(WorkerLostError("the worker process of fake is lost: it was ended by SIGKILL"))
     second = started(house, model, 1)
     assert model.open(16) in second.sequences
     second.lost = "it does not answer"
-    with pytest.raises(WorkerLostError, match="lost twice, now since it does not answer"):
+    with pytest.raises(WorkerLostError, match="lost twice, the last time because it does not answer"):
         model.open(16)
 
 
-def test_why_a_process_that_was_lost_loading_is_waited_for(house: House, restarting: Make) -> None:
+def test_waits_because_gives_the_reason_of_a_loss_while_loading(house: House, restarting: Make) -> None:
     model = restarting(NEVER_S)
     house.nth(0).finish(WorkerLostError("the worker process of fake is lost: it does not answer"))
     while "again" not in str(model.waits_because):
@@ -218,7 +218,9 @@ def test_why_a_process_that_was_lost_loading_is_waited_for(house: House, restart
 
 
 @pytest.mark.parametrize("error", [WorkerLostError("it hangs"), ModelFileError("a.gguf", "it hangs", hint="fetch")])
-def test_a_restart_that_fails_is_for_good_and_says_why(house: House, restarting: Make, error: EdgespecError) -> None:
+def test_a_failed_restart_turns_the_model_off_with_the_reason(
+    house: House, restarting: Make, error: EdgespecError
+) -> None:
     model = restarting()
     started(house, model).lost = KILLED
     assert model.waits_because is not None
@@ -233,7 +235,7 @@ def test_a_restart_that_fails_is_for_good_and_says_why(house: House, restarting:
 
 
 @pytest.mark.parametrize("losses", [0, 1])
-def test_a_loss_that_opening_finds_counts_at_once(
+def test_a_loss_detected_by_open_counts_immediately(
     house: House, restarting: Make, losses: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = restarting()
@@ -251,7 +253,7 @@ def test_a_loss_that_opening_finds_counts_at_once(
         model.open(16)
 
 
-def test_closing_closes_every_model_there_was(house: House, restarting: Make) -> None:
+def test_closing_closes_the_lost_and_the_restarted_model(house: House, restarting: Make) -> None:
     model = restarting()
     first = started(house, model)
     first.lost = KILLED
@@ -267,7 +269,7 @@ def test_closing_closes_every_model_there_was(house: House, restarting: Make) ->
     assert model.waits_because is None
 
 
-def test_closing_gives_up_a_start(house: House, restarting: Make) -> None:
+def test_closing_cancels_a_start_in_progress(house: House, restarting: Make) -> None:
     model = restarting()
     start = house.nth(0)
     waiting: list[BaseException] = []
@@ -301,7 +303,7 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-def test_without_a_thread_to_load_on_it_is_off(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_off_if_no_loading_thread_can_be_started(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     model = BackgroundModel(FACTS, house.start)
     with monkeypatch.context() as limited:
         refuse_threads(limited)
@@ -315,11 +317,11 @@ def test_without_a_thread_to_load_on_it_is_off(house: House, monkeypatch: pytest
     assert not house.starts
 
 
-def test_how_long_it_loads_counts_from_the_request(house: House) -> None:
-    """Before its thread began it was said to load since the machine was started."""
+def test_loading_time_is_counted_from_the_call_of_load(house: House) -> None:
+    """Before its thread begins, loading time must not count from the machine's start."""
     model = BackgroundModel(FACTS, house.start)
     assert model.loading_for_s == 0.0
-    with model._changed:  # keeps its thread from beginning
+    with model._changed:  # keeps the loading thread from beginning
         model.load()
         assert model.waits_because is not None
         assert 0.0 <= model.loading_for_s < WAIT_S
@@ -330,11 +332,11 @@ def test_how_long_it_loads_counts_from_the_request(house: House) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
-def test_a_forked_process_loads_for_itself(house: House, restarting: Make) -> None:
+def test_a_forked_process_loads_the_model_again(house: House, restarting: Make) -> None:
     model = restarting()
     house.nth(0)
     child = os.fork()
-    if child == 0:  # no thread but this one lives here
+    if child == 0:  # the child has only this thread
         try:
             signal.alarm(int(WAIT_S))
             assert model.waits_because is not None
@@ -348,7 +350,7 @@ def test_a_forked_process_loads_for_itself(house: House, restarting: Make) -> No
     assert len(house.starts) == 1
 
 
-def test_defaults() -> None:
+def test_default_restart_delay_and_worker_settings_have_the_documented_values() -> None:
     assert inspect.signature(BackgroundModel).parameters["restart_after_s"].default == RESTART_AFTER_S == 5.0
     assert dataclasses.asdict(WorkerSettings()) == {
         "command": None,

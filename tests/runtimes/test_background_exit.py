@@ -1,4 +1,4 @@
-"""The interpreter exits while a model loads: it neither waits for the load nor takes away what the load works on."""
+"""The interpreter exits while a model loads: it does not wait for the load, and frees nothing that the load uses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ print("leaving", flush=True)
 
 
 def leaves(script: str, *arguments: str) -> float:
-    """Seconds from the last line of a script to the end of its process, which says nothing more."""
+    """Run a script; returns the seconds from its last line to its process's end. The process prints nothing else."""
     root = Path(__file__).resolve().parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
@@ -88,18 +88,18 @@ def leaves(script: str, *arguments: str) -> float:
 
 
 @pytest.mark.parametrize("then", ["", "model.close()", "del model"])
-def test_a_load_that_can_be_told_to_end_is(then: str) -> None:
+def test_a_load_that_checks_its_stop_event_ends_before_interpreter_exit(then: str) -> None:
     assert leaves(BEGUN.format(load="assert stop.wait(60)", then=then)) < WAIT_S / 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["", "model.close()"])
-def test_one_that_cannot_is_not_waited_for(then: str) -> None:
+def test_interpreter_exit_does_not_wait_for_a_load_that_ignores_its_stop_event(then: str) -> None:
     assert leaves(BEGUN.format(load="time.sleep(600)", then=then)) < EXIT_S + WAIT_S / 4
 
 
-def test_native_code_is_not_at_work_on_what_is_taken_down(tmp_path: Path) -> None:
-    """Every strip takes 0.2 s, so all of them a minute."""
+def test_a_native_load_stops_before_the_interpreter_frees_its_memory(tmp_path: Path) -> None:
+    """Every strip takes 0.2 s, so the whole load a minute."""
     require_native()
     path = write_tiny_gguf(tmp_path / "model.gguf", quant="Q4_0", width=256, layers=30)
     assert leaves(NATIVE, str(path)) < WAIT_S / 4

@@ -1,4 +1,4 @@
-"""The runtimes there are, each held to the contract."""
+"""Every runtime, held to the contract."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class TestLlama(SequenceContract, ThreadContract):
             ("Q4_0", LlamaSettings()),
             ("Q4_0", LlamaSettings(kv_type="f16", flash_attention=False, repack=False)),
         ],
-        ids=["F32", "Q8_0", "Q4_0", "Q4_0 otherwise set"],
+        ids=["F32", "Q8_0", "Q4_0", "Q4_0 with other settings"],
     )
     @classmethod
     def runtime(cls, request: pytest.FixtureRequest, tiny_ggufs: dict[Quant, Path]) -> Runtime:
         quant: Any
         quant, settings = request.param
-        # Compute buffers: attention and scores of one chunk of a tiny model. Less than a second copy of its cache.
+        # Compute buffers for one chunk of a tiny model (attention and scores): less than a second copy of its cache.
         return Runtime(
             open_model=lambda: load_model(tiny_ggufs[quant], settings),
             prefill_tokens=4000,

@@ -1,4 +1,4 @@
-"""Devices: what each runtime's own list becomes, and what is said of a runtime that is not there."""
+"""Devices: how each runtime's list is translated, and what is reported for a missing runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def native(name: str, kind: str, free: int | None = 1, total: int | None = 2) ->
 
 @pytest.fixture(autouse=True)
 def no_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither runtime is here, whatever is installed."""
+    """Make both runtimes unavailable, whatever is installed."""
 
     def missing() -> None:
         raise RuntimeUnavailableError("llama-cpp-python is not installed (no such module)", hint="install it")
@@ -46,7 +46,7 @@ def with_onnx(monkeypatch: pytest.MonkeyPatch, *providers: onnx_providers.Provid
     monkeypatch.setattr(onnx_providers, "list_devices", lambda: providers)
 
 
-def test_without_runtimes_there_are_reasons() -> None:
+def test_missing_runtimes_are_reported_with_reasons() -> None:
     report = list_devices()
     assert report.devices == ()
     assert report.missing == {
@@ -59,7 +59,7 @@ def test_without_runtimes_there_are_reasons() -> None:
     ("theirs", "ours"),
     [("cpu", "cpu"), ("gpu", "gpu"), ("igpu", "igpu"), ("accel", "accel"), ("something new", "other")],
 )
-def test_kinds_of_llama(monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str) -> None:
+def test_device_kinds_of_llama_cpp_are_translated(monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str) -> None:
     with_llama(monkeypatch, native("X0", theirs))
     report = list_devices()
     assert report.devices == (
@@ -79,7 +79,7 @@ def test_kinds_of_llama(monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str)
         (None, None, (None, None)),
     ],
 )
-def test_a_backend_that_does_not_tell_its_memory(
+def test_a_backend_without_memory_figures_gives_none(
     monkeypatch: pytest.MonkeyPatch, free: int | None, total: int | None, expected: tuple[int | None, int | None]
 ) -> None:
     with_llama(monkeypatch, native("Vulkan0", "gpu", free, total))
@@ -87,14 +87,14 @@ def test_a_backend_that_does_not_tell_its_memory(
     assert (device.free_bytes, device.total_bytes) == expected
 
 
-def test_providers_of_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_providers_become_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     with_onnx(monkeypatch, provider("cpu"), provider("OpenVINO-NPU", "npu"))
     cpu, npu = list_devices().devices
     assert npu == Device(runtime="onnx", name="OpenVINO-NPU", kind="npu", description="the OpenVINO-NPU")
     assert (cpu.name, cpu.kind) == ("cpu", "cpu")
 
 
-def test_what_is_known_to_be_broken_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_known_to_be_broken_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def fatal() -> None:
         raise AssertionError("this would have killed the process")
 
@@ -106,7 +106,7 @@ def test_what_is_known_to_be_broken_is_left_alone(monkeypatch: pytest.MonkeyPatc
     assert list_devices({"llama": "a", "onnx": "b"}) == DeviceReport(devices=(), missing={"llama": "a", "onnx": "b"})
 
 
-def test_devices_by_runtime_and_in_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_can_be_selected_by_runtime_and_written_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     with_llama(monkeypatch, native("cpu", "cpu"), native("Vulkan0", "gpu", 3, 4))
     with_onnx(monkeypatch, provider("cpu"))
     report = list_devices()
@@ -137,12 +137,12 @@ def test_devices_by_runtime_and_in_a_report(monkeypatch: pytest.MonkeyPatch) -> 
         ("OpenVINO", "other", "cpu", False),
     ],
 )
-def test_whose_memory_a_device_uses(name: str, kind: str, memory: str, holds: bool) -> None:
+def test_a_device_names_whose_memory_it_uses(name: str, kind: str, memory: str, holds: bool) -> None:
     device = Device(runtime="llama", name=name, kind=kind, description="")  # type: ignore[arg-type]
     assert (device.memory, device.holds_models) == (memory, holds)
 
 
-def test_the_gpus_that_hold_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_lists_graphics_devices_with_integrated_ones_last(monkeypatch: pytest.MonkeyPatch) -> None:
     with_llama(
         monkeypatch, native("Vulkan0", "igpu"), native("cpu", "cpu"), native("CUDA0", "gpu"), native("BLAS", "accel")
     )
@@ -160,19 +160,19 @@ def test_devices_can_be_listed_without_asking_drivers_for_memory(monkeypatch: py
     runtime = LlamaRuntime()
     assert runtime.find_device("CPU", 1) == runtime.find_device("cpu", 1) == "cpu"
     assert not runtime.has_own_memory("cpu")
-    assert asked == [], "the processor is no device to ask for"
+    assert asked == [], "no driver is asked about the processor"
     assert runtime.find_device("vulkan0", 1) == "Vulkan0"
     assert runtime.has_own_memory("vulkan0")
     assert [device.total_bytes for device in runtime.list_devices()] == [None]
     assert asked == [False, False, True]
 
 
-def test_a_device_without_memory_and_a_report_without_reasons() -> None:
+def test_a_device_without_memory_and_an_empty_report_have_defaults() -> None:
     device = Device(runtime="onnx", name="cpu", kind="cpu", description="")
     assert (device.free_bytes, device.total_bytes) == (None, None)
     assert DeviceReport(devices=(device,)).missing == {}
 
 
-def test_llama_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installed_llama_cpp_lists_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert any(device.name == "cpu" and device.kind == "cpu" for device in list_devices().of("llama"))

@@ -1,4 +1,4 @@
-"""What is particular to llama.cpp: settings, hostile files, return codes, reductions."""
+"""llama.cpp only: settings, hostile files, return codes, reductions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_unknown_device_names_the_known_ones(tiny_gguf: Path) -> None:
 
 
 @pytest.mark.parametrize("kv_type", sorted(KV_TYPES))
-def test_every_cache_type_works_and_is_said(tiny_gguf: Path, kv_type: str) -> None:
+def test_every_cache_type_works_and_is_in_the_facts(tiny_gguf: Path, kv_type: str) -> None:
     with load_model(tiny_gguf, LlamaSettings(kv_type=kv_type)) as model:
         assert model.facts.kv_type == kv_type
         elements = 2 * 2 * 32 * 2  # layers, heads, head length, keys and values
@@ -111,18 +111,18 @@ def test_both_head_lengths_must_fit_a_quantized_cache(tiny_gguf: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, -1])
-def test_a_context_needs_room(model: LlamaModel, length: int) -> None:
+def test_an_invalid_context_length_is_refused(model: LlamaModel, length: int) -> None:
     with pytest.raises(InvalidRequestError):
         model.open(length)
 
 
-def test_a_context_is_as_long_as_asked_not_as_llama_rounds_it(model: LlamaModel) -> None:
+def test_a_context_has_the_requested_length_not_llama_cpps_rounded_one(model: LlamaModel) -> None:
     with model.open(1) as sequence:
         assert sequence.context_length == 1
         assert sequence.forward([4], 1).count == 1
 
 
-def test_at_most_so_many_rows(sequence: LlamaSequence) -> None:
+def test_a_forward_refuses_more_rows_than_the_maximum(sequence: LlamaSequence) -> None:
     assert sequence.forward([3] * 70, MAX_SCORED_ROWS).count == MAX_SCORED_ROWS
     with pytest.raises(InvalidRequestError, match=str(MAX_SCORED_ROWS)):
         sequence.forward([3] * 70, MAX_SCORED_ROWS + 1)
@@ -131,7 +131,7 @@ def test_at_most_so_many_rows(sequence: LlamaSequence) -> None:
 # --------------------------------------------------------------------------------------------------- facts
 
 
-def test_facts(tiny_gguf: Path) -> None:
+def test_model_facts_come_from_the_file_and_the_settings(tiny_gguf: Path) -> None:
     header = read_header(tiny_gguf)
     with load_model(tiny_gguf, LlamaSettings(threads=2, repack=False), sha256="ab") as model:
         facts = model.facts
@@ -151,7 +151,7 @@ def test_a_model_can_be_given_another_name(tiny_gguf: Path) -> None:
         assert model.facts.name == "other"
 
 
-def test_a_file_name_may_hold_anything(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_a_model_loads_from_a_file_with_unusual_characters_in_its_name(tiny_gguf: Path, tmp_path: Path) -> None:
     names = ["模型 🙂.gguf", "a b'\"$.gguf"]
     if sys.platform.startswith("linux"):
         names.append(b"\xff\xfe.gguf".decode("utf-8", "surrogateescape"))
@@ -206,7 +206,7 @@ def write_recurrent(path: Path) -> Path:
     return path
 
 
-def test_a_recurrent_model_says_that_it_cannot_rewind(tmp_path: Path) -> None:
+def test_the_facts_of_a_recurrent_model_say_that_it_cannot_rewind(tmp_path: Path) -> None:
     with load_model(write_recurrent(tmp_path / "mamba.gguf"), LlamaSettings(kv_type="f16")) as model:
         assert model.facts.architecture == "mamba"
         assert not model.facts.can_rewind
@@ -247,13 +247,13 @@ def test_a_corrupt_file_never_reaches_native_code(
 
 
 @pytest.mark.usefixtures("no_native_load")
-def test_a_missing_file_and_a_folder_are_sentences(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_raise_a_readable_error(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.gguf", tmp_path):
         with pytest.raises(ModelFileError):
             load_model(path, LlamaSettings())
 
 
-def test_a_sound_header_over_a_model_llama_refuses(tmp_path: Path, tiny_gguf: Path) -> None:
+def test_a_valid_header_before_a_model_llama_cpp_refuses_raises_an_error(tmp_path: Path, tiny_gguf: Path) -> None:
     data = tiny_gguf.read_bytes()
     assert data.count(b"blk.1.ffn_up.weight") == 1
     path = tmp_path / "incomplete.gguf"
@@ -268,7 +268,7 @@ def test_a_sound_header_over_a_model_llama_refuses(tmp_path: Path, tiny_gguf: Pa
 
 
 @pytest.mark.parametrize("code", [-1, -2, -3, 3])
-def test_a_failed_forward_leaves_the_sequence_as_it_was(
+def test_a_failed_forward_leaves_the_sequence_unchanged(
     model: LlamaModel, sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     api = load().api
@@ -291,8 +291,8 @@ def test_a_failed_forward_leaves_the_sequence_as_it_was(
         assert np.array_equal(fresh.forward([9], 1).logits(0), after)
 
 
-@pytest.mark.parametrize("answer", [True, False], ids=["says yes and does nothing", "says no"])
-def test_a_cache_that_does_not_rewind_is_noticed_and_never_used_again(
+@pytest.mark.parametrize("answer", [True, False], ids=["reports success without rewinding", "reports failure"])
+def test_a_cache_that_fails_to_rewind_is_detected_and_never_used_again(
     sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch, answer: bool
 ) -> None:
     sequence.forward([5] * 10, 0)
@@ -343,7 +343,7 @@ def reduce_by(sequence: LlamaSequence, native: bool) -> None:
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["numpy", "native"])
-def test_argmax_by_either_way(sequence: LlamaSequence, native: bool) -> None:
+def test_argmax_by_numpy_and_by_our_kernels_gives_the_same_ids(sequence: LlamaSequence, native: bool) -> None:
     rows = sequence.forward(list(range(3, 23)), 20)
     expected = [int(np.argmax(rows.logits(index))) for index in range(20)]
     reduce_by(sequence, native)
@@ -362,7 +362,9 @@ def test_argmax_by_either_way(sequence: LlamaSequence, native: bool) -> None:
 
 @pytest.mark.parametrize("native", [False, True], ids=["numpy", "native"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_row_of_garbage_is_never_sampled(sequence: LlamaSequence, native: bool, value: float) -> None:
+def test_a_row_with_a_score_that_is_not_finite_is_never_sampled(
+    sequence: LlamaSequence, native: bool, value: float
+) -> None:
     rows = sequence.forward([5, 6], 2)
     reduce_by(sequence, native)
     poke(sequence, rows, 0, value)
@@ -374,8 +376,8 @@ def test_a_row_of_garbage_is_never_sampled(sequence: LlamaSequence, native: bool
 
 @pytest.mark.parametrize("native", [False, True], ids=["numpy", "native"])
 @pytest.mark.parametrize("at", [0, 5, -1])
-def test_one_nan_among_sound_scores_is_found_either_way(sequence: LlamaSequence, native: bool, at: int) -> None:
-    """Else plain decoding and drafting may end in an error the one and in a text the other."""
+def test_a_single_nan_is_found_by_numpy_and_by_our_kernels(sequence: LlamaSequence, native: bool, at: int) -> None:
+    """Otherwise plain decoding might end in an error and drafting in a text, or the reverse."""
     rows = sequence.forward([5, 6], 2)
     reduce_by(sequence, native)
     row = rows.logits(0)
@@ -404,4 +406,4 @@ def test_a_model_cannot_be_used_after_close(tiny_gguf: Path) -> None:
         pass
     with pytest.raises(ClosedError, match="tiny-Q8_0"):
         model.open(64)
-    assert model.facts.vocabulary_size > 0  # what is known stays known
+    assert model.facts.vocabulary_size > 0  # facts stay available

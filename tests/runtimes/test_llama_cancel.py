@@ -22,12 +22,12 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 @pytest.fixture(scope="module")
 def wide_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One prefill chunk computes for a tenth of a second."""
+    """A model whose prefill chunk takes a tenth of a second."""
     return write_tiny_gguf(tmp_path_factory.mktemp("wide") / "wide.gguf", layers=12, width=256)
 
 
 def share_computed_without_the_interpreter_lock(path: Path) -> float:
-    """The part of a forward that is computed while this thread keeps the lock."""
+    """The share of a forward that is computed while this thread keeps the lock."""
 
     def others_s() -> float:
         return time.process_time() - time.thread_time()
@@ -45,7 +45,7 @@ def share_computed_without_the_interpreter_lock(path: Path) -> float:
         while others_s() < before + 0.005:
             time.sleep(0)  # not yet in native code
         try:
-            sys.setswitchinterval(60)  # nobody gets the lock by asking
+            sys.setswitchinterval(60)  # no thread gets the lock by requesting it
             started, before = time.perf_counter(), others_s()
             while time.perf_counter() < started + 0.3:
                 pass
@@ -59,9 +59,9 @@ def share_computed_without_the_interpreter_lock(path: Path) -> float:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
 def test_the_abort_callback_needs_no_interpreter_lock(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a busy machine the forward may be over before the lock is taken, or get no core meanwhile.
+    # On a busy machine the forward may end before the lock is taken, or get no core until then.
     assert any(share_computed_without_the_interpreter_lock(wide_gguf) > 0.3 for _ in range(8))
-    # And this is what it looks like where each node of the graph waits for the lock.
+    # For comparison: a callback that waits for the lock at each node of the graph.
     monkeypatch.setattr(
         llama_context, "_native_abort_callback", lambda api: api.ggml_abort_callback(lambda _data: False)
     )
@@ -69,7 +69,7 @@ def test_the_abort_callback_needs_no_interpreter_lock(wide_gguf: Path, monkeypat
 
 
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
-def test_forwards_are_not_slowed_by_their_callbacks(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_abort_callback_does_not_slow_forwards_down(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward_s() -> float:
         with load_model(wide_gguf, LlamaSettings()) as model, model.open(256) as sequence:
             times = []
@@ -107,7 +107,7 @@ def test_without_a_native_callback_a_cancel_waits_for_the_chunk_only(
 
 @pytest.fixture(params=["our library's", "the C library's"])
 def native_callback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each of the callbacks that llama.cpp is given, as the one it is given."""
+    """Each of the two native callbacks, installed as llama.cpp's."""
     if request.param == "our library's":
         require_native()
     else:
@@ -118,7 +118,7 @@ def native_callback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     return callback
 
 
-def test_the_abort_callback_reads_the_flag_as_a_truth_value(native_callback: Any) -> None:
+def test_the_abort_callback_returns_the_flag_as_a_bool(native_callback: Any) -> None:
     flag = llama_context.AbortFlag()
     address = ctypes.cast(flag.native, ctypes.c_void_p)
     assert not native_callback(address)
@@ -130,7 +130,7 @@ def test_the_abort_callback_reads_the_flag_as_a_truth_value(native_callback: Any
 
 def test_a_cancel_ends_the_chunk_in_flight(native_callback: Any, wide_gguf: Path) -> None:
     with load_model(wide_gguf, LlamaSettings()) as model, model.open(256) as sequence:
-        # As if raised by another thread after Python last looked: only the callback can see it.
+        # As if another thread raised the flag after Python's last check: only the callback can see it.
         sequence._check_cancelled = lambda: None  # type: ignore[method-assign]
         sequence.cancel()
         with pytest.raises(CancelledError):
@@ -140,7 +140,7 @@ def test_a_cancel_ends_the_chunk_in_flight(native_callback: Any, wide_gguf: Path
         assert sequence.forward([5] * 4, 1).count == 1
 
 
-def test_our_library_is_asked_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_abort_callback_is_our_librarys_if_it_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
     api, own = load().api, require_native().api.es_abort
     chosen = llama_context._native_abort_callback(api)
     assert ctypes.cast(chosen, ctypes.c_void_p).value == ctypes.cast(own, ctypes.c_void_p).value

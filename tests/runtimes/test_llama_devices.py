@@ -1,4 +1,4 @@
-"""llama.cpp's device list, true and false, and what it takes to put a model on one of its devices only."""
+"""llama.cpp's device list, with correct and false backends, and placing a model on exactly one device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def names(*devices: Native) -> list[str]:
     return [device.name for device in list_devices(NativeLibrary(*devices))]
 
 
-def test_what_a_backend_says_is_passed_on() -> None:
+def test_a_devices_fields_come_from_its_backend() -> None:
     cpu, card = list_devices(NativeLibrary(Native(b"CPU", CPU, b"a processor", 5, 9), Native()))
     assert cpu == Device(name="cpu", description="a processor", kind="cpu", free_bytes=5, total_bytes=9, handle=100)
     assert card == Device(name="Vulkan0", description="a card", kind="gpu", free_bytes=3, total_bytes=8, handle=101)
@@ -27,7 +27,7 @@ def test_what_a_backend_says_is_passed_on() -> None:
     ("kind", "word", "holds"),
     [(CPU, "cpu", False), (GPU, "gpu", True), (IGPU, "igpu", True), (ACCEL, "accel", False), (7, "other", False)],
 )
-def test_kinds(kind: int, word: str, holds: bool) -> None:
+def test_backend_device_types_map_to_kinds(kind: int, word: str, holds: bool) -> None:
     (device,) = list_devices(NativeLibrary(Native(kind=kind)))
     assert (device.kind, device.holds_models) == (word, holds)
 
@@ -39,15 +39,15 @@ def test_a_build_without_a_registry_has_no_devices() -> None:
     assert list_devices(half) == ()
 
 
-# ----------------------------------------------------------------------------------------- backends that lie
+# --------------------------------------------------------------------------------- false answers of backends
 
 
 @pytest.mark.parametrize("name", [None, b"", b"  ", b"\n\x00"])
-def test_what_has_no_name_is_left_out(name: bytes | None) -> None:
+def test_a_device_without_a_name_is_not_listed(name: bytes | None) -> None:
     assert names(Native(b"CPU", CPU), Native(name), Native(b"Vulkan1")) == ["cpu", "Vulkan1"]
 
 
-def test_names_and_descriptions_fit_a_terminal() -> None:
+def test_device_names_and_descriptions_are_made_safe_to_print() -> None:
     (device,) = list_devices(NativeLibrary(Native(b"Vul\x1b[31mkan\xff0", GPU, b"a\ncard" + b"x" * 10_000)))
     assert device.name == "Vul [31mkan�0"
     assert device.description.startswith("a cardxxx")
@@ -56,7 +56,7 @@ def test_names_and_descriptions_fit_a_terminal() -> None:
     assert nameless.description == ""
 
 
-def test_a_name_means_one_device() -> None:
+def test_repeated_device_names_are_numbered() -> None:
     assert names(Native(), Native(), Native(b"VULKAN0")) == ["Vulkan0", "Vulkan0:1", "VULKAN0:2"]
 
 
@@ -71,25 +71,27 @@ def test_only_the_processor_is_called_cpu() -> None:
         (5, 0, (None, None)),
         (0, 8, (0, 8)),
         (8, 8, (8, 8)),
-        (9, 8, (None, 8)),  # a subtraction that went below zero
+        (9, 8, (None, 8)),  # a subtraction that underflowed
         (2**64 - 4096, 8, (None, 8)),
         (3, 2**64 - 1, (None, None)),
         (3, 2**50, (3, 2**50)),
         (3, 2**50 + 1, (None, None)),
     ],
 )
-def test_memory_that_cannot_be_is_not_known(free: int, total: int, expected: tuple[int | None, int | None]) -> None:
+def test_impossible_memory_figures_become_none(
+    free: int, total: int, expected: tuple[int | None, int | None]
+) -> None:
     (device,) = list_devices(NativeLibrary(Native(free=free, total=total)))
     assert (device.free_bytes, device.total_bytes) == expected
 
 
-def test_counts_and_handles_that_lie() -> None:
+def test_implausible_device_counts_and_null_handles_are_ignored() -> None:
     assert len(list_devices(NativeLibrary(Native(), count=2**40))) == 1
     assert list_devices(NativeLibrary(Native(), null_handles=True)) == ()
     assert list_devices(NativeLibrary(Native(), count=0)) == ()
 
 
-def test_drivers_are_asked_for_memory_only_where_it_is_wanted() -> None:
+def test_drivers_are_asked_for_memory_only_if_the_caller_needs_it() -> None:
     library = NativeLibrary(Native(b"CPU", CPU), Native())
     assert all(device.total_bytes is None for device in list_devices(library, with_memory=False))
     assert library.memory_questions == 0
@@ -100,7 +102,7 @@ def test_drivers_are_asked_for_memory_only_where_it_is_wanted() -> None:
 # ---------------------------------------------------------------------------------------- one device only
 
 
-def test_a_device_by_its_name() -> None:
+def test_find_device_ignores_case_and_returns_none_for_the_cpu() -> None:
     devices = (gpu("cpu", kind="cpu"), gpu("Vulkan0"), gpu("Vulkan1", kind="igpu"))
     assert find_device(devices, "vulkan0") is devices[1]
     assert find_device(devices, "Vulkan1") is devices[2]
@@ -112,7 +114,7 @@ def test_a_device_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("name", "says"), [("CUDA7", "no device 'CUDA7'"), ("blas", r"'BLAS' \(accel\) cannot hold a model")]
 )
-def test_a_device_that_is_none_names_those_that_are(name: str, says: str) -> None:
+def test_an_unusable_device_name_raises_with_the_usable_names(name: str, says: str) -> None:
     devices = (gpu("cpu", kind="cpu"), gpu("Vulkan0"), gpu("BLAS", kind="accel"))
     with pytest.raises(RuntimeUnavailableError, match=says) as raised:
         find_device(devices, name)
@@ -128,7 +130,7 @@ def handles(params: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(("layers", "passed"), [(None, EVERYTHING), (7, 7), (0, 0)])
-def test_a_model_goes_on_the_device_it_is_given_and_no_other(layers: int | None, passed: int) -> None:
+def test_a_model_is_placed_on_the_named_device_only(layers: int | None, passed: int) -> None:
     params, device = SimpleNamespace(devices=None, n_gpu_layers=None), gpu()
     kept = place(params, device, layers)
     assert handles(params) == [device.handle]
@@ -138,7 +140,7 @@ def test_a_model_goes_on_the_device_it_is_given_and_no_other(layers: int | None,
 
 @pytest.mark.parametrize("layers", [None, 7])
 def test_a_model_for_the_cpu_is_given_an_empty_list(layers: int | None) -> None:
-    """No list at all would mean every GPU of the build."""
+    """Without a list llama.cpp would use every GPU of the build."""
     params = SimpleNamespace(devices=None, n_gpu_layers=None)
     kept = place(params, None, layers)
     assert params.devices.value

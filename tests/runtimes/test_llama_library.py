@@ -1,4 +1,4 @@
-"""Loading the native library: what is said when it is missing, broken or old, and what is known when it is there."""
+"""Loading the native library: messages if it is missing, broken or old, and its identity if it loads."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ for _ in range(2):  # a failure is not remembered as a success
 
 
 def python(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a fresh interpreter that looks into ``folders`` first."""
+    """Run ``code`` in a fresh interpreter that searches ``folders`` first."""
     paths = [str(folder) for folder in (*folders, REPOSITORY)]
     code = f"import sys; sys.path[:0] = {paths!r}\n{code}"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
 def stub(folder: Path, package: str, low_level: str = "") -> Path:
-    """A folder with a ``llama_cpp`` of our own."""
+    """A folder with a stub ``llama_cpp``."""
     (folder / "llama_cpp").mkdir()
     (folder / "llama_cpp" / "__init__.py").write_text(package, encoding="utf-8")
     (folder / "llama_cpp" / "llama_cpp.py").write_text(low_level, encoding="utf-8")
@@ -58,7 +58,7 @@ def stub(folder: Path, package: str, low_level: str = "") -> Path:
         ("", "llama_cpp"),
     ],
 )
-def test_a_library_that_cannot_be_used_is_explained(tmp_path: Path, package: str, says: str) -> None:
+def test_an_unusable_llama_cpp_package_raises_the_reason_and_a_hint(tmp_path: Path, package: str, says: str) -> None:
     done = python(REPORT, stub(tmp_path, package))
     assert (done.returncode, done.stderr) == (0, "")
     first, second = done.stdout.splitlines()[:2], done.stdout.splitlines()[2:]
@@ -68,7 +68,7 @@ def test_a_library_that_cannot_be_used_is_explained(tmp_path: Path, package: str
     assert "pip install 'edgespec[llama]'" in hint
 
 
-def test_a_build_that_lacks_a_newer_function_is_named_too_old(tmp_path: Path) -> None:
+def test_a_build_without_a_newer_function_is_reported_as_too_old(tmp_path: Path) -> None:
     names = [name for name in llama_library._NEEDED if name != "llama_memory_seq_rm"]
     low_level = "\n".join(f"{name} = None" for name in names)
     done = python(REPORT, stub(tmp_path, 'from . import llama_cpp\n__version__ = "0.3.9"', low_level))
@@ -76,8 +76,8 @@ def test_a_build_that_lacks_a_newer_function_is_named_too_old(tmp_path: Path) ->
     assert MINIMUM_VERSION in done.stdout.splitlines()[0]
 
 
-def test_everything_that_is_called_is_checked_for() -> None:
-    """Else an old build fails in the middle of an answer instead of at the door."""
+def test_loading_checks_for_every_native_function_that_is_called() -> None:
+    """Otherwise an old build would fail in the middle of an answer."""
     package = Path(edgespec.__file__).parent
     called = set()
     for path in [*(package / "runtimes" / "llama").glob("*.py"), package / "text" / "tokenizer.py"]:
@@ -131,7 +131,7 @@ def test_the_build_identity_follows_the_native_code(tmp_path: Path) -> None:
     assert llama_library._build_identity(Api, "1.0") != before
 
 
-def test_first_calls_at_once_load_once() -> None:
+def test_parallel_first_calls_load_the_library_once() -> None:
     code = """
 import threading
 import edgespec.runtimes.llama.library as library
@@ -158,7 +158,7 @@ print(count[0], len(found), len(set(map(id, found))))
 
 
 class LogApi:
-    """The two names the bridge needs; ``say`` is native code logging."""
+    """The two functions the bridge needs; ``say`` plays native code that logs."""
 
     def __init__(self) -> None:
         self.say = None
@@ -195,7 +195,7 @@ def test_native_lines_keep_their_level(api: LogApi, caplog: pytest.LogCaptureFix
     ]
 
 
-def test_fragments_become_one_line(api: LogApi, caplog: pytest.LogCaptureFixture) -> None:
+def test_fragments_of_native_log_lines_are_joined(api: LogApi, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="edgespec.native")
     api.say(3, b"loading ", None)
     api.say(5, b"100 % of \xff", None)

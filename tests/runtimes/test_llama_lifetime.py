@@ -1,4 +1,4 @@
-"""llama.cpp's silence, and that its memory is freed in order."""
+"""llama.cpp prints nothing, and its memory is freed in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.quiet_process import CANCELLED, LEFT_RUNNING
 REPOSITORY = Path(edgespec.__file__).parent.parent
 
 
-# ------------------------------------------------------------------------------------------------ silence
+# ---------------------------------------------------------------------------------------------- no output
 
 
 QUIET = """
@@ -48,7 +48,7 @@ opened = lambda: model.open(3000)
 """
 
 
-def test_nothing_is_printed_and_the_process_ends_well(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_llama_cpp_prints_nothing_and_the_process_exits_with_status_zero(tiny_gguf: Path, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.gguf", tmp_path / "bad.gguf"
     good.write_bytes(tiny_gguf.read_bytes())
     bad.write_bytes(tiny_gguf.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_no.weight"))
@@ -80,7 +80,7 @@ CACHE = ("llama_batch_free", "llama_free")
 
 @pytest.fixture
 def freed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The order in which native memory is given back."""
+    """The order in which native memory is freed."""
     api, order = load().api, list[str]()
 
     def recording(name: str) -> Callable[[Any], None]:
@@ -128,7 +128,7 @@ def test_weights_outlive_their_caches_in_a_collected_cycle(tiny_gguf: Path, free
         freed.clear()
 
 
-def test_a_sequence_keeps_the_weights_of_a_forgotten_model(tiny_gguf: Path, freed: list[str]) -> None:
+def test_a_sequence_keeps_the_weights_of_an_unreferenced_model_alive(tiny_gguf: Path, freed: list[str]) -> None:
     sequence = load_model(tiny_gguf, LlamaSettings()).open(64)
     gc.collect()
     assert freed == []
@@ -140,7 +140,7 @@ def test_a_sequence_keeps_the_weights_of_a_forgotten_model(tiny_gguf: Path, free
     assert freed == [*CACHE, "llama_model_free"]
 
 
-def test_weights_wait_for_a_cache_that_someone_else_is_closing(
+def test_weights_are_freed_after_a_cache_that_another_thread_is_closing(
     tiny_gguf: Path, freed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = load().api

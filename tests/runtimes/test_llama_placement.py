@@ -1,4 +1,4 @@
-"""Where llama.cpp is told to put a model: what reaches its parameters, seen at the native calls themselves."""
+"""Where a model is placed: the parameters that reach llama.cpp's native calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CARD, OTHER, BLAS = gpu("Vulkan0"), gpu("Vulkan1"), gpu("BLAS", kind="accel")
 
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build with two graphics cards, which nothing may be asked about beyond their names."""
+    """A build with two graphics cards; asking for more than their names fails the test."""
 
     def devices(_library: LlamaLibrary, *, with_memory: bool = True) -> tuple[object, ...]:
         assert not with_memory, "loading by name wakes no driver up"
@@ -36,7 +36,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorder:
-    """Stands in for a native function: notes what it is given, then calls the real one or returns null."""
+    """Replaces a native function: records its arguments, then calls the real function or returns null."""
 
     def __init__(self, note: Callable[[Any], dict[str, Any]], real: Callable[..., Any] | None) -> None:
         self.note, self.real = note, real
@@ -78,10 +78,10 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Recorder, Rec
     [LlamaSettings(), LlamaSettings(device="CPU", gpu_layers=5), LlamaSettings(device="Vulkan0", gpu_layers=0)],
     ids=["by default", "with layers", "none on a card"],
 )
-def test_a_model_for_the_cpu_is_kept_off_every_card(
+def test_a_cpu_model_is_placed_on_no_graphics_card(
     cards: None, tiny_gguf: Path, record: Callable[..., tuple[Recorder, Recorder]], settings: LlamaSettings
 ) -> None:
-    """Native code is given an empty device list, no layers to move, and nothing to offload."""
+    """Native code receives an empty device list, no layers to move, and nothing to offload."""
     loading, opening = record(really=True)
     with load_model(tiny_gguf, settings) as model, model.open(64) as sequence:
         sequence.forward([5, 6, 7], 1)
@@ -93,7 +93,7 @@ def test_a_model_for_the_cpu_is_kept_off_every_card(
     assert opening.seen == [{"offload_kqv": False, "op_offload": False}] * 2
 
 
-def test_the_cpu_asks_no_driver_for_anything(monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> None:
+def test_loading_on_the_cpu_asks_no_driver(monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> None:
     def devices(_library: LlamaLibrary, *, with_memory: bool = True) -> tuple[object, ...]:
         raise AssertionError("a driver was asked")
 
@@ -102,7 +102,7 @@ def test_the_cpu_asks_no_driver_for_anything(monkeypatch: pytest.MonkeyPatch, ti
         assert model.facts.device == "cpu"
 
 
-# -------------------------------------------------------------------------------------------------- a card
+# ----------------------------------------------------------------------------------------- a graphics card
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_cpu_asks_no_driver_for_anything(monkeypatch: pytest.MonkeyPatch, ti
         ("Vulkan0", 40, {"devices": [CARD.handle], "layers": EVERYTHING}),
     ],
 )
-def test_a_named_card_reaches_native_code_alone(
+def test_a_named_graphics_card_is_the_only_device_in_native_code(
     cards: None,
     tiny_gguf: Path,
     record: Callable[..., tuple[Recorder, Recorder]],
@@ -130,7 +130,9 @@ def test_a_named_card_reaches_native_code_alone(
     assert loading.seen == [expected]
 
 
-def test_a_cache_follows_its_model_to_the_card(record: Callable[..., tuple[Recorder, Recorder]]) -> None:
+def test_a_models_cache_is_placed_on_the_models_graphics_card(
+    record: Callable[..., tuple[Recorder, Recorder]],
+) -> None:
     _, opening = record(really=False)
     for device in ("Vulkan0", "cpu"):
         with pytest.raises(MemoryLimitError):
@@ -143,7 +145,7 @@ def test_a_cache_follows_its_model_to_the_card(record: Callable[..., tuple[Recor
 
 @pytest.mark.usefixtures("cards")
 @pytest.mark.parametrize(("device", "says"), [("CUDA0", "no device 'CUDA0'"), ("BLAS", "cannot hold a model")])
-def test_what_is_no_card_is_refused_before_loading(
+def test_a_device_that_is_not_a_graphics_card_is_refused_before_loading(
     tiny_gguf: Path, record: Callable[..., tuple[Recorder, Recorder]], device: str, says: str
 ) -> None:
     loading, _ = record(really=False)
@@ -153,12 +155,12 @@ def test_what_is_no_card_is_refused_before_loading(
     assert loading.seen == []
 
 
-def test_a_number_of_layers_is_not_negative(tiny_gguf: Path) -> None:
+def test_a_negative_number_of_gpu_layers_is_refused(tiny_gguf: Path) -> None:
     with pytest.raises(InvalidRequestError, match="gpu_layers must be at least 0, not -1"):
         load_model(tiny_gguf, LlamaSettings(gpu_layers=-1))
 
 
-# -------------------------------------------------------------------------------- one way to write a placement
+# --------------------------------------------------------------------------------------- equivalent placements
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_a_number_of_layers_is_not_negative(tiny_gguf: Path) -> None:
         ("Vulkan0", None, ("Vulkan0", None)),
     ],
 )
-def test_placements_have_one_form(
+def test_equivalent_placements_get_the_same_settings(
     tiny_gguf: Path, device: str, layers: int | None, expected: tuple[str, int | None]
 ) -> None:
     settings = usable_settings(LlamaSettings(device=device, gpu_layers=layers), read_header(tiny_gguf))
@@ -182,8 +184,8 @@ def test_placements_have_one_form(
 
 
 @pytest.mark.usefixtures("cards")
-def test_facts_name_the_device_and_what_it_is(tiny_gguf: Path) -> None:
-    """Another card under the same name is another machine to whoever measured the first."""
+def test_facts_hold_the_devices_name_and_description(tiny_gguf: Path) -> None:
+    """Measurements of one card must not be used for another card with the same name."""
     header = read_header(tiny_gguf)
 
     def facts(**settings: Any) -> Any:

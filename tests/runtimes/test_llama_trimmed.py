@@ -1,4 +1,4 @@
-"""A drafter with a trimmed head: the numbers of the untrimmed one, to the bit, in the source's ids."""
+"""A drafter with a trimmed head: bit-equal to the untrimmed model, in the source's ids."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from tests.runtimes.thread_contract import ThreadContract
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 from tests.support.trimmed_folder import record_file, write_tied, write_trimmed_folder
 
-# With the padding 704 tokens. llama.cpp's kernels for some types take rows by eight, and others where that does not
-# work out: rows are compared bit for bit where both heads have a multiple of eight.
+# With the padding 704 tokens. For some types llama.cpp's kernels take eight rows at a time, and other kernels take
+# the remaining rows: rows are compared bit for bit where both heads have a multiple of eight.
 PADDING_TOKENS, TOKENS, KEPT_ROWS = 31, 704, 400
 QUANTS: tuple[Quant, ...] = ("F32", "Q8_0", "Q4_0")
 
@@ -63,7 +63,7 @@ TRIMMED_AWAY = sorted(set(range(TOKENS)) - set(KEPT))
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Untrimmed models of each type, with a head of their own and without; heads of 32 for a quantised cache."""
+    """Untrimmed models of each type, with a separate head and with a tied one; heads of 32 for a quantised cache."""
     folder = tmp_path_factory.mktemp("sources")
     found: dict[str, Path] = {}
     for quant in QUANTS:
@@ -74,7 +74,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def folders(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-    """The folder of a model with that many rows kept; written when first asked for."""
+    """The folder of a model with that many rows kept, written on first use."""
     place = tmp_path_factory.mktemp("folders")
 
     def folder(name: str, rows: int) -> Path:
@@ -92,7 +92,7 @@ def model(folders: Callable[[str, int], Path]) -> Iterator[LlamaModel]:
 
 
 class TestContract(SequenceContract, ThreadContract):
-    """With all rows kept nothing of the contract is lost; with a part, scores are not all finite."""
+    """With all rows kept the whole contract holds; with a part, some scores are -infinity."""
 
     @pytest.fixture(scope="class", params=["Q8_0", "Q8_0 tied", "Q4_0"])
     @classmethod
@@ -103,13 +103,13 @@ class TestContract(SequenceContract, ThreadContract):
         )
 
 
-# ----------------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------------------ scores
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [TOKENS, KEPT_ROWS])
 @pytest.mark.parametrize("name", [f"{quant}{tied}" for quant in QUANTS for tied in ("", " tied")])
-def test_every_kept_score_is_that_of_the_untrimmed_model(
+def test_a_trimmed_heads_scores_equal_those_of_the_untrimmed_model(
     sources: dict[str, Path], folders: Callable[[str, int], Path], name: str, rows: int
 ) -> None:
     kept = some_ids(rows)
@@ -122,7 +122,7 @@ def test_every_kept_score_is_that_of_the_untrimmed_model(
     ):
         assert trimmed.head_rows == rows
         for width in (300, 1, 2, 3, 4, 7):
-            # The prompt holds tokens that were trimmed away: they can be read, not said.
+            # The prompt holds trimmed tokens: they can be fed, but not proposed.
             scored = min(width, 4)
             expected, found = left.forward(prompt[:width], scored), right.forward(prompt[:width], scored)
             for index in range(scored):
@@ -132,7 +132,7 @@ def test_every_kept_score_is_that_of_the_untrimmed_model(
                 assert np.isneginf(np.delete(row, kept)).all()
 
 
-def test_a_number_of_rows_that_no_kernel_likes_is_near(
+def test_an_uneven_number_of_head_rows_gives_nearly_the_same_scores(
     sources: dict[str, Path], folders: Callable[[str, int], Path]
 ) -> None:
     kept = some_ids(137)
@@ -142,7 +142,7 @@ def test_a_number_of_rows_that_no_kernel_likes_is_near(
         assert np.abs(expected - found).max() < 0.1 < np.abs(expected).max()
 
 
-def test_reductions_agree_with_numpy_on_the_logits(model: LlamaModel) -> None:
+def test_argmax_and_top_k_of_a_trimmed_head_agree_with_numpy(model: LlamaModel) -> None:
     with model.open(64) as sequence:
         rows = sequence.forward(TRIMMED_AWAY[:40], 20)
         ids, scores = rows.top_k(5)
@@ -156,7 +156,7 @@ def test_reductions_agree_with_numpy_on_the_logits(model: LlamaModel) -> None:
             assert np.array_equal(scores[index], row[best])
 
 
-def test_more_of_the_best_than_there_are(model: LlamaModel) -> None:
+def test_top_k_beyond_the_kept_rows_includes_trimmed_tokens(model: LlamaModel) -> None:
     with model.open(64) as sequence:
         ids, scores = sequence.forward([5, 6], 1).top_k(KEPT_ROWS + 3)
         assert sorted(ids[0, :KEPT_ROWS].tolist()) == KEPT
@@ -164,7 +164,7 @@ def test_more_of_the_best_than_there_are(model: LlamaModel) -> None:
         assert np.isneginf(scores[0, KEPT_ROWS:]).all()
 
 
-def test_ties_go_to_the_lowest_source_id() -> None:
+def test_equal_scores_of_a_trimmed_head_choose_the_lowest_source_id() -> None:
     ids = np.array([2, 5, 7, 11])
     row: LogitsArray = np.array([1, 3, 0, 3], dtype=np.float32)
     rows = TrimmedRows(Rows(1, lambda _index: row), ids, 20)
@@ -173,14 +173,14 @@ def test_ties_go_to_the_lowest_source_id() -> None:
     assert rows.copy().argmax_row(0) == 5
 
 
-def test_a_score_that_is_none_is_an_error() -> None:
+def test_a_nan_score_of_a_trimmed_head_is_an_error() -> None:
     row: LogitsArray = np.array([1, np.nan], dtype=np.float32)
     with pytest.raises(NonFiniteLogitsError):
         TrimmedRows(Rows(1, lambda _index: row), np.array([3, 4]), 9).argmax_row(0)
 
 
 @pytest.mark.parametrize("how", [{}, {"top_k": 600}, {"top_p": 0.9}, {"min_p": 0.1}, {"repeat_penalty": 1.3}])
-def test_what_was_trimmed_away_has_no_probability(model: LlamaModel, how: dict[str, Any]) -> None:
+def test_tokens_trimmed_from_the_head_have_probability_zero(model: LlamaModel, how: dict[str, Any]) -> None:
     with model.open(64) as sequence, warnings.catch_warnings():
         warnings.simplefilter("error")
         context = [*TRIMMED_AWAY[:5], *KEPT[:5]]
@@ -193,10 +193,10 @@ def test_what_was_trimmed_away_has_no_probability(model: LlamaModel, how: dict[s
         assert (own.odds, own.entropy) == (expected.odds, expected.entropy)
 
 
-# ------------------------------------------------------------------------------------------ keeping to the rules
+# ------------------------------------------------------------------------------------------- rewind, cancel, ids
 
 
-def test_a_rewound_draft_leaves_no_trace(model: LlamaModel) -> None:
+def test_a_rewound_draft_does_not_change_a_trimmed_models_scores(model: LlamaModel) -> None:
     with model.open(400) as sequence, model.open(400) as plain:
         prompt = np.random.default_rng(2).integers(0, TOKENS, 290).tolist()
         sequence.forward(prompt, 0)
@@ -208,7 +208,7 @@ def test_a_rewound_draft_leaves_no_trace(model: LlamaModel) -> None:
             sequence.rewind(plain.length)
 
 
-def test_cancel_stays_until_reset_and_rows_go_stale(model: LlamaModel) -> None:
+def test_a_trimmed_model_keeps_a_cancel_until_reset_and_its_rows_become_stale(model: LlamaModel) -> None:
     with model.open(64) as sequence:
         rows = sequence.forward([5, 6], 2)
         kept = rows.copy()
@@ -235,7 +235,7 @@ def test_cancel_stays_until_reset_and_rows_go_stale(model: LlamaModel) -> None:
             sequence.forward([8], 1).logits(1)
 
 
-def test_ids_are_checked_against_the_sources_vocabulary(model: LlamaModel) -> None:
+def test_a_trimmed_model_accepts_ids_of_its_sources_vocabulary_only(model: LlamaModel) -> None:
     with model.open(8) as sequence:
         sequence.forward([TOKENS - 1], 1)
         for bad in (-1, TOKENS, 2**32):
@@ -248,7 +248,7 @@ def test_ids_are_checked_against_the_sources_vocabulary(model: LlamaModel) -> No
         sequence.forward([1], 1)
 
 
-def test_other_caches_share_the_weights_and_the_ids(model: LlamaModel) -> None:
+def test_a_trimmed_model_with_another_cache_type_shares_weights_and_ids(model: LlamaModel) -> None:
     with model.with_settings(kv_type="f16") as other, other.open(32) as sequence:
         assert (other.facts.kv_type, other.facts.vocabulary_size) == ("f16", TOKENS)
         assert sequence.forward([TRIMMED_AWAY[0]], 1).argmax_row(0) in KEPT
@@ -258,7 +258,9 @@ def test_other_caches_share_the_weights_and_the_ids(model: LlamaModel) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q8_0 tied"])
-def test_facts(sources: dict[str, Path], folders: Callable[[str, int], Path], name: str) -> None:
+def test_the_facts_of_a_trimmed_model_are_known_before_loading(
+    sources: dict[str, Path], folders: Callable[[str, int], Path], name: str
+) -> None:
     artefact = read_artefact(folders(name, KEPT_ROWS))
     with load_model(sources[name], LlamaSettings()) as whole, load_trimmed(artefact.folder) as trimmed:
         own, full = trimmed.facts, whole.facts
@@ -269,14 +271,14 @@ def test_facts(sources: dict[str, Path], folders: Callable[[str, int], Path], na
     assert full.bytes_per_forward - own.bytes_per_forward == (TOKENS - KEPT_ROWS) * row_bytes
     assert full.weight_bytes - own.weight_bytes == tables * (TOKENS - KEPT_ROWS) * row_bytes
     said = describe_model(artefact.model_header, LlamaSettings(), name="drafter", sha256=artefact.identity)
-    assert own == said  # what is measured of a drafter is found again before it is loaded
+    assert own == said  # measurements of a drafter are found before it is loaded
 
 
 # ----------------------------------------------------------------------------------------------- the embedding
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-def test_only_the_rows_asked_for_are_dequantised(folders: Callable[[str, int], Path], quant: str) -> None:
+def test_only_the_requested_embedding_rows_are_dequantised(folders: Callable[[str, int], Path], quant: str) -> None:
     table = read_artefact(folders(quant, KEPT_ROWS)).embedding
     rows, doubled = EmbeddingRows(table), EmbeddingRows(replace(table, scale=2.5))
     ids = np.array([TOKENS - 40, 3, 3])
@@ -287,7 +289,7 @@ def test_only_the_rows_asked_for_are_dequantised(folders: Callable[[str, int], P
     assert np.array_equal(doubled.read(ids), found * np.float32(2.5))
 
 
-def test_a_token_that_comes_again_is_not_dequantised_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_tokens_embedding_row_is_dequantised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gguf
 
     path = tmp_path / "embedding.bin"
@@ -316,7 +318,7 @@ def table_of(path: Path, type_name: str, row_bytes: int) -> EmbeddingTable:
     return EmbeddingTable(path=path, type_name=type_name, rows=4, columns=64, row_bytes=row_bytes, scale=1.0)
 
 
-def test_an_embedding_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_embedding_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "embedding.bin"
     path.write_bytes(bytes(4 * 36))
     for type_name in ("I16", "Q9_9"):  # no floating-point numbers, and no type at all
@@ -329,7 +331,7 @@ def test_an_embedding_that_cannot_be_read(tmp_path: Path) -> None:
         EmbeddingRows(table_of(path, "F32", 256))  # shorter than it should be
 
 
-def test_what_llama_cpp_reads_is_compared(
+def test_the_sizes_llama_cpp_reads_are_compared_with_the_trimmed_files(
     folders: Callable[[str, int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load().api, "llama_model_n_embd_inp", lambda _model: 256)
@@ -341,7 +343,7 @@ def test_what_llama_cpp_reads_is_compared(
         load_trimmed(folders("Q8_0", KEPT_ROWS))
 
 
-def test_a_broken_drafter_is_a_sentence(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_a_broken_trimmed_drafter_raises_a_readable_error(sources: dict[str, Path], tmp_path: Path) -> None:
     folder = write_trimmed_folder(sources["Q8_0"], tmp_path / "broken", KEPT)
     path = folder / "drafter.gguf"
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_no.weight"))

@@ -1,4 +1,4 @@
-"""The native runtime held to the contract, and what only it promises: the same bits at every width."""
+"""The native runtime held to the contract, and to its additional promise: the same bits at every width."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TestContract(SequenceContract, ThreadContract):
         kind, settings = request.param
         return Runtime(
             open_model=lambda: load_native(files(kind), settings),
-            # The portable level is for correctness, and takes its time.
+            # The portable level is for correctness, and slow.
             prefill_tokens=20_000 if LEVELS[-1] != "portable" else 2000,
             context_overhead_bytes=12 * 2**20,
         )
@@ -103,7 +103,7 @@ class TestPortable(SequenceContract):
 
 
 class CollectingLock:
-    """A lock within which the garbage collector runs at once, on the thread that has just taken it."""
+    """A lock that runs the garbage collector on the thread that has just taken the lock."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
@@ -117,7 +117,7 @@ class CollectingLock:
 
 
 class Forgotten:
-    """What cancels when it is collected, as a Generation does."""
+    """Cancels when it is collected, as a Generation does."""
 
     def __init__(self, sequence: NativeSequence) -> None:
         self._sequence, self._itself = sequence, self
@@ -129,7 +129,7 @@ class Forgotten:
 
 
 @pytest.mark.parametrize("use", ["argmax", "logits", "top_k", "hidden"])
-def test_a_destructor_cancels_on_the_thread_that_uses_the_cache(model: NativeModel, use: str) -> None:
+def test_a_destructor_can_cancel_on_the_thread_that_holds_the_caches_lock(model: NativeModel, use: str) -> None:
     sequence = model.open(600, keep_hidden=(-1,))
     rows = sequence.forward([1, 2, 3], 1)
     uses: dict[str, Callable[[], object]] = {
@@ -171,7 +171,7 @@ def rows_of(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_bit_equal_at_every_width(files: Files, kind: str) -> None:
+def test_native_rows_are_bit_equal_at_every_width(files: Files, kind: str) -> None:
     path = files(kind)
     start, count = 230, 64  # across the border of an attention block
     tokens = some_tokens(path, start + count)
@@ -198,7 +198,7 @@ def test_rows_are_bit_equal_on_any_number_of_threads_at_any_mixture_of_widths(fi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_level_computes_the_same_bits(files: Files, kind: str) -> None:
+def test_every_instruction_set_level_computes_the_same_bits(files: Files, kind: str) -> None:
     path = files(kind)
     tokens = some_tokens(path, 300)
     expected = rows_of(path, NativeSettings(level="portable"), tokens, [5] * 8, 260)
@@ -208,7 +208,7 @@ def test_every_level_computes_the_same_bits(files: Files, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_prefill_in_chunks_of_any_size_leaves_the_same_cache(files: Files, kind: str) -> None:
+def test_prefill_in_chunks_of_any_size_gives_the_same_cache(files: Files, kind: str) -> None:
     path = files(kind)
     tokens = some_tokens(path, 600)
 
@@ -220,7 +220,7 @@ def test_prefill_in_chunks_of_any_size_leaves_the_same_cache(files: Files, kind:
             return sequence.forward(tokens[599:], 1).logits(0)
 
     plain = last_row(1, [1] * 599)
-    # 256 tokens are computed at once: two threads take half the rows each, three a third of the outputs.
+    # 256 tokens are computed together: two threads take half the rows each, three a third of the outputs.
     for threads, sizes in (
         (1, [599]),
         (2, [599]),
@@ -232,13 +232,13 @@ def test_prefill_in_chunks_of_any_size_leaves_the_same_cache(files: Files, kind:
         assert np.array_equal(last_row(threads, sizes), plain), (threads, sizes)
 
 
-def test_the_probe_finds_one_class_of_all_widths(model: NativeModel) -> None:
+def test_the_width_probe_finds_all_widths_bit_equal(model: NativeModel) -> None:
     probe = probe_widths(model)
     assert probe.widths == tuple(range(1, WIDEST + 1))
     assert probe.max_abs_diff == 0
 
 
-def test_forks_and_rewinds_are_as_good_as_fresh(model: NativeModel) -> None:
+def test_forked_and_rewound_sequences_score_like_a_fresh_sequence(model: NativeModel) -> None:
     random_ = random.Random(5)
     tokens: list[int] = []
     sequence = model.open(600)
@@ -263,7 +263,7 @@ def test_forks_and_rewinds_are_as_good_as_fresh(model: NativeModel) -> None:
 # --------------------------------------------------------------------------------------------------- facts
 
 
-def test_the_facts_are_those_of_the_file_and_the_machine(files: Files, model: NativeModel) -> None:
+def test_native_facts_come_from_the_file_and_the_machine(files: Files, model: NativeModel) -> None:
     header = read_header(files("llama Q4_0"))
     facts = model.facts
     assert facts == ModelFacts(
@@ -288,7 +288,7 @@ def test_the_facts_are_those_of_the_file_and_the_machine(files: Files, model: Na
     )
 
 
-def test_other_threads_share_the_weights(model: NativeModel, sequence: NativeSequence) -> None:
+def test_a_model_with_another_thread_count_shares_the_weights(model: NativeModel, sequence: NativeSequence) -> None:
     expected = sequence.forward([1, 2, 3], 1).logits(0)
     with model.with_settings(threads=2) as other, other.open(600) as beside:
         assert other.facts == model.facts_with(threads=2)
@@ -299,7 +299,9 @@ def test_other_threads_share_the_weights(model: NativeModel, sequence: NativeSeq
         assert same.facts == model.facts
 
 
-def test_without_a_thread_to_spare_no_cache_stays(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_is_freed_if_its_worker_thread_cannot_be_started(
+    model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -311,7 +313,7 @@ def test_without_a_thread_to_spare_no_cache_stays(model: NativeModel, monkeypatc
     assert len(freed) == 1
 
 
-def test_a_closed_model_makes_no_others(files: Files) -> None:
+def test_a_closed_native_model_refuses_open_with_settings_and_fork(files: Files) -> None:
     model = load_native(files("llama Q4_0"), NativeSettings(), name="given", sha256="ab")
     assert (model.facts.name, model.facts.sha256) == ("given", "ab")
     sequence = model.open(20)
@@ -329,27 +331,25 @@ def test_a_closed_model_makes_no_others(files: Files) -> None:
         (NativeSettings(level="abacus"), InvalidRequestError),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
-    files: Files, settings: NativeSettings, error: type[Exception]
-) -> None:
+def test_invalid_native_settings_are_refused(files: Files, settings: NativeSettings, error: type[Exception]) -> None:
     with pytest.raises(error):
         load_native(files("llama Q4_0"), settings)
 
 
-def test_a_context_without_memory_is_refused(model: NativeModel) -> None:
+def test_a_context_that_exceeds_memory_is_refused(model: NativeModel) -> None:
     with pytest.raises(InvalidRequestError):
         model.open(0)
-    for absurd in (2**40, 2**61):
+    for length in (2**40, 2**61):
         with pytest.raises(MemoryLimitError) as caught:
-            model.open(absurd)
-        assert caught.value.needed_bytes == absurd * model.facts.kv_bytes_per_token
+            model.open(length)
+        assert caught.value.needed_bytes == length * model.facts.kv_bytes_per_token
 
 
 @pytest.mark.parametrize("short_head", [False, True])
-def test_whoever_keeps_a_closed_sequence_keeps_no_weights(files: Files, short_head: bool) -> None:
-    """As names do that outlive a ``with`` block, in a notebook for one."""
+def test_a_reference_to_a_closed_sequence_does_not_keep_the_weights_alive(files: Files, short_head: bool) -> None:
+    """As with a name that outlives a ``with`` block, e.g. in a notebook."""
     model = load_native(files("llama Q4_0"), NativeSettings())
-    weights = weakref.ref(model._loaded().weights)  # nothing else tells whether its memory is free
+    weights = weakref.ref(model._loaded().weights)  # only the weights show whether their memory is free
     used = model.with_head_rows(np.arange(0, 40, 2)) if short_head else model
     with used.open(20) as sequence:
         rows = sequence.forward([1, 2], 1)
@@ -362,7 +362,7 @@ def test_whoever_keeps_a_closed_sequence_keeps_no_weights(files: Files, short_he
             use()
 
 
-def test_weights_go_with_their_last_user(files: Files) -> None:
+def test_weights_are_freed_with_their_last_model_or_sequence(files: Files) -> None:
     model = load_native(files("llama Q4_0"), NativeSettings())
     sequence = model.open(20)
     model.close()
@@ -376,12 +376,12 @@ def test_weights_go_with_their_last_user(files: Files) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
-def test_a_forked_process_is_told_instead_of_waiting_for_ever(model: NativeModel) -> None:
+def test_a_sequence_used_in_a_forked_process_raises_instead_of_hanging(model: NativeModel) -> None:
     with model.with_settings(threads=2) as two, two.open(20) as sequence:
         sequence.forward([1], 1)
         native = sequence._native
         child = os.fork()
-        if child == 0:  # no thread but this one lives here, so the runtime's own worker is left out
+        if child == 0:  # the child has only this thread, so the runtime's worker is left out
             try:
                 native.decode(np.array([1]), 1, 1)
             except ForwardError:
@@ -391,7 +391,7 @@ def test_a_forked_process_is_told_instead_of_waiting_for_ever(model: NativeModel
         assert sequence.forward([1], 1).count == 1
 
 
-def test_cancel_works_within_a_forward(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_ends_a_running_forward(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with model.open(4000) as sequence:
         tokens = ids(3000, model)
         sequence.cancel()
@@ -407,7 +407,7 @@ def test_cancel_works_within_a_forward(model: NativeModel, monkeypatch: pytest.M
 # ---------------------------------------------------------------------------------------------- rows of scores
 
 
-def test_top_k_of_any_size(model: NativeModel, sequence: NativeSequence) -> None:
+def test_top_k_of_any_size_agrees_with_numpy(model: NativeModel, sequence: NativeSequence) -> None:
     rows = sequence.forward([5, 6, 7], 3)
     size = model.facts.vocabulary_size
     for k in (0, 1, 7, size):
@@ -432,7 +432,7 @@ def with_floats(source: Path, target: Path, tensor: str, change: Callable[[np.nd
     return target
 
 
-def test_equal_scores_go_to_the_lowest_id(files: Files, tmp_path: Path) -> None:
+def test_equal_scores_choose_the_lowest_token_id(files: Files, tmp_path: Path) -> None:
     path = with_floats(files("llama F32"), tmp_path / "flat.gguf", "output_norm.weight", lambda norm: norm.fill(0))
     with load_native(path, NativeSettings()) as model, model.open(20) as sequence:
         rows = sequence.forward([7], 1)
@@ -441,7 +441,7 @@ def test_equal_scores_go_to_the_lowest_id(files: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_scores_that_are_not_finite_are_not_chosen_from(files: Files, tmp_path: Path, bad: float) -> None:
+def test_rows_with_scores_that_are_not_finite_raise(files: Files, tmp_path: Path, bad: float) -> None:
     def spoil(norm: np.ndarray) -> None:
         norm[5] = bad
 
@@ -452,7 +452,7 @@ def test_scores_that_are_not_finite_are_not_chosen_from(files: Files, tmp_path: 
             rows.argmax()
 
 
-def test_a_token_that_spoils_the_cache_is_forgotten_by_a_rewind(files: Files, tmp_path: Path) -> None:
+def test_a_rewind_removes_a_token_that_made_the_cache_not_finite(files: Files, tmp_path: Path) -> None:
     def spoil(embedding: np.ndarray) -> None:
         embedding[300] = np.nan
 
@@ -469,7 +469,7 @@ def test_a_token_that_spoils_the_cache_is_forgotten_by_a_rewind(files: Files, tm
 # ----------------------------------------------------------------------------------------------- files refused
 
 
-def test_a_scale_that_is_not_finite_names_its_tensor(files: Files, tmp_path: Path) -> None:
+def test_a_scale_that_is_not_finite_is_an_error_that_names_the_tensor(files: Files, tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     shutil.copyfile(files("llama Q4_0"), path)
     tensor = next(t for t in read_header(path).tensors if t.name == "blk.1.ffn_up.weight")
@@ -480,7 +480,9 @@ def test_a_scale_that_is_not_finite_names_its_tensor(files: Files, tmp_path: Pat
         load_native(path, NativeSettings(threads=2))
 
 
-def test_weights_are_laid_out_in_strips(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laying_weights_out_in_strips_gives_the_same_model(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = files("qwen2 Q4_0")
     tokens = some_tokens(path, 20)
     expected = rows_of(path, NativeSettings(), tokens, [5], 15)
@@ -496,7 +498,7 @@ def test_weights_are_laid_out_in_strips(files: Files, tmp_path: Path, monkeypatc
         load_native(damaged, NativeSettings())
 
 
-def test_a_file_that_changed_is_refused(files: Files, tmp_path: Path) -> None:
+def test_a_model_file_that_changed_after_its_check_is_refused(files: Files, tmp_path: Path) -> None:
     path = tmp_path / "changing.gguf"
     shutil.copyfile(files("llama Q4_0"), path)
     header = read_header(path)
@@ -509,18 +511,18 @@ def test_a_file_that_changed_is_refused(files: Files, tmp_path: Path) -> None:
         load_native(path, NativeSettings(), header=header)
 
 
-def test_what_it_runs_has_no_reason_against_it(files: Files) -> None:
+def test_unsupported_reason_is_none_for_models_that_run(files: Files) -> None:
     for kind in KINDS:
         assert unsupported_reason(read_header(files(kind))) is None
 
 
 @pytest.mark.slow
 def test_a_damaged_header_is_refused_or_harmless(files: Files, tmp_path: Path) -> None:
-    """Whatever the header says, nothing outside the file and the buffers is touched: else this process ends here."""
+    """Whatever the header says, no byte outside the file and the buffers is touched, or this process crashes."""
     source = files("llama Q4_0")
     data, end = source.read_bytes(), read_header(source).data_offset
     path = tmp_path / "damaged.gguf"
-    # What the numbers and names of the model are in: not the vocabulary, which is most of the header.
+    # The numbers and names of the model: not the vocabulary, which is most of the header.
     start = data.index(b"tokenizer.ggml.model")
     tensors = data.index(b"token_embd.weight")
     refused = 0

@@ -28,7 +28,7 @@ def softmax(row: LogitsArray) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
-def test_it_agrees_with_llama_cpp(files: Files, kind: str) -> None:
+def test_native_scores_agree_with_llama_cpp(files: Files, kind: str) -> None:
     path = files(kind)
     tokens = some_tokens(path, 120)
     with load_native(path, NativeSettings()) as model, model.open(200) as sequence:
@@ -46,6 +46,6 @@ def test_it_agrees_with_llama_cpp(files: Files, kind: str) -> None:
         same += int(np.argmax(own) == np.argmax(their))
     if not kind.endswith(("Q8_0", "Q4_0")):  # the same arithmetic but for the order of sums and where halves are used
         assert max(spreads) < 0.03
-    # Both round activations to 8 bits, each in its way; logits spread over about 3.
+    # The two runtimes round activations to 8 bits differently; logits spread over about 3.
     assert np.mean(divergences) < 0.01
     assert same >= 54

@@ -1,4 +1,4 @@
-"""Attention over long contexts: several threads divide its blocks of positions; the bits are those of one thread."""
+"""Attention over long contexts: threads divide the blocks of positions, with the same bits as one thread."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rows_at(model: NativeModel, start: int, width: int) -> list[LogitsArray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
-def test_rows_are_bit_equal_on_any_number_of_threads(alone: NativeModel, start: int) -> None:
+def test_long_attention_is_bit_equal_on_any_number_of_threads(alone: NativeModel, start: int) -> None:
     expected = {width: rows_at(alone, start, width) for width in WIDTHS}
     for threads in range(2, 8):
         with alone.with_settings(threads=threads) as model:
@@ -66,7 +66,7 @@ def test_rows_are_bit_equal_on_any_number_of_threads(alone: NativeModel, start: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
-def test_trees_are_bit_equal_on_any_number_of_threads(alone: NativeModel, start: int) -> None:
+def test_trees_over_long_contexts_are_bit_equal_on_any_number_of_threads(alone: NativeModel, start: int) -> None:
     parents = random_tree(random.Random(start), 40)
 
     def rows(model: NativeModel) -> list[LogitsArray]:
@@ -80,7 +80,7 @@ def test_trees_are_bit_equal_on_any_number_of_threads(alone: NativeModel, start:
             assert equal(rows(model), expected), threads
 
 
-def test_levels_agree_on_blocks_that_threads_divide(alone: NativeModel, file: Path) -> None:
+def test_all_levels_are_bit_equal_on_attention_blocks_divided_among_threads(alone: NativeModel, file: Path) -> None:
     expected = rows_at(alone, 1270, 9)
     for level in require_native().levels:
         with load_native(file, NativeSettings(threads=3, level=level)) as model:

@@ -1,4 +1,4 @@
-"""A thousand steps of whatever a cache can be asked for, each held against a run from the beginning."""
+"""A thousand random operations on a cache, each compared with a run from the beginning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WINDOWS: dict[Any, int] = {"llama": 0, "gemma3": 50}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_forks_rewinds_trees_and_paths_kept(tmp_path: Path, kind: Any) -> None:
+def test_random_forks_rewinds_trees_and_kept_paths_score_like_a_fresh_run(tmp_path: Path, kind: Any) -> None:
     source = random.Random(17)
     path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture=kind, quant="Q4_0", window=WINDOWS[kind])
     tokens: list[int] = []  # what the cache should hold
@@ -57,7 +57,7 @@ def test_forks_rewinds_trees_and_paths_kept(tmp_path: Path, kind: Any) -> None:
                 check(tokens, rows.logits(0), step, action)
             elif action in ("tree", "grow") and len(tree) < 30:
                 if action == "tree" or not tree:
-                    sequence.rewind(len(tokens))  # drops the former one
+                    sequence.rewind(len(tokens))  # drops the previous tree
                     tree, parents = [], []
                 more = source.choices(vocabulary, k=source.randint(1, 10))
                 every = random_tree(source, len(tree) + len(more))

@@ -1,4 +1,4 @@
-"""Files that lie: each is refused in words, or is a model whose forwards run. Else this process ends here."""
+"""Hostile files: each is refused with a message, or its forwards run; otherwise this process crashes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODELS: dict[Any, dict[str, Any]] = {
     "qwen3": {"quant": "F16", "head_length": 32, "settings": {"rope.scaling.factor": 2.0}},
     "gemma3": {"quant": "Q8_0", "window": 7, "head_length": 48, "settings": {"attention.sliding_window_pattern": 2}},
 }
-# At and around every border that a check or a kernel knows.
+# At and around every limit of a check or a kernel.
 INTEGERS = (0, 1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 62, 64, 96, 255, 256, 257, 2**15, 2**24, 2**31 - 1, 2**31)
 WIDE = (*INTEGERS, 2**32 - 1, 2**32, 2**32 + 1, 2**58, 2**63 - 1, 2**63, 2**64 - 1)
 FLOATS = (0.0, -0.0, 1e-45, 1e-38, 1e-5, 0.5, 1.0, 1e10, 3e38, -1.0, math.inf, -math.inf, math.nan)
@@ -44,7 +44,7 @@ Edit = Callable[[bytearray, random.Random], None]
 
 
 def editable(path: Path, architecture: str) -> list[Edit]:
-    """Every number of the header that a layout is made of, the names of its keys and tensors, and the weights."""
+    """Every number of the header that the layout uses, the names of its keys and tensors, and the weights."""
     reader = gguf.GGUFReader(str(path))
     base: int = reader.data.ctypes.data
     edits: list[Edit] = []
@@ -100,7 +100,7 @@ def editable(path: Path, architecture: str) -> list[Edit]:
 
 
 def use(model: NativeModel) -> None:
-    """A prompt, a tree and a kept path, up to the end of the context; scores may be anything."""
+    """A prompt, a tree and a kept path, up to the end of the context; scores may have any value."""
 
     def look(rows: Rows) -> None:
         try:
@@ -132,7 +132,7 @@ def accepted(load: Callable[[], NativeModel]) -> bool:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("architecture", MODELS)
-def test_no_header_and_no_weight_is_believed(tmp_path: Path, architecture: Any) -> None:
+def test_mutated_headers_and_weights_are_refused_or_run_safely(tmp_path: Path, architecture: Any) -> None:
     path = write_tiny_gguf(
         tmp_path / "good.gguf", architecture=architecture, vocabulary=VOCABULARY[:20], **MODELS[architecture]
     )
@@ -152,7 +152,7 @@ def test_no_header_and_no_weight_is_believed(tmp_path: Path, architecture: Any) 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error")
-def test_no_trimmed_folder_is_believed(tmp_path: Path) -> None:
+def test_mutated_trimmed_folders_are_refused_or_run_safely(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", vocabulary=VOCABULARY[:20], quant="Q4_0", width=128)
     draw, found = random.Random(3), {True: 0, False: 0}
 
@@ -174,7 +174,7 @@ def test_no_trimmed_folder_is_believed(tmp_path: Path) -> None:
                 at = draw.randrange(len(data) if draw.random() < 0.7 else 200)
                 data[at] = draw.randrange(256)
             (folder / name).write_bytes(data)
-            if draw.random() < 0.7:  # and the manifest lies along
+            if draw.random() < 0.7:  # and the manifest repeats the lie
                 record_file(folder, name)
 
     def load(folder: Path) -> NativeModel:
@@ -188,7 +188,7 @@ def test_no_trimmed_folder_is_believed(tmp_path: Path) -> None:
     assert min(found.values()) > 8, found
 
 
-def test_a_table_of_embeddings_for_another_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_an_embedding_table_for_another_vocabulary_is_refused(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", vocabulary=VOCABULARY[:20])
     made = read_artefact(write_trimmed_folder(source, tmp_path / "trimmed", range(50)))
     fewer = replace(made, embedding=replace(made.embedding, rows=made.embedding.rows - 1))
@@ -200,8 +200,8 @@ def test_a_table_of_embeddings_for_another_vocabulary_is_refused(tmp_path: Path)
     ("key", "value"),
     [("rope.freq_base", 5e-324), ("rope.scaling.factor", 1e-320), ("rope.freq_base", 1e-300)],
 )
-def test_frequencies_beyond_a_double_are_refused(tmp_path: Path, key: str, value: float) -> None:
-    """GGUF has doubles as well."""
+def test_rotary_frequencies_beyond_a_double_are_refused(tmp_path: Path, key: str, value: float) -> None:
+    """GGUF metadata can hold doubles."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", vocabulary=VOCABULARY[:20], head_length=64)
     header = read_header(path)
     changed = replace(header, metadata={**header.metadata, f"llama.{key}": value})
@@ -214,7 +214,7 @@ def test_frequencies_beyond_a_double_are_refused(tmp_path: Path, key: str, value
             load_native(path, NativeSettings(), header=changed)
 
 
-def test_more_heads_than_columns_are_refused_where_the_embedding_is_shared_among_them(tmp_path: Path) -> None:
+def test_more_attention_heads_than_embedding_columns_are_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3", layers=62, vocabulary=VOCABULARY[:20])
     header = read_header(path)
     changed = replace(header, metadata={**header.metadata, "gemma3.attention.head_count": 128})
@@ -222,19 +222,19 @@ def test_more_heads_than_columns_are_refused_where_the_embedding_is_shared_among
         unsupported_reason(changed)
 
 
-def test_counts_of_heads_are_those_of_all_layers(tmp_path: Path) -> None:
+def test_head_counts_for_another_number_of_layers_are_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", vocabulary=VOCABULARY[:20])
     header = read_header(path)
     changed = replace(header, metadata={**header.metadata, "llama.attention.head_count_kv": (2, 2, 2)})
-    with pytest.raises(ModelFileError, match="key-value heads of 3 layers"):
+    with pytest.raises(ModelFileError, match="key-value heads for 3 layers"):
         read_layout(changed)
 
 
 @pytest.mark.parametrize("quant", ["Q4_0", "Q5_0", "Q8_0"])
-def test_a_sidecar_whose_tiles_are_no_whole_cache_lines_is_used(
+def test_a_sidecar_with_tiles_of_partial_cache_lines_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quant: Any
 ) -> None:
-    """Rows of an odd number of blocks: the last tile of a matrix begins within a line."""
+    """Rows of an odd number of blocks: the last tile of a matrix begins within a cache line."""
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", vocabulary=VOCABULARY[:20], quant=quant, width=96, heads=2, kv_heads=1
     )
@@ -245,5 +245,5 @@ def test_a_sidecar_whose_tiles_are_no_whole_cache_lines_is_used(
             model.open(9) as cache,
         ):
             scores.add(cache.forward([1, 2], 1).logits(0).tobytes())
-        monkeypatch.setattr(NativeWeights, "relay", None)  # the second load lays nothing out
+        monkeypatch.setattr(NativeWeights, "relay", None)  # the second load must not lay weights out
     assert len(scores) == 1

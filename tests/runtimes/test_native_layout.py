@@ -39,7 +39,7 @@ def with_tensor(header: GgufHeader, name: str, **changes: Any) -> GgufHeader:
     return replace(header, tensors=tensors)
 
 
-def test_the_layout_is_the_files(header: GgufHeader) -> None:
+def test_a_layouts_numbers_come_from_the_files_header(header: GgufHeader) -> None:
     layout = read_layout(header)
     assert (layout.embedding, layout.heads, layout.kv_heads, layout.head_length) == (64, 4, 2, 16)
     assert (layout.feed_forward, layout.vocabulary, len(layout.layers)) == (128, header.vocabulary_size, 2)
@@ -51,13 +51,13 @@ def test_the_layout_is_the_files(header: GgufHeader) -> None:
     assert all(layer.query.bias is None for layer in layout.layers)
 
 
-def test_linear_rope_scaling_and_a_missing_base(header: GgufHeader) -> None:
+def test_linear_rope_scaling_and_a_missing_rope_base_are_read(header: GgufHeader) -> None:
     changed = with_metadata(header, rope__scaling__type="linear", rope__scaling__factor=4.0, rope__freq_base=None)
     layout = read_layout(changed)
     assert layout.ropes == (Rope(base=10000.0, scale=4.0),)
 
 
-def test_tied_heads_and_biases(header: GgufHeader) -> None:
+def test_tied_heads_and_biases_are_read_into_the_layout(header: GgufHeader) -> None:
     bias = TensorInfo("blk.0.attn_q.bias", (64,), "F32", 0, 256)
     tensors = (*(t for t in header.tensors if t.name != "output.weight"), bias)
     layout = read_layout(replace(header, tensors=tensors))
@@ -65,13 +65,13 @@ def test_tied_heads_and_biases(header: GgufHeader) -> None:
     assert layout.layers[0].query.bias == bias
 
 
-def test_a_window_that_hides_nothing(header: GgufHeader) -> None:
+def test_a_sliding_window_as_long_as_the_context_is_accepted(header: GgufHeader) -> None:
     assert {layer.window for layer in read_layout(with_metadata(header, attention__sliding_window=2048)).layers} == {
         0
     }
 
 
-def test_qwen3_has_norms_of_heads_and_no_biases(tmp_path: Path) -> None:
+def test_the_layout_of_qwen3_has_head_norms_and_no_biases(tmp_path: Path) -> None:
     header = read_header(write_tiny_gguf(tmp_path / "tiny.gguf", architecture="qwen3", head_length=32))
     layer = read_layout(header).layers[1]
     assert (layer.query_norm, layer.key_norm) == tuple(
@@ -87,7 +87,7 @@ def test_qwen3_has_norms_of_heads_and_no_biases(tmp_path: Path) -> None:
     assert "blk.0.attn_q.bias" in reason
 
 
-def test_gemma3_has_windows_but_in_every_sixth_layer(tmp_path: Path) -> None:
+def test_the_layout_of_gemma3_has_windows_except_in_every_sixth_layer(tmp_path: Path) -> None:
     header = read_header(write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3", window=30, layers=13))
     layout = read_layout(header)
     assert [layer.window for layer in layout.layers] == [*[30] * 5, 0, *[30] * 5, 0, 30]
@@ -101,7 +101,7 @@ def test_gemma3_has_windows_but_in_every_sixth_layer(tmp_path: Path) -> None:
     assert "pattern is not one number" in str(unsupported_reason(replace(header, metadata=each)))
 
 
-def test_the_largest_gemma3_scales_attention_by_the_embeddings_share(tmp_path: Path) -> None:
+def test_the_largest_gemma3_scales_attention_by_embedding_per_head(tmp_path: Path) -> None:
     for layers, scale in ((61, 32**-0.5), (62, 0.25)):
         path = write_tiny_gguf(tmp_path / "t.gguf", architecture="gemma3", head_length=32, layers=layers, window=9)
         assert read_layout(read_header(path)).attention_scale == pytest.approx(scale)
@@ -131,7 +131,7 @@ UNSUPPORTED: dict[str, Callable[[GgufHeader], GgufHeader]] = {
 
 
 @pytest.mark.parametrize("word", UNSUPPORTED)
-def test_what_it_does_not_run_is_refused_with_the_reason(header: GgufHeader, word: str) -> None:
+def test_unsupported_models_are_refused_with_the_reason(header: GgufHeader, word: str) -> None:
     changed = UNSUPPORTED[word](header)
     reason = unsupported_reason(changed)
     assert reason is not None
@@ -161,14 +161,14 @@ CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
 
 
 @pytest.mark.parametrize("what", CONTRADICTIONS)
-def test_a_file_that_contradicts_itself_is_refused(header: GgufHeader, what: str) -> None:
+def test_a_header_that_contradicts_itself_is_refused(header: GgufHeader, what: str) -> None:
     changed = CONTRADICTIONS[what](header)
     for read in (read_layout, unsupported_reason):
         with pytest.raises(ModelFileError):
             read(changed)
 
 
-def test_the_path_is_in_the_message(header: GgufHeader) -> None:
+def test_a_layout_error_names_the_files_path(header: GgufHeader) -> None:
     changed = replace(header, path=Path("some-model.gguf"), architecture="mamba")
     with pytest.raises(RuntimeUnavailableError, match=r"some-model\.gguf"):
         read_layout(changed)

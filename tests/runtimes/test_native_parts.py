@@ -1,4 +1,4 @@
-"""Parts of a native model: layers left out, rows of the head, and the hidden states in between."""
+"""Parts of a native model: skipped layers, rows of the head, and hidden states."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows_of(model: NativeModel, tokens: list[int]) -> list[LogitsArray]:
 
 
 @pytest.mark.parametrize("skip", [(0,), (3,), (1, 2), (3, 1, 1), (0, 1, 2)])
-def test_without_layers_it_is_the_file_without_them(
+def test_a_model_without_some_layers_equals_a_file_without_them(
     model: NativeModel, tmp_path: Path, skip: tuple[int, ...]
 ) -> None:
     tokens = ids(40, model)
@@ -59,7 +59,7 @@ def test_without_layers_it_is_the_file_without_them(
         assert part.facts.vocabulary_size == model.facts.vocabulary_size
 
 
-def test_a_part_has_caches_of_its_own_and_shares_the_weights(model: NativeModel) -> None:
+def test_a_model_without_some_layers_shares_weights_but_not_caches(model: NativeModel) -> None:
     tokens = ids(20, model)
     with model.open(40) as whole, model.with_layers([1]) as part, part.open(40) as shorter:
         whole.forward(tokens[:-1], 0)
@@ -76,7 +76,7 @@ def test_a_part_has_caches_of_its_own_and_shares_the_weights(model: NativeModel)
             assert equal(rows_of(again, tokens), rows_of(model, tokens))
 
 
-def test_a_part_outlives_the_whole(file: Path) -> None:
+def test_a_model_part_works_after_the_whole_model_is_closed(file: Path) -> None:
     model = load_native(file, NativeSettings())
     part = model.with_layers([0])
     tokens = ids(12, model)
@@ -90,7 +90,7 @@ def test_a_part_outlives_the_whole(file: Path) -> None:
 
 
 @pytest.mark.parametrize("skip", [[4], [-1], [0, 1, 2, 3]])
-def test_layers_that_cannot_be_left_out(model: NativeModel, skip: list[int]) -> None:
+def test_skipping_unknown_or_all_layers_is_refused(model: NativeModel, skip: list[int]) -> None:
     with pytest.raises(InvalidRequestError, match="layer"):
         model.with_layers(skip)
 
@@ -99,7 +99,7 @@ def test_layers_that_cannot_be_left_out(model: NativeModel, skip: list[int]) -> 
 
 
 @pytest.mark.parametrize("settings", [{}, {"architecture": "qwen2", "tied": True, "quant": "Q8_0"}])
-def test_rows_of_the_head_score_what_the_whole_head_does(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_a_short_heads_scores_equal_the_whole_heads(tmp_path: Path, settings: dict[str, Any]) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", **SHAPE | settings)
     with load_native(path, NativeSettings(threads=2)) as model:
         size = model.facts.vocabulary_size
@@ -135,7 +135,7 @@ def test_rows_of_the_head_score_what_the_whole_head_does(tmp_path: Path, setting
 
 
 @pytest.mark.parametrize("rows", [[], [2, 1], [1, 1], [-1, 2], [5, 10**6], [[1, 2]], [0.5, 2.0]])
-def test_rows_that_no_head_has(model: NativeModel, rows: list[Any]) -> None:
+def test_invalid_head_rows_are_refused(model: NativeModel, rows: list[Any]) -> None:
     with pytest.raises(InvalidRequestError, match="rows of a head"):
         model.with_head_rows(np.array(rows))
 
@@ -145,8 +145,8 @@ def test_rows_that_no_head_has(model: NativeModel, rows: list[Any]) -> None:
     [np.arange(5, 105), np.arange(100), np.array([*range(40), 60, 61, 300]), np.array([0, 9])],
     ids=["laid out", "in place", "both", "few"],
 )
-def test_a_short_head_can_be_left_and_taken_again(model: NativeModel, kept: IdArray) -> None:
-    """On the same cache, which does not notice; what is scored is the whole head's, to the bit."""
+def test_a_sequence_can_switch_between_its_short_and_whole_head(model: NativeModel, kept: IdArray) -> None:
+    """On the same cache, which stays unchanged; scores are bit-equal to the whole head's."""
     tokens, more = ids(30, model), [200, 3, 170, int(kept[1])]
     whole = rows_of(model, tokens)[-1]
     few, some = np.full_like(whole, -np.inf), np.full_like(whole, -np.inf)
@@ -184,7 +184,7 @@ def test_a_short_head_can_be_left_and_taken_again(model: NativeModel, kept: IdAr
                 assert np.array_equal(fork.forward(tokens[-1:], 1).logits(0), expected)
 
 
-def test_rows_of_another_head_are_stale(model: NativeModel) -> None:
+def test_rows_become_stale_when_the_head_changes(model: NativeModel) -> None:
     with model.with_head_rows(np.arange(9)) as part, part.open(40) as sequence:
         changes: list[Callable[[], None]] = [sequence.score_all, sequence.score_frequent]
         for change in (*changes, lambda: sequence.score_frequent([20])):
@@ -205,7 +205,7 @@ def test_rows_of_another_head_are_stale(model: NativeModel) -> None:
             change()
 
 
-def test_a_whole_head_stays_whole(model: NativeModel) -> None:
+def test_a_sequence_with_a_whole_head_always_scores_all_tokens(model: NativeModel) -> None:
     tokens = ids(8, model)
     with model.open(10) as sequence:
         assert sequence.frequent_ids is None
@@ -218,7 +218,7 @@ def test_a_whole_head_stays_whole(model: NativeModel) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_hidden_states_are_what_stands_between_layers(tmp_path: Path, architecture: Any) -> None:
+def test_hidden_states_equal_the_input_of_the_next_layer(tmp_path: Path, architecture: Any) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", **SHAPE | {"architecture": architecture, "quant": "F32"})
     with load_native(path, NativeSettings(threads=2)) as model, model.open(60, keep_hidden=(0, 2, 3, -1)) as sequence:
         tokens = ids(50, model)
@@ -251,8 +251,8 @@ def test_hidden_states_are_what_stands_between_layers(tmp_path: Path, architectu
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_few_scored_rows_of_many_are_the_rows_alone(tmp_path: Path, architecture: Any, threads: int) -> None:
-    """The last layer computes no more than those, where they are half of the rows at most."""
+def test_scoring_few_rows_of_a_forward_gives_the_same_scores(tmp_path: Path, architecture: Any, threads: int) -> None:
+    """The last layer computes only the scored rows, if these are at most half of the rows."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf", **SHAPE | {"architecture": architecture, "quant": "Q4_0"})
     layers = (0, 2, 3, -1)
     settings = NativeSettings(threads=threads)
@@ -271,7 +271,7 @@ def test_few_scored_rows_of_many_are_the_rows_alone(tmp_path: Path, architecture
                     assert np.array_equal(sequence.hidden(layer), kept[layer][-scored:]), (width, scored, layer)
 
 
-def test_hidden_states_nobody_asked_for_or_that_are_gone(model: NativeModel) -> None:
+def test_hidden_states_that_are_not_kept_or_stale_raise(model: NativeModel) -> None:
     for strange in (4, -2):
         with pytest.raises(InvalidRequestError, match="no layer"):
             model.open(20, keep_hidden=[strange])

@@ -1,4 +1,4 @@
-"""Coarse models: matrices of wider types as Q4_0, computed as if the file had them so."""
+"""Requantised models: matrices of wider types as Q4_0, computed as if the file had them in Q4_0."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.trimmed_folder import write_tied, write_trimmed_folder
 LIBRARY = require_native()
 SHAPE: dict[str, Any] = {"width": 256, "heads": 8, "kv_heads": 2}
 
-# Those of whose bytes Q4_0 needs at most 85 %, and the others.
+# Types of whose bytes Q4_0 needs at most 85 %, and the rest.
 WIDE = ("F32", "F16", "BF16", "Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K")
 COARSE = ("Q4_0", "Q4_1", "Q4_K")
 
@@ -48,7 +48,7 @@ def rows_of(model: NativeModel, width: int = 5) -> list[LogitsArray]:
 
 
 def kept_tiles(model: NativeModel, weight: WeightTensor) -> NDArray[np.uint8]:
-    """What a matrix has to look like: its rows of the file, made Q4_0 and laid out."""
+    """The expected layout of a matrix: its rows of the file, converted to Q4_0."""
     assert weight.kept_as == "Q4_0"
     tensor = weight.tensor
     raw = np.fromfile(model.header.path, np.uint8, tensor.byte_count, offset=tensor.offset)
@@ -67,7 +67,7 @@ def coarsened_rows(number: int, raw: NDArray[np.uint8], weight: WeightTensor, ke
 
 
 @pytest.mark.parametrize("kind", WIDE)
-def test_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) -> None:
+def test_requantised_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) -> None:
     with load_native(written(tmp_path, kind), NativeSettings(threads=2), requantized=True) as model:
         layout, struct = requantize(read_layout(model.header)), model._loaded().weights.struct
         for weight, matrix in (
@@ -83,7 +83,7 @@ def test_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WIDE)
 @pytest.mark.parametrize("tied", [False, True])
-def test_it_takes_less_and_says_nearly_the_same(tmp_path: Path, kind: str, tied: bool) -> None:
+def test_a_requantised_model_is_smaller_and_scores_nearly_the_same(tmp_path: Path, kind: str, tied: bool) -> None:
     path = written(tmp_path, kind, tied=tied)
     with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), requantized=True) as coarse:
         spared = bytes_spared(wide.header)
@@ -106,7 +106,7 @@ def test_it_takes_less_and_says_nearly_the_same(tmp_path: Path, kind: str, tied:
 
 
 @pytest.mark.parametrize("kind", COARSE)
-def test_what_is_small_enough_stays_as_it_is(tmp_path: Path, kind: str) -> None:
+def test_matrices_already_as_small_as_q4_0_are_not_requantised(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path, kind)
     layout = read_layout(read_header(path))
     assert requantize(layout) is layout
@@ -115,7 +115,7 @@ def test_what_is_small_enough_stays_as_it_is(tmp_path: Path, kind: str) -> None:
         assert equal(rows_of(coarse), rows_of(wide))
 
 
-def test_parts_of_a_coarse_model_are_coarsen(tmp_path: Path) -> None:
+def test_parts_of_a_requantised_model_are_requantised(tmp_path: Path) -> None:
     path = written(tmp_path, "Q8_0", layers=3)
     shorter = write_tiny_gguf(tmp_path / "shorter.gguf", quant="Q8_0", layers=3, leave_out=(1,), **SHAPE)
     kept = np.array([0, 1, 2, 7, 90, 311])
@@ -142,7 +142,7 @@ def test_parts_of_a_coarse_model_are_coarsen(tmp_path: Path) -> None:
             assert np.array_equal(found[kept], whole[kept])
 
 
-def test_a_sidecar_of_either_kind_serves_its_own_and_no_other(
+def test_sidecars_of_filed_and_requantised_weights_are_not_interchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path, "Q8_0")
@@ -159,7 +159,7 @@ def test_a_sidecar_of_either_kind_serves_its_own_and_no_other(
         assert (not strips) is serves
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_requantising_weights_that_are_not_finite_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "F32")
     tensor = next(each for each in read_header(path).tensors if each.name == "blk.1.ffn_up.weight")
     with path.open("r+b") as file:
@@ -170,7 +170,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_trimmed_drafter_can_be_coarse(tmp_path: Path, tied: bool) -> None:
+def test_a_trimmed_drafter_can_be_requantised(tmp_path: Path, tied: bool) -> None:
     kept = [0, 3, *range(20, 70)]
     file = written(tmp_path, "Q8_0")
     artefact = read_artefact(

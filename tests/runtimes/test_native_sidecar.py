@@ -1,4 +1,4 @@
-"""The native runtime's sidecar: written by one load, mapped by the next, and refused where it is not what it was."""
+"""The native runtime's sidecar: written by one load, mapped by the next, and refused if its content changed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def relayed(monkeypatch: pytest.MonkeyPatch) -> Relayed:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_second_load_lays_nothing_out_and_computes_the_same(
+def test_the_second_load_maps_the_sidecar_and_scores_the_same(
     path: Path, sidecar: Path, relayed: Relayed, threads: int
 ) -> None:
     expected = scores(path, None)
@@ -90,21 +90,21 @@ def test_the_second_load_lays_nothing_out_and_computes_the_same(
     assert [each.name for each in sidecar.parent.iterdir()] == [sidecar.name]  # no temporaries
 
 
-def test_without_a_place_or_a_sha256_nothing_is_written(path: Path, sidecar: Path) -> None:
+def test_no_sidecar_is_written_without_a_place_or_a_sha256(path: Path, sidecar: Path) -> None:
     scores(path, sidecar, sha256=None)
     scores(path, None)
     assert list(sidecar.parent.iterdir()) == []
 
 
-def test_tiles_of_another_model_are_replaced(
+def test_a_sidecar_of_another_model_is_replaced(
     path: Path, sidecar: Path, relayed: Relayed, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The same shapes, so that only the content tells them apart."""
+    """The same shapes, so that only the content differs."""
     other = write_tiny_gguf(tmp_path_factory.mktemp("other") / "other.gguf", quant="Q4_0", width=128, seed=1)
     scores(other, sidecar, sha256="sha256:cd")
     assert scores(path, sidecar) == scores(path, None)
     assert relayed.of(lambda: scores(path, sidecar)) == 0
-    # And where even the sha256 is said to be the same, the file's own rows tell.
+    # Even with the same sha256 the file's rows show the difference.
     assert scores(other, sidecar) == scores(other, None)
 
 
@@ -128,9 +128,7 @@ def changed_everywhere(data: bytes) -> list[tuple[str, bytes]]:
     ]
 
 
-def test_a_file_that_is_not_what_was_written_is_refused_and_written_again(
-    path: Path, sidecar: Path, relayed: Relayed
-) -> None:
+def test_a_damaged_sidecar_is_refused_and_written_again(path: Path, sidecar: Path, relayed: Relayed) -> None:
     expected = scores(path, sidecar)
     good = sidecar.read_bytes()
     for what, data in changed_everywhere(good):
@@ -142,8 +140,8 @@ def test_a_file_that_is_not_what_was_written_is_refused_and_written_again(
         assert sidecar.read_bytes() == good, what
 
 
-def test_hostile_files_are_refused_or_harmless(path: Path, sidecar: Path) -> None:
-    """Anything at all in the file, with a seal that fits: nothing beyond it is read, else this process ends here."""
+def test_hostile_sidecars_are_refused_or_harmless(path: Path, sidecar: Path) -> None:
+    """Any content with a valid seal: no byte beyond the file is read; otherwise this process crashes."""
     scores(path, sidecar)
     good, header = sidecar.read_bytes(), read_header(path)
     library = require_native()
@@ -153,7 +151,7 @@ def test_hostile_files_are_refused_or_harmless(path: Path, sidecar: Path) -> Non
         random_ = random.Random(seed)
         tiles = np.frombuffer(bytearray(random_.randbytes(len(good) - HEADER_BYTES)), dtype=np.uint8)
         forged(library, sidecar, good[16:48], tiles)
-        assert scores(path, sidecar) == expected  # the first tile gives it away
+        assert scores(path, sidecar) == expected  # the first tile shows the damage
         tiles = np.frombuffer(bytearray(good[HEADER_BYTES:]), dtype=np.uint8)
         tiles[random_.randrange(len(tiles)) :][:64] = 255
         forged(library, sidecar, good[16:48], tiles)
@@ -171,10 +169,10 @@ def forged(library: NativeLibrary, path: Path, key: bytes, tiles: np.ndarray) ->
     assert made
 
 
-def test_tiles_in_another_layout_are_laid_out_again(
+def test_a_sidecar_with_another_tile_layout_is_laid_out_again(
     path: Path, sidecar: Path, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels of another day: the same sizes, and one line of each tile the other way round."""
+    """Tiles of other kernels: the same sizes, and one line of each tile reversed."""
     expected = scores(path, None)
     original = NativeWeights._relay_to
 
@@ -196,7 +194,7 @@ def test_tiles_in_another_layout_are_laid_out_again(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["no folder", "full", "little space", "slow", "not a file", "unwritable"])
-def test_a_sidecar_that_cannot_be_written_is_no_error(
+def test_a_sidecar_that_cannot_be_written_is_not_an_error(
     path: Path, sidecar: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     def fail(*_arguments: object) -> int:
@@ -235,7 +233,7 @@ def second_call(fail: Callable[..., int]) -> Callable[[], float]:
     return clock
 
 
-def test_a_model_with_bad_scales_is_never_kept(path: Path, sidecar: Path, tmp_path: Path) -> None:
+def test_no_sidecar_is_written_for_a_model_with_bad_scales(path: Path, sidecar: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(path.read_bytes())
     tensor = next(each for each in read_header(path).tensors if each.name == "blk.0.ffn_up.weight")
@@ -248,7 +246,7 @@ def test_a_model_with_bad_scales_is_never_kept(path: Path, sidecar: Path, tmp_pa
 
 
 @pytest.mark.parametrize("while_reading", [True, False])
-def test_a_cancelled_load_stops_at_a_chunk_and_leaves_nothing(
+def test_a_cancelled_load_stops_at_a_chunk_and_leaves_no_sidecar(
     library: NativeLibrary, tmp_path: Path, while_reading: bool
 ) -> None:
     tiles = np.ones(64, dtype=np.uint8)
@@ -266,7 +264,7 @@ def test_a_cancelled_load_stops_at_a_chunk_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == before
 
 
-def test_it_stays_mapped_when_it_is_replaced_or_removed(path: Path, sidecar: Path) -> None:
+def test_a_mapped_sidecar_stays_usable_when_replaced_or_removed(path: Path, sidecar: Path) -> None:
     expected = scores(path, sidecar)
     model = load_native(path, NativeSettings(), sha256=SHA256, sidecar=sidecar)
     sidecar.unlink()
@@ -279,7 +277,7 @@ def test_it_stays_mapped_when_it_is_replaced_or_removed(path: Path, sidecar: Pat
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of mappings to look at")
-def test_it_is_mapped_read_only_and_let_go_with_the_model(path: Path, sidecar: Path) -> None:
+def test_a_sidecar_is_mapped_read_only_until_the_model_is_closed(path: Path, sidecar: Path) -> None:
     def mappings() -> list[str]:
         lines = Path("/proc/self/maps").read_text().splitlines()
         return [line.split()[1] for line in lines if line.endswith(str(sidecar))]
@@ -319,7 +317,7 @@ Size:                  4 kB
         (None, 0, False),
     ],
 )
-def test_small_pages_are_told_from_large_ones(
+def test_small_pages_of_a_mapped_sidecar_are_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None, large: int, gains: bool
 ) -> None:
     (tmp_path / "smaps").write_text(SMAPS.format(large=large))
@@ -331,14 +329,14 @@ def test_small_pages_are_told_from_large_ones(
 
 
 @pytest.mark.parametrize("gains", [True, False])
-def test_tiles_in_small_pages_are_copied_into_memory(
+def test_sidecar_tiles_in_small_pages_are_copied_into_memory(
     path: Path, sidecar: Path, relayed: Relayed, monkeypatch: pytest.MonkeyPatch, gains: bool
 ) -> None:
     expected = scores(path, sidecar)
     monkeypatch.setattr(native_sidecar, "_LARGE_PAGES_MATTER_BYTES", 0)
     monkeypatch.setattr(native_sidecar, "_CHUNK_BYTES", 10_000)
     monkeypatch.setattr(native_sidecar, "_would_gain_large_pages", lambda _address: gains)
-    scores(path, sidecar)  # in other chunks it is another file
+    scores(path, sidecar)  # in other chunks the file has another seal
     copies: list[int] = []
     copy = Sidecar.copy
 
@@ -353,7 +351,7 @@ def test_tiles_in_small_pages_are_copied_into_memory(
     assert len(copies) == gains
 
 
-def test_every_bit_counts_in_the_checksum(library: NativeLibrary) -> None:
+def test_every_single_bit_changes_the_checksum(library: NativeLibrary) -> None:
     random_ = random.Random(1)
     for length in (0, 1, 7, 8, 63, 64, 65, 200, 3 * mmap.PAGESIZE):
         data = np.frombuffer(bytearray(random_.randbytes(length) or b"\0"), dtype=np.uint8).copy()

@@ -1,4 +1,4 @@
-"""Threads of the native runtime as its users see them: quotas, side by side, cancelled, and idle."""
+"""Threads of the native runtime: quotas, models in parallel, cancels, and idle threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model(path: Path) -> Iterator[NativeModel]:
         yield model
 
 
-def test_numbers_of_threads_that_cannot_be_had_are_refused(path: Path) -> None:
+def test_too_few_or_too_many_threads_are_refused(path: Path) -> None:
     header = read_header(path)
     assert (
         describe_native(header, NativeSettings(threads=MOST_THREADS), name="m", sha256=None).threads == MOST_THREADS
@@ -46,7 +46,7 @@ def test_numbers_of_threads_that_cannot_be_had_are_refused(path: Path) -> None:
             describe_native(header, NativeSettings(threads=threads), name="m", sha256=None)
 
 
-def test_the_kernels_are_told_of_the_quota(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_receive_the_cpu_quota(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Threads] = []
     monkeypatch.setattr(native_cache, "Threads", lambda **given: made.append(Threads(**given)) or made[-1])
     for limit in (None, 3):
@@ -55,7 +55,7 @@ def test_the_kernels_are_told_of_the_quota(model: NativeModel, monkeypatch: pyte
         assert (made[-1].count, made[-1].most_busy) == (2, limit or 0)
 
 
-def test_two_models_side_by_side_compute_what_each_computes_alone(path: Path, model: NativeModel) -> None:
+def test_two_models_in_parallel_score_like_each_alone(path: Path, model: NativeModel) -> None:
     tokens = [list(range(start, start + 3)) for start in range(1, 200)]
     with model.open(len(tokens) * 3) as alone:
         expected = [alone.forward(each, 1).logits(0).tobytes() for each in tokens]
@@ -70,7 +70,7 @@ def test_two_models_side_by_side_compute_what_each_computes_alone(path: Path, mo
         assert [each.result() for each in running] == [expected, expected]
 
 
-def test_a_cancel_in_a_long_prefill_ends_it_and_the_sequence_goes_on(model: NativeModel) -> None:
+def test_a_cancelled_long_prefill_ends_and_the_sequence_stays_usable(model: NativeModel) -> None:
     tokens = [1 + index % 300 for index in range(200)]
     with model.open(2000) as sequence, model.open(2000) as fresh:
         expected = fresh.forward(tokens, 1).logits(0).tobytes()
@@ -119,7 +119,7 @@ with load_native(Path(sys.argv[1]), NativeSettings()) as model, model.open(400) 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc lets the default be set")
-def test_a_forward_has_the_stack_it_needs_where_threads_have_little(path: Path, tmp_path: Path) -> None:
+def test_a_forward_gets_enough_stack_if_the_default_stack_is_small(path: Path, tmp_path: Path) -> None:
     with load_native(path, NativeSettings()) as model, model.open(400) as sequence:
         expected = sequence.forward(list(range(1, 300)), 8).argmax_row(7)
     done = run_python(SMALL_STACKS, path, home=tmp_path)

@@ -1,4 +1,4 @@
-"""Trees of the native runtime: the contract, and rows that are those of their paths, whatever computes them."""
+"""Trees of the native runtime: the contract, and rows equal to their paths' on any threads and levels."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def chain_rows(model: Model, before: list[int], tokens: list[int]) -> list[Logit
         return logits(fresh.forward(tokens, len(tokens)))
 
 
-# Where a tile of 16 positions and where a block of 256 begins and ends, within the tree and before it.
+# The borders of a tile of 16 positions and of a block of 256, within the tree and before it.
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 200, 239, 240, 255, 256, 300, 511])
-def test_rows_are_bit_equal_on_any_number_of_threads(model: NativeModel, length: int) -> None:
+def test_tree_rows_are_bit_equal_on_any_number_of_threads(model: NativeModel, length: int) -> None:
     source = random.Random(length)
     before, tokens = ids(length, model, length), ids(24, model, length + 1)
     parents = random_tree(source, len(tokens))
@@ -60,7 +60,7 @@ def test_rows_are_bit_equal_on_any_number_of_threads(model: NativeModel, length:
 
 
 @pytest.mark.parametrize("shape", ["chain", "star"])
-def test_the_largest_tree(model: NativeModel, shape: str) -> None:
+def test_the_largest_tree_scores_each_path_like_a_chain(model: NativeModel, shape: str) -> None:
     before, tokens = ids(250, model), ids(64, model, 1)
     parents = [index - 1 if shape == "chain" else -1 for index in range(64)]
     with model.open(400) as sequence:
@@ -77,7 +77,7 @@ def test_the_largest_tree(model: NativeModel, shape: str) -> None:
                 assert equal(found[index : index + 1], chain_rows(model, before, tokens[index : index + 1]))
 
 
-def test_a_tree_that_is_too_large(model: NativeModel) -> None:
+def test_a_tree_that_is_too_large_is_refused(model: NativeModel) -> None:
     with model.open(200) as sequence:
         sequence.forward_tree(ids(60, model), [-1] * 60)
         with pytest.raises(InvalidRequestError, match="tree of 65 tokens is too large"):
@@ -85,7 +85,7 @@ def test_a_tree_that_is_too_large(model: NativeModel) -> None:
         assert sequence.forward_tree(ids(5, model), [-1] * 5).count == 5, "the former tree is gone"
 
 
-def test_a_tree_of_nothing_has_no_rows(model: NativeModel) -> None:
+def test_a_tree_without_tokens_has_no_rows(model: NativeModel) -> None:
     with model.open(20) as sequence:
         assert sequence.forward_tree([], []).count == 0
         sequence.keep([])

@@ -1,4 +1,4 @@
-"""Drafters with a trimmed head in our own kernels: every token is fed, kept ones are scored as by the whole head."""
+"""Trimmed drafters in our kernels: every token can be fed, kept tokens score as with the whole head."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def whole(file: Path) -> Iterator[NativeModel]:
         yield model
 
 
-def test_kept_tokens_have_the_whole_heads_scores(whole: NativeModel, artefact: TrimmedDrafter) -> None:
+def test_kept_tokens_of_a_trimmed_head_have_the_whole_heads_scores(
+    whole: NativeModel, artefact: TrimmedDrafter
+) -> None:
     tokens = ids(40, whole)
     assert set(tokens) - set(KEPT), "tokens that the head lacks are fed as well"
     with load(artefact) as model, model.open(64) as sequence, whole.open(64) as reference:
@@ -59,7 +61,9 @@ def test_kept_tokens_have_the_whole_heads_scores(whole: NativeModel, artefact: T
             assert np.isneginf(own[gone]).all()
 
 
-def test_it_is_the_whole_model_with_those_rows(whole: NativeModel, artefact: TrimmedDrafter) -> None:
+def test_a_trimmed_drafter_equals_the_whole_model_with_these_head_rows(
+    whole: NativeModel, artefact: TrimmedDrafter
+) -> None:
     tokens = ids(40, whole)
     with (
         load(artefact) as model,
@@ -74,7 +78,9 @@ def test_it_is_the_whole_model_with_those_rows(whole: NativeModel, artefact: Tri
         assert equal(logits(mine), logits(theirs))
 
 
-def test_the_scale_of_the_embedding_is_the_manifests(file: Path, tmp_path: Path, whole: NativeModel) -> None:
+def test_a_trimmed_drafters_embedding_scale_comes_from_the_manifest(
+    file: Path, tmp_path: Path, whole: NativeModel
+) -> None:
     tokens = ids(20, whole)
     louder = read_artefact(write_trimmed_folder(file, tmp_path / "louder", KEPT, scale=2.0))
     plain = read_artefact(write_trimmed_folder(file, tmp_path / "plain", KEPT))
@@ -85,19 +91,19 @@ def test_the_scale_of_the_embedding_is_the_manifests(file: Path, tmp_path: Path,
     assert not np.array_equal(*rows)
 
 
-def test_without_layers_it_keeps_its_head(artefact: TrimmedDrafter, whole: NativeModel) -> None:
+def test_a_trimmed_drafter_without_some_layers_keeps_its_head(artefact: TrimmedDrafter, whole: NativeModel) -> None:
     tokens = ids(20, whole)
     with load(artefact) as model, model.with_layers([0]) as part, part.open(32) as sequence:
         row = sequence.forward(tokens, 1).logits(0)
         assert np.isfinite(row).sum() == len(KEPT)
 
 
-def test_it_is_not_trimmed_twice(artefact: TrimmedDrafter) -> None:
+def test_a_trimmed_head_cannot_be_trimmed_again(artefact: TrimmedDrafter) -> None:
     with load(artefact) as model, pytest.raises(InvalidRequestError, match="trimmed already"):
         model.with_head_rows(np.array([1, 2]))
 
 
-def test_an_embedding_that_changed_since_is_refused(file: Path, tmp_path: Path) -> None:
+def test_an_embedding_file_that_changed_is_refused(file: Path, tmp_path: Path) -> None:
     artefact = read_artefact(write_trimmed_folder(file, tmp_path / "cut", KEPT))
     table = artefact.embedding.path
     table.write_bytes(table.read_bytes()[:-1])
@@ -105,7 +111,7 @@ def test_an_embedding_that_changed_since_is_refused(file: Path, tmp_path: Path) 
         load(artefact)
 
 
-def test_an_embedding_of_another_type_is_left_to_llama_cpp(artefact: TrimmedDrafter) -> None:
+def test_a_trimmed_drafter_with_an_embedding_type_without_kernels_is_refused(artefact: TrimmedDrafter) -> None:
     strange = replace(artefact, embedding=replace(artefact.embedding, type_name="IQ4_NL"))
     reason = unsupported_reason(strange.model_header, strange)
     assert reason == "it has no kernels for IQ4_NL (embedding.bin)"

@@ -1,4 +1,4 @@
-"""Whole models in each weight type: llama.cpp's answers, and the same bits at every width, thread count and level."""
+"""Whole models in each weight type: llama.cpp's scores, and the same bits at every width, thread count and level."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Files = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """A tiny model of each type, written when first asked for; the head is the embedding's rows for some."""
+    """A tiny model of each type, written on first use; some types have a tied head."""
     folder = tmp_path_factory.mktemp("types")
 
     def write(kind: str) -> Path:
@@ -59,7 +59,7 @@ def rows_of(path: Path, settings: NativeSettings, width: int) -> list[LogitsArra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
-def test_rows_are_bit_equal_at_every_width_thread_count_and_level(files: Files, kind: str) -> None:
+def test_each_weight_type_is_bit_equal_at_every_width_thread_count_and_level(files: Files, kind: str) -> None:
     path = files(kind)
     plain = rows_of(path, NativeSettings(), 1)
     for width in (2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 36):
@@ -69,7 +69,7 @@ def test_rows_are_bit_equal_at_every_width_thread_count_and_level(files: Files, 
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_it_agrees_with_llama_cpp(files: Files, kind: str) -> None:
+def test_each_weight_type_agrees_with_llama_cpp(files: Files, kind: str) -> None:
     path = files(kind)
     ours = rows_of(path, NativeSettings(), 4)
     tokens = random.Random(11).choices(range(read_header(path).vocabulary_size), k=START + COUNT)
@@ -79,14 +79,14 @@ def test_it_agrees_with_llama_cpp(files: Files, kind: str) -> None:
         theirs = logits(sequence.forward(tokens[START:], COUNT))
     p, q = (np.exp(np.array(each, dtype=np.float64) - np.max(each, axis=1, keepdims=True)) for each in (theirs, ours))
     p, q = p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)
-    # Both round activations of quantised weights to 8 bits, each in its way; logits spread over about 3.
+    # The two runtimes round activations of quantised weights to 8 bits differently; logits spread over about 3.
     assert (p * np.log(p / q)).sum(axis=1).mean() < 0.01
     assert (p.argmax(axis=1) == q.argmax(axis=1)).mean() > 0.8  # measured: 0.83 and more
 
 
 @pytest.mark.parametrize(("kind", "error"), [("Q4_K", 0.1), ("Q5_K", 0.05), ("Q6_K", 0.03)])
-def test_the_tests_own_k_quants_are_what_gguf_reads(kind: str, error: float) -> None:
-    """What the models here are made with; the error is relative to the spread of the values."""
+def test_the_test_helpers_k_quants_are_read_correctly_by_gguf(kind: str, error: float) -> None:
+    """The helper that writes this module's models; the error is relative to the spread of the values."""
     values = np.random.default_rng(4).standard_normal((3, 512), dtype=np.float32)
     values[1, 256:] = 0
     number = gguf.GGMLQuantizationType[kind]

@@ -1,4 +1,4 @@
-"""ONNX Runtime held to the contract, and what is particular to it: padding, shared sessions, hostile folders."""
+"""ONNX Runtime held to the contract, and its specifics: padding, shared sessions, hostile folders."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from tests.support.quiet_process import CANCELLED, LEFT_RUNNING
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 
 REPOSITORY = Path(edgespec.__file__).parent.parent
-LONGEST = 32_768  # the contract opens a sequence of so many tokens, and a graph has no more positions than it says
+LONGEST = 32_768  # the longest sequence the contract opens; a graph has only the positions in its metadata
 SHORT = 64
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Exported tiny models, written when first asked for; ``kept`` rows of the head, None for all without a list."""
+    """Exported tiny models, written on first use; ``kept`` rows of the head, None for all without a list."""
 
     place: Path
 
@@ -66,7 +66,7 @@ def vocabulary_size(folder: Path) -> int:
 
 
 def some_ids(count: int) -> list[int]:
-    # Every tiny model has at least this many tokens; which of them are kept does not matter.
+    # Every tiny model has at least this many tokens; which tokens are kept does not matter.
     return sorted(random.Random(5).sample(range(600), count))
 
 
@@ -128,11 +128,11 @@ def rows_by_width(sequence: OnnxSequence, prompt: list[int], text: list[int], wi
 
 @pytest.mark.parametrize("prompt_tokens", [20, 255, 256, 300])
 @pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_0"])
-def test_rows_of_two_and_more_are_equal_to_the_bit(folders: Folders, quant: Quant, prompt_tokens: int) -> None:
+def test_onnx_rows_of_width_two_and_above_are_bit_equal(folders: Folders, quant: Quant, prompt_tokens: int) -> None:
     with load_folder(folders(quant)) as model, model.open(400) as sequence:
         prompt, text = ids(prompt_tokens, model), ids(8, model, 1)
         expected = rows_by_width(sequence, prompt, text, 8)
-        for width in (2, 4):  # lengths that leave no single token over
+        for width in (2, 4):  # widths that divide the text without a remainder
             assert equal(rows_by_width(sequence, prompt, text, width), expected), width
         for width in (2, 3, 4, 5, 6, 7):
             assert equal(rows_by_width(sequence, prompt, text[:width], width), expected[:width]), width
@@ -142,7 +142,9 @@ def test_rows_of_two_and_more_are_equal_to_the_bit(folders: Folders, quant: Quan
 
 @pytest.mark.parametrize("prompt_tokens", [1, 20, 255, 257, 300])
 @pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_0"])
-def test_padded_to_two_every_width_is_equal_to_the_bit(folders: Folders, quant: Quant, prompt_tokens: int) -> None:
+def test_onnx_forwards_padded_to_two_are_bit_equal_at_every_width(
+    folders: Folders, quant: Quant, prompt_tokens: int
+) -> None:
     with load_folder(folders(quant), OnnxSettings(pad_to=2)) as model, model.open(400) as sequence:
         prompt, text = ids(prompt_tokens, model), ids(8, model, 1)
         expected = rows_by_width(sequence, prompt, text, 8)
@@ -151,7 +153,7 @@ def test_padded_to_two_every_width_is_equal_to_the_bit(folders: Folders, quant: 
         assert sequence.length == prompt_tokens + 8
 
 
-def test_padded_a_single_scored_row_has_company_in_the_head(folders: Folders) -> None:
+def test_padded_forwards_are_bit_equal_for_any_number_of_scored_rows(folders: Folders) -> None:
     with load_folder(folders(), OnnxSettings(pad_to=2)) as model, model.open(400) as sequence:
         tokens = ids(270, model)
         all_rows = logits(sequence.forward(tokens, 14))
@@ -161,7 +163,7 @@ def test_padded_a_single_scored_row_has_company_in_the_head(folders: Folders) ->
 
 
 @pytest.mark.parametrize("pad_to", [1, 2])
-def test_the_last_position_can_be_used(folders: Folders, pad_to: int) -> None:
+def test_the_last_position_of_an_onnx_context_can_be_used(folders: Folders, pad_to: int) -> None:
     folder = folders(context_length=SHORT)
     with load_folder(folder, OnnxSettings(pad_to=pad_to)) as model:
         assert model.facts.trained_context_length == SHORT
@@ -176,7 +178,7 @@ def test_the_last_position_can_be_used(folders: Folders, pad_to: int) -> None:
             assert near(sequence.forward(tokens, 1).logits(0), last)
 
 
-def test_a_context_has_no_more_tokens_than_the_graph_has_positions(folders: Folders) -> None:
+def test_a_context_longer_than_the_graphs_positions_is_refused(folders: Folders) -> None:
     with load_folder(folders(context_length=SHORT)) as model:
         with pytest.raises(InvalidRequestError, match=str(SHORT)) as raised:
             model.open(SHORT + 1)
@@ -185,7 +187,7 @@ def test_a_context_has_no_more_tokens_than_the_graph_has_positions(folders: Fold
             model.open(0)
 
 
-def test_weights_are_shared_with_another_padding(folders: Folders) -> None:
+def test_an_onnx_model_with_another_padding_shares_the_weights(folders: Folders) -> None:
     with load_folder(folders()) as model:
         padded = model.with_settings(pad_to=2)
         assert (padded.settings.pad_to, model.settings.pad_to) == (2, 1)
@@ -203,12 +205,12 @@ def test_weights_are_shared_with_another_padding(folders: Folders) -> None:
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_0"])
-def test_a_trimmed_head_scores_what_it_kept_in_the_ids_of_its_source(folders: Folders, quant: Quant) -> None:
+def test_a_trimmed_onnx_head_scores_kept_tokens_in_source_ids(folders: Folders, quant: Quant) -> None:
     kept = some_ids(400)
     with load_folder(folders(quant)) as whole, load_folder(folders(quant, 400)) as trimmed:
         assert trimmed.facts.vocabulary_size == whole.facts.vocabulary_size
         assert trimmed.facts.bytes_per_forward < whole.facts.bytes_per_forward
-        tokens = ids(40, whole)  # also such as can be read and not said
+        tokens = ids(40, whole)  # includes tokens without a score
         with whole.open(64) as left, trimmed.open(64) as right:
             expected, found = left.forward(tokens, 3), right.forward(tokens, 3)
             for index in range(3):
@@ -220,7 +222,7 @@ def test_a_trimmed_head_scores_what_it_kept_in_the_ids_of_its_source(folders: Fo
             assert set(found.top_k(5)[0].ravel().tolist()) <= set(kept)
 
 
-def test_with_all_rows_kept_nothing_changes(folders: Folders, tmp_path: Path) -> None:
+def test_a_trimmed_onnx_head_with_all_rows_scores_like_the_whole_head(folders: Folders, tmp_path: Path) -> None:
     size = vocabulary_size(folders())
     source = folders.place / f"Q4_0-{LONGEST}.gguf"
     export_onnx(source, tmp_path / "all", name="tiny", sha256=None, kept=np.arange(size, dtype=np.int32))
@@ -236,7 +238,7 @@ def test_with_all_rows_kept_nothing_changes(folders: Folders, tmp_path: Path) ->
 
 
 class WatchedSession:
-    """A session that lets a test act before each run; everything else is the real one's."""
+    """A session that lets a test act before each run; otherwise the real session."""
 
     def __init__(self, session: Any, before: Callable[[int], None]) -> None:
         self._session = session
@@ -261,10 +263,10 @@ def unwatch(sequence: OnnxSequence, model: OnnxModel) -> None:
     sequence._native._weights = model._weights
 
 
-def test_a_cancel_ends_the_run_itself(model: OnnxModel, sequence: OnnxSequence) -> None:
+def test_a_cancel_ends_an_onnx_run_in_progress(model: OnnxModel, sequence: OnnxSequence) -> None:
     tokens = ids(30, model)
     sequence.forward(tokens[:10], 0)
-    watched = watch(sequence, lambda _run: sequence.cancel())  # past our own look at the flag
+    watched = watch(sequence, lambda _run: sequence.cancel())  # after Python's check of the flag
     with pytest.raises(CancelledError):
         sequence.forward(tokens[10:], 1)
     assert (watched.runs, sequence.length) == (1, 10)
@@ -277,7 +279,7 @@ def test_a_cancel_ends_the_run_itself(model: OnnxModel, sequence: OnnxSequence) 
 
 
 @pytest.mark.parametrize("failing_run", [1, 2])
-def test_a_failed_run_leaves_the_sequence_as_it_was(
+def test_a_failed_onnx_run_leaves_the_sequence_unchanged(
     model: OnnxModel, sequence: OnnxSequence, failing_run: int
 ) -> None:
     def fail(run: int) -> None:
@@ -297,7 +299,7 @@ def test_a_failed_run_leaves_the_sequence_as_it_was(
         assert np.array_equal(fresh.forward([9], 1).logits(0), after)
 
 
-def test_two_sequences_at_once_equal_running_alone(model: OnnxModel) -> None:
+def test_two_onnx_sequences_in_parallel_score_like_each_alone(model: OnnxModel) -> None:
     def decode(seed: int) -> list[LogitsArray]:
         found: list[LogitsArray] = []
         with model.open(600) as sequence:
@@ -322,7 +324,7 @@ def test_two_sequences_at_once_equal_running_alone(model: OnnxModel) -> None:
     assert equal(together[1], alone[1])
 
 
-def test_a_provider_with_memory_of_its_own_is_given_its_inputs_each_time(folders: Folders) -> None:
+def test_a_provider_with_separate_memory_runs_serially_and_scores_the_same(folders: Folders) -> None:
     with load_folder(folders()) as model, model.open(300) as sequence:
         weights = model._weights
         assert weights is not None
@@ -335,13 +337,13 @@ def test_a_provider_with_memory_of_its_own_is_given_its_inputs_each_time(folders
                 assert equal(logits(sequence.forward(tokens, 1)), logits(remote.forward(tokens, 1)))
 
 
-def test_at_most_so_many_rows(sequence: OnnxSequence) -> None:
+def test_an_onnx_forward_refuses_more_rows_than_the_maximum(sequence: OnnxSequence) -> None:
     assert sequence.forward([3] * 70, MAX_SCORED_ROWS).count == MAX_SCORED_ROWS
     with pytest.raises(InvalidRequestError, match=str(MAX_SCORED_ROWS)):
         sequence.forward([3] * 70, MAX_SCORED_ROWS + 1)
 
 
-def test_a_closed_sequence_does_not_rewind(model: OnnxModel) -> None:
+def test_a_closed_onnx_sequence_refuses_to_rewind(model: OnnxModel) -> None:
     with model.open(64) as sequence:
         sequence.forward([1, 2], 0)
         with pytest.raises(RewindError):
@@ -352,7 +354,9 @@ def test_a_closed_sequence_does_not_rewind(model: OnnxModel) -> None:
         sequence._native.decode(np.array([1]), 0, 0)
 
 
-def test_a_cache_that_does_not_fit_is_a_sentence(model: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_onnx_cache_that_does_not_fit_raises_a_readable_error(
+    model: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_arguments: object, **_keywords: object) -> None:
         raise MemoryError
 
@@ -367,7 +371,7 @@ def test_a_cache_that_does_not_fit_is_a_sentence(model: OnnxModel, monkeypatch: 
 # ------------------------------------------------------------------------------------------- facts and settings
 
 
-def test_facts(folders: Folders) -> None:
+def test_onnx_facts_come_from_the_artefact_and_the_settings(folders: Folders) -> None:
     artefact = read_onnx_folder(folders())
     settings = OnnxSettings(threads=2, pad_to=2)
     with load_onnx(artefact, settings, name="tiny", sha256="ab") as model:
@@ -386,7 +390,7 @@ def test_facts(folders: Folders) -> None:
     assert not facts.can_fork
 
 
-def test_a_model_is_called_like_its_folder_unless_told_otherwise(model: OnnxModel, folders: Folders) -> None:
+def test_an_onnx_models_name_is_its_folders_unless_the_caller_passes_one(model: OnnxModel, folders: Folders) -> None:
     assert (model.facts.name, model.facts.sha256) == (folders().name, None)
 
 
@@ -399,7 +403,7 @@ def test_a_model_is_called_like_its_folder_unless_told_otherwise(model: OnnxMode
         (OnnxSettings(provider="npu9"), RuntimeUnavailableError, "npu9"),
     ],
 )
-def test_bad_settings_are_refused_before_loading(
+def test_invalid_onnx_settings_are_refused_before_loading(
     folders: Folders,
     monkeypatch: pytest.MonkeyPatch,
     settings: OnnxSettings,
@@ -411,13 +415,13 @@ def test_bad_settings_are_refused_before_loading(
         load_folder(folders(), settings)
 
 
-def test_an_unknown_provider_names_those_that_are_here(folders: Folders) -> None:
+def test_an_unknown_onnx_provider_raises_with_the_available_names(folders: Folders) -> None:
     with pytest.raises(RuntimeUnavailableError) as raised:
         load_folder(folders(), OnnxSettings(provider="npu9"))
     assert "cpu" in (raised.value.hint or "")
 
 
-def test_two_loads_of_one_folder_agree_to_the_bit(folders: Folders) -> None:
+def test_two_loads_of_one_onnx_folder_are_bit_equal(folders: Folders) -> None:
     found = []
     for _ in range(2):
         with load_folder(folders(), OnnxSettings(threads=2)) as model, model.open(600) as sequence:
@@ -426,7 +430,7 @@ def test_two_loads_of_one_folder_agree_to_the_bit(folders: Folders) -> None:
     assert equal(*found)
 
 
-# ------------------------------------------------------------------------------------------- hostile files, silence
+# ----------------------------------------------------------------------------------------- hostile files, no output
 
 
 def copied(folder: Path, place: Path) -> Path:
@@ -436,7 +440,7 @@ def copied(folder: Path, place: Path) -> Path:
     return place
 
 
-def test_a_damaged_folder_never_reaches_native_code(
+def test_a_damaged_onnx_folder_never_reaches_native_code(
     folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load().api, "InferenceSession", lambda *_, **__: pytest.fail("native code was given it"))
@@ -448,7 +452,9 @@ def test_a_damaged_folder_never_reaches_native_code(
             load_folder(folder)
 
 
-def test_a_folder_that_changes_after_it_was_checked_is_a_sentence(folders: Folders, tmp_path: Path) -> None:
+def test_an_onnx_folder_that_changes_after_its_check_raises_a_readable_error(
+    folders: Folders, tmp_path: Path
+) -> None:
     artefact = read_onnx_folder(copied(folders(), tmp_path / "changing"))
     content = artefact.data_path.read_bytes()
     artefact.data_path.write_bytes(content[: len(content) // 2])
@@ -477,7 +483,7 @@ opened = lambda: load_onnx(read_onnx_folder(good), OnnxSettings()).open(3000)
 """
 
 
-def test_nothing_is_printed_and_the_process_ends_well(folders: Folders, tmp_path: Path) -> None:
+def test_onnx_runtime_prints_nothing_and_the_process_exits_with_status_zero(folders: Folders, tmp_path: Path) -> None:
     good, bad = copied(folders(), tmp_path / "good"), copied(folders(), tmp_path / "bad")
     code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{QUIET}{CANCELLED}{LEFT_RUNNING}"
     done = subprocess.run([sys.executable, "-c", code, good, bad], capture_output=True, timeout=60, check=False)

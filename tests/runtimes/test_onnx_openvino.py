@@ -1,8 +1,8 @@
-"""A graph of fixed shapes through OpenVINO, as a provider beside ONNX Runtime's own.
+"""A graph of fixed shapes through OpenVINO, as a provider of ONNX Runtime.
 
-OpenVINO comes as a plugin (`pip install onnxruntime-ep-openvino`), which takes Intel's hardware only, or built into
-another onnxruntime (`onnxruntime-openvino`). Registering a plugin lasts as long as the process, so all of this
-happens in another one.
+OpenVINO comes as a plugin (`pip install onnxruntime-ep-openvino`), for Intel's hardware only, or built into another
+onnxruntime (`onnxruntime-openvino`). A registered plugin stays as long as the process, so these tests run in a
+separate process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ with load_onnx(read_onnx_folder(Path(asked["folder"])), settings) as model, mode
     print(json.dumps({"device": model.facts.device, "logits": found}))
 """
 
-# Each build has its own word for it: without, processors that know bfloat16 compute in that.
+# Each build has another option: without it, processors with bfloat16 compute in bfloat16.
 IN_FLOAT32 = {
     "OpenVINO": {"precision": "FP32"},
     "OpenVINO-CPU": {"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'},
@@ -83,7 +83,7 @@ def scores(folder: Path, device: str, options: dict[str, str]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_float_weights_give_the_same_logits(architecture: str, device: str, tmp_path: Path) -> None:
+def test_float_weights_through_openvino_give_the_same_logits(architecture: str, device: str, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "a.gguf", architecture, context_length=LEAST_STATIC_CACHE)
     export_onnx(source, tmp_path / "out", name="tiny", sha256=None, static_cache=LEAST_STATIC_CACHE)
     wanted, found = (scores(tmp_path / "out", name, IN_FLOAT32.get(name, {})) for name in ("cpu", device))
@@ -92,7 +92,9 @@ def test_float_weights_give_the_same_logits(architecture: str, device: str, tmp_
 
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_0"])
-def test_blocks_give_nearly_the_same_as_it_comes(quant: str, device: str, tmp_path: Path) -> None:
+def test_quantised_blocks_with_openvinos_defaults_give_nearly_the_same_logits(
+    quant: str, device: str, tmp_path: Path
+) -> None:
     """Both round activations, to 8 bits in blocks or to bfloat16: a tenth of the spread at most, on average."""
     source = write_tiny_model(tmp_path / "a.gguf", "qwen2", quant=quant, context_length=LEAST_STATIC_CACHE)
     export_onnx(source, tmp_path / "out", name="tiny", sha256=None, static_cache=LEAST_STATIC_CACHE)

@@ -1,4 +1,4 @@
-"""Which execution providers there are, under which names; onnxruntime and its plugins are made up where needed."""
+"""Which execution providers are listed, and their names; onnxruntime and plugins are faked where needed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ep_device(ep_name: str, hardware: str, vendor: str = "Maker") -> Any:
 
 @dataclass
 class FakeRuntime:
-    """The part of the onnxruntime module that is asked for providers. ``libraries``: what registering a path adds."""
+    """The part of the onnxruntime module about providers. ``libraries``: the devices that registering a path adds."""
 
     providers: list[str] = field(default_factory=lambda: ["CPUExecutionProvider"])
     libraries: dict[str, list[Any]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def plugin(name: str, ep_name: str) -> ModuleType:
 # ------------------------------------------------------------------------------------------------ the library
 
 
-def test_the_library_that_is_installed() -> None:
+def test_the_installed_onnxruntime_loads_and_identifies_its_build() -> None:
     library = load()
     assert library.build.startswith(f"{library.version}+")
     assert library is load()
@@ -97,7 +97,7 @@ def test_the_library_that_is_installed() -> None:
     assert "Azure" not in {device.name for device in devices}
 
 
-def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_onnxruntime_raises_with_an_install_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
     for use in (load, list_devices, broken_plugins, lambda: find_provider("cpu"), lambda: find_provider("CUDA")):
         with pytest.raises(RuntimeUnavailableError, match="not installed") as raised:
@@ -105,7 +105,9 @@ def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "pip install edgespec[onnx]" in (raised.value.hint or "")
 
 
-def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> None:
+def test_an_onnxruntime_that_does_not_load_raises_the_reason(
+    monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime
+) -> None:
     def broken() -> str:
         raise OSError("libstdc++ is too old")
 
@@ -118,7 +120,7 @@ def test_an_onnxruntime_that_does_not_load(monkeypatch: pytest.MonkeyPatch, runt
 
 
 @pytest.mark.parametrize(("version", "enough"), [("1.21.3", False), ("0.9", False), ("1.22.0", True), ("2.0", True)])
-def test_an_onnxruntime_that_is_too_old(runtime: FakeRuntime, version: str, enough: bool) -> None:
+def test_an_onnxruntime_that_is_too_old_is_refused(runtime: FakeRuntime, version: str, enough: bool) -> None:
     runtime.__version__ = version
     if enough:
         assert load().version == version
@@ -127,7 +129,7 @@ def test_an_onnxruntime_that_is_too_old(runtime: FakeRuntime, version: str, enou
         load()
 
 
-def test_nothing_is_reported_to_anyone(runtime: FakeRuntime) -> None:
+def test_onnxruntimes_telemetry_is_disabled(runtime: FakeRuntime) -> None:
     load()
     assert not runtime.telemetry
 
@@ -152,7 +154,7 @@ def test_built_in_providers_have_the_names_of_the_command_line(runtime: FakeRunt
     assert broken_plugins() == {}
 
 
-def test_an_unknown_provider_names_those_that_are_here(runtime: FakeRuntime) -> None:
+def test_an_unknown_provider_raises_with_the_available_names(runtime: FakeRuntime) -> None:
     runtime.providers.append("DmlExecutionProvider")
     with pytest.raises(RuntimeUnavailableError, match="'npu9'") as raised:
         find_provider("npu9")
@@ -162,7 +164,7 @@ def test_an_unknown_provider_names_those_that_are_here(runtime: FakeRuntime) -> 
 # ----------------------------------------------------------------------------------------------------- plugins
 
 
-def test_one_plugin_may_bring_several_devices(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_plugin_may_offer_several_devices(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     vino, gpu = "OpenVINOExecutionProvider", "WebGpuExecutionProvider"
     devices = [ep_device(vino, "CPU"), ep_device(vino, "GPU"), ep_device(vino, "GPU", ""), ep_device(vino, "NPU")]
     runtime.libraries = {"/onnxruntime_ep_vino.so": devices, "/onnxruntime_ep_web.so": [ep_device(gpu, "GPU")]}
@@ -183,7 +185,7 @@ def test_one_plugin_may_bring_several_devices(runtime: FakeRuntime, monkeypatch:
     assert runtime.registered == ["/onnxruntime_ep_vino.so", "/onnxruntime_ep_web.so"]  # once
 
 
-def test_a_plugin_may_have_several_providers(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_plugin_may_offer_several_providers(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = plugin("onnxruntime_ep_two", "unused")
     module.get_ep_names = lambda: ["QNNExecutionProvider", "VitisAIExecutionProvider"]
     runtime.libraries = {
@@ -196,7 +198,7 @@ def test_a_plugin_may_have_several_providers(runtime: FakeRuntime, monkeypatch: 
     assert [each.name for each in list_devices()] == ["cpu", "QNN", "VitisAI"]
 
 
-def test_what_the_process_has_registered_is_not_registered_again(
+def test_an_already_registered_plugin_is_not_registered_again(
     runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime.devices.append(ep_device("QNNExecutionProvider", "NPU"))
@@ -205,13 +207,15 @@ def test_what_the_process_has_registered_is_not_registered_again(
     assert runtime.registered == []
 
 
-def test_the_cpu_needs_no_plugin(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_the_cpu_provider_registers_no_plugin(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, plugin("onnxruntime_qnn", "QNNExecutionProvider"))
     assert find_provider("CPU").name == "cpu"
     assert runtime.registered == []
 
 
-def test_a_plugin_that_fails_is_named_with_its_reason(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_fails_is_reported_with_the_reason(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime.libraries = {"/onnxruntime_ep_without.so": []}
     install(
         monkeypatch,
@@ -222,10 +226,10 @@ def test_a_plugin_that_fails_is_named_with_its_reason(runtime: FakeRuntime, monk
     assert [each.name for each in list_devices()] == ["cpu"]
     reasons = broken_plugins()
     assert set(reasons) == {"onnxruntime_ep_gone", "onnxruntime_ep_without", "onnxruntime_ep_empty"}
-    assert "no device" in reasons["onnxruntime_ep_without"]
+    assert "none of its devices" in reasons["onnxruntime_ep_without"]
     with pytest.raises(RuntimeUnavailableError) as raised:
         find_provider("Lonely")
-    assert "onnxruntime_ep_without: it finds no device" in (raised.value.hint or "")
+    assert "onnxruntime_ep_without: it finds none of its devices" in (raised.value.hint or "")
 
 
 def test_plugins_are_found_by_the_name_of_their_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

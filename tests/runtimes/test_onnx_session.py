@@ -1,4 +1,4 @@
-"""How a session is asked for and what becomes of its failures, with an onnxruntime that only takes notes."""
+"""How a session is made and how its failures are reported, with an onnxruntime that only records calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIXED: Any = SimpleNamespace(graph_path=Path("folder") / "model.onnx", folder=Pa
 
 
 class FakeApi:
-    """Notes what a session is made with. ``error`` is raised instead; ``usable`` are the providers that take part."""
+    """Records how a session is made, or raises ``error``; ``usable`` are the providers that the session keeps."""
 
     def __init__(self, error: Exception | None = None, usable: list[str] | None = None) -> None:
         self.error = error
@@ -71,7 +71,7 @@ def loaded(
     return load_weights(library, provider, artefact, settings or OnnxSettings())
 
 
-def test_the_defaults() -> None:
+def test_default_onnx_settings_have_the_documented_values() -> None:
     settings = OnnxSettings()
     assert (settings.threads, settings.provider, settings.pad_to, settings.spinning) == (1, "cpu", 1, True)
     assert settings.options == {}
@@ -79,12 +79,12 @@ def test_the_defaults() -> None:
     assert hash(settings) == hash(OnnxSettings())
 
 
-def test_what_enters_the_numeric_class() -> None:
+def test_onnx_settings_of_the_numeric_class_are_written_as_json() -> None:
     settings = OnnxSettings(pad_to=2, spinning=False, options={"precision": "f32", "a": "b"})
     assert settings.as_json() == {"pad_to": 2, "spinning": False, "option.a": "b", "option.precision": "f32"}
 
 
-def test_how_a_session_is_made() -> None:
+def test_a_session_is_made_with_the_settings_options() -> None:
     api = FakeApi()
     weights = loaded(api, settings=OnnxSettings(threads=3, spinning=False, options={"key": "value"}))
     assert api.path == str(ARTEFACT.graph_path)
@@ -97,13 +97,13 @@ def test_how_a_session_is_made() -> None:
     assert weights.on_cpu
 
 
-def test_threads_spin_unless_told_otherwise() -> None:
+def test_onnx_threads_spin_unless_the_settings_disable_it() -> None:
     api = FakeApi()
     loaded(api)
     assert api.entries == {"session.intra_op.allow_spinning": "1"}
 
 
-def test_a_graph_of_fixed_shapes_is_loaded_for_two_widths_but_on_the_cpu() -> None:
+def test_a_fixed_shape_graph_gets_two_sessions_except_on_the_cpu() -> None:
     api = FakeApi()
     weights = loaded(api, GPU, artefact=FIXED)
     assert api.widths == [1, WIDE_TOKENS]
@@ -115,7 +115,7 @@ def test_a_graph_of_fixed_shapes_is_loaded_for_two_widths_but_on_the_cpu() -> No
         assert weights.session is weights.wide
 
 
-def test_elsewhere_the_cpu_computes_what_the_provider_cannot_and_runs_take_turns() -> None:
+def test_providers_other_than_the_cpu_fall_back_to_it_and_run_serially() -> None:
     api = FakeApi()
     weights = loaded(api, GPU)
     assert api.providers == [("DmlExecutionProvider", {}), "CPUExecutionProvider"]
@@ -124,7 +124,7 @@ def test_elsewhere_the_cpu_computes_what_the_provider_cannot_and_runs_take_turns
         assert weights.turn.locked()  # type: ignore[attr-defined]
 
 
-def test_a_plugins_device_is_chosen_by_its_descriptor() -> None:
+def test_a_plugin_device_is_selected_by_its_descriptor() -> None:
     api = FakeApi(usable=["OpenVINOExecutionProvider", "CPUExecutionProvider"])
     weights = loaded(api, PLUGIN, OnnxSettings(provider="OpenVINO-CPU", options={"a": "1"}))
     assert api.appended == (["the descriptor"], {"a": "1"})
@@ -132,7 +132,7 @@ def test_a_plugins_device_is_chosen_by_its_descriptor() -> None:
     assert not weights.on_cpu
 
 
-def test_a_provider_that_onnxruntime_left_out_is_said() -> None:
+def test_a_provider_that_onnxruntime_left_out_is_an_error() -> None:
     with pytest.raises(RuntimeUnavailableError, match="DirectML does not work here") as raised:
         loaded(FakeApi(usable=["CPUExecutionProvider"]), GPU)
     assert raised.value.hint
@@ -148,7 +148,9 @@ def test_a_provider_that_onnxruntime_left_out_is_said() -> None:
         (CPU, MemoryError(), MemoryLimitError),
     ],
 )
-def test_a_failed_load_is_one_sentence(provider: Provider, error: Exception, expected: type[EdgespecError]) -> None:
+def test_a_failed_onnx_load_raises_a_one_line_error(
+    provider: Provider, error: Exception, expected: type[EdgespecError]
+) -> None:
     with pytest.raises(expected) as raised:
         loaded(FakeApi(error=error), provider)
     assert "\n" not in raised.value.message
@@ -156,13 +158,13 @@ def test_a_failed_load_is_one_sentence(provider: Provider, error: Exception, exp
     assert " ".join(str(error).split()) in raised.value.message
 
 
-def test_a_native_message_is_cut_where_it_gets_long() -> None:
+def test_a_long_native_message_is_truncated() -> None:
     with pytest.raises(ModelFileError) as raised:
         loaded(FakeApi(error=RuntimeError("stack frame " * 1000)))
     assert len(raised.value.message) < 500
 
 
-def test_a_stop_flag_ends_both_kinds_of_run() -> None:
+def test_a_stop_flag_ends_short_and_long_runs() -> None:
     stop = StopFlag(loaded(FakeApi()))
     runs = (stop.step_options, stop.prefill_options)
     assert not stop.raised
@@ -174,7 +176,7 @@ def test_a_stop_flag_ends_both_kinds_of_run() -> None:
     assert not any(run.terminate for run in runs)
 
 
-def test_only_a_long_prompts_memory_goes_back_and_only_on_the_cpu() -> None:
+def test_only_a_long_prompts_memory_is_released_and_only_on_the_cpu() -> None:
     stop = StopFlag(loaded(FakeApi()))
     assert stop.step_options.entries == {}
     assert stop.prefill_options.entries == {"memory.enable_memory_arena_shrinkage": "cpu:0"}

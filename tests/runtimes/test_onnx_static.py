@@ -1,4 +1,4 @@
-"""Graphs of fixed shapes held to the contract, and what is particular to them: two widths, masks, a full cache."""
+"""Graphs of fixed shapes held to the contract, and their specifics: two widths, masks, a full cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONG = 8192  # the longest context the contract opens
 
 @dataclass(frozen=True)
 class Folders:
-    """Exported tiny models, written when first asked for; without ``static_cache`` those of ordinary graphs."""
+    """Exported tiny models, written on first use; without ``static_cache`` those of ordinary graphs."""
 
     place: Path
 
@@ -83,7 +83,7 @@ class TestContract(SequenceContract, ThreadContract):
     @pytest.fixture(
         scope="class",
         params=[("F32", OnnxSettings()), ("Q4_0", OnnxSettings(threads=2)), ("Q8_0", OnnxSettings(pad_to=2))],
-        ids=["F32", "Q4_0 on two threads", "Q8_0 asked to pad"],
+        ids=["F32", "Q4_0 on two threads", "Q8_0 with padding requested"],
     )
     @classmethod
     def runtime(cls, request: pytest.FixtureRequest, folders: Folders) -> Runtime:
@@ -94,8 +94,8 @@ class TestContract(SequenceContract, ThreadContract):
             context_overhead_bytes=12 * 2**20,
         )
 
-    def test_a_sequence_costs_its_cache_and_little_more(self, model: Model, runtime: Runtime) -> None:
-        """The cache is as long as the graph says, whatever context is asked for."""
+    def test_a_sequence_takes_little_more_memory_than_its_cache(self, model: Model, runtime: Runtime) -> None:
+        """The cache is as long as the graph's, whatever context length is requested."""
         process = psutil.Process()
         with closing(model.open(600)) as first:
             first.forward(ids(600, model), 1)
@@ -106,15 +106,15 @@ class TestContract(SequenceContract, ThreadContract):
         assert grown < model.facts.kv_bytes_per_token * LONG + runtime.context_overhead_bytes
 
 
-# ------------------------------------------------------------------------------------------------------- the answers
+# ------------------------------------------------------------------------------------------------------------ scores
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_what_llama_cpp_says(folders: Folders, architecture: str) -> None:
+def test_fixed_shape_graphs_score_like_llama_cpp(folders: Folders, architecture: str) -> None:
     text = np.random.default_rng(4).integers(3, VOCABULARY_SIZE, 60).tolist()
     wanted = llama_logits(folders.source(architecture, "F32"), text)
     with load_folder(folders(architecture, "F32")) as model, model.open(100) as sequence:
-        for prompt in (0, 1, 3, 31, 32, 33, 50):  # read one by one, padded, whole, and in both ways
+        for prompt in (0, 1, 3, 31, 32, 33, 50):  # fed one by one, padded, whole, and mixed
             sequence.rewind(0)
             sequence.forward(text[:prompt], 0)
             found = sequence.forward(text[prompt:], 10)
@@ -123,7 +123,7 @@ def test_what_llama_cpp_says(folders: Folders, architecture: str) -> None:
 
 
 @pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_0"])
-def test_what_the_ordinary_graph_says(folders: Folders, quant: str) -> None:
+def test_fixed_shape_graphs_score_like_the_ordinary_graph(folders: Folders, quant: str) -> None:
     with (
         load_folder(folders(quant=quant)) as static,
         load_folder(folders(quant=quant, static_cache=None)) as usual,
@@ -136,7 +136,7 @@ def test_what_the_ordinary_graph_says(folders: Folders, quant: str) -> None:
             assert all(near(own, other) for own, other in zip(found, wanted, strict=True))
 
 
-def test_a_trimmed_head(folders: Folders) -> None:
+def test_a_fixed_shape_graph_with_a_trimmed_head_scores_kept_tokens(folders: Folders) -> None:
     with load_folder(folders(quant="Q8_0")) as whole, load_folder(folders(quant="Q8_0", kept=3)) as trimmed:
         tokens = ids(40, whole)
         with whole.open(64) as left, trimmed.open(64) as right:
@@ -148,7 +148,7 @@ def test_a_trimmed_head(folders: Folders) -> None:
 
 
 def fixed(model: OnnxModel) -> OnnxModel:
-    """The model as another provider runs it: a session for each width, compiled for that alone."""
+    """The model as another provider runs it: a separate session for each width."""
     weights = model._weights
     assert weights is not None
     sessions = [
@@ -163,7 +163,7 @@ def fixed(model: OnnxModel) -> OnnxModel:
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
-def test_sessions_of_one_width_each_give_the_same_to_the_bit(folders: Folders, architecture: str) -> None:
+def test_separate_sessions_per_width_are_bit_equal_to_one_session(folders: Folders, architecture: str) -> None:
     with load_folder(folders(architecture)) as model, fixed(model) as other:
         weights = other._weights
         assert weights is not None
@@ -179,7 +179,7 @@ def test_sessions_of_one_width_each_give_the_same_to_the_bit(folders: Folders, a
 
 
 class WatchedSession:
-    """A session that lets a test act before each run; everything else is the real one's."""
+    """A session that lets a test act before each run; otherwise the real session."""
 
     def __init__(self, session: Any, before: Callable[[], None]) -> None:
         self._session, self._before = session, before
@@ -219,13 +219,15 @@ def unwatch(sequence: OnnxSequence) -> None:
         (40, 40, 40, 0),
     ],
 )
-def test_which_width_a_token_goes_in_at(sequence: OnnxSequence, count: int, rows: int, one: int, many: int) -> None:
+def test_tokens_are_divided_between_single_and_wide_runs(
+    sequence: OnnxSequence, count: int, rows: int, one: int, many: int
+) -> None:
     step, piece = watch(sequence)
     sequence.forward([5] * count, rows)
     assert (step.runs, piece.runs) == (one, many)
 
 
-def test_only_the_new_rows_are_written(model: OnnxModel, sequence: OnnxSequence) -> None:
+def test_a_fixed_shape_forward_writes_only_the_new_cache_rows(model: OnnxModel, sequence: OnnxSequence) -> None:
     native: Any = sequence._native
     sequence.forward(ids(40, model), 0)
     before = native._cache.copy()
@@ -234,10 +236,10 @@ def test_only_the_new_rows_are_written(model: OnnxModel, sequence: OnnxSequence)
     assert changed.tolist() == list(range(40, 47))
 
 
-def test_a_cancel_ends_the_run_itself(model: OnnxModel, sequence: OnnxSequence) -> None:
+def test_a_cancel_ends_a_fixed_shape_run_in_progress(model: OnnxModel, sequence: OnnxSequence) -> None:
     tokens = ids(30, model)
     sequence.forward(tokens[:10], 0)
-    _, piece = watch(sequence, sequence.cancel)  # past our own look at the flag
+    _, piece = watch(sequence, sequence.cancel)  # after Python's check of the flag
     with pytest.raises(CancelledError):
         sequence.forward(tokens[10:], 1)
     assert (piece.runs, sequence.length) == (1, 10)
@@ -250,7 +252,7 @@ def test_a_cancel_ends_the_run_itself(model: OnnxModel, sequence: OnnxSequence) 
 
 
 @pytest.mark.parametrize("failing_run", [1, 2, 3])
-def test_a_failed_run_leaves_the_sequence_as_it_was(model: OnnxModel, failing_run: int) -> None:
+def test_a_failed_fixed_shape_run_leaves_the_sequence_unchanged(model: OnnxModel, failing_run: int) -> None:
     tokens, runs = ids(120, model), iter(range(1, 100))
 
     def fail() -> None:
@@ -268,7 +270,7 @@ def test_a_failed_run_leaves_the_sequence_as_it_was(model: OnnxModel, failing_ru
         assert np.array_equal(fresh.forward([9], 1).logits(0), sequence.forward([9], 1).logits(0))
 
 
-def test_two_sequences_at_once_equal_running_alone(model: OnnxModel) -> None:
+def test_two_fixed_shape_sequences_in_parallel_score_like_each_alone(model: OnnxModel) -> None:
     def decode(seed: int) -> list[LogitsArray]:
         found: list[LogitsArray] = []
         with model.open(200) as sequence:
@@ -293,11 +295,11 @@ def test_two_sequences_at_once_equal_running_alone(model: OnnxModel) -> None:
     assert equal(together[1], alone[1])
 
 
-# ------------------------------------------------------------------------------------------------ a cache that ends
+# ----------------------------------------------------------------------------------------------------- a full cache
 
 
 @pytest.mark.parametrize("pad_to", [1, 2])
-def test_the_whole_cache_can_be_used(folders: Folders, pad_to: int) -> None:
+def test_every_position_of_a_fixed_length_cache_can_be_used(folders: Folders, pad_to: int) -> None:
     with load_folder(folders(), OnnxSettings(pad_to=pad_to)) as model:
         assert model.facts.trained_context_length == LEAST_STATIC_CACHE
         tokens = ids(LEAST_STATIC_CACHE, model)
@@ -309,13 +311,13 @@ def test_the_whole_cache_can_be_used(folders: Folders, pad_to: int) -> None:
             assert sequence.length == sequence.context_length
 
 
-def test_a_context_is_no_longer_than_the_cache(model: OnnxModel) -> None:
+def test_a_context_longer_than_the_fixed_cache_is_refused(model: OnnxModel) -> None:
     with pytest.raises(InvalidRequestError, match=str(LEAST_STATIC_CACHE)) as raised:
         model.open(LEAST_STATIC_CACHE + 1)
     assert raised.value.hint
 
 
-def test_a_drafter_whose_cache_is_full_has_nothing_more_to_say(model: OnnxModel) -> None:
+def test_a_drafter_with_a_full_fixed_cache_proposes_nothing(model: OnnxModel) -> None:
     request = DraftRequest(
         chooser=Chooser(Sampling()),
         vocabulary_size=VOCABULARY_SIZE,
@@ -332,7 +334,9 @@ def test_a_drafter_whose_cache_is_full_has_nothing_more_to_say(model: OnnxModel)
     drafter.close()
 
 
-def test_a_cache_that_does_not_fit_is_a_sentence(model: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixed_length_cache_that_does_not_fit_raises_a_readable_error(
+    model: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_arguments: object, **_keywords: object) -> None:
         raise MemoryError
 
@@ -343,7 +347,7 @@ def test_a_cache_that_does_not_fit_is_a_sentence(model: OnnxModel, monkeypatch: 
     assert "--static-cache" in (raised.value.hint or "")
 
 
-def test_a_closed_sequence_decodes_nothing(model: OnnxModel) -> None:
+def test_a_closed_fixed_shape_sequence_refuses_to_decode(model: OnnxModel) -> None:
     with model.open(64) as sequence:
         sequence.forward([1, 2], 0)
     with pytest.raises(ClosedError):
@@ -354,7 +358,7 @@ def test_a_closed_sequence_decodes_nothing(model: OnnxModel) -> None:
 # ---------------------------------------------------------------------------------------------------------- masks
 
 
-def test_what_new_tokens_see_of_the_cache() -> None:
+def test_the_past_mask_hides_positions_beyond_length_and_window() -> None:
     found = past_mask(3, 2, 5, None)
     assert (found.dtype, found.shape) == (np.dtype(np.float32), (2, 5))
     assert (found == 0).tolist() == [[True, True, True, False, False]] * 2
@@ -368,19 +372,19 @@ def test_what_new_tokens_see_of_the_cache() -> None:
     assert (past_mask(0, 1, 4, None) == HIDDEN).all()
 
 
-def test_what_new_tokens_see_of_each_other() -> None:
+def test_the_new_mask_hides_later_tokens_and_those_before_the_window() -> None:
     assert (new_mask(3, None) == 0).tolist() == np.tril(np.ones((3, 3), dtype=bool)).tolist()
     assert (new_mask(3, 2) == 0).tolist() == [[True, False, False], [True, True, False], [False, True, True]]
     assert new_mask(2, None).dtype == np.float32
     assert set(new_mask(3, 1).ravel().tolist()) == {0.0, HIDDEN}
 
 
-def test_what_is_hidden_is_a_number_in_float16() -> None:
+def test_the_masks_hidden_value_is_finite_in_float16() -> None:
     assert np.isfinite(np.float16(HIDDEN))
     assert np.exp(np.float32(HIDDEN)) == 0
 
 
-def test_the_library_is_the_one_that_sessions_are_made_with(model: OnnxModel) -> None:
+def test_fixed_shape_graphs_share_one_session_on_the_cpu(model: OnnxModel) -> None:
     weights = model._weights
     assert weights is not None
     assert weights.api is load().api

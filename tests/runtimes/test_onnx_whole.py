@@ -1,4 +1,4 @@
-"""Graphs whose cache goes in and comes out whole, held to the contract; and what is particular to them."""
+"""Graphs with the whole cache as input and output, held to the contract; and their specifics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT = 64
 
 @dataclass(frozen=True)
 class Folders:
-    """Artefacts of one tiny model, written when first asked for."""
+    """Artefacts of one tiny model, written on first use."""
 
     place: Path
 
@@ -84,7 +84,7 @@ class TestContract(SequenceContract, ThreadContract):
 
 
 @pytest.mark.parametrize("head", ["plain", "scaled", "hidden"])
-def test_the_scores_are_those_of_llama_cpp(folders: Folders, head: str) -> None:
+def test_whole_cache_graphs_score_like_llama_cpp(folders: Folders, head: str) -> None:
     with load_folder(folders(head)) as model, model.open(SHORT) as sequence:
         tokens = ids(40, model)
         expected = llama_logits(folders.source().with_suffix(".gguf"), tokens)
@@ -96,7 +96,7 @@ def test_the_scores_are_those_of_llama_cpp(folders: Folders, head: str) -> None:
 
 @pytest.mark.parametrize("head", ["plain", "hidden"])
 @pytest.mark.parametrize("pad_to", [1, 2])
-def test_only_the_rows_asked_for_are_scored(folders: Folders, head: str, pad_to: int) -> None:
+def test_a_whole_cache_graph_scores_only_the_requested_rows(folders: Folders, head: str, pad_to: int) -> None:
     with load_folder(folders(head), OnnxSettings(pad_to=pad_to)) as model, model.open(SHORT) as sequence:
         tokens = ids(12, model)
         whole = logits(sequence.forward(tokens, 12))
@@ -108,7 +108,9 @@ def test_only_the_rows_asked_for_are_scored(folders: Folders, head: str, pad_to:
 
 
 @pytest.mark.parametrize("prompt_tokens", [1, 255, 300])
-def test_padded_to_two_every_width_is_equal_to_the_bit(folders: Folders, prompt_tokens: int) -> None:
+def test_whole_cache_forwards_padded_to_two_are_bit_equal_at_every_width(
+    folders: Folders, prompt_tokens: int
+) -> None:
     with load_folder(folders(), OnnxSettings(pad_to=2)) as model, model.open(400) as sequence:
         prompt, text = ids(prompt_tokens, model), ids(8, model, 1)
         found = {}
@@ -124,7 +126,7 @@ def test_padded_to_two_every_width_is_equal_to_the_bit(folders: Folders, prompt_
 
 
 @pytest.mark.parametrize("pad_to", [1, 2])
-def test_the_last_position_can_be_used(folders: Folders, pad_to: int) -> None:
+def test_the_last_position_of_a_whole_cache_context_can_be_used(folders: Folders, pad_to: int) -> None:
     with load_folder(folders(context_length=SHORT), OnnxSettings(pad_to=pad_to)) as model:
         assert model.facts.trained_context_length == SHORT
         tokens = ids(SHORT, model)
@@ -139,11 +141,13 @@ def test_the_last_position_can_be_used(folders: Folders, pad_to: int) -> None:
 
 
 def arrays(sequence: OnnxSequence) -> list[int]:
-    """Where the cache's arrays lie."""
+    """The addresses of the cache's arrays."""
     return [value.data_ptr() for value in sequence._native._past.values()]
 
 
-def test_a_cache_is_cut_once_and_only_by_the_next_forward(model: OnnxModel, sequence: OnnxSequence) -> None:
+def test_after_a_rewind_the_next_forward_copies_the_whole_cache_once(
+    model: OnnxModel, sequence: OnnxSequence
+) -> None:
     tokens = ids(40, model)
     sequence.forward(tokens[:30], 0)
     before = arrays(sequence)
@@ -172,7 +176,7 @@ def count_cuts(sequence: OnnxSequence) -> list[int]:
 
 
 class WatchedSession:
-    """A session that lets a test act before each run; everything else is the real one's."""
+    """A session that lets a test act before each run; otherwise the real session."""
 
     def __init__(self, session: Any, before: Callable[[], None]) -> None:
         self._session = session
@@ -199,7 +203,7 @@ def fail_with(error: Exception) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("rewound", [37, 20])
-def test_a_failed_or_cancelled_run_leaves_the_cache_as_it_was(
+def test_a_failed_or_cancelled_run_leaves_the_whole_cache_unchanged(
     model: OnnxModel, sequence: OnnxSequence, rewound: int
 ) -> None:
     tokens = ids(80, model)
@@ -222,7 +226,7 @@ def test_a_failed_or_cancelled_run_leaves_the_cache_as_it_was(
         assert np.array_equal(fresh.forward(tokens[rewound:], 1).logits(0), after)
 
 
-def test_a_graph_that_gives_another_cache_than_it_should_is_a_sentence(
+def test_a_graph_that_returns_a_wrong_cache_shape_raises_a_readable_error(
     sequence: OnnxSequence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequence.forward([3, 4], 0)
@@ -234,7 +238,9 @@ def test_a_graph_that_gives_another_cache_than_it_should_is_a_sentence(
     assert sequence.forward([5], 1).count == 1
 
 
-def test_scores_that_find_no_memory_are_a_sentence(model: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_scores_raises_a_readable_error(
+    model: OnnxModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty = np.empty
 
     def refuse(shape: object, **keywords: object) -> object:
@@ -248,14 +254,14 @@ def test_scores_that_find_no_memory_are_a_sentence(model: OnnxModel, monkeypatch
     assert raised.value.needed_bytes == 2 * 1000 * model.facts.kv_bytes_per_token
 
 
-def test_a_closed_sequence_decodes_nothing(model: OnnxModel) -> None:
+def test_a_closed_whole_cache_sequence_refuses_to_decode(model: OnnxModel) -> None:
     with model.open(SHORT) as sequence:
         sequence.forward([1, 2], 0)
     with pytest.raises(ClosedError):
         sequence._native.decode(np.array([1]), 0, 0)
 
 
-def test_facts(folders: Folders, model: OnnxModel) -> None:
+def test_the_facts_of_a_whole_cache_graph_come_from_its_artefact(folders: Folders, model: OnnxModel) -> None:
     artefact = read_onnx_folder(folders())
     assert (artefact.cache, artefact.static_cache, artefact.kept) == (WHOLE, None, None)
     assert model.facts.trained_context_length == LONGEST

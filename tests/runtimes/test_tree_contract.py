@@ -17,7 +17,7 @@ class TestFake(TreeContract):
         return Runtime(open_model=lambda: FakeModel(50, seed=3, can_branch=True))
 
 
-def test_a_runtime_that_does_not_branch_says_so() -> None:
+def test_the_facts_of_a_runtime_without_trees_say_so() -> None:
     model = FakeModel(50)
     assert not model.facts.can_branch
     with pytest.raises(RuntimeUnavailableError):

@@ -1,4 +1,4 @@
-"""How long an answer is waited for: far beyond what is known at first, close behind what forwards took later."""
+"""Deadlines of a worker's answers: generous at first, ten times the measured times of forwards later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def timed(tokens: int, *seconds: float) -> ForwardTimes:
     return own
 
 
-def test_before_anything_was_timed_the_weights_say_how_long_a_prompt_may_take() -> None:
+def test_the_first_deadline_of_a_prompt_is_derived_from_the_weights() -> None:
     assert times().deadline_s(1) == pytest.approx(30.2)
     assert times().deadline_s(256) == pytest.approx(30 + 256 * 0.2)
     assert times(bytes_per_forward=0).deadline_s(256) == 30.0
@@ -30,21 +30,21 @@ def test_before_anything_was_timed_the_weights_say_how_long_a_prompt_may_take() 
     assert times().answer_s == 30.0
 
 
-def test_the_first_forward_of_a_size_may_have_waited_for_its_kernels() -> None:
+def test_the_first_forward_of_a_size_is_not_used_for_deadlines() -> None:
     assert timed(1, 9.0).deadline_s(1) == pytest.approx(30.2)
     assert timed(1, 9.0, 0.01).deadline_s(1) == pytest.approx(2.1)
 
 
-def test_once_timed_ten_times_the_longest_of_late_is_enough() -> None:
+def test_a_timed_forwards_deadline_is_ten_times_the_longest_recent_time() -> None:
     own = timed(1, 9.0, 0.01, 0.03, 0.01)
     assert 2.2 < own.deadline_s(1) < 2.3
     assert own.answer_s == 2.0
     for _ in range(300):
         own.record(1, 0.01)
-    assert own.deadline_s(1) == pytest.approx(2.1, abs=0.001), "a slow one is forgotten"
+    assert own.deadline_s(1) == pytest.approx(2.1, abs=0.001), "a slow forward is forgotten"
 
 
-def test_sizes_have_times_of_their_own() -> None:
+def test_each_size_of_forward_has_a_separate_deadline() -> None:
     own = timed(1, 0.01, 0.01)
     assert own.deadline_s(200) == pytest.approx(30 + 40.0)
     own.record(200, 1.0)
@@ -53,7 +53,7 @@ def test_sizes_have_times_of_their_own() -> None:
     assert own.deadline_s(1) == pytest.approx(2.1)
 
 
-def test_experience_never_makes_it_longer() -> None:
+def test_timed_forwards_never_make_a_deadline_longer() -> None:
     assert timed(1, 60.0, 60.0).deadline_s(1) == pytest.approx(30.2)
     short = times(Deadlines(answer_s=0.5))
     for _ in range(2):

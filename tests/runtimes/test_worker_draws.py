@@ -1,4 +1,4 @@
-"""Draws that cross to a worker process: as they were, and nothing that cannot be."""
+"""Draws that cross to a worker process: unchanged, and refused if impossible."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def changed(described: tuple[dict[str, Any], bytes], change: Mapping[str, Any], 
     return crossed(({**header, **change}, own if body is None else body))
 
 
-def test_requests_arrive_as_they_were() -> None:
+def test_a_draw_request_survives_the_pipe_unchanged() -> None:
     for row in score_rows(21, 300):
         seen = {token: count for token, count in row.request.seen.items() if token >= 0}
         request = replace(row.request, seen=seen)
         assert read_request(crossed(describe_request(request))) == request
 
 
-def test_numbers_of_numpy_cross_as_numbers() -> None:
+def test_numpy_numbers_in_a_draw_request_can_cross_the_pipe() -> None:
     request = replace(ASKED, temperature=np.float32(0.7), top_k=np.int64(4), wanted=np.int64(3))  # type: ignore[arg-type]
     found = read_request(crossed(describe_request(request)))
     assert (found.temperature, found.top_k, found.wanted) == (float(np.float32(0.7)), 4, 3)
     assert found.scale == request.scale
 
 
-def test_what_was_drawn_arrives_as_it_was() -> None:
+def test_a_draw_result_survives_the_pipe_unchanged() -> None:
     compared = 0
     for row in score_rows(22, 300):
         drawn = by_numpy(row)
@@ -76,7 +76,7 @@ NUMBERS = describe_request(ASKED)[0]["request"]
         ({}, b"123"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused(change: dict[str, Any], body: bytes | None) -> None:
+def test_an_invalid_draw_request_is_refused(change: dict[str, Any], body: bytes | None) -> None:
     assert read_request(crossed(describe_request(ASKED))) == ASKED
     with pytest.raises(WorkerLostError):
         read_request(changed(describe_request(ASKED), change, body))
@@ -97,14 +97,14 @@ def test_a_request_that_cannot_be_is_refused(change: dict[str, Any], body: bytes
         ({}, ids_bytes(np.array([1, 2, -1]))),
     ],
 )
-def test_a_draw_that_cannot_be_is_refused(change: dict[str, Any], body: bytes | None) -> None:
+def test_an_impossible_draw_result_is_refused(change: dict[str, Any], body: bytes | None) -> None:
     assert read_drawn(crossed(describe_drawn(DRAWN)), ASKED, 10) == DRAWN
     with pytest.raises(WorkerLostError):
         read_drawn(changed(describe_drawn(DRAWN), change, body), ASKED, 10)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_odds_and_entropy_are_finite(bad: float) -> None:
+def test_a_draw_with_odds_or_entropy_that_are_not_finite_is_refused(bad: float) -> None:
     header, body = describe_drawn(DRAWN)
     for change in ({"odds": [bad, 0.3, 0.2]}, {"entropy": bad}):
         with pytest.raises(WorkerLostError):

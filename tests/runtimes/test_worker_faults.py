@@ -1,4 +1,4 @@
-"""A worker process that dies, hangs or lies; a parent that is killed or interrupted. Nothing hangs or is left."""
+"""A worker that dies, hangs or sends wrong answers; a killed or interrupted parent. Nothing hangs or is left over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAIT_S = 60
 REPOSITORY = Path(edgespec.__file__).parent.parent
 TINY = LoadRequest(runtime="fake", path=Path("tiny"))
 
-# A child that works answers in a fraction of a millisecond; one that does not, never.
+# A working child answers within a fraction of a millisecond, a hung child never.
 SHORT = Deadlines(load_s=WAIT_S, answer_s=0.15, token_s=0.001, cancel_s=0.3, close_s=0.2)
 
 
@@ -47,13 +47,13 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """No process, not even a zombie, no file and no thread more than before."""
+    """Check that no process (zombies included), file or thread is left over."""
     own = psutil.Process()
     gc.collect()
     files, threads = own.num_fds(), threading.active_count()
     yield
     gc.collect()
-    for _ in range(200):  # threads that were told to end do so when they are next scheduled
+    for _ in range(200):  # cancelled threads end when they are next scheduled
         if (own.num_fds(), threading.active_count(), own.children()) == (files, threads, []):
             return
         time.sleep(0.01)
@@ -76,7 +76,7 @@ def every_call_fails(model: WorkerModel, sequence: Sequence) -> None:
 
 
 def hit_at_random(model: WorkerModel, rng: random.Random, hit: signal.Signals) -> WorkerLostError:
-    """Send a signal while forwards of all sizes, rewinds and rows go on; returns how they ended."""
+    """Send a signal during forwards of all sizes, rewinds and rows; returns the error that ended them."""
     sequence = model.open(600)
 
     def work() -> None:
@@ -99,7 +99,7 @@ def hit_at_random(model: WorkerModel, rng: random.Random, hit: signal.Signals) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_killed_at_any_moment(tiny_gguf: Path, seed: int) -> None:
+def test_a_worker_killed_at_any_moment_is_reported_as_lost(tiny_gguf: Path, seed: int) -> None:
     request = LoadRequest(runtime="llama", path=tiny_gguf, settings=asdict(LlamaSettings()))
     with start_model(request) as model:
         error = hit_at_random(model, random.Random(seed), signal.SIGKILL)
@@ -109,14 +109,14 @@ def test_killed_at_any_moment(tiny_gguf: Path, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_stopped_at_any_moment(tiny_gguf: Path, seed: int) -> None:
+def test_a_worker_stopped_at_any_moment_is_reported_as_not_answering(tiny_gguf: Path, seed: int) -> None:
     request = LoadRequest(runtime="llama", path=tiny_gguf, settings=asdict(LlamaSettings()))
     with start_model(request, deadlines=SHORT) as model:
         error = hit_at_random(model, random.Random(seed), signal.SIGSTOP)
         assert "does not answer" in error.message
 
 
-def test_killed_before_it_is_used() -> None:
+def test_a_worker_killed_before_its_first_use_is_reported_as_lost() -> None:
     with start_model(TINY, command=command("fake")) as model:
         sequence = model.open(16)
         os.kill(model.pid, signal.SIGKILL)
@@ -126,17 +126,17 @@ def test_killed_before_it_is_used() -> None:
         sequence.forward([1], 1)
 
 
-def test_an_abort_is_told_with_its_last_words() -> None:
+def test_a_native_aborts_last_stderr_line_is_in_the_hint() -> None:
     with start_model(TINY, command=command("aborting")) as model, model.open(16) as sequence:
         with pytest.raises(WorkerLostError, match="SIGABRT") as caught:
             sequence.forward([1], 1)
         assert "GGML_ASSERT(device lost) failed" in caught.value.stderr
-        assert caught.value.hint == "its last words: GGML_ASSERT(device lost) failed"
+        assert caught.value.hint == "its last output: GGML_ASSERT(device lost) failed"
         assert sequence.length == 0
         every_call_fails(model, sequence)
 
 
-def test_rows_that_were_not_fetched_are_lost_and_best_ids_are_not() -> None:
+def test_after_a_loss_best_ids_remain_but_unread_rows_raise() -> None:
     with start_model(TINY, command=command("fake")) as model, model.open(16) as sequence:
         rows = sequence.forward([1, 2], 2)
         best = rows.argmax().tolist()
@@ -147,14 +147,14 @@ def test_rows_that_were_not_fetched_are_lost_and_best_ids_are_not() -> None:
         assert rows.argmax().tolist() == best
 
 
-def test_an_error_no_contract_foresees_ends_the_process() -> None:
+def test_an_unexpected_error_in_the_worker_ends_the_process() -> None:
     with start_model(TINY, command=command("buggy")) as model, model.open(16) as sequence:
         with pytest.raises(WorkerLostError, match="IndexError: pop from empty list"):
             sequence.forward([1], 1)
         every_call_fails(model, sequence)
 
 
-def test_a_cache_that_says_something_else_ends_the_process() -> None:
+def test_a_worker_that_reports_a_wrong_cache_length_is_ended() -> None:
     with start_model(TINY, command=command("wrong_about_itself")) as model, model.open(16) as sequence:
         with pytest.raises(WorkerLostError, match="should hold 1 tokens"):
             sequence.forward([1], 1)
@@ -163,7 +163,7 @@ def test_a_cache_that_says_something_else_ends_the_process() -> None:
 
 
 @pytest.mark.slow
-def test_a_forward_that_ignores_a_cancel_is_given_up() -> None:
+def test_a_worker_whose_forward_ignores_a_cancel_is_killed() -> None:
     patient = Deadlines(answer_s=WAIT_S, cancel_s=0.2, close_s=0.2)
     with start_model(TINY, command=command("unresponsive"), deadlines=patient) as model:
         sequence = model.open(16)
@@ -172,25 +172,25 @@ def test_a_forward_that_ignores_a_cancel_is_given_up() -> None:
         sequence.cancel()
         error = running.exception(WAIT_S)
         assert isinstance(error, WorkerLostError | CancelledError)
-        if isinstance(error, CancelledError):  # it had not begun
+        if isinstance(error, CancelledError):  # the forward had not begun
             pytest.fail("the forward was cancelled before it was sent")
         assert "does not answer to a cancel" in error.message
 
 
-def test_closing_ends_a_process_that_does_not_listen() -> None:
+def test_closing_ends_a_worker_that_does_not_read() -> None:
     with start_model(TINY, command=command("fake"), deadlines=SHORT) as model:
         os.kill(model.pid, signal.SIGSTOP)
 
 
-def test_a_parent_that_was_stopped_takes_the_answer_that_came_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its deadline is over when it goes on, but the answer is there."""
+def test_a_parent_stopped_past_the_deadline_accepts_an_answer_in_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline has passed when the parent resumes, but the answer is in the pipe."""
     monkeypatch.setattr(worker_link, "_GRACE_S", WAIT_S)
     late = Deadlines(answer_s=0.0, token_s=0.0)
     with start_model(TINY, command=command("fake"), deadlines=late) as model, model.open(16) as sequence:
         assert sequence.forward([1], 1).argmax_row(0) >= 0
 
 
-def test_an_interrupted_load_ends_its_process() -> None:
+def test_interrupting_a_load_ends_the_worker_process() -> None:
     watch = threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
     try:
         watch.start()
@@ -200,7 +200,7 @@ def test_an_interrupted_load_ends_its_process() -> None:
         watch.join()
 
 
-def test_a_request_larger_than_a_pipe_does_not_wait_for_a_child_that_does_not_read(
+def test_a_request_larger_than_the_pipe_times_out_if_the_worker_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_frames, "MOST_HEADER_BYTES", 2**20)
@@ -210,7 +210,7 @@ def test_a_request_larger_than_a_pipe_does_not_wait_for_a_child_that_does_not_re
         start_model(request, command=[sys.executable, "-c", "import time; time.sleep(600)"], deadlines=patient)
 
 
-def test_a_lost_process_is_replaced_once() -> None:
+def test_a_lost_worker_process_is_replaced_once() -> None:
     settings = WorkerSettings(command=command("fake"), restart_after_s=0.0)
     with closing(run_in_process(FakeModel(50).facts, TINY, settings)) as model:
         best = []
@@ -223,12 +223,12 @@ def test_a_lost_process_is_replaced_once() -> None:
             with pytest.raises(WorkerLostError):
                 sequence.forward([1], 1)
         assert best[0] == best[1]
-        with pytest.raises(WorkerLostError, match="lost twice, now since it was ended by SIGKILL"):
+        with pytest.raises(WorkerLostError, match="lost twice, the last time because it was ended by SIGKILL"):
             model.open(16)
 
 
 @pytest.mark.slow
-def test_a_process_that_hangs_while_it_loads_is_given_up_and_replaced_once() -> None:
+def test_a_worker_that_hangs_while_loading_is_killed_and_replaced_once() -> None:
     hanging = WorkerSettings(
         command=command("slow"), deadlines=Deadlines(load_s=0.2, close_s=0.2), restart_after_s=0.0
     )
@@ -237,7 +237,7 @@ def test_a_process_that_hangs_while_it_loads_is_given_up_and_replaced_once() -> 
         model.wait(WAIT_S)
 
 
-def test_closing_does_not_wait_for_a_load() -> None:
+def test_closing_a_worker_model_does_not_wait_for_its_load() -> None:
     settings = WorkerSettings(command=command("slow"), deadlines=Deadlines(close_s=0.2))
     model = run_in_process(FakeModel(50).facts, TINY, settings)
     model.load()
@@ -247,8 +247,8 @@ def test_closing_does_not_wait_for_a_load() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_was_timed_is_not_waited_for_as_if_it_were_not() -> None:
-    """Were it, this test would be ended by its own limit."""
+def test_a_hung_worker_with_timed_forwards_gets_the_short_deadline() -> None:
+    """With the long deadline this test would time out."""
     patient = Deadlines(answer_s=3600.0, timed_s=1.0, close_s=0.2)
     for use in (lambda own: own.forward([1], 1), lambda own: own.rewind(0)):
         with start_model(TINY, command=command("fake"), deadlines=patient) as model, model.open(16) as sequence:
@@ -260,7 +260,7 @@ def test_a_process_that_was_timed_is_not_waited_for_as_if_it_were_not() -> None:
 
 
 @pytest.mark.slow
-def test_a_request_that_was_interrupted_does_not_disturb_the_next() -> None:
+def test_an_interrupted_request_does_not_disturb_the_next_request() -> None:
     with start_model(TINY, command=command("fake")) as model, model.open(16) as sequence:
         for attempt in range(50):
             rows = sequence.forward([1], 1)
@@ -271,14 +271,14 @@ def test_a_request_that_was_interrupted_does_not_disturb_the_next() -> None:
                 watch.start()
                 for _ in range(10**6):
                     rows.logits(0)
-                pytest.fail("nobody interrupted")
+                pytest.fail("no interrupt arrived")
             except KeyboardInterrupt:
                 watch.join()
             sequence.rewind(0)
         assert sequence.forward([1], 1).logits(0).shape == (50,)
 
 
-# ------------------------------------------------------------------------------------------- children that lie
+# --------------------------------------------------------------------------------- invalid answers of a worker
 
 GREETING = "import sys, os, time, struct; read = sys.stdin.buffer.read; out = sys.stdout.buffer\n"
 FRAME = """
@@ -302,17 +302,17 @@ def frame(header, body=b''):
         ("frame(b'[' * 60000)", "not JSON"),
         ("frame(b'{}'); time.sleep(600)", "id is None"),
         ("frame(b'{\"id\":true}'); time.sleep(600)", "id is True"),
-        ("frame(b'{\"id\":77}'); time.sleep(600)", "request 77, which nobody made"),
+        ("frame(b'{\"id\":77}'); time.sleep(600)", "request 77, which was never made"),
         ("frame(b'{\"id\":1}'); time.sleep(600)", "facts are None"),
         ('frame(b\'{"id":1,"error":{"class":"SystemExit","message":"x"}}\'); time.sleep(600)', "SystemExit: x"),
-        ('frame(b\'{"id":1,"error":5}\'); time.sleep(600)', "no more is known"),
+        ('frame(b\'{"id":1,"error":5}\'); time.sleep(600)', "the reason is unknown"),
         ("os.close(1); time.sleep(600)", "ended by SIGKILL"),
         ("time.sleep(600)", "does not answer"),
         ("while True: out.write(b'y' * 65536)", "a frame claims"),
         ("while True: os.write(2, b'y' * 65536)", "does not answer"),
     ],
 )
-def test_a_child_that_talks_nonsense_is_lost(code: str, words: str) -> None:
+def test_a_worker_that_sends_invalid_frames_is_lost(code: str, words: str) -> None:
     hostile = [sys.executable, "-c", GREETING + FRAME + code]
     deadlines = Deadlines(load_s=1.0, close_s=0.2)
     before = psutil.Process().memory_info().rss
@@ -323,7 +323,7 @@ def test_a_child_that_talks_nonsense_is_lost(code: str, words: str) -> None:
     assert psutil.Process().memory_info().rss - before < 64 * 2**20
 
 
-# ---------------------------------------------------------------------------------------- parents that go away
+# ------------------------------------------------------------------------------------------- parents that exit
 
 PARENT = """
 import sys, time
@@ -339,7 +339,7 @@ print(model.pid, flush=True)
 
 
 def run_parent(code: str, loader: str = "fake") -> tuple[subprocess.Popen[str], psutil.Process]:
-    """A process with a worker of its own, in a process group of its own; returns both."""
+    """Start a process with a worker, in a separate process group; returns both."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT.replace("LOADER", loader) + code],
         stdout=subprocess.PIPE,
@@ -355,7 +355,7 @@ def run_parent(code: str, loader: str = "fake") -> tuple[subprocess.Popen[str], 
 def has_ended(process: psutil.Process) -> bool:
     for _ in range(WAIT_S * 100):
         try:
-            if process.status() == psutil.STATUS_ZOMBIE:  # whoever inherited it has not looked yet
+            if process.status() == psutil.STATUS_ZOMBIE:  # its new parent has not reaped it yet
                 return True
         except psutil.NoSuchProcess:
             return True
@@ -371,7 +371,7 @@ ENDINGS: dict[str, Callable[[subprocess.Popen[str]], object]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_child_ends_with_its_parent(ending: str) -> None:
+def test_a_worker_ends_with_its_killed_parent(ending: str) -> None:
     parent, child = run_parent("time.sleep(600)")
     with parent:
         ENDINGS[ending](parent)
@@ -380,14 +380,14 @@ def test_a_child_ends_with_its_parent(ending: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_child_ends_when_its_parent_just_leaves() -> None:
+def test_a_worker_ends_when_its_parent_exits_without_closing_it() -> None:
     parent, child = run_parent("sequence.forward([1], 1)")
     with parent:
         assert parent.wait(WAIT_S) == 0
         assert has_ended(child)
 
 
-def test_ctrl_c_is_for_the_parent_alone() -> None:
+def test_ctrl_c_interrupts_the_parent_but_not_the_worker() -> None:
     code = """
 try:
     print("ready", flush=True)
@@ -402,7 +402,7 @@ model.close()
     with parent:
         assert parent.stdout.readline() == "ready\n"
         os.killpg(parent.pid, signal.SIGINT)
-        child.send_signal(signal.SIGINT)  # and for whoever put both into one group after all
+        child.send_signal(signal.SIGINT)  # as if a caller had put both into one group
         assert parent.stdout.readline() == "interrupted\n"
         assert parent.stdout.readline() == "1\n"
         assert parent.wait(WAIT_S) == 0

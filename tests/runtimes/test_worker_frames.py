@@ -1,4 +1,4 @@
-"""Frames: what is sent arrives, and whatever else arrives is an error of one kind."""
+"""Frames: what is sent arrives, and anything else raises WorkerLostError."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stream(data: bytes) -> io.BufferedReader:
     return io.BufferedReader(io.BytesIO(data))
 
 
-def test_frames_arrive_one_after_another_and_then_the_end() -> None:
+def test_frames_are_read_in_order_until_the_stream_ends() -> None:
     sent: list[tuple[dict[str, Any], bytes]] = [
         ({"id": 1}, b""),
         ({"id": 2, "text": "schön"}, b"\0" * 1000),
@@ -75,7 +75,7 @@ def test_frames_arrive_one_after_another_and_then_the_end() -> None:
     assert read_frame(source) is None
 
 
-def test_ids_and_scores_keep_every_bit() -> None:
+def test_token_ids_and_scores_survive_a_frame_bit_for_bit() -> None:
     ids = np.array([0, 1, 2**31 - 1], dtype=np.int64)
     scores = np.array([-0.0, np.inf, np.nan, 1e-45, 3.0], dtype=np.float32)
     frame = Frame({}, bytearray(ids_bytes(ids) + scores_bytes(scores)))
@@ -83,36 +83,36 @@ def test_ids_and_scores_keep_every_bit() -> None:
     assert frame.ids(0, 3).dtype == np.int64
     found = frame.scores(3, 5)
     assert found.tobytes() == scores.tobytes()
-    found[0] = 5  # the receiver's to keep
+    found[0] = 5  # the receiver may overwrite it
     assert len(frame.ids()) == len(frame.scores()) == 8
     assert len(frame.ids(2)) == 6
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 3), (2, 1), (3, None)])
-def test_numbers_that_are_not_there_are_an_error(start: int, count: int | None) -> None:
+def test_reading_beyond_a_frames_numbers_is_an_error(start: int, count: int | None) -> None:
     with pytest.raises(WorkerLostError):
         Frame({}, bytearray(8)).ids(start, count)
 
 
-def test_a_body_of_broken_numbers_is_an_error() -> None:
+def test_a_frame_body_with_a_partial_number_is_an_error() -> None:
     with pytest.raises(WorkerLostError, match="7 bytes"):
         Frame({}, bytearray(7)).scores()
 
 
 @pytest.mark.parametrize("value", [None, True, -1, 1.0, "1", [1]])
-def test_a_number_is_a_number_that_is_not_negative(value: Any) -> None:
+def test_a_frame_field_that_is_not_a_natural_number_is_an_error(value: Any) -> None:
     with pytest.raises(WorkerLostError, match="id is"):
         Frame({"id": value}).integer("id")
     assert Frame({"id": 0}).integer("id") == 0
 
 
-def test_a_text_is_a_text() -> None:
+def test_a_frame_field_that_is_not_a_string_is_an_error() -> None:
     assert Frame({"op": "row"}).text("op") == "row"
     with pytest.raises(WorkerLostError, match="op is 5"):
         Frame({"op": 5}).text("op")
 
 
-def test_what_is_too_large_is_not_sent() -> None:
+def test_a_frame_that_is_too_large_is_not_sent() -> None:
     assert len(encode_frame({}, bytes(MOST_BODY_BYTES))) > MOST_BODY_BYTES
     with pytest.raises(ForwardError, match="too large"):
         encode_frame({}, bytes(MOST_BODY_BYTES + 1))
@@ -120,7 +120,7 @@ def test_what_is_too_large_is_not_sent() -> None:
         encode_frame({"text": "x" * 70_000})
 
 
-def test_a_stream_may_end_between_frames_only() -> None:
+def test_a_stream_that_ends_inside_a_frame_is_an_error() -> None:
     whole = encode_frame({"id": 1}, b"body")
     for length in range(1, len(whole)):
         with pytest.raises(WorkerLostError, match="ends inside a frame"):
@@ -131,7 +131,7 @@ def test_a_stream_may_end_between_frames_only() -> None:
     ("size", "header"),
     [(2**32 - 1, 2), (2**32 - 1, 2**32 - 1), (4 + 2 + MOST_BODY_BYTES + 1, 2), (70_004, 70_000), (5, 2), (0, 0)],
 )
-def test_sizes_are_checked_before_anything_is_allocated(size: int, header: int) -> None:
+def test_frame_sizes_are_checked_before_memory_is_allocated(size: int, header: int) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(WorkerLostError, match="claims"):
@@ -148,13 +148,13 @@ def raw_frame(header: bytes) -> bytes:
 @pytest.mark.parametrize(
     "header", [b"", b"{", b"\xff", b"[" * 60_000, b"9" * 60_000, b'{"a":1}x', b"null", b"[]", b'"text"', b"NaN"]
 )
-def test_a_header_is_a_json_object(header: bytes) -> None:
+def test_a_frame_header_that_is_not_a_json_object_is_an_error(header: bytes) -> None:
     with pytest.raises(WorkerLostError):
         read_frame(stream(raw_frame(header)))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_damaged_frames_are_frames_or_one_kind_of_error(seed: int) -> None:
+def test_damaged_frames_are_read_or_raise_worker_lost_error(seed: int) -> None:
     rng = random.Random(seed)
     answers = [
         encode_frame({"id": 1, "facts": facts_to_json(FACTS)}),
@@ -193,7 +193,7 @@ def through_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def test_facts_arrive_as_they_were() -> None:
+def test_model_facts_survive_the_pipe_unchanged() -> None:
     assert facts_from_json(through_json(facts_to_json(FACTS))) == FACTS
 
 
@@ -217,18 +217,18 @@ def test_facts_arrive_as_they_were() -> None:
         ("a stranger", 1),
     ],
 )
-def test_facts_that_cannot_be_are_refused(name: str, value: Any) -> None:
+def test_impossible_model_facts_are_refused(name: str, value: Any) -> None:
     with pytest.raises(WorkerLostError):
         facts_from_json({**facts_to_json(FACTS), name: value})
 
 
 @pytest.mark.parametrize("value", [None, [], {}, {"name": "tiny"}])
-def test_what_are_no_facts_is_refused(value: Any) -> None:
+def test_a_value_that_is_not_model_facts_is_refused(value: Any) -> None:
     with pytest.raises(WorkerLostError):
         facts_from_json(value)
 
 
-def test_a_request_arrives_as_it_was() -> None:
+def test_a_load_request_survives_the_pipe_unchanged() -> None:
     others = (Path("a") / "c.gguf",)
     request = LoadRequest(
         runtime="llama", path=Path("a") / "b.gguf", others=others, settings={"threads": 2}, name="n"
@@ -241,7 +241,7 @@ def test_a_request_arrives_as_it_was() -> None:
     "wrong",
     [{"path": 5}, {"runtime": None}, {"settings": []}, {"others": [5]}, {"others": "a"}, {"loader": "os:system"}],
 )
-def test_a_request_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_load_request_is_refused(wrong: dict[str, Any]) -> None:
     request = LoadRequest(runtime="llama", path=Path("a"))
     with pytest.raises(WorkerLostError):
         LoadRequest.from_json({**request.as_json(), **wrong})
@@ -262,7 +262,7 @@ def test_a_request_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_arrive_as_they_were(error: EdgespecError) -> None:
+def test_errors_survive_the_pipe_unchanged(error: EdgespecError) -> None:
     found = rebuild_error(through_json(describe_error(error)))
     assert type(found) is type(error)
     assert vars(found) == vars(error)
@@ -292,11 +292,11 @@ def test_every_error_a_runtime_raises_can_cross() -> None:
         *({"class": name, "message": "m", "hint": None} for name in ("SystemExit", "Path", "__all__", "annotations")),
     ],
 )
-def test_nothing_else_is_ever_built(described: Any) -> None:
+def test_only_edgespecs_error_classes_are_rebuilt_from_a_frame(described: Any) -> None:
     assert rebuild_error(described) is None
 
 
-def test_a_long_sentence_still_fits_into_a_frame() -> None:
+def test_a_very_long_error_message_still_fits_into_a_frame() -> None:
     error = ModelFileError("p" * 10**5, "r" * 10**5, hint="h" * 10**5)
     found = rebuild_error(through_json(describe_error(error)))
     assert found is not None

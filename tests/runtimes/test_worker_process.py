@@ -1,4 +1,4 @@
-"""Runtimes in a child process, held to the contract, and what is particular to being elsewhere."""
+"""Runtimes in a child process, held to the contract, and the specifics of the child process."""
 
 from __future__ import annotations
 
@@ -87,14 +87,18 @@ class TestContractOfTheFake(SequenceContract):
         return Runtime(open_model=fake_model)
 
 
-# ---------------------------------------------------------------------------------- the same as in this process
+# -------------------------------------------------------------------------- the same results as in this process
 
 
-def test_the_facts_are_those_of_the_model_in_this_process(near_model: LlamaModel, model: WorkerModel) -> None:
+def test_a_worker_models_facts_equal_those_of_a_model_in_this_process(
+    near_model: LlamaModel, model: WorkerModel
+) -> None:
     assert model.facts == near_model.facts
 
 
-def test_every_number_is_that_of_the_model_in_this_process(near_model: LlamaModel, model: WorkerModel) -> None:
+def test_a_worker_models_scores_equal_those_of_a_model_in_this_process(
+    near_model: LlamaModel, model: WorkerModel
+) -> None:
     tokens = ids(300, near_model)
     with near_model.open(512) as near, model.open(512) as far:
         expected, found = near.forward(tokens, 5), far.forward(tokens, 5)
@@ -107,8 +111,10 @@ def test_every_number_is_that_of_the_model_in_this_process(near_model: LlamaMode
             assert np.array_equal(found.logits(index), expected.logits(index))
 
 
-def test_a_split_model_whose_parts_no_name_tells(near_model: LlamaModel, tiny_gguf: Path, tmp_path: Path) -> None:
-    """As Ollama keeps them: the request names each part."""
+def test_a_worker_loads_a_split_model_from_the_requests_part_paths(
+    near_model: LlamaModel, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    """As Ollama stores them: the request names each part."""
     split = split_gguf(tiny_gguf, tmp_path, tensors=9)
     parts = [part.rename(part.with_name(f"sha256-{number}")) for number, part in enumerate(split)]
     request = replace(llama_request(parts[0]), others=tuple(parts[1:]))
@@ -117,7 +123,7 @@ def test_a_split_model_whose_parts_no_name_tells(near_model: LlamaModel, tiny_gg
 
 
 @pytest.mark.parametrize("k", [0, -1, 10**6])
-def test_a_top_k_that_makes_no_sense_fails_here_and_costs_no_process(model: WorkerModel, k: int) -> None:
+def test_an_invalid_top_k_raises_without_ending_the_worker(model: WorkerModel, k: int) -> None:
     with model.open(16) as sequence:
         rows = sequence.forward([1, 2], 1)
         with pytest.raises(ValueError, match=r"kth|negative dimensions"):
@@ -125,7 +131,7 @@ def test_a_top_k_that_makes_no_sense_fails_here_and_costs_no_process(model: Work
         assert rows.logits(0).shape == (model.facts.vocabulary_size,)
 
 
-def test_more_of_a_row_than_one_answer_holds_is_found_all_the_same(
+def test_a_top_k_larger_than_one_answer_is_fetched_correctly(
     model: WorkerModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with model.open(16) as sequence:
@@ -137,7 +143,7 @@ def test_more_of_a_row_than_one_answer_holds_is_found_all_the_same(
         assert np.array_equal(found_scores, best_scores)
 
 
-def test_the_best_ids_are_here_before_anyone_asks(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_ids_are_available_without_fetching_rows(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with model.open(16) as sequence:
         rows = sequence.forward([1, 2, 3], 3)
         expected = [int(np.argmax(rows.logits(index))) for index in range(3)]
@@ -145,7 +151,7 @@ def test_the_best_ids_are_here_before_anyone_asks(model: WorkerModel, monkeypatc
         assert rows.argmax().tolist() == expected
 
 
-def test_draws_are_made_where_the_scores_are(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_computed_in_the_worker(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with model.open(16) as sequence:
         rows = sequence.forward([1, 2, 3], 3)
         requests = (
@@ -164,19 +170,21 @@ def test_draws_are_made_where_the_scores_are(model: WorkerModel, monkeypatch: py
         assert rows.first(size).argmax().tolist() == [drawn.tokens[0] for drawn in half[::2]]
 
 
-def test_a_row_crosses_once_and_is_the_callers_to_keep(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_fetched_once_and_the_caller_may_overwrite_it(
+    model: WorkerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with model.open(16) as sequence:
         rows = sequence.forward([1, 2], 2)
         first, other = rows.logits(0), rows.logits(1)
         assert not near(first, other)
         monkeypatch.setattr(sequence, "fetch", lambda *_arguments: pytest.fail("it crossed again"))
-        again = rows.logits(1)  # the latest one
+        again = rows.logits(1)  # the latest row
         assert np.array_equal(again, other)
         again[:] = 0
         assert np.array_equal(rows.logits(1), other)
 
 
-def test_scores_that_are_not_finite_are_noticed_when_they_are_used() -> None:
+def test_worker_scores_that_are_not_finite_raise_when_used() -> None:
     with fake_model("with_nan") as model, model.open(16) as sequence:
         assert sequence.forward([1], 1).argmax_row(0) >= 0
         rows = sequence.forward([1, 2], 2)
@@ -193,7 +201,7 @@ def test_scores_that_are_not_finite_are_noticed_when_they_are_used() -> None:
 
 
 @pytest.mark.parametrize("make_missing", [True, False], ids=["missing", "truncated"])
-def test_a_file_that_does_not_load_fails_as_in_this_process(
+def test_a_broken_file_raises_the_same_error_from_a_worker(
     tiny_gguf: Path, tmp_path: Path, make_missing: bool
 ) -> None:
     path = tmp_path / "broken.gguf"
@@ -218,7 +226,7 @@ def test_a_file_that_does_not_load_fails_as_in_this_process(
     ],
     ids=["device", "threads", "cache type"],
 )
-def test_settings_that_cannot_be_fail_as_in_this_process(
+def test_invalid_settings_raise_the_same_error_from_a_worker(
     tiny_gguf: Path, settings: LlamaSettings, error: type[EdgespecError]
 ) -> None:
     with pytest.raises(error) as near:
@@ -228,33 +236,33 @@ def test_settings_that_cannot_be_fail_as_in_this_process(
     assert (far.value.message, far.value.hint) == (near.value.message, near.value.hint)
 
 
-def test_an_unknown_setting_or_runtime_is_refused(tiny_gguf: Path) -> None:
+def test_a_worker_refuses_an_unknown_setting_or_runtime(tiny_gguf: Path) -> None:
     with pytest.raises(InvalidRequestError, match="no setting 'thread'"):
         start_model(LoadRequest(runtime="llama", path=tiny_gguf, settings={"thread": 1}))
     with pytest.raises(InvalidRequestError, match="no runtime 'tests"):
         start_model(LoadRequest(runtime="tests.support.worker_loaders:fake", path=tiny_gguf))
 
 
-def test_a_context_that_does_not_fit_leaves_the_process_alive() -> None:
+def test_a_context_that_does_not_fit_leaves_the_worker_running() -> None:
     with fake_model("with_little_memory") as model:
         with pytest.raises(MemoryLimitError, match="no memory for 17 tokens") as caught:
             model.open(17)
         assert (caught.value.needed_bytes, caught.value.available_bytes) == (17, None)
         assert caught.value.hint == "try 16"
-        for absurd in (0, -1, 2**31):
+        for length in (0, -1, 2**31):
             with pytest.raises(InvalidRequestError):
-                model.open(absurd)
+                model.open(length)
         with model.open(16) as sequence:
             assert sequence.forward([1], 1).count == 1
 
 
-def test_name_and_identity_cross(tiny_gguf: Path) -> None:
+def test_a_worker_models_facts_have_the_requested_name_and_sha256(tiny_gguf: Path) -> None:
     request = replace(llama_request(tiny_gguf), name="a name", sha256="ab" * 32)
     with start_model(request) as model:
         assert (model.facts.name, model.facts.sha256) == ("a name", "ab" * 32)
 
 
-def test_onnx_runs_in_a_worker_as_well(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_an_onnx_model_runs_in_a_worker(tiny_gguf: Path, tmp_path: Path) -> None:
     from edgespec.export.onnx.export import export_onnx
 
     folder = tmp_path / "folder"
@@ -268,7 +276,7 @@ def test_onnx_runs_in_a_worker_as_well(tiny_gguf: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
-def test_our_own_kernels_run_in_a_worker_as_well(tiny_gguf: Path, threads: int) -> None:
+def test_a_native_model_runs_in_a_worker(tiny_gguf: Path, threads: int) -> None:
     require_native()
     settings = NativeSettings(threads=threads)
     request = LoadRequest(runtime="native", path=tiny_gguf, settings=asdict(settings), name="own", sha256="sha256:1")
@@ -289,7 +297,7 @@ def test_our_own_kernels_run_in_a_worker_as_well(tiny_gguf: Path, threads: int) 
 
 
 @pytest.mark.slow
-def test_cancels_at_any_moment_leave_no_trace(near_model: LlamaModel, model: WorkerModel) -> None:
+def test_cancels_at_any_moment_do_not_change_later_worker_scores(near_model: LlamaModel, model: WorkerModel) -> None:
     rng = random.Random(4)
     outcomes = {True: 0, False: 0}
     with near_model.open(600) as near, model.open(600) as far:
@@ -318,7 +326,7 @@ def test_cancels_at_any_moment_leave_no_trace(near_model: LlamaModel, model: Wor
     assert model.lost is None
 
 
-def test_rows_read_on_another_thread_are_the_right_ones_or_stale(model: WorkerModel) -> None:
+def test_worker_rows_read_on_another_thread_are_correct_or_stale(model: WorkerModel) -> None:
     rng = random.Random(6)
     found = {"read": 0, "stale": 0}
     with model.open(64) as sequence:
@@ -344,7 +352,7 @@ def test_rows_read_on_another_thread_are_the_right_ones_or_stale(model: WorkerMo
 # ------------------------------------------------------------------------------------------- the process itself
 
 
-def test_only_the_childs_environment_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_setting_changes_only_the_workers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGESPEC_TEST_ONLY", raising=False)
     with fake_model(environment={"EDGESPEC_TEST_ONLY": "there"}) as model:
         assert psutil.Process(model.pid).environ()["EDGESPEC_TEST_ONLY"] == "there"
@@ -353,7 +361,7 @@ def test_only_the_childs_environment_is_set(monkeypatch: pytest.MonkeyPatch) -> 
         assert "EDGESPEC_TEST_ONLY" not in psutil.Process(model.pid).environ()
 
 
-def test_modules_of_the_working_directory_are_not_loaded(
+def test_a_worker_does_not_import_modules_from_the_working_directory(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("numpy", "json", "edgespec"):
@@ -363,7 +371,7 @@ def test_modules_of_the_working_directory_are_not_loaded(
         assert model.facts.runtime == "llama"
 
 
-def test_a_command_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_command_that_cannot_be_started_raises_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     request = LoadRequest(runtime="llama", path=Path("tiny.gguf"))
     with pytest.raises(RuntimeUnavailableError, match="cannot be started"):
         start_model(request, command=["no-such-command-anywhere"])
@@ -375,13 +383,13 @@ def test_a_command_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatc
         assert "worker.main()" in str(caught.value.hint)
 
 
-def test_an_application_may_start_itself_with_a_command_of_its_own(tiny_gguf: Path) -> None:
+def test_a_worker_can_be_started_with_a_custom_command(tiny_gguf: Path) -> None:
     own = [sys.executable, "-c", "from edgespec.runtimes.process.worker import main; main([])"]
     with start_model(llama_request(tiny_gguf), command=own) as model, model.open(16) as sequence:
         assert sequence.forward([1], 1).count == 1
 
 
-def test_a_forgotten_model_ends_its_process() -> None:
+def test_an_unreferenced_worker_model_ends_its_process() -> None:
     model = fake_model()
     process = psutil.Process(model.pid)
     sequence = model.open(16)
@@ -393,7 +401,7 @@ def test_a_forgotten_model_ends_its_process() -> None:
     process.wait(30)
 
 
-def test_what_prints_in_the_child_does_not_disturb_the_stream() -> None:
+def test_output_printed_in_a_worker_does_not_disturb_its_answers() -> None:
     with fake_model() as quiet, fake_model("printing") as loud:
         with quiet.open(64) as one, loud.open(64) as other:
             for token in range(20):
@@ -401,7 +409,7 @@ def test_what_prints_in_the_child_does_not_disturb_the_stream() -> None:
         assert loud.lost is None
 
 
-def test_defaults_are_documented_values() -> None:
+def test_default_worker_settings_have_the_documented_values() -> None:
     assert Deadlines() == Deadlines(
         load_s=600.0, answer_s=30.0, token_s=None, timed_s=2.0, cancel_s=20.0, close_s=2.0
     )

@@ -1,4 +1,4 @@
-"""The thread behind a Sequence: order, exceptions, interrupts, and an end to everything."""
+"""The thread behind a Sequence: order of jobs, exceptions, interrupts, and closing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def hold(worker: WorkerThread) -> threading.Event:
     return release
 
 
-def test_one_thread_of_that_name_runs_everything(worker: WorkerThread) -> None:
+def test_one_daemon_thread_of_the_given_name_runs_all_jobs(worker: WorkerThread) -> None:
     threads = {worker.run(threading.current_thread) for _ in range(5)}
     assert {thread.name for thread in threads} == {"test-worker"}
     assert len(threads) == 1
@@ -66,7 +66,7 @@ def test_one_thread_of_that_name_runs_everything(worker: WorkerThread) -> None:
 
 
 @pytest.mark.parametrize("chosen", [0, 2**24])
-def test_the_processs_own_stack_size_is_as_before(interrupted: Interrupted, chosen: int) -> None:
+def test_starting_a_worker_thread_restores_the_processs_stack_size(interrupted: Interrupted, chosen: int) -> None:
     before = threading.stack_size(chosen)
     try:
         worker = WorkerThread("test-worker", interrupted)
@@ -76,7 +76,7 @@ def test_the_processs_own_stack_size_is_as_before(interrupted: Interrupted, chos
         threading.stack_size(before)
 
 
-def test_jobs_run_in_the_order_they_were_handed_over(worker: WorkerThread) -> None:
+def test_jobs_run_in_the_order_of_submission(worker: WorkerThread) -> None:
     release, seen = hold(worker), list[int]()
     futures = [worker.submit(lambda own=number: seen.append(own)) for number in range(50)]  # type: ignore[misc]
     release.set()
@@ -85,7 +85,7 @@ def test_jobs_run_in_the_order_they_were_handed_over(worker: WorkerThread) -> No
     assert seen == list(range(50))
 
 
-def test_callers_on_many_threads_each_get_their_own_result(worker: WorkerThread) -> None:
+def test_callers_on_many_threads_each_get_their_jobs_result(worker: WorkerThread) -> None:
     found: dict[int, list[int]] = {}
 
     def call(caller: int) -> None:
@@ -99,14 +99,16 @@ def test_callers_on_many_threads_each_get_their_own_result(worker: WorkerThread)
     assert found == {caller: [caller * 1000 + step for step in range(100)] for caller in range(4)}
 
 
-def test_nested_run_is_in_place(worker: WorkerThread) -> None:
+def test_a_nested_run_is_executed_in_place(worker: WorkerThread) -> None:
     assert (
         worker.run(lambda: worker.run(lambda: worker.run(lambda: threading.current_thread().name))) == "test-worker"
     )
 
 
 @pytest.mark.parametrize("error", [ValueError("a"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
-def test_every_exception_reaches_the_caller_and_the_thread_lives(worker: WorkerThread, error: BaseException) -> None:
+def test_a_jobs_exception_reaches_the_caller_and_the_thread_survives(
+    worker: WorkerThread, error: BaseException
+) -> None:
     def fail() -> None:
         raise error
 
@@ -117,7 +119,7 @@ def test_every_exception_reaches_the_caller_and_the_thread_lives(worker: WorkerT
     assert worker.run(lambda: 1) == 1
 
 
-def test_an_exception_of_the_job_is_not_an_interrupt(worker: WorkerThread, interrupted: Interrupted) -> None:
+def test_a_jobs_exception_does_not_call_on_interrupt(worker: WorkerThread, interrupted: Interrupted) -> None:
     def fail() -> None:
         raise KeyboardInterrupt
 
@@ -126,7 +128,7 @@ def test_an_exception_of_the_job_is_not_an_interrupt(worker: WorkerThread, inter
     assert interrupted.count == 0
 
 
-def test_a_future_taken_back_before_its_turn_is_not_run(worker: WorkerThread) -> None:
+def test_a_future_cancelled_before_it_starts_is_not_run(worker: WorkerThread) -> None:
     release, ran = hold(worker), list[int]()
     future = worker.submit(lambda: ran.append(1))
     assert future.cancel()
@@ -137,7 +139,7 @@ def test_a_future_taken_back_before_its_turn_is_not_run(worker: WorkerThread) ->
         future.result(0)
 
 
-def test_a_running_job_cannot_be_taken_back(worker: WorkerThread) -> None:
+def test_a_running_jobs_future_cannot_be_cancelled(worker: WorkerThread) -> None:
     started, release = threading.Event(), threading.Event()
 
     def job() -> int:
@@ -153,7 +155,7 @@ def test_a_running_job_cannot_be_taken_back(worker: WorkerThread) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent SIGINT on Windows")
-def test_an_interrupted_wait_tells_the_job_to_end_and_waits_for_it(
+def test_an_interrupted_wait_asks_the_job_to_end_and_waits_for_it(
     worker: WorkerThread, interrupted: Interrupted
 ) -> None:
     ended = list[float]()
@@ -170,11 +172,11 @@ def test_an_interrupted_wait_tells_the_job_to_end_and_waits_for_it(
     with pytest.raises(KeyboardInterrupt):
         worker.run(job)
     assert interrupted.count == 1
-    assert len(ended) == 1  # not still at work when the caller goes on
+    assert len(ended) == 1  # the job has ended when the caller resumes
     assert worker.run(lambda: 1) == 1
 
 
-def test_an_interrupt_between_the_start_and_the_wait_ends_the_job_too(
+def test_an_interrupt_between_a_jobs_start_and_the_wait_ends_the_job(
     worker: WorkerThread, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, ended = threading.Event(), list[int]()
@@ -196,7 +198,7 @@ def test_an_interrupt_between_the_start_and_the_wait_ends_the_job_too(
     assert (interrupted.count, ended) == (1, [1])
 
 
-def test_an_interrupt_before_its_turn_takes_the_job_back(
+def test_an_interrupt_before_a_job_starts_cancels_the_job(
     worker: WorkerThread, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, ran = hold(worker), list[int]()
@@ -212,10 +214,10 @@ def test_an_interrupt_before_its_turn_takes_the_job_back(
             worker.run(lambda: ran.append(1))
     release.set()
     assert worker.run(lambda: "alive") == "alive"
-    assert (interrupted.count, ran) == (0, [])  # what another caller waits for goes on
+    assert (interrupted.count, ran) == (0, [])  # another caller's job keeps running
 
 
-def test_close_finishes_what_was_handed_over(interrupted: Interrupted) -> None:
+def test_close_finishes_the_submitted_jobs(interrupted: Interrupted) -> None:
     worker = WorkerThread("test-worker", interrupted)
     release = hold(worker)
     futures = [worker.submit(lambda own=number: own) for number in range(10)]  # type: ignore[misc]
@@ -224,7 +226,7 @@ def test_close_finishes_what_was_handed_over(interrupted: Interrupted) -> None:
     assert [future.result(0) for future in futures] == list(range(10))
 
 
-def test_after_close_there_is_no_thread_and_no_work(interrupted: Interrupted) -> None:
+def test_after_close_the_thread_has_ended_and_jobs_are_refused(interrupted: Interrupted) -> None:
     worker = WorkerThread("test-worker", interrupted)
     thread = worker.run(threading.current_thread)
     worker.close()
@@ -238,9 +240,9 @@ def test_after_close_there_is_no_thread_and_no_work(interrupted: Interrupted) ->
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
-def test_a_forked_process_is_told_and_can_close_instead_of_waiting_for_ever(worker: WorkerThread) -> None:
+def test_a_worker_thread_in_a_forked_process_refuses_jobs_and_can_close(worker: WorkerThread) -> None:
     child = os.fork()
-    if child == 0:  # no thread but this one lives here
+    if child == 0:  # the child has only this thread
         try:
             signal.alarm(WAIT_S)
             worker.run(lambda: 1)
@@ -295,7 +297,7 @@ def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(threading.Thread, "start", limited)
 
 
-def test_without_a_thread_to_start_there_is_a_sentence_and_a_hint(
+def test_a_thread_that_cannot_be_started_raises_memory_limit_error_with_a_hint(
     interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = threading.stack_size()
@@ -306,7 +308,7 @@ def test_without_a_thread_to_start_there_is_a_sentence_and_a_hint(
     assert threading.stack_size() == before
 
 
-def test_close_from_the_thread_itself_and_from_many_others(interrupted: Interrupted) -> None:
+def test_close_works_from_the_worker_thread_and_from_many_threads(interrupted: Interrupted) -> None:
     worker = WorkerThread("test-worker", interrupted)
     release = hold(worker)
     future = worker.submit(worker.close)
@@ -314,14 +316,14 @@ def test_close_from_the_thread_itself_and_from_many_others(interrupted: Interrup
     for closer in closers:
         closer.start()
     release.set()
-    # Handed over before the first close or refused: never lost.
+    # Submitted before the first close, or refused: never lost.
     assert future.result(WAIT_S) is None
     for closer in closers:
         closer.join(WAIT_S)
         assert not closer.is_alive()
 
 
-def test_a_submit_that_races_with_close_is_refused_or_done(interrupted: Interrupted) -> None:
+def test_a_job_submitted_during_close_is_refused_or_run(interrupted: Interrupted) -> None:
     for _ in range(50):
         worker = WorkerThread("test-worker", interrupted)
         closer = threading.Thread(target=worker.close)
@@ -335,7 +337,7 @@ def test_a_submit_that_races_with_close_is_refused_or_done(interrupted: Interrup
         closer.join(WAIT_S)
 
 
-def test_results_and_jobs_are_let_go_at_once(worker: WorkerThread) -> None:
+def test_finished_jobs_and_results_are_released_immediately(worker: WorkerThread) -> None:
     class Result:
         pass
 
@@ -347,7 +349,7 @@ def test_results_and_jobs_are_let_go_at_once(worker: WorkerThread) -> None:
         del result
         deadline = time.monotonic() + WAIT_S
         while reference() is not None and time.monotonic() < deadline:
-            time.sleep(0.001)  # the thread lets go just after it has delivered
+            time.sleep(0.001)  # the thread releases the job just after it has delivered the result
         assert reference() is None
     finally:
         gc.enable()
@@ -375,22 +377,22 @@ def test_a_raised_exception_does_not_hold_its_job_in_a_cycle(worker: WorkerThrea
         gc.enable()
 
 
-def test_a_job_is_told_to_end_once_its_event_is_set(worker: WorkerThread, interrupted: Interrupted) -> None:
+def test_setting_the_stop_event_calls_on_interrupt(worker: WorkerThread, interrupted: Interrupted) -> None:
     stop = threading.Event()
 
     def job() -> str:
         stop.set()
         assert interrupted.happened.wait(WAIT_S)
-        return "what there is"
+        return "the result"
 
-    assert worker.run(job, stop) == "what there is"
+    assert worker.run(job, stop) == "the result"
     assert interrupted.count == 1
     assert worker.run(lambda: "quick", threading.Event()) == "quick"
     assert interrupted.count == 1
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_items_are_shared_among_threads_and_results_are_in_order(threads: int) -> None:
+def test_map_on_threads_returns_results_in_order(threads: int) -> None:
     at_work: set[str] = set()
     together = threading.Barrier(threads)
 
@@ -406,14 +408,16 @@ def test_items_are_shared_among_threads_and_results_are_in_order(threads: int) -
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_items_are_shared_among_the_threads_that_can_be_started(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_map_on_threads_works_with_the_threads_that_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
     limit_threads(monkeypatch, most)
     assert map_on_threads(lambda number: -number, range(20), 3, "test-map") == [-number for number in range(20)]
     assert not [thread for thread in threading.enumerate() if thread.name == "test-map"]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_after_a_failure_nothing_more_is_begun(threads: int) -> None:
+def test_map_on_threads_begins_no_item_after_a_failure(threads: int) -> None:
     begun: list[int] = []
 
     def fail(number: int) -> None:

@@ -1,4 +1,4 @@
-"""What a runtime must do that computes on threads of its own, as tests: subclass beside ``SequenceContract``."""
+"""The contract of a runtime that computes on separate threads, as tests: a subclass adds ``SequenceContract``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
 from edgespec.interfaces.model import Model, Sequence
 from tests.runtimes.contract import CHUNK, CONTEXT, OneModel, Runtime, equal, ids, logits
 
-# Growths in a row that make a leak: the allocator has been seen to take arenas in one window of two hundred forwards.
+# Growths in a row that count as a leak: the allocator may take arenas once in two hundred forwards.
 LEAK_WINDOWS = 4
 
 
 def once_under_way(sequence: Sequence, act: Callable[[], object]) -> threading.Thread:
-    """Call ``act`` on another thread as soon as the sequence has grown by a first chunk."""
+    """Call ``act`` on another thread once the sequence has grown by a first chunk."""
     before = sequence.length
 
     def watch() -> None:
@@ -38,8 +38,9 @@ def once_under_way(sequence: Sequence, act: Callable[[], object]) -> threading.T
 
 
 def leaks(cycles: Callable[[], object], allowed_bytes: float) -> bool:
-    """Whether the process grows by more than ``allowed_bytes`` each time: an allocator that takes one more arena
-    does so once, a leak does again and again."""
+    """Whether the process grows by more than ``allowed_bytes`` repeatedly: an allocator that takes one more arena
+    grows once, a leak grows each time.
+    """
     process = psutil.Process()
     for _ in range(LEAK_WINDOWS):
         gc.collect()
@@ -52,7 +53,7 @@ def leaks(cycles: Callable[[], object], allowed_bytes: float) -> bool:
 
 
 def steps_during(long: Sequence, tokens: list[int], short: Sequence) -> int:
-    """How many forwards of one token ``short`` does while ``long`` reads ``tokens``."""
+    """How many forwards of one token ``short`` completes while ``long`` reads ``tokens``."""
     ended = threading.Event()
     steps = 0
 
@@ -71,7 +72,7 @@ def steps_during(long: Sequence, tokens: list[int], short: Sequence) -> int:
 
     running = long.submit(prefill)
     while not long.length and not running.done():
-        time.sleep(0.001)  # the prefill is under way
+        time.sleep(0.001)  # the prefill runs
     short.run(decode)
     running.result(60)
     return steps
@@ -81,7 +82,7 @@ class ThreadContract(OneModel):
     """For runtimes whose sequences have a worker thread each and whose forwards take time."""
 
     @pytest.mark.slow
-    def test_the_work_happens_on_another_thread(self, model: Model) -> None:
+    def test_forwards_run_on_another_thread(self, model: Model) -> None:
         with closing(model.open(CONTEXT)) as sequence:
             threads = {sequence.run(threading.get_ident) for _ in range(3)}
             assert len(threads) == 1
@@ -133,7 +134,7 @@ class ThreadContract(OneModel):
             fresh.forward(ids(5, model, 1), 0)
             assert equal(after, logits(fresh.forward(tokens[:300], 3)))
 
-    def test_close_while_a_forward_runs(self, model: Model, runtime: Runtime) -> None:
+    def test_close_during_a_forward_ends_the_forward(self, model: Model, runtime: Runtime) -> None:
         tokens = ids(runtime.prefill_tokens, model)
         sequence = model.open(len(tokens))
         worker = sequence.run(threading.current_thread)
@@ -158,11 +159,11 @@ class ThreadContract(OneModel):
         assert isinstance(running.exception(60), CancelledError | ClosedError)
         for closer in closers:
             closer.join(60)
-        assert alive_after_close == [False] * 3  # whoever comes back from close() finds it done
+        assert alive_after_close == [False] * 3  # every close() returned after the thread had ended
         with pytest.raises(ClosedError):
             sequence.forward([1], 1)
 
-    def test_close_from_inside_a_job(self, model: Model) -> None:
+    def test_a_job_can_close_its_sequence(self, model: Model) -> None:
         sequence = model.open(CONTEXT)
 
         def job() -> None:
@@ -181,7 +182,7 @@ class ThreadContract(OneModel):
         sequences = [model.open(len(tokens)) for _ in range(2)]
         running = [sequence.submit(lambda own=sequence: own.forward(tokens, 0)) for sequence in sequences]  # type: ignore[misc]
         time.sleep(0.02)
-        closer = threading.Thread(target=sequences[0].close)  # someone else is closing one of them already
+        closer = threading.Thread(target=sequences[0].close)  # another caller closes one of them already
         closer.start()
         model.close()
         closer.join(60)
@@ -189,13 +190,14 @@ class ThreadContract(OneModel):
             assert isinstance(future.exception(60), CancelledError | ClosedError)
 
     @pytest.mark.slow
-    def test_two_models_really_run_at_once(self, runtime: Runtime) -> None:
+    def test_two_models_run_in_parallel(self, runtime: Runtime) -> None:
         with closing(runtime.open_model()) as large, closing(runtime.open_model()) as small:
             tokens = ids(runtime.prefill_tokens, large)
             with closing(large.open(len(tokens))) as long, closing(small.open(CONTEXT)) as short:
                 for _ in range(5):  # on a busy machine the short forwards may have to wait for a core
                     steps = steps_during(long, tokens, short)
-                    # Taking turns, chunk by chunk, the short forwards would be as many as the chunks of the long one.
+                    # One after the other, chunk by chunk, there would be as many short forwards as chunks of the long
+                    # one.
                     if steps > 1.2 * (runtime.prefill_tokens // CHUNK):
                         break
                     long.rewind(0)
@@ -204,7 +206,7 @@ class ThreadContract(OneModel):
 
     @pytest.mark.slow
     @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent SIGINT on Windows")
-    def test_an_interrupted_caller_ends_his_forward(self, model: Model, runtime: Runtime) -> None:
+    def test_interrupting_the_caller_ends_its_forward(self, model: Model, runtime: Runtime) -> None:
         tokens = ids(runtime.prefill_tokens, model)
         with closing(model.open(len(tokens))) as sequence:
             main = threading.main_thread().ident
@@ -220,11 +222,11 @@ class ThreadContract(OneModel):
                     break
                 sequence.rewind(0)
             else:
-                raise AssertionError("no forward ended in the middle, cleaned up before its caller went on")
+                raise AssertionError("no forward ended in the middle, cleaned up before its caller resumed")
             assert sequence.forward(tokens[:3], 1).count == 1
 
     @pytest.mark.slow
-    def test_a_forgotten_sequence_ends_its_thread(self, model: Model) -> None:
+    def test_an_unreferenced_sequence_ends_its_thread(self, model: Model) -> None:
         sequence = model.open(CONTEXT)
         thread = sequence.run(threading.current_thread)
         sequence.forward([1, 2, 3], 1).argmax()
@@ -238,7 +240,7 @@ class ThreadContract(OneModel):
         assert not thread.is_alive()
 
     @pytest.mark.slow
-    def test_a_failed_forward_keeps_nothing_alive(self, model: Model) -> None:
+    def test_a_failed_forward_does_not_keep_its_sequence_alive(self, model: Model) -> None:
         sequence = model.open(CONTEXT)
         forgotten = weakref.ref(sequence)
         gc.collect()
@@ -256,13 +258,13 @@ class ThreadContract(OneModel):
             gc.enable()
 
     @pytest.mark.slow
-    def test_rows_keep_a_forgotten_sequence(self, model: Model) -> None:
+    def test_rows_keep_an_unreferenced_sequence_alive(self, model: Model) -> None:
         rows = model.open(CONTEXT).forward(ids(4, model), 2)
         gc.collect()
         assert np.isfinite(rows.logits(1)).all()
 
     @pytest.mark.slow
-    def test_a_sequence_costs_its_cache_and_little_more(self, model: Model, runtime: Runtime) -> None:
+    def test_a_sequence_takes_little_more_memory_than_its_cache(self, model: Model, runtime: Runtime) -> None:
         process = psutil.Process()
         length = 32_768
         with closing(model.open(length)) as first:

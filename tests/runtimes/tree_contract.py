@@ -1,4 +1,4 @@
-"""What a runtime must do that scores trees: subclass with a ``runtime`` fixture, as for ``SequenceContract``."""
+"""The contract of a runtime that scores trees, as tests: subclass with a ``runtime`` fixture."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def path_to(parents: list[int], index: int) -> list[int]:
 
 
 def random_tree(source: random.Random, count: int) -> list[int]:
-    """Parents: long chains and wide stars alike."""
+    """Parents of long chains, wide stars and trees between them."""
     lean = source.random()
     return [index - 1 if source.random() < lean else source.randrange(-1, index) for index in range(count)]
 
 
 class TreeContract(OneModel):
-    """Equality is to the bit: the rows of a path are what its tokens get as a chain, fed as wide as the tree."""
+    """Equality is to the bit: the rows of a path equal those of its tokens as a chain, fed as wide as the tree."""
 
     @pytest.fixture
     def sequence(self, model: Model) -> Any:
@@ -42,18 +42,20 @@ class TreeContract(OneModel):
             fresh.forward(before, 0)
             return logits(fresh.forward(tokens, len(tokens)))
 
-    def test_the_facts_say_so(self, model: Model) -> None:
+    def test_the_facts_of_a_runtime_with_trees_say_so(self, model: Model) -> None:
         assert model.facts.can_branch
 
     @pytest.mark.parametrize("seed", range(12))
-    def test_each_row_is_that_of_its_path_as_a_chain(self, model: Model, sequence: TreeSequence, seed: int) -> None:
+    def test_each_row_of_a_tree_equals_its_path_as_a_chain(
+        self, model: Model, sequence: TreeSequence, seed: int
+    ) -> None:
         source = random.Random(seed)
         before, tokens = ids(source.randrange(0, 40), model, seed), ids(source.randrange(1, 9), model, seed + 1)
         parents = random_tree(source, len(tokens))
         sequence.forward(before, 0)
         rows = sequence.forward_tree(tokens, parents)
         assert rows.count == len(tokens)
-        assert sequence.length == len(before), "the tree is no part of the cache"
+        assert sequence.length == len(before), "the tree does not belong to the cache"
         found = logits(rows)
         for index in range(len(tokens)):
             path = [tokens[node] for node in path_to(parents, index)]
@@ -75,7 +77,7 @@ class TreeContract(OneModel):
             assert np.array_equal(self.chain_rows(model, before, path)[-1], found[index]), (parents, index)
 
     @pytest.mark.parametrize("seed", range(12))
-    def test_what_is_kept_is_as_good_as_a_chain(self, model: Model, sequence: TreeSequence, seed: int) -> None:
+    def test_a_kept_path_scores_like_a_chain(self, model: Model, sequence: TreeSequence, seed: int) -> None:
         source = random.Random(seed)
         before, more = ids(9, model, seed), ids(5, model, seed + 2)
         sequence.forward(before, 0)
@@ -96,7 +98,9 @@ class TreeContract(OneModel):
                     own.rewind(own.length - 3)
 
     @pytest.mark.parametrize("what", ["forward", "rewind", "a rewind to where it is", "keep", "close"])
-    def test_rows_are_stale_after(self, model: Model, sequence: TreeSequence, what: str) -> None:
+    def test_tree_rows_are_stale_after_the_sequence_changes(
+        self, model: Model, sequence: TreeSequence, what: str
+    ) -> None:
         sequence.forward(ids(5, model), 0)
         rows = sequence.forward_tree(ids(3, model), [-1, 0, -1])
         changes: dict[str, Callable[[], object]] = {
@@ -111,7 +115,9 @@ class TreeContract(OneModel):
             rows.logits(0)
 
     @pytest.mark.parametrize("what", ["forward", "rewind", "keep"])
-    def test_a_tree_is_gone_after(self, model: Model, sequence: TreeSequence, what: str) -> None:
+    def test_a_tree_is_dropped_after_the_sequence_changes(
+        self, model: Model, sequence: TreeSequence, what: str
+    ) -> None:
         before, tokens = ids(5, model), ids(2, model, 1)
         sequence.forward(before, 0)
         sequence.forward_tree(ids(3, model, 3), [-1, 0, -1])
@@ -130,7 +136,7 @@ class TreeContract(OneModel):
     @pytest.mark.parametrize(
         ("parents", "count"), [([0], 1), ([-1, 1], 2), ([-2], 1), ([-1], 2), ([-1, -1, 2], 3), ([-1, 0, 0], 2)]
     )
-    def test_a_token_follows_an_earlier_one(
+    def test_a_tree_token_whose_parent_is_not_earlier_is_refused(
         self, model: Model, sequence: TreeSequence, parents: list[int], count: int
     ) -> None:
         sequence.forward(ids(5, model), 0)
@@ -139,14 +145,16 @@ class TreeContract(OneModel):
         assert sequence.length == 5
 
     @pytest.mark.parametrize("path", [[1], [0, 2], [0, 1, 1], [2, 1], [3], [-1], [0, 0]])
-    def test_what_is_kept_is_a_path(self, model: Model, sequence: TreeSequence, path: list[int]) -> None:
+    def test_keeping_nodes_that_are_not_a_path_is_refused(
+        self, model: Model, sequence: TreeSequence, path: list[int]
+    ) -> None:
         sequence.forward(ids(5, model), 0)
         sequence.forward_tree(ids(3, model), [-1, 0, -1])
         with pytest.raises(InvalidRequestError):
             sequence.keep(path)
         assert sequence.length == 5
 
-    def test_a_failure_leaves_the_cache_and_no_tree(self, model: Model) -> None:
+    def test_a_failed_tree_forward_keeps_the_cache_and_drops_the_tree(self, model: Model) -> None:
         before = ids(16, model)
         with closing(model.open(20)) as sequence:
             assert isinstance(sequence, TreeSequence)
@@ -167,7 +175,7 @@ class TreeContract(OneModel):
             rows = logits(sequence.forward_tree(tokens, [-1, 0, 1, 2]))
         assert equal(rows, self.chain_rows(model, before, tokens))
 
-    def test_a_closed_sequence_has_no_trees(self, model: Model) -> None:
+    def test_a_closed_sequence_refuses_trees(self, model: Model) -> None:
         sequence: Sequence = model.open(CONTEXT)
         assert isinstance(sequence, TreeSequence)
         sequence.close()

@@ -1,4 +1,4 @@
-"""One model on a second device, in part, or not at all: where its bytes are, and that it says the same."""
+"""One model on a second device, in part, or not at all: where its bytes are, and that its scores are the same."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def scores(path: Path, wanted: LlamaSettings) -> np.ndarray:
         return np.array([rows.logits(index) for index in range(rows.count)])
 
 
-def test_the_device_is_listed(device: Device) -> None:
+def test_the_vulkan_device_is_listed(device: Device) -> None:
     assert device.kind in ("gpu", "igpu")
     assert device.description
     assert device.name in [gpu.name for gpu in LlamaRuntime().gpus()]
@@ -64,19 +64,19 @@ def test_the_device_is_listed(device: Device) -> None:
     assert {"cpu", device.name} <= {found.name for found in list_devices().of("llama")}
 
 
-def test_not_a_byte_of_a_model_for_the_cpu_is_on_the_device(
+def test_a_cpu_model_puts_no_byte_on_the_vulkan_device(
     tiny: TinyModels, device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By llama.cpp's own account of its buffers, and by what the device has free, where it tells: not in software."""
+    """By llama.cpp's log of its buffers, and by the device's free bytes if it reports them (not in software)."""
     caplog.set_level(logging.DEBUG, logger=NATIVE_LOG)
     with at_work(tiny.slow, settings(None)):
         beside = second_device().free_bytes
     told = buffers(caplog.records)
-    assert told, "llama.cpp tells nothing of its buffers any more: this test sees nothing"
+    assert told, "llama.cpp no longer logs its buffers: this test checks nothing"
     assert on_device(told, device.name) == 0, told
     assert not any(device.name in record.getMessage() for record in caplog.records if record.name == NATIVE_LOG)
 
-    # The same eyes do see a model that is there.
+    # The same check does find a model that is on the device.
     caplog.clear()
     with at_work(tiny.slow, settings(device)) as model:
         assert model.facts.settings["device_description"] == device.description
@@ -86,7 +86,7 @@ def test_not_a_byte_of_a_model_for_the_cpu_is_on_the_device(
         assert beside == device.free_bytes
 
 
-# A process of its own, in which nothing has opened a device yet. ``unlisted`` leaves out the empty list of devices.
+# A separate process, in which no device was opened yet. ``unlisted`` leaves out the empty list of devices.
 WITNESS = """
 import pathlib, sys
 from edgespec.runtimes.llama import model as llama
@@ -111,23 +111,23 @@ print(sum(name.startswith("llvmpipe") for name in names))
 
 
 def threads_of_the_driver(path: Path, where: str) -> int:
-    """How many threads the device in software has beside a model at work."""
+    """How many threads the software device has while a model runs."""
     command = [sys.executable, "-c", WITNESS, path, where]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=CHECKOUT)
     return int(done.stdout)
 
 
-def test_a_model_for_the_cpu_does_not_even_open_the_device(tiny: TinyModels, device: Device) -> None:
-    """A device in software has threads of its own once it is opened: a witness beside llama.cpp's log."""
+def test_a_cpu_model_does_not_open_the_vulkan_device(tiny: TinyModels, device: Device) -> None:
+    """A software device starts threads once it is opened, which llama.cpp's log may not show."""
     if not shows_threads(device):
         pytest.skip(UNSEEN)
     assert threads_of_the_driver(tiny.target, "cpu") == 0
     assert threads_of_the_driver(tiny.target, device.name) > 0
-    # And this is what it is for: by default a model of which no layer is on a device opens it all the same.
+    # For comparison: without the empty list, a model with no layer on a device opens the device.
     assert threads_of_the_driver(tiny.target, "unlisted") > 0
 
 
-def test_layers_are_on_the_device_as_asked(
+def test_the_requested_layers_are_on_the_vulkan_device(
     tiny: TinyModels, device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger=NATIVE_LOG)
@@ -141,20 +141,20 @@ def test_layers_are_on_the_device_as_asked(
     assert sizes == sorted(set(sizes)), "more layers, more bytes"
 
 
-# Of the spread of all scores, with weights in float32. A device that computes in float32 was 0.0003 off, and one that
-# does in half precision 0.01; with weights in 8 bits it is 0.1, because the CPU rounds activations to 8 bits as well.
+# Relative to the spread of all scores, with weights in float32: a device with float32 was 0.0003 off, a device with
+# half precision 0.01. With 8-bit weights the difference is 0.1, because the CPU also rounds activations to 8 bits.
 ROUNDING = 0.03
 
 
 @pytest.mark.parametrize("layers", [1, 2, None])
-def test_the_device_computes_what_the_cpu_does(tmp_path: Path, device: Device, layers: int | None) -> None:
+def test_the_vulkan_device_scores_nearly_like_the_cpu(tmp_path: Path, device: Device, layers: int | None) -> None:
     path = write_tiny_gguf(tmp_path / "float.gguf", quant="F32", heads=2, kv_heads=1, seed=3)
     here, there = scores(path, settings(None)), scores(path, settings(device, layers))
     assert np.isfinite(there).all()
     assert np.abs(here - there).max() < ROUNDING * here.std()
 
 
-def test_a_name_that_is_not_here_names_those_that_are(tiny: TinyModels, device: Device) -> None:
+def test_an_unknown_vulkan_device_raises_with_the_available_names(tiny: TinyModels, device: Device) -> None:
     with pytest.raises(RuntimeUnavailableError) as raised:
         load_model(tiny.target, LlamaSettings(device="Vulkan77"))
     assert device.name in (raised.value.hint or "")

@@ -1,4 +1,4 @@
-"""Target and drafter on two devices, either way round: the text is the target's own, whoever drafts where."""
+"""Target and drafter on two devices, either way: the text is the target's, whichever device drafts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def text(session: Session, prompt: str, sampling: Sampling, **how: Any) -> Any:
 
 
 def check(engine: Engine) -> None:
-    """What is drafted changes nothing, and something was drafted."""
+    """Check that drafting does not change the text, and that something was drafted."""
     accepted = 0
     with engine.session() as session:
         for prompt in PROMPTS:
@@ -56,7 +56,7 @@ def check(engine: Engine) -> None:
 
 
 def loaded_drafter(engine: Engine) -> Any:
-    """The drafter, once it is there: before that nothing is drafted."""
+    """The drafter, once it is loaded: before that nothing is drafted."""
     model = engine.pair.pool.drafter_model()
     if isinstance(model, BackgroundModel):
         assert model.wait(WAIT_S)
@@ -68,10 +68,10 @@ def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_target_on_the_cpu_with_a_drafter_on_the_device(
+def test_a_cpu_target_with_a_drafter_on_a_device_gives_the_targets_text(
     tiny: TinyModels, home: Home, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Dovetail's placement. The drafter has a process of its own, so this one keeps no byte on the device."""
+    """Dovetail's placement. The drafter has a separate process, so this process keeps no byte on the device."""
     caplog.set_level(logging.DEBUG, logger=NATIVE_LOG)
     device = second_device()
     name = device.name
@@ -89,7 +89,7 @@ def test_a_target_on_the_cpu_with_a_drafter_on_the_device(
     assert on_device(buffers(caplog.records), name) == 0
 
 
-def test_a_drafter_on_the_device_in_this_process(
+def test_a_drafter_on_a_device_in_this_process_gives_the_targets_text(
     tiny: TinyModels, home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger=NATIVE_LOG)
@@ -100,7 +100,9 @@ def test_a_drafter_on_the_device_in_this_process(
     assert on_device(buffers(caplog.records), name) > 0
 
 
-def test_a_target_on_the_device_with_a_drafter_on_the_cpu(tiny: TinyModels, home: Home, mode: str) -> None:
+def test_a_target_on_a_device_with_a_cpu_drafter_gives_the_targets_text(
+    tiny: TinyModels, home: Home, mode: str
+) -> None:
     """DuoDecoding's placement."""
     name = second_device().name
     with pair(tiny, home, device=name, draft_device="cpu", depth=3, mode=mode) as engine:
@@ -113,7 +115,7 @@ def test_a_target_on_the_device_with_a_drafter_on_the_cpu(tiny: TinyModels, home
         check(engine)
 
 
-def test_a_part_of_the_target_on_the_device(tiny: TinyModels, home: Home) -> None:
+def test_a_target_partly_on_a_device_gives_the_targets_text(tiny: TinyModels, home: Home) -> None:
     name = second_device().name
     with pair(tiny, home, device=name, draft_device="cpu", depth=3, gpu_layers=2) as engine:
         assert engine.plan.numeric_class.settings["gpu_layers"] == 2
@@ -122,7 +124,7 @@ def test_a_part_of_the_target_on_the_device(tiny: TinyModels, home: Home) -> Non
         check(engine)
 
 
-def test_every_place_is_calibrated_and_ranked(tiny: TinyModels, home: Home) -> None:
+def test_every_placement_is_calibrated_and_ranked(tiny: TinyModels, home: Home) -> None:
     name = second_device().name
     with tiny.load(context=256, store_home=home, device="cpu", draft_device="auto") as engine:
         assert {place.facts.device for place in engine.pair.pool.places.drafters} == {"cpu", name}

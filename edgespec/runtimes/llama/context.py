@@ -1,4 +1,4 @@
-"""One ``llama_context``: every native call a Sequence makes, each return code checked, and the rows it leaves."""
+"""One ``llama_context``: every native call a Sequence makes, with its return code checked, and its scored rows."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ KV_TYPES: dict[str, tuple[tuple[int, int], float]] = {
     "q4_0": ((2, 2), 4.5),
 }
 
-# How a numeric class says that all of a model is on its device.
+# The numeric class's word for a model whose layers are all on its device.
 EVERY_LAYER = -1
 
 # llama_decode's return codes (llama.h).
 _DECODE_NO_SLOT = 1
 _DECODE_ABORTED = 2
 
-# numpy's argmax over 150 000 scores takes 0.02 ms; one that took this long had to wait for the interpreter lock.
+# numpy's argmax over 150 000 scores takes 0.02 ms; a search this long had to wait for the interpreter lock.
 _CONTENDED_S = 0.0005
 
 # Rows searched by our kernels after such a wait, before numpy is tried again.
@@ -52,15 +52,16 @@ _NATIVE_ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaSettings:
-    """How to load and run a model. Everything here is part of the numeric class.
+    """How to load and run a model. Every field is part of the numeric class.
 
-    The defaults are the setting measured to keep the most widths bit-equal at every context on x86, at no cost to
-    plain decoding: flash attention splits a cache of one floating-point type in another way for one row than for
-    several, and any other cache it does not split. With keys in Q8_0 and values in F16 a plain step takes as long as
-    with the fastest cache there is; with both in Q8_0 it takes 12 % longer at 1 000 tokens of context, where
-    dequantised values cost most. ``repack`` lets llama.cpp re-lay the weights for faster kernels.
+    The defaults keep the most widths bit-equal at every context on x86 without slowing plain decoding: flash
+    attention splits a cache of one floating-point type differently for one row than for several, and splits no other
+    cache. Keys in Q8_0 with values in F16 make a plain step as fast as the fastest cache; both in Q8_0 make it 12 %
+    slower at 1 000 tokens of context, since dequantised values cost most. ``repack`` lets llama.cpp lay the weights
+    out for faster kernels.
 
-    ``gpu_layers`` of a model are on ``device``, counted from its end, the output head being one; None is everything.
+    ``gpu_layers`` layers of a model are on ``device``, counted from the end, the output head included; None means
+    all.
     """
 
     runtime: ClassVar[str] = "llama"
@@ -73,7 +74,7 @@ class LlamaSettings:
     repack: bool = True
 
     def as_json(self) -> dict[str, str | int | bool]:
-        """The settings that enter the numeric class beside threads, device and cache type."""
+        """The settings in the numeric class besides threads, device and cache type."""
         chosen: dict[str, str | int | bool] = {"flash_attention": self.flash_attention, "repack": self.repack}
         if self.device != "cpu":
             chosen["gpu_layers"] = EVERY_LAYER if self.gpu_layers is None else self.gpu_layers
@@ -81,7 +82,7 @@ class LlamaSettings:
 
 
 class AbortFlag:
-    """Ends the forward in flight, and refuses later ones until it is lowered. For any thread.
+    """Ends the forward in flight, and refuses later forwards until the flag is lowered. For any thread.
 
     ``native`` is an int32, and a C string of four bytes or none: see ``_native_abort_callback``.
     """
@@ -94,14 +95,14 @@ class AbortFlag:
         return bool(self.native[0])
 
     def set(self, raised: bool) -> None:
-        self.native[0] = -1 if raised else 0  # no byte of a raised one is zero
+        self.native[0] = -1 if raised else 0  # no byte of a raised flag is zero
 
 
 class NativeContext:
     """The ``llama_context`` and its batch: every native call of a Sequence, each return code checked.
 
-    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are. With
-    ``embedding`` its tokens enter as the rows of that table instead of by their ids.
+    Used on the Sequence's worker thread only, except that a row may be read on any thread that may read the Rows.
+    With ``embedding``, tokens enter as rows of that table instead of ids.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class NativeContext:
                 f"llama.cpp could not allocate a context of {context_length} tokens",
                 needed_bytes=None,
                 available_bytes=None,
-                hint="try a smaller --context; its log (logger edgespec.native, --debug) says why",
+                hint="try a smaller --context; llama.cpp's log (logger edgespec.native, --debug) says why",
             )
         self._memory = api.llama_get_memory(self._pointer)
         self._kernels = _our_kernels()
@@ -153,7 +154,7 @@ class NativeContext:
             self._batch.seq_id[index][0] = 0
 
     def decode(self, ids: Any, position: int, rows: int) -> None:
-        """Feed ``ids`` from ``position`` on and score the last ``rows``. Raises what a forward raises."""
+        """Feed ``ids`` at ``position`` and score the last ``rows``. Raises what a forward raises."""
         if self._pointer is None:
             raise ClosedError("this sequence is closed")
         size = len(ids)
@@ -185,15 +186,15 @@ class NativeContext:
         return self._kernels is not None
 
     def argmax(self, row: LogitsArray) -> int:
-        """The id with the highest score of a row, found with the interpreter lock held; below 0 if it holds a NaN or
-        +infinity, or if nothing of ours can look.
+        """The id with the highest score of a row, found with the interpreter lock held. Negative if the row holds a
+        NaN or +infinity, or if our kernels are not available.
         """
         if self._kernels is None:
             return -1
         return int(self._kernels.api.es_best(row.ctypes.data, len(row), LEVELS[self._kernels.levels[-1]]))
 
     def trim(self, length: int) -> None:
-        """Cut the cache to ``length`` tokens and check. Raises RewindError."""
+        """Cut the cache to ``length`` tokens and check its length. Raises RewindError."""
         if self._pointer is None:
             raise ClosedError("this sequence is closed")
         removed = self._api.llama_memory_seq_rm(self._memory, 0, length, -1)
@@ -211,9 +212,9 @@ class NativeContext:
 class LlamaRows(DrawnRows):
     """Rows whose argmax does not wait for other Python threads.
 
-    numpy gives the interpreter lock away while it searches, and beside a busy Python thread gets it back only
-    after that thread's 5 ms are over. When that has happened, the next rows are searched by our own kernels with the
-    lock held, where there are any. Both ways find the same, a NaN wherever it stands included.
+    numpy releases the interpreter lock while it searches, and gets it back from a busy Python thread only after that
+    thread's 5 ms. After such a wait, our kernels (if available) search the next rows with the lock held. Both
+    searches find the same id, also in a row with a NaN.
     """
 
     def __init__(
@@ -257,8 +258,8 @@ def _entry_by_row(batch: Any, embedding: EmbeddingRows) -> Callable[[IdArray], N
 
 
 def _keeping_the_lock(api: Any, name: str, result: Any) -> Any:
-    """A native function of (context, int32) that keeps the interpreter lock: for calls of microseconds, after which
-    the lock would have to be waited for beside a busy Python thread.
+    """A native function of (context, int32) that keeps the interpreter lock: a call takes microseconds, and getting
+    the lock back from a busy Python thread takes milliseconds.
     """
     function = getattr(ctypes.PyDLL(api._lib._name), name)
     function.restype, function.argtypes = result, [ctypes.c_void_p, ctypes.c_int32]
@@ -266,12 +267,12 @@ def _keeping_the_lock(api: Any, name: str, result: Any) -> Any:
 
 
 def _native_abort_callback(api: Any) -> Any:
-    """What llama.cpp asks at every node of the graph whether to stop, or None where nothing native can serve.
+    """What llama.cpp calls at every node of the graph to learn whether to stop; None if no native function can serve.
 
-    A Python one would take the interpreter lock each time (measured: a forward 80 times slower beside a busy Python
-    thread). Our own library has a function for it. Without that library, ``strlen`` of the C library reads the flag:
-    "" gives 0, a raised flag 4, which is the ``bool`` the caller looks at. That needs a 64-bit calling convention
-    that returns both in the same register; elsewhere a cancel waits for the chunk in flight.
+    A Python callback would take the interpreter lock each time (measured: a forward 80 times slower next to a busy
+    Python thread). Our library has such a function. Without our library, the C library's ``strlen`` reads the flag: 0
+    for "", 4 for a raised flag, which llama.cpp reads as ``bool``. That needs a 64-bit calling convention that
+    returns both types in the same register; on other systems a cancel waits for the chunk in flight.
     """
     kernels = _our_kernels()
     if kernels is not None:
@@ -286,7 +287,7 @@ def _native_abort_callback(api: Any) -> Any:
 
 
 def _our_kernels() -> NativeLibrary | None:
-    """Our own native library, where it was built."""
+    """Our native library, if it was built."""
     try:
         return native_library.load()
     except RuntimeUnavailableError:

@@ -1,7 +1,7 @@
-"""llama.cpp's devices: what its backends list, and putting a model on one of them and nowhere else.
+"""llama.cpp's devices: listing them, and loading a model on exactly one of them.
 
-llama-cpp-python does not bind ``ggml_backend_dev_*``, so that is done here. What they say comes from a driver: names
-may be missing or alike, memory may be more than any machine has. Nothing of it is taken at its word.
+llama-cpp-python does not bind ``ggml_backend_dev_*``, so this module does. The answers come from a driver: names may
+be missing or repeated, memory may exceed what any machine has. So every answer is checked.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ _KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 # Kinds that weights can be put on: "accel" only speeds up what the CPU holds.
 _HOLDING = ("gpu", "igpu")
 
-# ggml splits a graph over 16 backends at most (GGML_SCHED_MAX_BACKENDS); four times that is nobody's machine.
+# ggml splits a graph over 16 backends at most (GGML_SCHED_MAX_BACKENDS); no machine has four times as many.
 _MOST_DEVICES = 64
 
-# A pebibyte; a sum that went below zero is far above it.
+# A pebibyte; a byte count that underflowed below zero is far above it.
 _MOST_BYTES = 2**50
 
 _LONGEST_TEXT = 120
 
-# Layers of a model, as llama.cpp counts them: more than any has, and llama.cpp clamps it.
+# Layers of a model, as llama.cpp counts them: more than any model has; llama.cpp clamps the number.
 EVERYTHING = 999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device llama.cpp can compute on, by the name its backend gives it; no two of a list share one.
+    """A device llama.cpp can compute on, by its backend's name, which is unique in a list.
 
-    ``kind`` is ``cpu``, ``gpu``, ``igpu`` (a GPU in the machine's own memory), ``accel`` (a library beside the CPU,
-    such as a BLAS) or ``other``. Bytes are None where the backend does not tell, tells what cannot be, or was not
-    asked.
+    ``kind`` is ``cpu``, ``gpu``, ``igpu`` (a GPU in the machine's memory), ``accel`` (a library that helps the CPU,
+    such as a BLAS) or ``other``. Bytes are None if the backend does not report them, reports impossible ones, or was
+    not asked.
     """
 
     name: str
@@ -49,15 +49,15 @@ class Device:
 
     @property
     def holds_models(self) -> bool:
-        """Whether weights can be put there (the CPU aside, which needs no device for that)."""
+        """Whether weights can be put on this device. False for the CPU, which needs no device for that."""
         return self.kind in _HOLDING
 
 
 def list_devices(library: Any, *, with_memory: bool = True) -> tuple[Device, ...]:
-    """The devices of every backend in the loaded ``library``, the CPU among them; none where it exports no registry.
+    """The devices of every backend in the loaded ``library``, with the CPU; empty if it exports no registry.
 
-    Asking for memory may wake a driver up, and one that has lost its device may end the process over it: without
-    ``with_memory`` nothing but names and kinds is asked for.
+    Asking for memory may wake up a driver, and a driver that has lost its device may end the process. Without
+    ``with_memory`` only names and kinds are read.
     """
 
     def bound(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -76,12 +76,12 @@ def list_devices(library: Any, *, with_memory: bool = True) -> tuple[Device, ...
     except AttributeError:
         return ()  # a build that does not export the backend registry still has its CPU
     found: list[Device] = []
-    taken = {"cpu"}  # whatever a backend calls its device, "cpu" is the processor
+    taken = {"cpu"}  # "cpu" is always the processor, whatever a backend calls its devices
     for index in range(min(count(), _MOST_DEVICES)):
         handle = get(index)
         name = _text(name_of(handle)) if handle else ""
         if not name:
-            continue  # nobody could ask for it
+            continue  # a device without a name cannot be requested
         kind = _KINDS.get(kind_of(handle), "other")
         free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
         if with_memory:
@@ -103,9 +103,9 @@ def list_devices(library: Any, *, with_memory: bool = True) -> tuple[Device, ...
 
 
 def find_device(devices: Sequence[Device], name: str) -> Device | None:
-    """The device a model is put on, upper or lower case; None for the CPU, which is none.
+    """The device to put a model on, by its name in upper or lower case; None for the CPU.
 
-    Raises RuntimeUnavailableError, whose hint names those that can hold a model.
+    Raises RuntimeUnavailableError, whose hint names the devices that can hold a model.
     """
     if name.lower() == "cpu":
         return None
@@ -122,13 +122,13 @@ def find_device(devices: Sequence[Device], name: str) -> Device | None:
 
 
 def place(params: Any, device: Device | None, gpu_layers: int | None) -> object:
-    """Write into ``llama_model_params`` where a model goes: on that device, or (None) on no GPU of the build at all.
+    """Write into ``llama_model_params`` where a model is loaded: on that device, or (None) on the CPU alone.
 
-    ``gpu_layers`` are counted as llama.cpp does, from the end, the output head being one; None is everything. What
-    is returned has to be kept until the model is loaded: native code reads it.
+    ``gpu_layers`` are counted as llama.cpp does, from the end, the output head included; None means all. The caller
+    keeps the returned object until the model is loaded: native code reads it.
     """
-    # A list of our own, which ends with a null: without one llama.cpp takes every GPU of the build, also for a model
-    # that is meant for the CPU, and keeps buffers there for prompts.
+    # Our list of devices, which ends with a null. Without a list llama.cpp takes every GPU of the build, also for a
+    # model on the CPU, and keeps buffers for prompts there.
     devices = (ctypes.c_void_p * 2)(None if device is None else device.handle, None)
     params.devices = ctypes.cast(devices, ctypes.c_void_p)
     params.n_gpu_layers = 0 if device is None else EVERYTHING if gpu_layers is None else gpu_layers
@@ -136,13 +136,13 @@ def place(params: Any, device: Device | None, gpu_layers: int | None) -> object:
 
 
 def _text(said: object) -> str:
-    """What a backend calls something, fit for a terminal; empty where it says nothing."""
+    """A backend's name for something, safe to print; empty if there is none."""
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else ""
     return "".join(sign if sign.isprintable() else " " for sign in text[:_LONGEST_TEXT]).strip()
 
 
 def _unlike(name: str, taken: set[str]) -> str:
-    """The name, numbered if it is taken already."""
+    """The name, with a number appended if it is already taken."""
     chosen, number = name, 0
     while chosen.lower() in taken:
         number += 1
@@ -151,7 +151,7 @@ def _unlike(name: str, taken: set[str]) -> str:
 
 
 def _believable(free: int, total: int) -> tuple[int | None, int | None]:
-    """(free, total) bytes, None for what cannot be; backends that cannot tell say zero of zero."""
+    """(free, total) bytes, None for an implausible number; a backend that cannot tell reports zero of zero."""
     if not 0 < total <= _MOST_BYTES:
         return None, None
     return (free if free <= total else None), total

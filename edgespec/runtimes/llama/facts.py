@@ -1,4 +1,4 @@
-"""What can be said of a model in llama.cpp before it is loaded: the settings it can have, and its facts."""
+"""What is known about a llama.cpp model before loading: its possible settings and its facts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edgespec.runtimes.llama.library import LlamaLibrary, load
 def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sha256: str | None) -> ModelFacts:
     """The facts of a model as ``load_model`` would report them, from its header alone.
 
-    Raises InvalidRequestError, RuntimeUnavailableError without llama.cpp or without that device.
+    Raises InvalidRequestError, and RuntimeUnavailableError if llama.cpp or the device is missing.
     """
     settings = usable_settings(settings, header)
     library = load()
     device = device_of(library, settings)
     said = settings.as_json()
     if device is not None:
-        # A name such as Vulkan0 counts devices in the order they were found: tomorrow it may be another card.
+        # A name such as Vulkan0 counts devices in the order they were found: later it may be another card.
         said["device_description"] = device.description
         said["drivers"] = gpu_drivers()
     return ModelFacts(
@@ -45,7 +45,7 @@ def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sh
 
 
 def usable_settings(settings: LlamaSettings, header: GgufHeader) -> LlamaSettings:
-    """The settings as this model can have them: its cache type, and one way to write each placement.
+    """The settings this model can have: a cache type that fits, and one spelling for each placement.
 
     Raises InvalidRequestError.
     """
@@ -54,16 +54,16 @@ def usable_settings(settings: LlamaSettings, header: GgufHeader) -> LlamaSetting
         return settings
     if not settings.flash_attention:
         raise InvalidRequestError(f"a {settings.kv_type} cache needs flash attention", hint="use cache type f16")
-    # Quantized caches hold blocks of 32 along a head; llama.cpp accepts nothing else.
+    # Quantised caches hold blocks of 32 along a head; llama.cpp accepts no other length.
     if header.key_length % 32 or header.value_length % 32:
         return replace(settings, kv_type="f16")
     return settings
 
 
 def device_of(library: LlamaLibrary, settings: LlamaSettings) -> Device | None:
-    """The device of these settings; None for the CPU, for which no driver is asked for anything.
+    """The device of these settings; None for the CPU, for which no driver is asked.
 
-    Raises RuntimeUnavailableError if this build does not have it.
+    Raises RuntimeUnavailableError if this build does not have the device.
     """
     if settings.device == "cpu":
         return None
@@ -71,10 +71,10 @@ def device_of(library: LlamaLibrary, settings: LlamaSettings) -> Device | None:
 
 
 def _plainly_placed(settings: LlamaSettings, header: GgufHeader) -> LlamaSettings:
-    """No layer on a device is the CPU, and all of them need no number: one class, one key for measurements."""
+    """Write zero layers on a device as the CPU, and all layers as None: one class, one key for measurements."""
     layers = settings.gpu_layers
     if settings.device.lower() == "cpu" or layers == 0:
         return replace(settings, device="cpu", gpu_layers=None)
-    if layers is not None and layers > header.block_count:  # the head is one more
+    if layers is not None and layers > header.block_count:  # plus one for the head
         return replace(settings, gpu_layers=None)
     return settings

@@ -1,7 +1,7 @@
-"""The one place that loads llama.cpp's native library: availability, build identity, log bridge.
+"""The only module that loads llama.cpp's native library: availability, build identity, log bridge.
 
 The library is process-wide by nature (one backend, one log callback), so this module holds the only process-wide
-state edgespec has: the loaded library itself, and the callback object that native code keeps a pointer to.
+state of edgespec: the loaded library, and the callback object that native code keeps a pointer to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INSTALL_HINT = (
     "install it with `pip install 'edgespec[llama]'`; without a prebuilt wheel this compiles for about 5 minutes"
 )
 
-# What runtimes/llama/model.py and text/llama_tokenizer.py call; a build that lacks one of them is too old.
+# What runtimes/llama/model.py and text/llama_tokenizer.py call; a build without one of these functions is too old.
 _NEEDED = (
     "llama_backend_init",
     "llama_print_system_info",
@@ -82,7 +82,7 @@ class LlamaLibrary:
     def devices(self, *, with_memory: bool = True) -> tuple[Device, ...]:
         """Every device of every backend in this build, the CPU included.
 
-        Without ``with_memory`` drivers are asked for names only, which wakes none of them up.
+        Without ``with_memory`` drivers are asked for names only, which wakes up none of the drivers.
         """
         return list_devices(self.api._lib, with_memory=with_memory)
 
@@ -92,7 +92,7 @@ def load() -> LlamaLibrary:
 
     Raises RuntimeUnavailableError, with the reason and what to install, if it is missing, broken or too old.
     """
-    with _LOADING:  # two first calls at once would install two log bridges, and native code keep the one let go
+    with _LOADING:  # two parallel first calls would install two log bridges and free one that native code uses
         return _load()
 
 
@@ -137,12 +137,12 @@ def _install_log_bridge(api: Any) -> object:
     Native code logs in fragments and from any of its threads; a line is passed on when it is complete.
     """
     logger = logging.getLogger("edgespec.native")
-    # Without any handler Python would print warnings to stderr by itself; whoever wants them adds one.
+    # Without any handler Python would print warnings to stderr; an application that wants them adds a handler.
     logger.addHandler(logging.NullHandler())
 
     class Fragments(threading.local):
-        # Of each thread its own, not under a lock: collecting garbage in here may free a forgotten cache, whose own
-        # log lines come from another thread that this one would then be waiting for.
+        # One per thread instead of a lock: garbage collection in here may free an unreferenced cache, and the log
+        # lines of that come from another thread, which this thread would wait for.
         def __init__(self) -> None:
             self.pending: list[str] = []
             self.level = logging.INFO

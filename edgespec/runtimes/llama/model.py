@@ -1,4 +1,4 @@
-"""llama.cpp as a runtime: every architecture it knows, every device its build has.
+"""llama.cpp as a runtime: every architecture llama.cpp supports, every device its build has.
 
 Built on the low-level module of llama-cpp-python. The high-level class is not used: it copies every row, ignores
 return codes of cache edits, and cannot be cancelled.
@@ -42,10 +42,10 @@ def load_model(
 ) -> LlamaModel:
     """Check the file, then load its weights on the named device. Once ``stop`` is set, loading ends early.
 
-    A trimmed drafter is loaded with its ``artefact``, whose ``path`` and ``model_header`` are then the arguments of
-    those names; it speaks the ids of its source.
+    For a trimmed drafter pass its ``artefact``, with the artefact's ``path`` and ``model_header`` as the arguments of
+    the same names; the model then takes and returns the ids of its source.
 
-    Raises ModelFileError, RuntimeUnavailableError (unknown device, for one), InvalidRequestError, CancelledError.
+    Raises ModelFileError, RuntimeUnavailableError (e.g. an unknown device), InvalidRequestError, CancelledError.
     """
     _check_kv_type(settings.kv_type)
     if settings.threads < 1:
@@ -62,7 +62,7 @@ def load_model(
 
 
 def _paths(path: Path, header: GgufHeader) -> list[Path]:
-    """The files to load: those whose headers were checked, and no others that a name might lead to."""
+    """The files to load: exactly those whose headers were checked."""
     return [part.path for part in header.split] or [path]
 
 
@@ -85,13 +85,15 @@ def _load_weights(
         pointer = loader.run(lambda: _load_from(api, paths, params), stop)
     finally:
         loader.close()
-    del placed  # kept until here: native code read it
+    del placed  # native code has read it by now
     if not pointer:
         if interrupted.is_set():
             raise CancelledError("loading was cancelled")
-        where = "" if device is None else f" on {device.name}, which may be too small for so many layers"
+        where = "" if device is None else f" on {device.name}, which may be too small for this number of layers"
         raise ModelFileError(
-            paths[0], f"llama.cpp could not load it{where}", hint="its log (logger edgespec.native, --debug) says why"
+            paths[0],
+            f"llama.cpp could not load it{where}",
+            hint="llama.cpp's log (logger edgespec.native, --debug) says why",
         )
     return pointer
 
@@ -104,12 +106,12 @@ def _load_from(api: Any, paths: Sequence[Path], params: Any) -> Any:
 
 
 class _Weights:
-    """Loaded weights, freed when the model and every cache made from them have let go."""
+    """Loaded weights, freed when the model and every cache made from them are closed or collected."""
 
     def __init__(self, api: Any, pointer: Any) -> None:
         self.pointer = pointer
         finalizer = weakref.finalize(self, api.llama_model_free, pointer)
-        finalizer.atexit = False  # the process is going: its memory goes with it
+        finalizer.atexit = False  # the process is exiting, and frees its memory
 
 
 class LlamaModel(RuntimeModel[_Weights]):
@@ -138,7 +140,7 @@ class LlamaModel(RuntimeModel[_Weights]):
             describe_model(header, settings, name=name, sha256=sha256),
             vocabulary_size=self.head_rows if trimmed is None else trimmed.vocabulary_size,
             trained_context_length=int(api.llama_model_n_ctx_train(pointer)),
-            # A recurrent state holds all of the past in one place: no part of it can be dropped.
+            # A recurrent state merges all past tokens: no part of it can be dropped.
             can_rewind=not (api.llama_model_is_recurrent(pointer) or api.llama_model_is_hybrid(pointer)),
         )
         super().__init__(weights, facts)
@@ -158,7 +160,7 @@ class LlamaModel(RuntimeModel[_Weights]):
     def with_settings(
         self, *, threads: int | None = None, kv_type: str | None = None, flash_attention: bool | None = None
     ) -> LlamaModel:
-        """The same weights, shared, with caches of another kind; to be closed like any other model.
+        """The same weights, shared, with caches of another kind. The caller closes the result like any other model.
 
         Raises ClosedError, InvalidRequestError.
         """
@@ -185,7 +187,7 @@ class LlamaSequence(RuntimeSequence):
         super().__init__(model, flag, context_length, thread="edgespec-llama")
         self._head_rows = model.head_rows
         self._trimmed = trimmed = model.trimmed
-        self._first = 0  # where the last decode has the first of its scores
+        self._first = 0  # batch index of the last decode's first scores
         embedding = None if trimmed is None else trimmed.embedding
         try:
             self._native = self._worker.run(
@@ -196,7 +198,7 @@ class LlamaSequence(RuntimeSequence):
         except BaseException:
             self._worker.close()
             raise
-        self._free_at_end(self._native.free, weights)  # garbage is collected in any order, and a cache goes first
+        self._free_at_end(self._native.free, weights)  # garbage collection has no order; weights go last
 
     def _decode(self, ids: IdArray, position: int, rows: int) -> None:
         self._native.decode(ids, position, rows)
@@ -210,9 +212,9 @@ class LlamaSequence(RuntimeSequence):
         self._worker.run(lambda: self._drop_tail(length))
 
     def _drop_tail(self, length: int) -> None:
-        """Cut the cache to ``length`` and believe only what the cache itself then says.
+        """Cut the cache to ``length``, then check the length that the cache reports.
 
-        A cache that will not be cut holds tokens nobody knows of: from then on it is never used again.
+        A cache that cannot be cut holds unknown tokens, and is never used again.
         """
         self._overwrite()
         try:

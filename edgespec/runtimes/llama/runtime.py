@@ -1,4 +1,4 @@
-"""llama.cpp as a value: which files it runs, on which devices, and in which settings."""
+"""llama.cpp as a Runtime value: the files it runs, its devices and its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LlamaRuntime(Runtime):
     settings_type: ClassVar[type[Any]] = LlamaSettings
 
     def check(self, file: LocatedModel, device: str) -> None:
-        # What is wrong with the file, llama.cpp tells when it loads it.
+        # llama.cpp reports a broken file when it loads the file.
         if file.onnx is not None:
             raise InvalidRequestError(f"{file.name} is an ONNX model, which {self.name} does not run")
         library.load()
@@ -37,7 +37,7 @@ class LlamaRuntime(Runtime):
             what = "holds vision tensors in the text model's file" if file.header.vision_tensors else "lacks keys"
             raise RuntimeUnavailableError(
                 f"llama.cpp does not load {file.name}, which {what}, as Ollama writes them",
-                hint="fetch the same model from the hub, where its vision part is a file of its own",
+                hint="fetch the same model from the hub, where its vision part is a separate file",
             )
 
     def settings(
@@ -71,10 +71,10 @@ class LlamaRuntime(Runtime):
         return KV_TYPES[settings.kv_type][1]
 
     def find_device(self, wanted: str, needed_bytes: int) -> str:
-        """``auto`` is the first GPU with so many bytes free, else the processor.
+        """``auto`` is the first GPU with ``needed_bytes`` free, else the processor.
 
-        A GPU in the processor is not taken unasked: both read the same memory, so only measuring tells which is
-        faster.
+        ``auto`` never means an integrated GPU: GPU and processor share the same memory, so only a measurement shows
+        which is faster.
         """
         if wanted.lower() == HOST:
             return HOST
@@ -85,7 +85,7 @@ class LlamaRuntime(Runtime):
         return next((name for name in names if name.lower() == wanted.lower()), wanted)
 
     def gpus(self) -> tuple[Device, ...]:
-        """The GPUs in llama.cpp's own order, those in the processor last; none without llama.cpp."""
+        """The GPUs in llama.cpp's order, integrated GPUs last; empty without llama.cpp."""
         try:
             found = [device for device in self.list_devices() if device.holds_models]
         except RuntimeUnavailableError:
@@ -102,8 +102,8 @@ class LlamaRuntime(Runtime):
         return any(one.memory != HOST for one in found)
 
     def stable_settings(self, preferred: LlamaSettings) -> Sequence[LlamaSettings]:
-        """Measured on x86: repacked weights keep widths 1 to 3, weights as in the file 1 to 7 at 5 to 25 % of plain
-        speed.
+        """Measured on x86: repacked weights keep widths 1 to 3 bit-equal; weights as in the file keep 1 to 7, 5 to 25
+        % slower in plain decoding.
         """
         return (preferred, replace(preferred, repack=False)) if preferred.repack else (preferred,)
 
@@ -116,7 +116,7 @@ class LlamaRuntime(Runtime):
         return replace(settings, kv_type="f16")
 
     def prompt_settings(self, settings: LlamaSettings) -> LlamaSettings:
-        """Measured on x86: weights as in the file read a prompt 1.5 times as fast as repacked ones."""
+        """Measured on x86: weights as in the file prefill 1.5 times as fast as repacked weights."""
         return replace(settings, repack=False) if settings.device == HOST else settings
 
     def moved(self, settings: LlamaSettings, other: LlamaSettings) -> LlamaSettings:
@@ -124,7 +124,7 @@ class LlamaRuntime(Runtime):
 
 
 def _list(*, with_memory: bool) -> list[Device]:
-    """What the backends list; without ``with_memory`` no driver is woken up to be asked for bytes.
+    """The devices of the backends; without ``with_memory`` drivers are not woken up to report bytes.
 
     Raises RuntimeUnavailableError.
     """
@@ -132,7 +132,7 @@ def _list(*, with_memory: bool) -> list[Device]:
 
 
 def _device(native: devices.Device) -> Device:
-    told = native.total_bytes is not None and native.total_bytes > 0  # zero of zero is what nobody knows
+    told = native.total_bytes is not None and native.total_bytes > 0  # zero of zero means unknown
     return Device(
         runtime=LlamaRuntime.name,
         name=native.name,

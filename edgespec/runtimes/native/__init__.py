@@ -1,1 +1,1 @@
-"""edgespec's own processor kernels as a runtime."""
+"""edgespec's processor kernels as a runtime."""

@@ -1,4 +1,4 @@
-"""Draws computed by the kernels: the tokens that ``interfaces.drawing`` draws, in a tenth of the time."""
+"""Draws computed by the kernels: the same tokens as ``interfaces.drawing``, in a tenth of the time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.runtimes.native.library import LEVELS, NOT_FINITE, DrawnStruct, Dr
 
 
 class NativeDraws:
-    """Draws at one level, one at a time, with memory to do it in. For any thread."""
+    """Draws at one instruction set level, one at a time, with scratch memory. For any thread."""
 
     def __init__(self, api: Any, level: str) -> None:
         self._api = api
@@ -25,7 +25,7 @@ class NativeDraws:
         self._lock = threading.Lock()
 
     def draw(self, address: int, count: int, request: DrawRequest, ids: IdArray | None) -> Drawn:
-        """Draw from ``count`` scores at ``address``; they are as they were afterwards. As ``Rows.draw``."""
+        """Draw from ``count`` scores at ``address``, and leave the scores unchanged. As ``Rows.draw``."""
         with self._lock:
             return self._draw(address, count, request, ids)
 
@@ -60,13 +60,13 @@ class NativeDraws:
 
 
 class DrawnRows(Rows):
-    """Rows of another runtime in this process: the kernels draw from them where there are kernels."""
+    """Rows of another runtime in this process: the kernels, if available, draw from them."""
 
     def draw(self, index: int, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
         row, draws = self._row(index), _fastest()
         if draws is None:
             return draw_from(row, request, ids)
-        # Penalties are written into the scores for a moment, and memory of others may not allow that.
+        # Penalties are written into the scores for a moment, and memory of other owners may be read-only.
         row = np.array(row, dtype=np.float32) if request.seen else np.ascontiguousarray(row, dtype=np.float32)
         return draws.draw(row.ctypes.data, len(row), request, ids)
 

@@ -1,4 +1,4 @@
-"""What the native runtime takes from a GGUF file: every number and tensor checked before a pointer is made of it."""
+"""What the native runtime reads from a GGUF file: every number and tensor checked before it becomes a pointer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
 from edgespec.runtimes.native.tensors import TYPES, LayerTensors, ModelLayout, Rope, WeightTensor
 
 SUPER_BLOCK = 256  # columns that share scales of scales in the K types
-BLOCK = 32  # columns that are quantised together, weights and activations alike
-LANES = 16  # elements of a head that attention takes at a time
+BLOCK = 32  # columns that are quantised together, in weights and in activations
+LANES = 16  # elements of a head that attention loads at a time
 
-SWIGLU, GEGLU = 0, 1  # what the feed-forward does to its gate, by the numbers the kernels give it
+SWIGLU, GEGLU = 0, 1  # activation of the feed-forward gate, by the kernels' numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Architecture:
-    """How a family of models differs from llama. ``rope_pairs`` is how rotary embedding pairs a head's elements: 0
-    neighbours, 1 halves; llama's converter reorders the rows of queries and keys so that neighbours belong together.
+    """How a family of models differs from llama. ``rope_pairs``: how rotary embedding pairs a head's elements, 0
+    for neighbours, 1 for halves; llama's converter reorders the rows of queries and keys into neighbours.
     """
 
     rope_pairs: int
@@ -37,9 +37,9 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "gemma3": _Architecture(rope_pairs=1, has_head_norms=True, is_gemma=True),
 }
 
-_DEFAULT_ROPE_BASE = 10000.0  # where a file does not say, as llama.cpp has it; also of layers with a window
-_WINDOW_PERIOD = 6  # gemma3: every sixth layer sees all positions, where a file does not say otherwise
-_LAYERS_OF_27B = 62  # gemma3's largest model scales attention by the embedding's share of a head (its config.json)
+_DEFAULT_ROPE_BASE = 10000.0  # if the file has none, as in llama.cpp; also for layers with a window
+_WINDOW_PERIOD = 6  # gemma3: every sixth layer sees all positions, unless the file says otherwise
+_LAYERS_OF_27B = 62  # gemma3's largest model scales attention by embedding / heads (its config.json)
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _NORMS = ("attn_norm", "ffn_norm")
 _HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
@@ -68,8 +68,8 @@ def unsupported_reason(header: GgufHeader, trimmed: TrimmedDrafter | None = None
 def read_layout(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> ModelLayout:
     """The model's layout, every shape checked against every other.
 
-    ``header`` is the model's; of a ``trimmed`` drafter the head has fewer rows than the vocabulary, and the rows of
-    the embedding are in a file of their own. Raises RuntimeUnavailableError for a model that this runtime does not
+    ``header`` is the model's. In a ``trimmed`` drafter the head has fewer rows than the vocabulary, and the
+    embedding's rows are in a separate file. Raises RuntimeUnavailableError for a model that this runtime does not
     run, ModelFileError for a file that contradicts itself.
     """
     try:
@@ -96,7 +96,7 @@ class _Reader:
         self._trimmed = trimmed
         self._tensors = {tensor.name: tensor for tensor in header.tensors}
         if header.architecture not in _ARCHITECTURES:
-            raise _UnsupportedError(f"it knows {', '.join(_ARCHITECTURES)}, not {header.architecture}")
+            raise _UnsupportedError(f"it runs {', '.join(_ARCHITECTURES)}, not {header.architecture}")
         self._architecture = _ARCHITECTURES[header.architecture]
 
     def layout(self) -> ModelLayout:
@@ -115,8 +115,8 @@ class _Reader:
         feed_forward = self._integer("feed_forward_length", None)
         for what, count in (("embedding", embedding), ("feed-forward", feed_forward), ("heads", heads * head_length)):
             if count < BLOCK or count % BLOCK:
-                raise _UnsupportedError(f"the length {count} of its {what} is no multiple of {BLOCK}")
-        # What is quantised together, 32 outputs of attention, must lie within one group of heads.
+                raise _UnsupportedError(f"the length {count} of its {what} is not a multiple of {BLOCK}")
+        # 32 outputs of attention, which are quantised together, must lie within one group of heads.
         if head_length % LANES or heads // kv_heads * head_length % BLOCK:
             raise _UnsupportedError(f"{heads // kv_heads} heads of {head_length} elements share a key")
         rope_length = self._integer("rope.dimension_count", head_length)
@@ -173,20 +173,22 @@ class _Reader:
                 raise _UnsupportedError(f"it has {cap}")
 
     def _window(self) -> tuple[int, int]:
-        """Positions that a row sees in layers with a window, and the period of those without; 0 and 0 for no windows.
+        """Positions that a row sees in layers with a window, and the period of layers without; (0, 0) for no windows.
 
-        Layer i is without where i + 1 is a multiple of the period, as llama.cpp has it.
+        Layer i has no window if i + 1 is a multiple of the period, as in llama.cpp.
         """
         window = self._integer("attention.sliding_window", 0)
         if not self._architecture.is_gemma or window == 0:
             return 0, 0
         period = self._integer("attention.sliding_window_pattern", _WINDOW_PERIOD)
         if window < 0 or period < 1:
-            raise ModelFileError(self._header.path, f"a window of {window} in a pattern of {period} is not sane")
+            raise ModelFileError(self._header.path, f"a window of {window} in a pattern of {period} is out of range")
         return window, period
 
     def _ropes(self, rope_length: int) -> tuple[Rope, ...]:
-        """Of layers that see all positions, and for gemma of those with a window, which knows no scaling."""
+        """Rotary parameters of layers that see all positions, then for gemma of layers with a window, without
+        scaling.
+        """
         factors = self._vector(_ROPE_FACTORS, rope_length // 2) if _ROPE_FACTORS in self._tensors else None
         whole = Rope(
             base=self._number("rope.freq_base", _DEFAULT_ROPE_BASE), scale=self._rope_scale(), factors=factors
@@ -201,7 +203,7 @@ class _Reader:
             raise _UnsupportedError(f"its rope scaling is {kind!r}")
         if self._number("rope.scaling.attn_factor", 1.0) != 1.0:
             raise _UnsupportedError("its rope scaling has an attention factor")
-        # Without a type, a factor is linear; rope.scale_linear is its old name.
+        # A factor without a type is linear; rope.scale_linear is its old name.
         if kind == "none" or (kind is None and self._value("rope.scaling.factor") is None):
             return 1.0 if kind == "none" else self._number("rope.scale_linear", 1.0)
         return self._number("rope.scaling.factor", None)
@@ -224,14 +226,16 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelFileError(self._header.path, f"it does not state {self._header.architecture}.{suffix}")
         if not (math.isfinite(value) and value > 0):
-            raise ModelFileError(self._header.path, f"its {suffix} is {value}, which is not sane")
+            raise ModelFileError(self._header.path, f"its {suffix} is {value}, which is out of range")
         return float(value)
 
     def _one(self, counts: int | tuple[int, ...], what: str) -> int:
         if isinstance(counts, int):
             return counts
         if len(counts) != self._header.block_count:
-            raise ModelFileError(self._header.path, f"it states {what} of {len(counts)} layers, and has others")
+            raise ModelFileError(
+                self._header.path, f"it states {what} for {len(counts)} layers, but has another number of layers"
+            )
         if len(set(counts)) != 1:
             raise _UnsupportedError(f"its layers differ in their number of {what}")
         return counts[0]
@@ -284,7 +288,7 @@ class _Reader:
         return WeightTensor(tensor, bias, rows, columns)
 
     def _table(self, table: EmbeddingTable, vocabulary: int, embedding: int) -> WeightTensor:
-        """The rows of an embedding in a file of its own, whose size was checked with the file's."""
+        """The embedding's rows in a separate file, whose size was checked with the file's."""
         if (table.rows, table.columns) != (vocabulary, embedding):
             raise ModelFileError(table.path, f"it has {table.rows} rows for a vocabulary of {vocabulary}")
         if table.type_name not in TYPES:
@@ -306,7 +310,7 @@ class _Reader:
         return tensor
 
     def _check_shape(self, tensor: TensorInfo, shape: tuple[int, ...]) -> None:
-        # Trailing ones say nothing: some writers pad shapes with them.
+        # Trailing ones carry no information: some writers pad shapes with ones.
         found = tensor.shape[: len(shape)] if math.prod(tensor.shape[len(shape) :]) == 1 else tensor.shape
         if found != shape:
             raise ModelFileError(self._header.path, f"tensor {tensor.name} has shape {tensor.shape}, not {shape}")

@@ -1,4 +1,4 @@
-"""The one place that loads the kernels' shared library and knows its interface (kernels/edgespec_kernels.h)."""
+"""The only module that loads the kernels' shared library; it mirrors kernels/edgespec_kernels.h."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from edgespec.errors import RuntimeUnavailableError
 from edgespec.interfaces.drawing import MOST_DRAWN
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-# Of Linux and others, macOS, Windows; kernels/compile.py names them.
+# Names on Linux and other Unix systems, macOS, Windows, as in kernels/compile.py.
 LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib", "libedgespec_kernels.dll")
 NOTE_NAME = "not_built.txt"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
 ABI = 8
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE = range(5)
-MOST_THREADS = 8192  # the most processors that Linux is built for
+MOST_THREADS = 8192  # the most processors that Linux can be built for
 PORTABLE = "portable"
-# The later, the faster; those of other processors' families are never there.
+# The later, the faster; levels of other processor families are never available.
 LEVELS: Mapping[str, int] = {PORTABLE: 0, "avx2": 1, "avx-vnni": 2, "avx512-vnni": 3, "neon-dotprod": 4}
 
 _LOADING = threading.Lock()
@@ -142,7 +142,7 @@ class NativeModelStruct(ctypes.Structure):
 
 _FLOATS, _BYTES, _IDS = c_void_p, c_void_p, c_void_p  # addresses: numpy arrays pass theirs
 
-# Calls that take their time, and give the interpreter lock away meanwhile.
+# Calls that take long, and release the interpreter lock.
 _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, POINTER(Threads), c_int32, c_void_p)),
     "es_close": (None, (c_void_p,)),
@@ -161,7 +161,7 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
         (_FLOATS, _FLOATS, c_int64, c_int64, _FLOATS, _IDS, c_int64, c_int64, _FLOATS, c_int32),
     ),
 }
-# Calls of microseconds. They keep the lock: beside a busy Python thread, getting it back takes milliseconds.
+# Calls of microseconds. They keep the lock: getting it back from a busy Python thread takes milliseconds.
 _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_abi": (c_int32, ()),
     "es_level_name": (c_char_p, (c_int32,)),
@@ -203,8 +203,8 @@ class _Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLibrary:
-    """The loaded library. ``levels`` are the instruction sets that run here, the fastest last; ``left_out`` are those
-    that this processor has as well and that cannot be used, with the reason.
+    """The loaded library. ``levels`` are the instruction sets that run here, the fastest last. ``left_out`` maps each
+    level that this processor has but that cannot be used to the reason.
     """
 
     api: Any
@@ -214,9 +214,9 @@ class NativeLibrary:
 
 
 def load() -> NativeLibrary:
-    """The library that came with edgespec, loaded once per process.
+    """The library of this installation, loaded once per process.
 
-    Raises RuntimeUnavailableError, with the reason and what to install, if there is none or it does not fit.
+    Raises RuntimeUnavailableError, with the reason and what to install, if it is missing or does not fit.
     """
     with _LOADING:
         return _load()
@@ -238,12 +238,12 @@ def _load() -> NativeLibrary:
 
 
 def _has_sources() -> bool:
-    """Whether this is a checkout, where an installation compiles; a wheel has no sources."""
+    """Whether the kernels' sources are here, as in a checkout, which compiles them; a wheel has no sources."""
     return any(KERNELS.glob("level_*.c"))
 
 
 def install_hint() -> str:
-    """What gives this installation a library of kernels that fits."""
+    """How to get a fitting library for this installation."""
     from edgespec.kernels.binary import this_process  # only where something is wrong
 
     if _has_sources():
@@ -255,7 +255,7 @@ def install_hint() -> str:
 
 
 def load_from(path: Path) -> NativeLibrary:
-    """A library of these sources, built elsewhere. Raises RuntimeUnavailableError."""
+    """Load a library that was built elsewhere from these sources. Raises RuntimeUnavailableError."""
     try:
         calls: Any = _Calls(path)
         abi = int(calls.es_abi())
@@ -280,15 +280,15 @@ def _why_unloadable(path: Path, error: Exception) -> str:
     with contextlib.suppress(OSError):
         found = read_binary(path)
     if found is not None and not found.runs(here):
-        return f"the native runtime's library is for {found}, and this is {here}"
+        return f"the native runtime's library is for {found}, and this process is {here}"
     return f"the native runtime's library does not load: {error}"
 
 
 _NOT_BUILT = "the C compiler could not build it; with a newer one, install edgespec again from its sources"
-_UNSOUND = "it does not compute here what portable C does"
+_UNSOUND = "its results here differ from those of portable C"
 
-# Number in GGUF, columns of a block, its bytes, and where halves stand that may not be just anything: scales, what
-# goes with minimums, exponents.
+# Number in GGUF, columns of a block, bytes of a block, and offsets of half-precision numbers that need plausible
+# values: scales, scales of minimums, exponents.
 _PROBED = (
     (0, 1, 4, (2,)),
     (1, 1, 2, (0,)),
@@ -303,15 +303,15 @@ _PROBED = (
     (14, 256, 210, (208,)),
 )
 _PROBED_INPUTS = 9  # two passes, of 4 and 5
-_NOWHERE = 2**40  # where positions of a tree of their own would begin
-_PROBED_POSITIONS = 300  # more than a block of attention
+_NOWHERE = 2**40  # where a tree would start: beyond every probed position
+_PROBED_POSITIONS = 300  # more than one block of attention
 
 
 def _sound_levels(calls: Any, levels: list[str]) -> tuple[str, ...]:
-    """The levels that compute here what the portable one does: one that a compiler or a virtual machine broke is not
-    offered.
+    """The levels whose results here equal those of the portable level: a level that a compiler or a virtual machine
+    broke is not offered.
 
-    A small product of each type and a little attention, in some milliseconds for all levels together.
+    Checks a small product of each type and a little attention, in some milliseconds for all levels together.
     """
     draw = np.random.default_rng(0)
     rows = 16
@@ -339,7 +339,7 @@ def _sound_levels(calls: Any, levels: list[str]) -> tuple[str, ...]:
             values.ctypes.data,
             len(keys),
             32,
-            keys.ctypes.data,  # as queries as well
+            keys.ctypes.data,  # used as queries as well
             seen.ctypes.data,
             len(seen),
             _NOWHERE,

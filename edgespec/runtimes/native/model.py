@@ -1,4 +1,4 @@
-"""A model file in our own kernels: its settings, its facts, and the weights that its Sequences share."""
+"""A model in the native runtime: its settings, its facts, and the weights that its Sequences share."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ KV_TYPE, KV_BITS = "f16", 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeSettings:
-    """How to run a model. ``level`` is an instruction set by its name, or ``auto`` for the fastest there is.
+    """How to run a model. ``level`` is the name of an instruction set, or ``auto`` for the fastest available.
 
-    ``sidecar``: whether a file with the laid out weights is used, and written, where loading is told of a place.
-    None of these changes a bit of what is computed.
+    ``sidecar``: whether loading uses and writes a file with the laid out weights, if the caller names its place.
+    No setting changes a bit of the results.
     """
 
     runtime: ClassVar[str] = "native"
@@ -66,15 +66,15 @@ def load_native(
 ) -> NativeModel:
     """Check the file, then lay its weights out for the kernels. Once ``stop`` is set, loading ends early.
 
-    With a ``frequent_head`` it is what ``with_head_rows`` makes of it. An ``artefact`` is a drafter with a trimmed
-    head, whose weights ``path`` holds, and its embeddings another file. ``sidecar`` is where they are kept for the
-    next load, which then takes less than a second; it takes as much disk as the model, and is written only if
-    ``sha256`` tells which model it is of and if there is plenty of room.
+    With a ``frequent_head`` the result is that of ``with_head_rows``. An ``artefact`` is a drafter with a trimmed
+    head: ``path`` holds its weights, another file its embeddings. ``sidecar`` is where the laid out weights are kept
+    for the next load, which then takes less than a second. The sidecar takes as much disk as the model, and is
+    written only with a ``sha256`` of the model and with plenty of free disk.
 
-    A ``requantized`` model has its matrices of wider types as Q4_0, and computes what a file that has them so would:
-    for a drafter.
+    A ``requantized`` model, for drafting, has its matrices of wider types as Q4_0: it computes what a file in Q4_0
+    would.
 
-    Raises ModelFileError, RuntimeUnavailableError (no library, or not for this model), InvalidRequestError,
+    Raises ModelFileError, RuntimeUnavailableError (no library, or a model it does not run), InvalidRequestError,
     MemoryLimitError, CancelledError.
     """
     header = read_header(path) if header is None else header
@@ -104,7 +104,7 @@ def describe_native(
 ) -> ModelFacts:
     """The facts of a model as ``load_native`` would report them, from its header alone.
 
-    ``head_rows``: how many rows its head has at first, if not all and without an ``artefact``. Raises
+    ``head_rows``: how many rows its head has at first, if not all, for a model without ``artefact``. Raises
     RuntimeUnavailableError, InvalidRequestError, ModelFileError.
     """
     if not 1 <= settings.threads <= MOST_THREADS:
@@ -135,7 +135,7 @@ def describe_native(
 
 
 def bytes_spared(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> int:
-    """How many bytes less a model's matrices, or a ``trimmed`` drafter's, take when they are requantized.
+    """How many bytes requantising the matrices of a model, or of a ``trimmed`` drafter, saves.
 
     Raises RuntimeUnavailableError, ModelFileError.
     """
@@ -145,7 +145,7 @@ def bytes_spared(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> i
 def has_sidecar(
     path: Path, header: GgufHeader, *, sha256: str, artefact: TrimmedDrafter | None, requantized: bool
 ) -> bool:
-    """Whether the file at ``path`` says that it holds the matrices of this model, laid out as they would be now."""
+    """Whether the header of the file at ``path`` names this model and its present layout."""
     layout = _read_layout(header, artefact, requantized=requantized)
     return sidecar_of(load(), layout, SidecarPlace(path=path, sha256=sha256), 1, lambda: False).is_there()
 
@@ -162,7 +162,7 @@ def _level(library: NativeLibrary, wanted: str) -> str:
         raise InvalidRequestError(f"unknown level {wanted!r}", hint=f"one of auto, {', '.join(LEVELS)}")
     if wanted not in library.levels:
         raise RuntimeUnavailableError(
-            f"this processor or this build cannot run {wanted}", hint=f"here are {', '.join(library.levels)}"
+            f"this processor or this build cannot run {wanted}", hint=f"levels here: {', '.join(library.levels)}"
         )
     return wanted
 
@@ -170,7 +170,7 @@ def _level(library: NativeLibrary, wanted: str) -> str:
 def _facts_of_part(
     facts: ModelFacts, header: GgufHeader, layout: ModelLayout, skipped: abc.Sequence[int], head_rows: int | None
 ) -> ModelFacts:
-    """``facts`` are those of the whole file, its weights as they are there."""
+    """``facts`` are those of the whole file, with the weights as filed."""
     spared = spared_by(layout)
     read, kv = facts.bytes_per_forward - spared, facts.kv_bytes_per_token
     settings = dict(facts.settings)
@@ -181,7 +181,7 @@ def _facts_of_part(
         kept = {weight.tensor.name: weight.kept_bytes for weight in layout.matrices}
         left_out = [tensor for tensor in header.tensors if tensor.name.startswith(blocks)]
         read -= sum(kept.get(tensor.name, tensor.byte_count) for tensor in left_out)
-        kv = kv // header.block_count * (header.block_count - len(skipped))  # layers are all alike
+        kv = kv // header.block_count * (header.block_count - len(skipped))  # all layers have the same cache
         settings["skipped_layers"] = ",".join(map(str, skipped))
     if head_rows is not None:
         read -= layout.head.kept_row_bytes * (layout.head.rows - head_rows)
@@ -211,7 +211,7 @@ class NativeModel(RuntimeModel[ModelPart]):
             return _facts_of_part(whole, self.header, part.weights.layout, part.skipped, part.head_rows)
 
     def with_settings(self, *, threads: int | None = None) -> NativeModel:
-        """The same weights, shared, on another number of threads; to be closed like any other model.
+        """The same weights, shared, on another number of threads. The caller closes the result like any other model.
 
         Raises ClosedError, InvalidRequestError.
         """
@@ -219,21 +219,23 @@ class NativeModel(RuntimeModel[ModelPart]):
             return self._with_part(self._loaded(), with_changes(self.settings, threads=threads))
 
     def with_layers(self, skip: abc.Sequence[int]) -> NativeModel:
-        """The same weights, shared, without these of the file's layers: what a file without them would compute, to
-        the bit (self-speculation; Zhang et al., 2024). To be closed like any other model, and its caches are its own.
+        """The same weights, shared, without these layers of the file: bit-equal to a file without these layers
+        (self-speculation; Zhang et al., 2024). The result has its own caches; the caller closes it like any other
+        model.
 
-        What this model skips itself comes back unless it is named again. Raises ClosedError, InvalidRequestError.
+        Layers that this model skips are used again unless ``skip`` names them. Raises ClosedError,
+        InvalidRequestError.
         """
         with self._lock:
             part = self._loaded()
             return self._with_part(part.without(skip), self.settings)
 
     def with_head_rows(self, ids: IdArray) -> NativeModel:
-        """The same weights, shared, with a head that scores these tokens at first: ascending ids, integers (n,).
+        """The same weights, shared, with a head that scores only these tokens at first: ascending ids, integers (n,).
 
-        Any token can be fed; those without a score are at -infinity, the others' scores are the whole head's, to the
-        bit (VocabTrim, Goel et al., 2025). Its Sequences can score more (``FrequentHeadSequence``). To be closed like
-        any other model. Raises ClosedError, MemoryLimitError, InvalidRequestError.
+        Any token can be fed. Tokens outside ``ids`` score -infinity; the other scores are bit-equal to the whole
+        head's (VocabTrim, Goel et al., 2025). Its Sequences can score more tokens (``FrequentHeadSequence``). The
+        caller closes the result like any other model. Raises ClosedError, MemoryLimitError, InvalidRequestError.
         """
         with self._lock:
             part = self._loaded()
@@ -249,8 +251,8 @@ class NativeModel(RuntimeModel[ModelPart]):
         return describe_native(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
 
     def open(self, context_length: int, *, keep_hidden: abc.Sequence[int] = ()) -> NativeSequence:
-        """A fresh Sequence with room for ``context_length`` tokens, which can tell the hidden states of its forwards
-        behind the layers ``keep_hidden``; -1 is behind the head's norm.
+        """A fresh Sequence with room for ``context_length`` tokens. It keeps its forwards' hidden states behind the
+        layers ``keep_hidden``; -1 is behind the head's norm.
 
         Raises MemoryLimitError, ClosedError, InvalidRequestError.
         """

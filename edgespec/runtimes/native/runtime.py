@@ -1,13 +1,12 @@
-"""edgespec's own kernels as a value: verification nearly free, and the same bits at every width.
+"""edgespec's kernels as a Runtime value: verification is nearly free, and bit-equal at every width.
 
-A row is computed by the same operations in the same order whatever is computed beside it, on however many threads and
-by whichever instruction set, so plain decoding, verification, prefill and the paths of a tree belong to one numeric
-class.
+A row is computed by the same operations in the same order at any width, number of threads and instruction set. So
+plain decoding, verification, prefill and the paths of a tree belong to one numeric class.
 
-A drafter gets a short head by itself: for every token it proposes it reads its whole output head, a third of a 0.5B
-model's bytes, and text uses few of its rows (VocabTrim, Goel et al., 2025; FR-Spec, Zhao et al., 2025). Nothing has
-to be counted to know most of those: a byte-pair vocabulary lists its merges in the order they were learned, which is
-by falling frequency. The whole head is kept, so a text of another kind costs nothing but the time that it takes.
+A drafter gets a short head by default: it reads its whole output head for every proposed token, a third of a 0.5B
+model's bytes, and text uses few of the head's rows (VocabTrim, Goel et al., 2025; FR-Spec, Zhao et al., 2025). The
+frequent tokens are known without counting: a byte-pair vocabulary lists its merges in the order they were learned,
+by falling frequency. The whole head stays available, so another kind of text costs only time.
 """
 
 from __future__ import annotations
@@ -40,28 +39,28 @@ from edgespec.runtimes.native.model import (
 from edgespec.runtimes.native.sidecar import has_room
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
 
-# What is kept of a model in the store, in the model's own folder: it goes when the model goes.
+# What the store keeps for a model, in the model's folder: removed with the model.
 NATIVE_SIDECAR, REQUANTIZED_SIDECAR = "native.tiles", "native-coarse.tiles"
 
-# Small models do not bear to be rounded. Of 1500 tokens of the suite's prompts a model of 270M weights has 31.3 %
-# as its first choice in four bits and 34.8 as in its file, one of 135M 37.6 and 39.4, the 0.5B 42.4 and 42.9, the
-# 1.5B 49.4 and 49.5 (docs/results/native.md). The limit is below a 0.5B model with a trimmed head.
+# Rounding hurts small models. Share of 1500 prompt tokens that a model ranks first, in four bits and as filed: 31.3
+# and 34.8 % (270M), 37.6 and 39.4 (135M), 42.4 and 42.9 (0.5B), 49.4 and 49.5 (1.5B) (docs/results/native.md). The
+# limit is below a 0.5B model with a trimmed head.
 LEAST_REQUANTIZED_PARAMETERS = 380_000_000
 
-# With the default pair 97.4 % of the tokens that the target writes are among these or have been in the text, and a
-# step of the drafter takes 0.78 of its time; with 32768 rows 95.7 % and 0.76, with 65536 98.2 % and 0.81. Drafting is
-# three tenths of a round, so that of a step three points are worth one of acceptance (docs/results/native.md).
+# Default pair: 97.4 % of the target's tokens are in this head or earlier in the text, and a drafter's step takes 0.78
+# of its time; 32768 rows give 95.7 % and 0.76, 65536 rows 98.2 % and 0.81. Drafting is three tenths of a round, so
+# three points of a step are worth one of acceptance (docs/results/native.md).
 FREQUENT_HEAD_ROWS = 49152
 
-# A head that is not at least twice as long is left whole: a tenth of such a drafter's bytes would be saved.
+# A head less than twice as long stays whole: shortening it would save at most a tenth of the drafter's bytes.
 _LEAST_RATIO = 2
 
-# As llama.cpp names byte-pair vocabularies. Others need not be in order of frequency.
+# llama.cpp's name for byte-pair vocabularies. Other vocabularies may not be in order of frequency.
 _BYTE_PAIRS = "gpt2"
 
 
 class NativeRuntime(Runtime):
-    """GGUF files of the families and types that the kernels know, on the processor."""
+    """GGUF files of the families and types that the kernels support, on the processor."""
 
     name: ClassVar[str] = "native"
     settings_type: ClassVar[type[Any]] = NativeSettings
@@ -80,7 +79,7 @@ class NativeRuntime(Runtime):
             )
 
     def preference(self) -> int:
-        """In portable C the kernels are slower than llama.cpp."""
+        """First, unless the kernels run as portable C: then they are slower than llama.cpp."""
         return 0 if library.load().levels[-1] != PORTABLE else 2
 
     def settings(
@@ -108,7 +107,7 @@ class NativeRuntime(Runtime):
     ) -> NativeModel:
         sidecar = _sidecar(file, form) if settings.sidecar else None
         if sidecar is not None:
-            with contextlib.suppress(OSError):  # then nothing is kept
+            with contextlib.suppress(OSError):  # then no sidecar is kept
                 sidecar.parent.mkdir(parents=True, exist_ok=True)
         return load_native(
             file.path,
@@ -124,7 +123,7 @@ class NativeRuntime(Runtime):
         )
 
     def is_prepared(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
-        """Whether the laid out weights are in a file that a load only maps."""
+        """Whether the laid out weights are in a sidecar, which a load only maps."""
         path = _sidecar(file, form) if settings.sidecar else None
         return path is not None and has_sidecar(
             path, file.header, sha256=file.identity, artefact=file.artefact, requantized=form.requantized
@@ -139,7 +138,7 @@ class NativeRuntime(Runtime):
         return KV_BITS
 
     def draft_form(self, file: LocatedModel, *, whole_head: bool, filed_weights: bool) -> DraftForm:
-        """A short head, and four bits a weight for a drafter that is large enough to bear them."""
+        """A short head, and four bits a weight for a drafter above the size limit."""
         rows = None if whole_head or file.artefact is not None else frequent_head_rows(file.header)
         bears = not filed_weights and file.header.parameter_count >= LEAST_REQUANTIZED_PARAMETERS
         return DraftForm(head_rows=rows, requantized=bears and bytes_spared(file.header, file.artefact) > 0)
@@ -151,18 +150,19 @@ def _sidecar(file: LocatedModel, form: DraftForm) -> Path | None:
 
 
 def frequent_head_rows(header: GgufHeader) -> int | None:
-    """How many rows a drafter's short head has; None for a model whose head had better stay whole."""
+    """How many rows a drafter's short head has; None for a model whose head stays whole."""
     if header.metadata.get("tokenizer.ggml.model") != _BYTE_PAIRS:
         return None
     return FREQUENT_HEAD_ROWS if header.vocabulary_size >= _LEAST_RATIO * FREQUENT_HEAD_ROWS else None
 
 
 def frequent_head_ids(header: GgufHeader) -> IdArray:
-    """The tokens of a short head, int64 (FREQUENT_HEAD_ROWS,), ascending: special ones and the first of the others.
+    """The tokens of a short head, int64 (FREQUENT_HEAD_ROWS,), ascending: all special tokens, then the first of the
+    rest.
 
     Raises ModelFileError.
     """
     always = always_kept(header)
-    if len(always) > FREQUENT_HEAD_ROWS:  # a strange vocabulary, whose special tokens are not worth more than others
+    if len(always) > FREQUENT_HEAD_ROWS:  # an unusual vocabulary: its special tokens get no priority
         always = always[:0]
     return kept_ids({}, FREQUENT_HEAD_ROWS, always, vocabulary_size=header.vocabulary_size).astype(np.int64)

@@ -1,4 +1,4 @@
-"""One native cache: the handle, the rows of scores it leaves, and the Sequence that computes with it."""
+"""One native cache: its handle, the rows of scores of its last forward, and the Sequence that computes with it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from edgespec.runtimes.native.library import CANCELLED, LEVELS, OTHER_PROCESS, M
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
 
-_MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow on its way down
+_MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow in native code
 
 
 class NativeCancel:
-    """Ends the forward in flight, and refuses later ones until it is lowered.
+    """Ends the forward in flight, and refuses later forwards until it is lowered.
 
-    For any thread, and without a lock: a destructor may raise it wherever the garbage collector runs, and a signal
-    handler wherever it interrupts.
+    For any thread, and without a lock: a destructor may raise it during garbage collection, and a signal handler at
+    any instruction.
     """
 
     def __init__(self) -> None:
-        self._flag = ctypes.c_int32(0)  # what the threads of a forward look at
+        self._flag = ctypes.c_int32(0)  # read by the threads of a forward
 
     @property
     def address(self) -> int:
@@ -56,7 +56,8 @@ class NativeCancel:
 class NativeCache:
     """Keys, values and buffers of one Sequence, and its threads.
 
-    ``decode``, ``use_head``, ``copy_from`` and ``free`` are for the Sequence's worker thread; the rest is for any.
+    ``decode``, ``use_head``, ``copy_from`` and ``free`` are for the Sequence's worker thread, everything else for any
+    thread.
     """
 
     def __init__(
@@ -70,15 +71,15 @@ class NativeCache:
         cancel: NativeCancel,
         keep_hidden: tuple[int, ...] = (),
     ) -> None:
-        self._cancel = cancel  # its flag outlives the threads that look at it
+        self._cancel = cancel  # its flag outlives the threads that read it
         self._api = part.library.api
         self._part: ModelPart | None = part
         self._scores_per_row = int(part.struct.head.rows)
         self._embedding = int(part.struct.embedding)
-        self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
+        self._lock = threading.Lock()  # between ``free`` and any short use of the pointer
         self._pointer: int | None = None
         self._draws = NativeDraws(self._api, level)
-        self.head: HeadRows | None = None  # the rows that are scored and kept alive; None for all
+        self.head: HeadRows | None = None  # the scored rows, kept alive; None for all
         if cache_bytes <= _MOST_CACHE_BYTES:
             wanted = Threads(count=threads, most_busy=processor_limit() or 0)
             self._pointer = self._api.es_open(
@@ -102,12 +103,12 @@ class NativeCache:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been freed."""
+        """Whether the cache has not been freed."""
         return self._pointer is not None
 
     @property
     def part(self) -> ModelPart:
-        """What it computes with. Raises ClosedError."""
+        """The model part that the cache computes with. Raises ClosedError."""
         if self._part is None:
             raise ClosedError("this sequence is closed")
         return self._part
@@ -118,9 +119,9 @@ class NativeCache:
         return self._pointer
 
     def use_head(self, head: HeadRows | None) -> None:
-        """Score with these rows of the model's head from the next decode on; None: with all of them.
+        """Score with these rows of the model's head from the next decode on; None: with all rows.
 
-        The last decode's scores are gone. Raises ClosedError.
+        Invalidates the last decode's scores. Raises ClosedError.
         """
         matrices = (self.part.struct.head,) if head is None else head.matrices
         with self._lock:
@@ -130,7 +131,7 @@ class NativeCache:
             self._scores_per_row = sum(int(matrix.rows) for matrix in matrices)
 
     def decode(self, ids: IdArray, position: int, rows: int) -> None:
-        """Feed ``ids`` from ``position`` on and score the last ``rows``; earlier positions stay whatever happens.
+        """Feed ``ids`` at ``position`` and score the last ``rows``; earlier positions stay unchanged, also on errors.
 
         At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError, ForwardError, ClosedError.
         """
@@ -139,7 +140,7 @@ class NativeCache:
         _check(code, f"the forward of {len(tokens)} tokens at {position}")
 
     def decode_tree(self, ids: IdArray, position: int, parents: Sequence[int]) -> None:
-        """Add ``ids`` to a tree that follows ``position`` positions, and score them; ``parents`` are all nodes'.
+        """Add ``ids`` to a tree after ``position`` cached positions, and score them; ``parents`` covers all nodes.
 
         Raises as ``decode``.
         """
@@ -151,7 +152,7 @@ class NativeCache:
         _check(code, f"the forward of a tree of {len(every)} tokens at {position}")
 
     def keep(self, nodes: Sequence[int], position: int) -> None:
-        """Copy these nodes of the tree to where the cache holds ``position`` and what follows."""
+        """Copy these nodes of the tree into the cache, at ``position`` and the positions after it."""
         every = np.array(nodes, dtype=np.int32)
         _check(self._api.es_keep(self._open(), every.ctypes.data, len(every), position), "keeping a path")
 
@@ -177,25 +178,25 @@ class NativeCache:
         return start + index * self._scores_per_row * 4
 
     def draw(self, index: int, request: DrawRequest, ids: IdArray | None, size: int | None) -> Drawn:
-        """See Rows; from the first ``size`` scores, None for all."""
+        """See Rows. Draws from the first ``size`` scores, None for all."""
         with self._lock:
             count = self._scores_per_row if size is None else min(size, self._scores_per_row)
             return self._draws.draw(self._row_address(index), count, request, ids)
 
     def argmax(self, index: int) -> int:
-        """The best id of a row; -1 - id if its score is not finite."""
+        """The id with the highest score of a row; -1 - id if that score is not finite."""
         with self._lock:
             return int(self._api.es_argmax(self._open(), index))
 
     def top_k(self, index: int, ids: IdArray, scores: LogitsArray) -> None:
-        """Fill ``ids`` and ``scores``, both contiguous and of one length, with the best of a row."""
+        """Fill ``ids`` and ``scores``, both contiguous and of equal length, with the highest of a row, best first."""
         with self._lock:
             code = self._api.es_top_k(self._open(), index, len(ids), ids.ctypes.data, scores.ctypes.data)
         if code:
             raise ValueError(f"a row of {self._scores_per_row} scores has no best {len(ids)}")
 
     def free(self) -> None:
-        """And let go of the weights. Idempotent."""
+        """Free the cache, then release the weights. Idempotent."""
         with self._lock:
             pointer, self._pointer = self._pointer, None
         if pointer is not None:
@@ -215,7 +216,7 @@ def _check(code: int, what: str) -> None:
 
 
 class NativeRows(Rows):
-    """Rows reduced where they are, with the interpreter lock held: a search takes microseconds.
+    """Rows reduced in native memory, with the interpreter lock held: a search takes microseconds.
 
     ``size``: how many scores of each row count, None for all.
     """
@@ -255,7 +256,7 @@ class NativeRows(Rows):
         return NativeRows(self._cache, self.count, self._is_current, size)
 
     def logits(self, index: int) -> LogitsArray:
-        return self._row(index)  # a copy already
+        return self._row(index)  # already a copy
 
 
 class NativeSequence(RuntimeSequence):
@@ -269,13 +270,13 @@ class NativeSequence(RuntimeSequence):
         keep_hidden: tuple[int, ...],
         open_another: Callable[[], NativeSequence],
     ) -> None:
-        """``open_another`` opens an empty one of the same kind."""
+        """``open_another`` opens an empty Sequence of the same kind."""
         facts = model.facts
-        self._parents: list[int] = []  # of the tree's nodes
+        self._parents: list[int] = []  # of all nodes in the tree
         self._scored = 0  # rows of the last forward
         self._keep_hidden = keep_hidden
         self._open_another = open_another
-        self._also: frozenset[int] = frozenset()  # what is scored beside a short head, while that is in use
+        self._also: frozenset[int] = frozenset()  # tokens scored besides a short head, while that head is used
         cancel = NativeCancel()
         self._native = NativeCache(
             part,
@@ -284,14 +285,14 @@ class NativeSequence(RuntimeSequence):
             threads=facts.threads,
             level=str(facts.settings["level"]),
             cancel=cancel,
-            keep_hidden=tuple(layer for layer in keep_hidden if layer >= 0),  # -1 is there anyway
+            keep_hidden=tuple(layer for layer in keep_hidden if layer >= 0),  # -1 is always kept
         )
         try:
             super().__init__(model, cancel, context_length, thread="edgespec-native")
-        except BaseException:  # there are limits on threads
+        except BaseException:  # e.g. no more threads can be started
             self._native.free()
             raise
-        self._free_at_end(self._native.free)  # the cache holds the weights, which must go after it
+        self._free_at_end(self._native.free)  # the cache holds the weights, and they must go last
 
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         self._parents.clear()
@@ -335,7 +336,7 @@ class NativeSequence(RuntimeSequence):
         return self._worker.run(lambda: self._forward_tree(tokens, parents))
 
     def _forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
-        known, self._parents = self._parents, []  # gone, unless all goes well
+        known, self._parents = self._parents, []  # invalid unless the forward succeeds
         self._check_usable()
         if len(parents) != len(tokens) or any(not -1 <= own < len(known) + i for i, own in enumerate(parents)):
             raise InvalidRequestError("a token of a tree follows an earlier one")
@@ -363,7 +364,7 @@ class NativeSequence(RuntimeSequence):
         above = -1
         for node in path:
             if not 0 <= node < len(self._parents) or self._parents[node] != above:
-                raise InvalidRequestError("what is kept of a tree is a path from its root")
+                raise InvalidRequestError("the kept nodes of a tree must be a path from its root")
             above = node
         self._worker.run(lambda: self._native.keep(path, self._length))
         self._generation += 1
@@ -371,10 +372,10 @@ class NativeSequence(RuntimeSequence):
         self._parents.clear()
 
     def hidden(self, layer: int) -> NDArray[np.float32]:
-        """The hidden states of the last forward's scored rows behind a layer: float32 of shape (rows, embedding).
+        """Hidden states behind a layer, for the scored rows of the last forward: float32 of shape (rows, embedding).
 
-        They are what enters the next layer; of -1, what the head reads. Raises InvalidRequestError for a layer that
-        ``open`` was not told to keep, StaleRowsError where the forward's rows are stale.
+        They are the next layer's input; for -1, the head's. Raises InvalidRequestError for a layer that ``open`` does
+        not keep, StaleRowsError if the forward's rows are stale.
         """
         self._check_usable()
         if layer not in self._keep_hidden:
@@ -404,7 +405,7 @@ class NativeSequence(RuntimeSequence):
         self._parents.clear()
         other = self._open_another()
         try:
-            # On both threads, so that neither cache is written or freed meanwhile.
+            # On both threads, so that neither cache is written or freed during the copy.
             self._worker.run(lambda: other._worker.run(lambda: other._copy_from(self)))
         except BaseException:
             other.close()
@@ -418,6 +419,6 @@ class NativeSequence(RuntimeSequence):
             self._use_head(source._native.head, source._also)
 
     def _check_usable(self) -> None:
-        # Not by the finalizer, which is over as soon as it begins: the answer in flight is to end as a cancelled one.
+        # Not by the finalizer, which counts as done once it begins: the answer in flight must end as cancelled.
         if not self._native.is_open:
             raise ClosedError("this sequence is closed")

@@ -1,9 +1,9 @@
-"""A model's matrices as the kernels want them, in a file beside the model: the next load maps it and is done.
+"""A model's laid out matrices in a file next to the model, which the next load only maps.
 
-Mapped read-only, so that processes share it and the system may drop its pages. It is checked as a whole at every
-load: a checksum of a gigabyte takes a tenth of a second, and its pages have to be brought in anyway. Sizes and
-addresses come from the model's header and never from this file, so that nothing beyond it is read whatever it holds:
-it can be wrong, as a damaged model could be, but not unsafe.
+The file is mapped read-only: processes share it, and the system may drop its pages. Every load checks the whole file:
+a checksum of a gigabyte takes 0.1 s, and its pages must be read anyway. Sizes and addresses come from the model's
+header and never from this file, so a load never reads beyond its end: a damaged file can give wrong results, like a
+damaged model, but cannot be unsafe.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from edgespec.files.disk import require_space
 from edgespec.runtimes.native.library import NativeLibrary
 from edgespec.runtimes.thread import map_on_threads
 
-# The number is this file's own format. How tiles are laid out needs none: whoever maps them lays some out to compare.
+# The number is the version of the format. The layout of tiles needs none: each load compares some tiles.
 _MAGIC = b"edgespec tiles 1"
 _DIGEST_BYTES = 32
-HEADER_BYTES = 4096  # tiles stay on cache lines, and on pages
+HEADER_BYTES = 4096  # keeps tiles aligned to cache lines and pages
 
-_CHUNK_BYTES = 16 << 20  # checked and written at a time: a cancel waits for one; the seal depends on it
+_CHUNK_BYTES = 16 << 20  # checked and written at a time: a cancel waits for one chunk; the seal depends on the size
 
-# Tiles below this stay mapped whatever their pages are: the translations that a processor keeps at hand cover about
-# as much in small pages (12 MiB on Zen 4), and large ones gain nothing. Between that and any model to be decoded.
+# Tiles below this stay mapped with any page size: the address translations that a processor caches cover about as
+# much in small pages (12 MiB on Zen 4), so large pages gain nothing. The limit is above that size and below any
+# useful model's.
 _LARGE_PAGES_MATTER_BYTES = 32 << 20
 
-# What only saves time must not fill a disk: it takes at most this part of what is free. A choice.
+# A cache must not fill a disk: a sidecar takes at most this part of the free bytes. A choice.
 _PART_OF_FREE_SPACE = 4
 
-# The first load waits for the file to be written, usually into memory at 400 MB/s and more. A disk that is so slow
-# that even this has to wait for it is left alone after the time these two allow.
+# The first load waits for the write, usually into memory at 400 MB/s and more. Writing to a slower disk is given up
+# after the time these two constants allow.
 _PATIENCE_S = 2.0
 _SLOWEST_BYTES_PER_S = 100e6
 
@@ -53,9 +54,9 @@ _SIZES = ("Size", "FilePmdMapped", "ShmemPmdMapped")
 
 @dataclass(frozen=True, slots=True)
 class MappedTiles:
-    """Tiles in a mapped sidecar, readable from ``address`` on as long as this object lives.
+    """Tiles in a mapped sidecar, readable at ``address`` as long as this object lives.
 
-    ``as_fast_as_memory``: not in small pages where memory of this process's own would be in large ones.
+    ``as_fast_as_memory``: False if the file is in small pages where memory of this process would be in large pages.
     """
 
     address: int
@@ -65,9 +66,9 @@ class MappedTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidecar:
-    """The file at ``path``, which need not exist. ``key`` is a digest of the model and of what lies where in it.
+    """The file at ``path``, which may be missing. ``key`` is a digest of the model and its layout.
 
-    ``cancelled`` is asked between chunks; both methods raise CancelledError if it says so.
+    ``cancelled`` is called between chunks; if it returns True, ``read`` and ``write`` raise CancelledError.
     """
 
     path: Path
@@ -78,7 +79,7 @@ class Sidecar:
     cancelled: Callable[[], bool]
 
     def is_there(self) -> bool:
-        """Whether the file says that it is of this model, and has its size. ``read`` tells whether it is whole."""
+        """Whether the file has this model's key and size. Only ``read`` checks the content."""
         head = _MAGIC + self.key
         try:
             with self.path.open("rb") as file:
@@ -91,7 +92,7 @@ class Sidecar:
         return HEADER_BYTES + self.tile_bytes
 
     def read(self) -> MappedTiles | None:
-        """The tiles, if the file is there, of this model, and whole."""
+        """The tiles, if the file exists, belongs to this model, and is intact."""
         try:
             if not self.path.is_file():
                 return None
@@ -102,9 +103,9 @@ class Sidecar:
         except (OSError, ValueError):
             return None
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            # Measured on ext4 and Linux 6.18: pages read in on demand are then large ones, and decoding is as fast as
-            # from memory of our own, where small ones cost 7 %. Reading ahead of demand (MADV_WILLNEED) brings small
-            # ones in. Older kernels have no large ones for most file systems.
+            # Measured on ext4 and Linux 6.18: pages read on demand are large, and decoding is as fast as from memory
+            # of this process; small pages are 7 % slower. Reading ahead (MADV_WILLNEED) gives small pages. Older
+            # kernels have no large pages for most file systems.
             with contextlib.suppress(OSError):
                 mapped.madvise(mmap.MADV_HUGEPAGE)
         address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data + HEADER_BYTES
@@ -116,7 +117,7 @@ class Sidecar:
         )
 
     def copy(self, tiles: MappedTiles, address: int) -> None:
-        """Copy the tiles to ``address``, and let their pages go one by one. Raises CancelledError."""
+        """Copy the tiles to ``address``, and release their pages one by one. Raises CancelledError."""
 
         def copy(chunk: tuple[int, int]) -> None:
             self._check_cancelled()
@@ -130,13 +131,13 @@ class Sidecar:
         map_on_threads(copy, self._chunks(), self.threads, "edgespec-copy")
 
     def write(self, address: int) -> bool:
-        """Write the tiles at ``address``, all or nothing; whether that succeeded.
+        """Write the tiles at ``address``, all or nothing. Returns whether that succeeded.
 
-        A full or a read-only disk is no error, nor one that is too slow: the next load takes a little longer.
+        A full, read-only or slow disk is not an error: the next load only takes a little longer.
         """
         end = time.monotonic() + _PATIENCE_S + self._size / _SLOWEST_BYTES_PER_S
         try:
-            if not self.path.parent.is_dir():  # the model was removed meanwhile
+            if not self.path.parent.is_dir():  # the model was removed while it loaded
                 return False
             require_space(self.path, _PART_OF_FREE_SPACE * self._size, "a sidecar")
             head = _MAGIC + self.key + self._seal(address)
@@ -172,7 +173,7 @@ class Sidecar:
 
 
 def has_room(path: Path, size: int) -> bool:
-    """Whether a sidecar of ``size`` bytes may be written to ``path``, as far as can be told beforehand."""
+    """Whether a sidecar of ``size`` bytes may be written to ``path``, by the free bytes now."""
     folder = next(parent for parent in path.parents if parent.exists())
     try:
         require_space(path, _PART_OF_FREE_SPACE * size, "a sidecar")
@@ -182,13 +183,13 @@ def has_room(path: Path, size: int) -> bool:
 
 
 def _would_gain_large_pages(address: int) -> bool:
-    """Whether the file mapped around ``address`` is in small pages here, and other memory would be in large ones."""
+    """Whether the file mapped at ``address`` is in small pages, where other memory would be in large pages."""
     try:
         if "[never]" in _LARGE_PAGES.read_text(encoding="utf-8"):
             return False
         lines = _MAPPINGS.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
-        return False  # no Linux: there is no choice
+        return False  # not Linux: there is no choice
     size, large, inside = 0, 0, False
     for line in lines:
         name, _, rest = line.partition(":")

@@ -1,8 +1,8 @@
-"""What the native runtime knows of a model: its numbers, and its tensors with the types they are laid out in.
+"""A model in the native runtime: its numbers, and its tensors with the types they are laid out in.
 
-A drafter's matrices may be laid out in four bits: what reads fewer bytes drafts faster, and being a little off costs
-no exactness. The file stays as it is. Each matrix that would take a good deal less as Q4_0 is laid out so, and a row
-of it computed as if the file had it in Q4_0: the same kernels, the same bits at every width.
+A drafter's matrices may be laid out in four bits: fewer bytes draft faster, and rounding costs no exactness. The file
+stays unchanged. Each matrix that shrinks enough is laid out as Q4_0 and computed like Q4_0 in a file: by the same
+kernels, bit-equal at every width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from edgespec.files.gguf.records import GGML_TYPES, TensorInfo
 
-# The types that kernels exist for, by the numbers GGUF and the kernels give them.
+# The types with kernels, by their numbers in GGUF and in the kernels.
 TYPES: Mapping[str, int] = {
     "F32": 0,
     "F16": 1,
@@ -30,16 +30,14 @@ TYPES: Mapping[str, int] = {
 
 REQUANTIZED_TYPE = "Q4_0"
 
-# A matrix stays as it is unless it shrinks to this part of its bytes. Q4_K is as small as Q4_0, and Q4_1, a ninth
-# larger, is not worth being rounded twice. A choice: of what files have, Q5_0 is next, with 0.82.
+# A matrix is requantised only if it shrinks to this part of its bytes. Q4_K is as small as Q4_0; Q4_1, a ninth
+# larger, is not worth a second rounding. A choice: the next common type, Q5_0, is at 0.82.
 _WORTH_IT = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class WeightTensor:
-    """One matrix, ``rows`` x ``columns``, and its bias. ``kept_as`` names the type it is laid out in, if not the
-    file's.
-    """
+    """One matrix, ``rows`` x ``columns``, and its bias. ``kept_as``: the type of its layout, if not the file's."""
 
     tensor: TensorInfo
     bias: TensorInfo | None
@@ -62,7 +60,7 @@ class WeightTensor:
 
     @property
     def kept_row_bytes(self) -> int:
-        """Bytes of a row in the type that it is laid out in, as a file would have it."""
+        """Bytes of a row in the type that it is laid out in, as in a file."""
         if self.kept_as is None:
             return self.row_bytes
         _, block, block_bytes = GGML_TYPES[self.type_number]
@@ -93,7 +91,7 @@ class LayerTensors:
 
     @property
     def matrices(self) -> Mapping[str, WeightTensor]:
-        """By their names here, in the order in which they lie in memory."""
+        """Matrices by their names here, in memory order."""
         return {
             "query": self.query,
             "key": self.key,
@@ -107,7 +105,7 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """What rotary frequencies are made of: base ** -(2i / rope_length) / scale / factors[i]."""
+    """Parameters of the rotary frequencies base ** -(2i / rope_length) / scale / factors[i]."""
 
     base: float
     scale: float
@@ -116,8 +114,8 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
-    """A model's numbers and tensors. A layer's ``rope_table`` is one of ``ropes``, its ``window`` the number of
-    positions that a row sees, 0 for all.
+    """A model's numbers and tensors. A layer's ``rope_table`` is an index into ``ropes``, its ``window`` the number
+    of positions that a row sees, 0 for all.
     """
 
     embedding: int
@@ -140,20 +138,20 @@ class ModelLayout:
 
     @property
     def matrices(self) -> Iterator[WeightTensor]:
-        """Those that are laid out, in the order in which they lie in memory."""
+        """The matrices that are laid out, in memory order."""
         for layer in self.layers:
             yield from layer.matrices.values()
         yield self.head
 
 
 def requantize(layout: ModelLayout) -> ModelLayout:
-    """The same model with its matrices as Q4_0 where that is worth it; the layout itself if it is nowhere."""
+    """The same model with its matrices as Q4_0 where they shrink enough; the layout itself if none does."""
     smaller = replace(layout, layers=tuple(map(_requantize_layer, layout.layers)), head=_requantize(layout.head))
     return smaller if any(weight.kept_as is not None for weight in smaller.matrices) else layout
 
 
 def spared_by(layout: ModelLayout) -> int:
-    """How many bytes less the matrices of this layout take than the file's."""
+    """How many bytes this layout's matrices save compared with the file's."""
     return sum(weight.tensor.byte_count - weight.kept_bytes for weight in layout.matrices)
 
 

@@ -1,4 +1,4 @@
-"""The files of a model's weights, mapped: where each tensor lies, and memory that is let go when it was read."""
+"""The mapped files of a model's weights: where each tensor lies; pages are released after reading."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edgespec.files.gguf.records import FilePart, TensorInfo
 
 
 class WeightFiles:
-    """The mapped files of the weights, and the one with the rows of the embedding if they are in one of its own.
+    """The mapped files of the weights, and the file with the embedding's rows if that is separate.
 
-    Offsets are those of a header: in all ``parts`` joined in order. Raises ModelFileError.
+    Offsets are a header's: into all ``parts`` joined in order. Raises ModelFileError.
     """
 
     def __init__(self, parts: Sequence[FilePart], table: FilePart | None = None) -> None:
@@ -24,18 +24,18 @@ class WeightFiles:
         self._table = None if table is None else _mapped(table.path, table.byte_count)
 
     def bytes_of(self, tensor: TensorInfo) -> NDArray[np.uint8]:
-        """The tensor as it is in the file: uint8 (byte_count,)."""
+        """The tensor's bytes in the file: uint8 (byte_count,)."""
         mapped, offset = self._find(tensor.offset)
         return np.frombuffer(mapped, dtype=np.uint8, count=tensor.byte_count, offset=offset)
 
     def embedding_address(self, tensor: TensorInfo) -> int:
-        """Where the rows of the embedding are."""
+        """The address of the embedding's rows."""
         if self._table is None:
             return self.bytes_of(tensor).ctypes.data
         return np.frombuffer(self._table, dtype=np.uint8).ctypes.data + tensor.offset
 
     def let_go(self, offset: int = 0, byte_count: int | None = None) -> None:
-        """Take no memory for a stretch of one file, by default for all of them, until it is read again."""
+        """Release the memory of a range of one file, by default of all files, until it is read again."""
         if byte_count is None:
             for part, mapped in self._parts:
                 _let_go(mapped, 0, part.byte_count)
@@ -44,7 +44,7 @@ class WeightFiles:
             _let_go(mapped, first, first + byte_count)
 
     def _find(self, offset: int) -> tuple[mmap.mmap, int]:
-        """The file that an offset lies in, and the offset there."""
+        """The file that an offset lies in, and the offset within that file."""
         part, mapped = next(each for each in reversed(self._parts) if each[0].start <= offset)
         return mapped, offset - part.start
 

@@ -1,7 +1,7 @@
-"""Weights for the native runtime: the file's matrices laid out anew, one by one, and the rest read where it is.
+"""Weights for the native runtime: matrices laid out one by one, everything else read from the mapped file.
 
-What was laid out is kept in a sidecar where the caller names one, and mapped from there the next time. A ModelPart is
-what a model computes with of such weights: all layers or some, the whole head or some of its rows.
+The laid out matrices are kept in a sidecar if the caller names one, and the next load maps it. A ModelPart is what a
+model computes with: all layers or some, the whole head or some of its rows.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from edgespec.runtimes.native.weight_files import WeightFiles
 from edgespec.runtimes.thread import WorkerThread, map_on_threads
 
 _TILE_ROWS = 16
-_LINE_BYTES = 64  # matrices start on cache lines of their own
+_LINE_BYTES = 64  # alignment of matrices
 
 _OPTIONAL_NORMS = ("attention_post_norm", "feed_forward_post_norm", "query_norm", "key_norm")
 
-# Rows laid out at a time, whole tiles of 16: a few megabytes, so that a large head is shared among the threads, and
-# little of the file is in memory beside its copy.
+# Rows laid out at a time, in tiles of 16: a few megabytes, so that a large head is divided among threads, and
+# little of the file is in memory together with its copy.
 _STRIP_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarPlace:
-    """Where the laid out matrices of a model may be kept. ``sha256`` tells its content from any other."""
+    """Where a model's laid out matrices may be kept. ``sha256`` identifies the model's content."""
 
     path: Path
     sha256: str
@@ -56,9 +56,10 @@ class _Strip:
 
 
 class NativeWeights:
-    """A loaded model as the kernels see it. Freed when the model and every cache made from it have let go.
+    """A loaded model in the kernels' structs. Freed when the model and every cache made from it are closed or
+    collected.
 
-    Without ``tiles`` there is only room for the matrices, which ``relay`` fills.
+    Without ``tiles`` memory for the matrices is only allocated; ``relay`` fills it.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class NativeWeights:
     ) -> None:
         self.library = library
         self.layout = layout
-        self._level = LEVELS[library.levels[-1]]  # any computes the same
+        self._level = LEVELS[library.levels[-1]]  # every level computes the same bits
         self.files = files  # the embedding's rows stay there
-        self._kept: list[Any] = [tiles]  # and arrays whose addresses the struct holds
+        self._kept: list[Any] = [tiles]  # also holds the arrays that the struct points to
         self.tiles = address = self._take(tile_bytes(library, layout)) if tiles is None else tiles.address
         self._addresses: dict[str, int] = {}
         for name, size in _sizes(library, layout).items():
@@ -86,7 +87,7 @@ class NativeWeights:
                 hint="try a smaller model, or close what else runs here",
             )
         finalizer = weakref.finalize(self, self.library.api.es_memory_give, address, total)
-        finalizer.atexit = False  # the process is going: its memory goes with it
+        finalizer.atexit = False  # the process is exiting, and frees its memory
         return int(address)
 
     def _describe(self, layout: ModelLayout) -> NativeModelStruct:
@@ -116,7 +117,7 @@ class NativeWeights:
             attention_scale=layout.attention_scale,
             rope_tables=len(layout.ropes),
             rope_frequencies=self._keep(np.stack([self._frequencies(layout, rope) for rope in layout.ropes])),
-            layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # which keeps the array alive
+            layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # the cast keeps the array alive
             output_norm=self._floats(layout.output_norm),
             head=self._matrix(layout.head),
             embedding_rows=self.files.embedding_address(layout.embedding_rows.tensor),
@@ -156,13 +157,15 @@ class NativeWeights:
         return frequencies
 
     def lay_rows_out(self, weight: WeightTensor, ids: IdArray, tiles: int) -> None:
-        """Lay some rows of a matrix out at ``tiles``, whose scales are finite since those of all are."""
+        """Lay some rows of a matrix out at ``tiles``. Their scales were checked with the whole matrix."""
         tensor = weight.tensor
         rows = np.ascontiguousarray(self.files.bytes_of(tensor).reshape(weight.rows, -1)[ids])
         self._relay(weight, rows.ctypes.data, len(ids), tiles)
 
     def relay(self, strip: _Strip) -> int:
-        """Lay some rows of a matrix out; returns the first that is not finite, or -1. The file's pages are let go."""
+        """Lay some rows of a matrix out, and release the file's pages; returns the first row that is not finite, or
+        -1.
+        """
         weight, tensor = strip.weight, strip.weight.tensor
         start = _relaid_bytes(self.library, weight, strip.first)
         bad = self._relay_to(strip, self._addresses[tensor.name] + start)
@@ -175,7 +178,7 @@ class NativeWeights:
         return self._relay(weight, source, strip.rows, tiles)
 
     def _relay(self, weight: WeightTensor, source: int, rows: int, tiles: int) -> int:
-        """Lay ``rows`` out that lie at ``source`` as in the file; the first that is not finite, or -1."""
+        """Lay out ``rows`` rows from ``source`` in the file; returns the first row that is not finite, or -1."""
         api, columns = self.library.api, weight.columns
         if weight.kept_as is None:
             return int(api.es_relay(weight.type_number, source, rows, columns, tiles))
@@ -185,13 +188,13 @@ class NativeWeights:
         return bad
 
     def agrees_with_file(self, weight: WeightTensor) -> bool:
-        """Whether the first and the last tile of a matrix are what the file's rows give.
+        """Whether the first and the last tile of a matrix equal what the file's rows give.
 
-        Tiles made by other kernels, in another layout, do not pass for ours.
+        Detects tiles that other kernels laid out differently.
         """
         last = (weight.rows - 1) // _TILE_ROWS * _TILE_ROWS
         for strip in (_Strip(weight, 0, min(_TILE_ROWS, weight.rows)), _Strip(weight, last, weight.rows - last)):
-            # Tiles follow one another without a gap, and need not be whole cache lines: no rounding here.
+            # Tiles have no gaps between them, and may be partial cache lines: no rounding here.
             start, size = (
                 int(self.library.api.es_relaid_bytes(weight.type_number, rows, weight.columns))
                 for rows in (strip.first, strip.rows)
@@ -214,11 +217,11 @@ def load_weights(
     embedding: Path | None = None,
     stop: threading.Event | None = None,
 ) -> NativeWeights:
-    """Lay the file's matrices out in memory of our own, on so many threads, or map them from the sidecar.
+    """Lay the file's matrices out in memory on ``threads`` threads, or map them from the sidecar.
 
-    ``embedding`` is a file of its own with the rows of the embedding, if they are not in the model's.
-    A sidecar that is not there or cannot be used is written. Raises ModelFileError (the file changed, or holds scales
-    that are not finite), MemoryLimitError, CancelledError once ``stop`` is set.
+    ``embedding`` is the file with the embedding's rows, if that is separate. A sidecar that is missing or unusable is
+    written. Raises ModelFileError (the file changed, or holds scales that are not finite), MemoryLimitError,
+    CancelledError once ``stop`` is set.
     """
     interrupted = threading.Event()
     loader = WorkerThread("edgespec-load", interrupted.set)
@@ -262,7 +265,9 @@ def _load(
             raise CancelledError("loading was cancelled")
         bad = weights.relay(strip)
         if bad >= 0:
-            what = "a scale that is not finite" if strip.weight.kept_as is None else "what four bits cannot hold"
+            what = (
+                "a scale that is not finite" if strip.weight.kept_as is None else "values that four bits cannot hold"
+            )
             raise ModelFileError(header.path, f"row {bad} of tensor {strip.weight.tensor.name} has {what}")
 
     map_on_threads(relay, _strips(layout), threads, "edgespec-relay")
@@ -275,7 +280,7 @@ def _load(
 def sidecar_of(
     library: NativeLibrary, layout: ModelLayout, place: SidecarPlace, threads: int, interrupted: Callable[[], bool]
 ) -> Sidecar:
-    """The file in which a model's matrices are kept, whether or not it exists."""
+    """The file for a model's laid out matrices, whether or not it exists."""
     return Sidecar(
         path=place.path,
         key=_sidecar_key(library, layout, place.sha256),
@@ -289,7 +294,7 @@ def sidecar_of(
 def _map_kept(
     library: NativeLibrary, layout: ModelLayout, files: WeightFiles, sidecar: Sidecar
 ) -> NativeWeights | None:
-    """What the sidecar holds, or None if it cannot be used."""
+    """The sidecar's tiles, or None if it cannot be used."""
     tiles = sidecar.read()
     if tiles is None:
         return None
@@ -310,12 +315,12 @@ def tile_bytes(library: NativeLibrary, layout: ModelLayout) -> int:
 
 
 def _sizes(library: NativeLibrary, layout: ModelLayout) -> dict[str, int]:
-    """Bytes of each matrix in tiles, in the order in which they lie in memory."""
+    """Bytes of each matrix in tiles, in memory order."""
     return {weight.tensor.name: _relaid_bytes(library, weight) for weight in layout.matrices}
 
 
 def _sidecar_key(library: NativeLibrary, layout: ModelLayout, sha256: str) -> bytes:
-    """What a sidecar must have been made of: the model's content, and each matrix's type, shape and place."""
+    """The key of a sidecar: the model's content, and each matrix's type, shape and place."""
     sizes = _sizes(library, layout)
     matrices = [
         (weight.tensor.name, weight.type_number, weight.rows, weight.columns, sizes[weight.tensor.name])
@@ -334,19 +339,19 @@ def _relaid_bytes(library: NativeLibrary, weight: WeightTensor, rows: int | None
     """Bytes of a matrix in tiles, or of its first ``rows``."""
     count = weight.rows if rows is None else rows
     needed = int(library.api.es_relaid_bytes(weight.type_number, count, weight.columns))
-    assert needed > 0 or count == 0, weight  # the layout let only types and shapes through that have one
+    assert needed > 0 or count == 0, weight  # the layout accepts only types and shapes with a size
     return -(-needed // _LINE_BYTES) * _LINE_BYTES
 
 
-# More than twice the digits of a double, so that what is rounded to one is the nearest; as the calling thread's own
-# context is not.
+# More than twice the digits of a double, so that rounding to a double gives the nearest. A separate context: the
+# calling thread's may differ.
 _DECIMAL = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN, traps=[])
 
 
 def _power(base: float, over: int, under: int) -> float:
     """``base ** (over / under)`` as the nearest double, or infinity.
 
-    In decimal, whose digits are the same everywhere: powers of C libraries differ in the last bit.
+    Computed in decimal, with the same digits on every system: powers of C libraries differ in the last bit.
     """
     context = _DECIMAL.copy()
     return float(context.power(decimal.Decimal(base), context.divide(decimal.Decimal(over), decimal.Decimal(under))))
@@ -357,10 +362,10 @@ def _read_floats(files: WeightFiles, tensor: TensorInfo) -> NDArray[np.float32]:
 
 
 class HeadRows:
-    """Some rows of a head: the scores of ``ids`` (int64, ascending) and of no others.
+    """Some rows of a head: it scores ``ids`` (int64, ascending) only.
 
-    Ids from 0 on without a gap are used where they lie; the others are laid out anew. ``matrices`` are both, side by
-    side. Raises InvalidRequestError, MemoryLimitError.
+    Ids from 0 without a gap use the head's tiles; the rest are laid out again. ``matrices`` holds both parts in that
+    order. Raises InvalidRequestError, MemoryLimitError.
     """
 
     def __init__(self, weights: NativeWeights, ids: IdArray) -> None:
@@ -384,7 +389,7 @@ class HeadRows:
         )
 
     def _lay_out(self, ids: IdArray) -> int | None:
-        """Where those rows are now, for as long as this lives."""
+        """Lay those rows out. Returns their address, valid as long as this object lives."""
         if not len(ids):
             return None
         api, head = self._weights.library.api, self._weights.layout.head
@@ -395,17 +400,17 @@ class HeadRows:
                 f"no memory for {len(ids)} rows of the head", needed_bytes=size, available_bytes=None
             )
         finalizer = weakref.finalize(self, api.es_memory_give, address, size)
-        finalizer.atexit = False  # the process is going: its memory goes with it
+        finalizer.atexit = False  # the process is exiting, and frees its memory
         self._weights.lay_rows_out(head, ids, address)
         return int(address)
 
     @functools.cached_property
     def known(self) -> frozenset[int]:
-        """``ids``, to look tokens up in."""
+        """``ids`` as a set, for lookups."""
         return frozenset(self.ids.tolist())
 
     def and_also(self, tokens: Collection[int]) -> HeadRows:
-        """With these tokens as well. Raises InvalidRequestError, MemoryLimitError."""
+        """A head that scores these tokens as well. Raises InvalidRequestError, MemoryLimitError."""
         more = np.array(list(set(tokens) - self.known), dtype=np.int64)
         if not len(more):
             return self
@@ -414,11 +419,11 @@ class HeadRows:
 
 
 class ModelPart:
-    """A model as the kernels see it, without the layers ``skipped``.
+    """A model in the kernels' structs, without the layers ``skipped``.
 
-    Caches score with the rows of ``head`` at first, if given, and may turn to the head of the weights. ``head_ids``
-    (int64, ascending) are the tokens that the latter scores, if those are not all; then there is no ``head``. Shares
-    the weights, and keeps them. Raises InvalidRequestError.
+    Caches score with the rows of ``head`` at first, if given, and may switch to the whole head. ``head_ids`` (int64,
+    ascending): the tokens that a trimmed head scores; then ``head`` must be None. Shares the weights and keeps them
+    alive. Raises InvalidRequestError.
     """
 
     def __init__(
@@ -444,11 +449,11 @@ class ModelPart:
             raise InvalidRequestError("a model without layers computes nothing")
         self.struct = NativeModelStruct.from_buffer_copy(weights.struct)
         self.struct.layers = len(kept)
-        self.struct.layer = ctypes.cast((Layer * len(kept))(*kept), ctypes.POINTER(Layer))  # which keeps the array
+        self.struct.layer = ctypes.cast((Layer * len(kept))(*kept), ctypes.POINTER(Layer))  # the cast keeps the array
 
     @property
     def head_rows(self) -> int | None:
-        """How many rows of the head of the weights are scored at first, if not all."""
+        """How many rows of the head are scored at first, if not all."""
         return None if self.head is None else len(self.head.ids)
 
     def without(self, skipped: Sequence[int]) -> ModelPart:

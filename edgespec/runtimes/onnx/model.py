@@ -1,6 +1,6 @@
-"""ONNX Runtime as a runtime: an exported model on the CPU, or on any execution provider that is installed.
+"""ONNX Runtime as a runtime: an exported model on the CPU or on any installed execution provider.
 
-What is loaded is a folder that ``edgespec export --to onnx`` wrote and ``read_onnx_folder`` has checked.
+Loads folders that ``edgespec export --to onnx`` wrote and ``read_onnx_folder`` has checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load_onnx(
     sha256: str | None = None,
     stop: threading.Event | None = None,
 ) -> OnnxModel:
-    """Load a checked artefact on the provider that the settings name. Once ``stop`` is set, loading ends early.
+    """Load a checked artefact on the settings' provider. Once ``stop`` is set, loading ends early.
 
     Raises RuntimeUnavailableError (no onnxruntime, no such provider), InvalidRequestError, ModelFileError,
     MemoryLimitError, CancelledError.
@@ -66,7 +66,7 @@ def describe_onnx(artefact: OnnxArtefact, settings: OnnxSettings, *, name: str, 
         )
     library, provider = onnx_providers.load(), onnx_providers.find_provider(settings.provider)
     longest = artefact.context_length
-    if artefact.static_cache is not None:  # its forwards need no room for padding: only rows that count are kept
+    if artefact.static_cache is not None:  # padding needs no room: only the rows of real tokens are kept
         longest = min(longest, artefact.static_cache)
     return ModelFacts(
         name=name,
@@ -96,7 +96,7 @@ class OnnxModel(RuntimeModel[OnnxWeights]):
 
     @property
     def header(self) -> GgufHeader:
-        """The source's metadata and tokenizer; it lists no tensors."""
+        """The source's metadata and tokenizer, without tensors."""
         return self.artefact.tokenizer_header
 
     def facts_with(self, *, threads: int | None = None, pad_to: int | None = None) -> ModelFacts:
@@ -105,10 +105,11 @@ class OnnxModel(RuntimeModel[OnnxWeights]):
         return describe_onnx(self.artefact, settings, name=self._facts.name, sha256=self._facts.sha256)
 
     def with_settings(self, *, threads: int | None = None, pad_to: int | None = None) -> OnnxModel:
-        """The same weights with forwards of at least ``pad_to`` tokens; to be closed like any other model.
+        """The same weights with forwards of at least ``pad_to`` tokens. The caller closes the result like any other
+        model.
 
-        They are shared, unless another number of ``threads`` is asked for: ONNX Runtime lays weights out for a
-        session of fixed threads. Raises ClosedError, InvalidRequestError, and then what loading raises.
+        Shares the weights, but loads them again for another number of ``threads``: ONNX Runtime lays weights out for
+        fixed threads. Raises ClosedError, InvalidRequestError, and what loading raises.
         """
         facts = self.facts_with(threads=threads, pad_to=pad_to)
         settings = with_changes(self.settings, threads=threads, pad_to=pad_to)
@@ -134,7 +135,7 @@ class OnnxModel(RuntimeModel[OnnxWeights]):
         return self._open(lambda weights: OnnxSequence(self, weights, context_length))
 
 
-# What a graph of each kind needs, for a context of so many tokens and forwards of at least so many.
+# What a graph of each kind needs for a number of context tokens and a least number of tokens in a forward.
 _CONTEXTS: Mapping[str, Callable[[OnnxWeights, int, int, StopFlag], OnnxContext]] = {
     SHARED: SharedContext,
     WHOLE: WholeContext,
@@ -150,7 +151,7 @@ class OnnxSequence(RuntimeSequence):
     def __init__(self, model: OnnxModel, weights: OnnxWeights, context_length: int) -> None:
         ids = weights.artefact.ids
         self._kept = None if ids is None else ids.astype(np.int64)
-        self._first = 0  # where the last decode has the first of its scores
+        self._first = 0  # index of the last decode's first scores
         stop = StopFlag(weights)
         self._native = _CONTEXTS[weights.artefact.cache](weights, context_length, model.settings.pad_to, stop)
         super().__init__(model, stop, context_length, thread="edgespec-onnx")

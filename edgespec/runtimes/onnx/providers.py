@@ -1,8 +1,8 @@
-"""The one place that loads ONNX Runtime: whether it is here, which build, and the execution providers it offers.
+"""The only module that loads ONNX Runtime: availability, build identity, execution providers.
 
-A provider is built into the installed onnxruntime, or it is a plugin: a wheel of its own whose library is registered
-with the process. Plugins are registered when someone asks for more than the CPU, never before. The native library
-knows one environment per process, so what is loaded and registered here is process-wide by nature.
+A provider is built into the installed onnxruntime, or it is a plugin: a separate wheel whose library is registered
+with the process. Plugins are registered only when a caller asks for more than the CPU. The native library has one
+environment per process, so what is loaded and registered here is process-wide by nature.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from edgespec.errors import RuntimeUnavailableError
 
 ProviderKind = Literal["cpu", "gpu", "npu", "other"]
 
-# The first release whose CPU provider multiplies by 8-bit blocks, and the first that takes plugins.
+# The first release whose CPU provider multiplies by 8-bit blocks, and the first that supports plugins.
 MINIMUM_VERSION = (1, 22)
 INSTALL_HINT = "install it with `pip install edgespec[onnx]`"
 
 CPU = "CPUExecutionProvider"
 
-# OpenVINO, Core ML and NNAPI choose among processor, GPU and NPU by themselves, so their kind is not known.
+# OpenVINO, Core ML and NNAPI choose among processor, GPU and NPU themselves, so their kind is unknown.
 _KNOWN: Mapping[str, tuple[str, ProviderKind]] = {
     CPU: ("cpu", "cpu"),
     "XnnpackExecutionProvider": ("XNNPACK", "cpu"),
@@ -54,7 +54,7 @@ _KNOWN: Mapping[str, tuple[str, ProviderKind]] = {
 # Sends the work to a service: not a device of this machine.
 _REMOTE = frozenset({"AzureExecutionProvider"})
 
-# How plugins are called: the convention of their packaging guide, and one wheel that is older than it.
+# Names of plugin modules: the convention of their packaging guide, and one older wheel.
 _PLUGIN_PREFIX = "onnxruntime_ep_"
 _OTHER_PLUGINS = ("onnxruntime_qnn",)
 
@@ -65,10 +65,10 @@ _LOADING = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """Something ONNX Runtime can compute on.
+    """An execution provider of ONNX Runtime.
 
-    ``name`` is what the command line calls it, ``provider`` what ONNX Runtime does. Of a plugin ``ep_devices`` holds
-    the native descriptor of the device, and ``plugin`` the module and version it came with.
+    ``name`` is its name on the command line, ``provider`` its name in ONNX Runtime. For a plugin, ``ep_devices``
+    holds the native descriptor of the device, and ``plugin`` the module and its version.
     """
 
     name: str
@@ -98,10 +98,10 @@ def load() -> OnnxLibrary:
 
 
 def list_devices() -> tuple[Provider, ...]:
-    """Every provider there is, the CPU first; those of plugins are registered with the process by this.
+    """Every available provider, the CPU first. Registers installed plugins with the process.
 
-    A built-in provider means that there is code for it: whether the hardware is there shows when a model is loaded.
-    Raises RuntimeUnavailableError.
+    A built-in provider means that its code is available; loading a model shows whether the hardware is. Raises
+    RuntimeUnavailableError.
     """
     with _LOADING:
         return _discover()[0]
@@ -114,9 +114,9 @@ def broken_plugins() -> Mapping[str, str]:
 
 
 def find_provider(name: str) -> Provider:
-    """The provider the command line calls ``name``, upper or lower case.
+    """The provider with this name on the command line, in upper or lower case.
 
-    Raises RuntimeUnavailableError, whose hint names those that are here.
+    Raises RuntimeUnavailableError, whose hint names the available providers.
     """
     wanted = name.lower()
     if wanted == "cpu":
@@ -150,14 +150,14 @@ def _load() -> OnnxLibrary:
             f"onnxruntime {version} is too old; edgespec needs {needed} or newer", hint=INSTALL_HINT
         )
     with contextlib.suppress(AttributeError, RuntimeError):
-        api.disable_telemetry_events()  # its builds for Windows report to the system; edgespec has no telemetry
-    # Two builds of one version may round differently: the commit and the compiler's flags tell them apart.
+        api.disable_telemetry_events()  # builds for Windows report to the system; edgespec has no telemetry
+    # Builds of one version may round differently: the commit and the compiler's flags identify a build.
     return OnnxLibrary(api=api, version=version, build=f"{version}+{hashlib.sha256(info.encode()).hexdigest()[:12]}")
 
 
 @functools.cache
 def _discover() -> tuple[tuple[Provider, ...], Mapping[str, str]]:
-    """The providers, and why each unusable plugin is not among them. The lock is held."""
+    """The providers, and the reason for each unusable plugin. The caller holds the lock."""
     api = _load().api
     found = [_built_in(name) for name in api.get_available_providers() if name not in _REMOTE]
     found.sort(key=lambda provider: provider.provider != CPU)
@@ -165,7 +165,7 @@ def _discover() -> tuple[tuple[Provider, ...], Mapping[str, str]]:
     for module in _installed_plugins():
         try:
             found += _plugin(api, module)
-        except Exception as error:  # a stranger's module and native library: anything may come
+        except Exception as error:  # a third-party module and native library may raise anything
             broken[module] = " ".join(str(error).split()) or type(error).__name__
     return tuple(found), MappingProxyType(broken)
 
@@ -186,7 +186,7 @@ def _installed_plugins() -> list[str]:
 
 
 def _plugin(api: Any, module_name: str) -> list[Provider]:
-    """Register a plugin, unless someone else in this process has, and describe each device it found."""
+    """Register a plugin, unless other code in this process has, and describe each device it found."""
     module: Any = importlib.import_module(module_name)
     names = set(module.get_ep_names()) if hasattr(module, "get_ep_names") else {module.get_ep_name()}
     if not any(device.ep_name in names for device in api.get_ep_devices()):
@@ -198,14 +198,14 @@ def _plugin(api: Any, module_name: str) -> list[Provider]:
             provider = _plugin_provider(device, origin, taken=found)
             found[provider.name] = provider
     if not found:
-        raise RuntimeUnavailableError("it finds no device of its own on this machine")
+        raise RuntimeUnavailableError("it finds none of its devices on this machine")
     return list(found.values())
 
 
 def _plugin_provider(device: Any, origin: str, *, taken: Mapping[str, Provider]) -> Provider:
     name, kind = _named(device.ep_name)
     hardware = str(getattr(device.device.type, "name", device.device.type))
-    if kind == "other":  # one provider for several kinds of hardware: each has a name of its own
+    if kind == "other":  # one provider for several kinds of hardware: name each kind
         name, kind = f"{name}-{hardware}", _HARDWARE.get(hardware, "other")
     others = sum(other == name or other.startswith(f"{name}:") for other in taken)
     return Provider(

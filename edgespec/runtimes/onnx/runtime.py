@@ -1,4 +1,4 @@
-"""ONNX Runtime as a value: exported folders, on the processor or on an execution provider."""
+"""ONNX Runtime as a Runtime value: exported folders, on the processor or on an execution provider."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ class OnnxRuntime(Runtime):
         return _CACHE_BITS
 
     def list_devices(self) -> list[Device]:
-        """Providers, those of plugins too. A built-in one has code; its hardware shows when a model is loaded."""
+        """Providers, including plugins. Loading a model shows whether a built-in provider's hardware exists."""
         return [
             Device(runtime=self.name, name=provider.name, kind=provider.kind, description=provider.description)
             for provider in providers.list_devices()
         ]
 
     def stable_settings(self, preferred: OnnxSettings) -> Sequence[OnnxSettings]:
-        """Kernels compute all widths from 2 on alike and width 1 otherwise, so that plain decoding belongs to them
-        only if it runs at width 2 (about 20 % of plain speed).
+        """Kernels compute width 1 differently from all widths above, so plain decoding is bit-equal to verification
+        only at width 2 (about 20 % of plain speed).
         """
         return (preferred, replace(preferred, pad_to=2)) if preferred.pad_to == 1 else (preferred,)
 
     def other_caches(self, settings: OnnxSettings) -> Sequence[Mapping[str, Any]]:
-        """There is one kind of cache, but padding may be left out."""
+        """There is one kind of cache; only padding may be left out."""
         return ({"pad_to": 1},) if settings.pad_to != 1 else ()
 
 

@@ -1,4 +1,4 @@
-"""What a model asks of ONNX Runtime: a session made with care, a cache, and a flag that ends what runs on it."""
+"""An ONNX Runtime session for a model, a cache over the session, and a flag that cancels its runs."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from edgespec.runtimes.onnx.providers import CPU, OnnxLibrary, Provider
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 from edgespec.runtimes.thread import WorkerThread
 
-# What ONNX Runtime has to say about a failure it also says in the exception; below this level it prints it as well.
+# ONNX Runtime puts a failure's reason into the exception; below this level it also prints the reason.
 _LOG_FATAL_ONLY = 4
 
-# Tokens that the second session of a fixed graph feeds at once.
+# Tokens that the second session of a fixed graph takes per run.
 WIDE_TOKENS = 32
 
-_LONGEST_SAID = 300  # characters of a native message: with stack frames they run to pages
+_LONGEST_SAID = 300  # characters of a native message: with stack frames it can run to pages
 
 _OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxSettings:
-    """How to load and run a model. Everything here is part of the numeric class.
+    """How to load and run a model. Every field is part of the numeric class.
 
-    ``provider`` is a device's name (``cpu``, ``DirectML``, ...) and ``options`` are that provider's own. ``pad_to``
-    is the narrowest forward: with 2, one token is computed beside a second that nobody asked for, and one row of
-    scores beside a second. Kernels treat a single row as a case of its own and any more alike, so every width then
-    gives the same rows. ``spinning`` lets idle threads wait busily for the next operator.
+    ``provider`` is a device's name (``cpu``, ``DirectML``, ...) and ``options`` are that provider's. ``pad_to`` is
+    the narrowest forward: with 2, a single token is computed with a padding token, and a single row of scores with a
+    padding row. Kernels have a special case for a single row, so with padding every width gives the same rows.
+    ``spinning`` lets idle threads wait busily for the next operator.
     """
 
     runtime: ClassVar[str] = "onnx"
@@ -59,11 +59,11 @@ class OnnxSettings:
 
     @property
     def device(self) -> str:
-        """Where it runs, by the name that plans and profiles use."""
+        """The device's name in plans and profiles."""
         return self.provider
 
     def as_json(self) -> dict[str, str | int | bool]:
-        """The settings that enter the numeric class beside threads, device and cache type."""
+        """The settings in the numeric class besides threads, device and cache type."""
         chosen: dict[str, str | int | bool] = {"pad_to": self.pad_to, "spinning": self.spinning}
         chosen.update({f"option.{key}": value for key, value in sorted(self.options.items())})
         return chosen
@@ -73,9 +73,9 @@ class OnnxSettings:
 class OnnxWeights:
     """Loaded weights: the native session that every Sequence of a model shares.
 
-    ``wide`` is a second one of a graph whose width is fixed when it is loaded: ``session`` then takes one token, and
-    ``wide`` as many as WIDE_TOKENS. Elsewhere it is ``session`` itself, which takes any number. ``turn`` is held
-    during a run: only the CPU provider promises that runs may overlap.
+    ``wide`` is a second session of a graph whose width is fixed at loading: ``session`` then takes one token and
+    ``wide`` WIDE_TOKENS. For other graphs ``wide`` is ``session``, which takes any number. ``turn`` is held during a
+    run: only the CPU provider promises that runs may overlap.
     """
 
     artefact: OnnxArtefact
@@ -93,13 +93,14 @@ def load_weights(
     settings: OnnxSettings,
     stop: threading.Event | None = None,
 ) -> OnnxWeights:
-    """Load a checked artefact on the provider. Once ``stop`` is set, loading ends early, where it can be ended.
+    """Load a checked artefact on the provider. Once ``stop`` is set, loading ends early, if the provider supports
+    that.
 
     Raises ModelFileError, RuntimeUnavailableError (the provider does not work here, or not for this model),
     MemoryLimitError, CancelledError.
     """
     api, on_cpu = library.api, provider.provider == CPU
-    # The CPU provider runs fixed shapes like any others, so that one session, and one copy of the weights, does.
+    # The CPU provider runs fixed shapes like any others: one session, and one copy of the weights, is enough.
     widths = (1, WIDE_TOKENS) if artefact.cache == ROWS and not on_cpu else (None,)
     every_options = [_session_options(api, settings, width) for width in widths]
     chosen = {str(key): str(value) for key, value in settings.options.items()}
@@ -116,14 +117,14 @@ def load_weights(
             options.add_provider_for_devices(list(provider.ep_devices), chosen)
         else:
             providers = [(provider.provider, chosen)] + ([] if provider.provider == CPU else [CPU])
-        # Without its fallback, which prints, and without options that a model file may carry for itself.
+        # Without its fallback, which prints, and without options from the model file.
         return api.InferenceSession(
             os.fspath(artefact.graph_path), options, providers, enable_fallback=0, read_config_from_model=0
         )
 
     try:
         sessions = loader.run(lambda: [load(options) for options in every_options], stop)
-    except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
+    except Exception as error:  # the bindings raise a dozen classes without a common base
         if stop is not None and stop.is_set():
             raise CancelledError("loading was cancelled") from error
         raise _load_error(error, artefact, provider) from error
@@ -131,7 +132,7 @@ def load_weights(
         loader.close()
     if not all(provider.provider in session.get_providers() for session in sessions):
         raise RuntimeUnavailableError(
-            f"{provider.name} does not work here: ONNX Runtime went on without it",
+            f"{provider.name} does not work here: ONNX Runtime continued without it",
             hint="its driver or its libraries are missing; the device `cpu` works everywhere",
         )
     return OnnxWeights(
@@ -145,13 +146,13 @@ def load_weights(
 
 
 def _session_options(api: Any, settings: OnnxSettings, width: int | None) -> Any:
-    """Options of a session whose graph feeds ``width`` tokens at a time, or with None as many as it is given."""
+    """Options of a session whose graph takes ``width`` tokens per run; None means any number."""
     options = api.SessionOptions()
     options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _LOG_FATAL_ONLY
     options.use_deterministic_compute = True
-    # It would keep a plan of the memory for each shape it has seen, and every length of a prompt is another.
+    # ONNX Runtime would keep a memory plan for each shape, and every prompt length is another shape.
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if settings.spinning else "0")
     if width is not None:
@@ -166,7 +167,7 @@ def said(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a native failure is one of memory."""
+    """Whether a native failure means that memory ran out."""
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY)
 
 
@@ -191,7 +192,7 @@ def _load_error(error: Exception, artefact: OnnxArtefact, provider: Provider) ->
 
 
 class StopFlag:
-    """Ends the run in flight, and refuses later ones until it is lowered. For any thread."""
+    """Ends the run in flight, and refuses later runs until it is lowered. For any thread."""
 
     def __init__(self, weights: OnnxWeights) -> None:
         self.raised = False
@@ -200,7 +201,7 @@ class StopFlag:
         for options in (self.step_options, self.prefill_options):
             options.log_severity_level = _LOG_FATAL_ONLY
         if weights.on_cpu:
-            # What a long prompt took goes back to the system; what a decode step took is needed again at once.
+            # The memory of a long prompt returns to the system; that of a decode step is needed again immediately.
             self.prefill_options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def set(self, raised: bool) -> None:
@@ -209,9 +210,9 @@ class StopFlag:
 
 
 class OnnxContext(ABC):
-    """One cache and the buffers of its forwards, over a session that other contexts use as well.
+    """One cache and the buffers of its forwards, over a session that other contexts share.
 
-    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
+    Used on the Sequence's worker thread only, except that a row may be read on any thread that may read the Rows.
     """
 
     _logits: LogitsArray  # (MAX_SCORED_ROWS, rows of the head)
@@ -222,16 +223,17 @@ class OnnxContext(ABC):
 
     @abstractmethod
     def decode(self, ids: IdArray, position: int, rows: int) -> int:
-        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
+        """Feed ``ids`` at ``position`` and score the last ``rows``; returns the index for ``row`` of the first of
+        them.
 
-        Positions before ``position`` were fed before, later ones are forgotten. Whatever happens, the cache before
-        ``position`` stays as it is. At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError,
-        ForwardError, ClosedError, MemoryLimitError.
+        Positions before ``position`` are in the cache and stay unchanged, also on errors; later positions are
+        forgotten. At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError, ForwardError,
+        ClosedError, MemoryLimitError.
         """
 
     @abstractmethod
     def free(self) -> None:
-        """Let go of the cache and of the session. Idempotent."""
+        """Release the cache and the session. Idempotent."""
 
     def row(self, index: int) -> LogitsArray:
         """A view of one row of the last decode's scores: float32 (rows of the head,)."""
@@ -254,17 +256,17 @@ class OnnxContext(ABC):
 
 @contextlib.contextmanager
 def forward_errors(stop: StopFlag) -> Iterator[None]:
-    """What a native run inside raises, as CancelledError where it was stopped and as ForwardError otherwise."""
+    """Translate what a native run raises: CancelledError if it was stopped, ForwardError otherwise."""
     try:
         yield
-    except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
+    except Exception as error:  # the bindings raise a dozen classes without a common base
         if stop.raised:
             raise CancelledError("the forward was cancelled") from None
         raise ForwardError(f"ONNX Runtime's forward failed: {said(error)}") from error
 
 
 class PaddedContext(OnnxContext):
-    """A context whose forwards take any number of tokens, padded to ``pad_to`` of them and as many rows of scores."""
+    """A context whose forwards take any number of tokens, padded to ``pad_to`` tokens and as many rows of scores."""
 
     def __init__(self, weights: OnnxWeights, pad_to: int, stop: StopFlag) -> None:
         super().__init__(weights, stop)
@@ -273,10 +275,11 @@ class PaddedContext(OnnxContext):
         self._first_row = np.empty(1, dtype=np.int64)
 
     def _feed(self, ids: IdArray, rows: int) -> tuple[int, int]:
-        """Put the tokens and the first row to score into their buffers; how many of both a forward then has."""
+        """Write the tokens and the first row to score into their buffers; returns the forward's tokens and rows."""
         size = len(ids)
         fed = max(size, self._pad_to)
-        # The output head is a product like any other: a row that counts has company. One at least must be computed.
+        # The output head is a matrix product too: a scored row is padded like tokens. At least one row must be
+        # computed.
         scored = max(rows, self._pad_to) if rows else 1
         self._ids[:size] = ids
         self._ids[size:fed] = ids[-1]

@@ -1,8 +1,7 @@
 """Forwards over a cache that stays in place.
 
-Keys and values live in arrays of the context's full length, bound as past and as present alike: attention writes new
-rows where they belong, nothing is copied, and what lies behind the length it is told does not exist for it. So a
-rewind is a smaller number.
+Keys and values live in arrays of the full context length, bound as past and as present: attention writes new rows in
+place, copies nothing, and ignores everything beyond the length it receives. So a rewind only lowers the length.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 
 class SharedContext(PaddedContext):
-    """A cache that stays where it is, bound to a session that other contexts use as well."""
+    """A cache that stays in place, bound to a session that other contexts share."""
 
     def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
         super().__init__(weights, pad_to, stop)
         artefact = weights.artefact
-        # The padding behind the last token needs a place as well.
+        # The padding after the last token needs a position as well.
         capacity = artefact.static_cache or context_length + pad_to - 1
         self._cache_shape = [1, artefact.head_count_kv, capacity, artefact.key_length]
         names = [f"{layer}.{part}" for layer in range(artefact.block_count) for part in ("key", "value")]
@@ -47,7 +46,7 @@ class SharedContext(PaddedContext):
         self._binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
 
     def _bind_lasting_inputs(self) -> None:
-        """Everything whose place and shape stay what they are."""
+        """Bind everything whose address and shape never change."""
         self._bind_input("seqlens_k", self._last_position, [1])
         self._bind_input("total_sequence_length", self._total_length, [])
         self._bind_input("first_row", self._first_row, [1])
@@ -61,7 +60,7 @@ class SharedContext(PaddedContext):
         self._last_position[0] = position + fed - 1
         self._bind_input("input_ids", self._ids, [1, fed])
         self._bind_output("logits", self._logits, [1, scored, self._logits.shape[1]])
-        if not weights.on_cpu:  # elsewhere inputs are copied to the device, and that when they are bound
+        if not weights.on_cpu:  # other providers copy inputs to the device when they are bound
             self._bind_lasting_inputs()
         with forward_errors(self._stop):
             self._run(weights, self._binding, fed)

@@ -1,8 +1,8 @@
-"""Forwards of fixed shapes over a cache of fixed length, as NPUs need them.
+"""Forwards of fixed shapes over a cache of fixed length, as NPUs require.
 
-The graph takes the whole cache, tells nothing but the rows of the new tokens, and these are put into the cache here,
-at their positions. What a token may look at is said by masks, so whatever lies behind a length does not exist, and a
-rewind is a smaller number. There are two shapes: one token, and a piece of a prompt, padded if it is short.
+The graph takes the whole cache and returns only the rows of the new tokens; this module writes them into the cache at
+their positions. Masks hide every position beyond the length, so a rewind only lowers the length. There are two
+shapes: one token, and WIDE_TOKENS of a prompt, padded if fewer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxContext, OnnxWeights, StopFlag, forward_errors
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
-# Added to a score it leaves nothing of its share. The least number of float16, in which NPUs compute: there a smaller
-# one would be infinite, and the difference of two infinities, as a softmax forms it, is no number.
+# Added to a score, it makes the score's share zero. The least number of float16, in which NPUs compute: a smaller
+# number would be infinite there, and a softmax's difference of two infinities is NaN.
 HIDDEN = -65504.0
 
-# From so many tokens on a padded piece takes less time than the tokens one by one: with Qwen2.5-Coder-0.5B it took as
-# long as 4.6 of them on the CPU provider, as 3.5 through OpenVINO (two cores of an AMD EPYC, a cache of 1024).
+# From this many tokens on, a padded chunk is faster than single tokens: with Qwen2.5-Coder-0.5B a chunk took as long
+# as 4.6 tokens on the CPU provider, as 3.5 through OpenVINO (two cores of an AMD EPYC, a cache of 1024).
 _WIDE_FROM = 5
 
 FloatArray = NDArray[np.float32]
@@ -37,26 +37,26 @@ def past_mask(length: int, width: int, capacity: int, window: int | None) -> Flo
 
 
 def new_mask(width: int, window: int | None) -> FloatArray:
-    """What ``width`` tokens fed at once see of each other: 0 or HIDDEN, float32 (width, width)."""
+    """What ``width`` tokens of one forward see of each other: 0 or HIDDEN, float32 (width, width)."""
     behind = np.arange(width)[:, None] - np.arange(width)
     seen = (behind >= 0) & (behind < (width if window is None else window))
     return np.where(seen, np.float32(0), np.float32(HIDDEN))
 
 
 class StaticContext(OnnxContext):
-    """A cache of fixed length, over sessions that other contexts use as well.
+    """A cache of fixed length, over sessions that other contexts share.
 
-    Forwards are of one token or WIDE_TOKENS, whatever is asked of other graphs about padding. Each scores one token,
-    so several rows come one by one.
+    Forwards have one token or WIDE_TOKENS, whatever ``pad_to`` says. Each scores one token, so several rows are
+    computed one by one.
     """
 
     def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
         super().__init__(weights, stop)
         artefact = weights.artefact
-        assert artefact.static_cache is not None  # read_onnx_folder has checked it
+        assert artefact.static_cache is not None  # checked by read_onnx_folder
         shape = (2 * artefact.block_count, artefact.head_count_kv, artefact.static_cache, artefact.key_length)
         try:
-            # Zeros: a hidden row has no share, and that of something that is no number would be no number either.
+            # Zeros: a hidden row has share 0, and 0 times NaN would be NaN.
             self._cache = np.zeros(shape, dtype=np.float32)
             self._logits = np.empty((MAX_SCORED_ROWS, artefact.rows), dtype=np.float32)
             self._step = _Forward(weights, weights.session, 1, self._cache, stop)
@@ -72,7 +72,7 @@ class StaticContext(OnnxContext):
         while done < len(ids):
             left = len(ids) - done - alone
             forward, size = (self._piece, min(left, WIDE_TOKENS)) if left >= _WIDE_FROM else (self._step, 1)
-            # Of the tokens before the rows asked for nobody wants to know; they share the place of the first.
+            # Scores of the tokens before the requested rows are not needed: the first requested row overwrites them.
             row = max(0, done + size - 1 - (len(ids) - rows)) if rows else 0
             forward.run(weights, ids[done : done + size], position + done, self._cache, self._logits[row])
             done += size
@@ -85,7 +85,7 @@ class StaticContext(OnnxContext):
 
 
 class _Forward:
-    """Forwards of one width: its session, and buffers that stay where they are."""
+    """Forwards of one width: the session, and buffers with fixed addresses."""
 
     def __init__(self, weights: OnnxWeights, session: Any, width: int, cache: FloatArray, stop: StopFlag) -> None:
         artefact = weights.artefact
@@ -119,18 +119,18 @@ class _Forward:
         self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
 
     def run(self, weights: OnnxWeights, ids: IdArray, position: int, cache: FloatArray, logits: FloatArray) -> None:
-        """Feed some tokens, keep their rows in ``cache``, and score the last of them into ``logits``."""
+        """Feed some tokens, write their rows into ``cache``, and score the last token into ``logits``."""
         size, inputs = len(ids), self._inputs
         inputs["input_ids"][0, :size] = ids
         inputs["input_ids"][0, size:] = ids[-1]
-        # Padding has no position of its own; any that exists will do.
+        # Padding has no position; any existing position serves.
         inputs["position_ids"][0] = np.minimum(position + np.arange(self._width), position + size - 1)
         inputs["scored_row"][0] = size - 1
         inputs["past_mask"][0, 0] = past_mask(position, self._width, self._capacity, None)
         if self._window is not None:
             inputs["past_window_mask"][0, 0] = past_mask(position, self._width, self._capacity, self._window)
         self._bind_output("logits", logits[None, None])
-        if not weights.on_cpu:  # elsewhere inputs are copied to the device, and that when they are bound
+        if not weights.on_cpu:  # other providers copy inputs to the device when they are bound
             self._bind_inputs()
         with weights.turn, forward_errors(self._stop):
             self._session.run_with_iobinding(self._binding, self._stop.step_options)

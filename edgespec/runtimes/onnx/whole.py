@@ -1,8 +1,8 @@
-"""Forwards over a cache that goes in and comes out whole.
+"""Forwards over a cache that is an input and an output of the graph as a whole.
 
-Such a graph gives the old rows and the new ones as one new array for each layer, and that array is the next forward's
-past. It is ONNX Runtime's own and never copied here, unless rows at its end are to be forgotten: then what stays is
-copied once, when the next forward comes.
+The graph returns the old rows and the new rows in one new array for each layer, and that array is the next forward's
+past. ONNX Runtime owns the arrays, and nothing is copied except after a rewind: then the next forward first copies
+the kept rows once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 
 class WholeContext(PaddedContext):
-    """A cache that every forward gives anew, over a session that other contexts use as well."""
+    """A cache that every forward returns as a new array, over a session that other contexts share."""
 
     def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
         super().__init__(weights, pad_to, stop)
         artefact = weights.artefact
         self._context_length = context_length
-        # A forward has the cache twice: as it was, and one with the new rows.
+        # A forward holds two copies of the cache: the old one, and one with the new rows.
         self._needed_bytes = 2 * context_length * artefact.kv_bytes_per_token
         self._heads, self._width = artefact.head_count_kv, artefact.key_length
         names = [f"{layer}.{part}" for layer in range(artefact.block_count) for part in ("key", "value")]
@@ -35,7 +35,7 @@ class WholeContext(PaddedContext):
             self._logits = np.empty((MAX_SCORED_ROWS, artefact.rows), dtype=np.float32)
         except MemoryError as error:
             raise self._no_memory(self._context_length, self._needed_bytes) from error
-        # What the next forward is given as past: keys and values of the first ``_held`` positions.
+        # The next forward's past: keys and values of the first ``_held`` positions.
         empty = np.zeros(self._shape(0), dtype=np.float32)
         self._past: dict[str, Any] = {name: weights.api.OrtValue.ortvalue_from_numpy(empty) for name in names}
         self._held = 0
@@ -52,7 +52,7 @@ class WholeContext(PaddedContext):
             binding = self._bound(weights, fed, scored)
             self._run(weights, binding, fed)
             present = binding.get_outputs()[1:]
-        except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
+        except Exception as error:  # the bindings raise a dozen classes without a common base
             if self._stop.raised:
                 raise CancelledError("the forward was cancelled") from None
             if out_of_memory(error):
@@ -78,7 +78,7 @@ class WholeContext(PaddedContext):
         binding.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
         for name, value in self._past.items():
             binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-            binding.bind_output(f"present.{name}", "cpu")  # where the graph computes it, in memory of its own
+            binding.bind_output(f"present.{name}", "cpu")  # in memory that the graph allocates
         return binding
 
     def _cut(self, weights: OnnxWeights, length: int) -> None:
@@ -95,7 +95,7 @@ class WholeContext(PaddedContext):
 
 
 def _view(value: Any, shape: list[int]) -> NDArray[np.float32]:
-    """The elements of a native array in its own memory: float32 of ``shape``, valid as long as ``value`` lives."""
+    """The elements of a native array, not copied: float32 of ``shape``, valid as long as ``value`` lives."""
     count = math.prod(shape)
     if not count:
         return np.empty(shape, dtype=np.float32)

@@ -1,32 +1,32 @@
-"""How long the parent of a worker process waits before it takes the child for hung: as long as experience says."""
+"""How long the parent of a worker process waits before it treats the child as hung."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Weight bytes a slow device computes with in a second, for each token of a prompt: a core of 20 GFLOP/s, and the
-# 4 operations that a byte of 4-bit weights stands for.
+# Weight bytes a slow device computes with in a second, for each token of a prompt: a core of 20 GFLOP/s, at 4
+# operations per byte of 4-bit weights.
 _SLOW_BYTES_PER_S = 5e9
 
-# A forward may take this many times as long as the longest of late, plus ``timed_s``, before it counts as hung: other
-# programs that use the device, a lower clock and a longer context each cost a factor of two to three.
+# A forward counts as hung after the longest recent time multiplied by this, plus ``timed_s``: other programs on
+# the device, a lower clock and a longer context each cost a factor of two to three.
 _LONGER = 10.0
 
-# Share of the longest time that is kept when a shorter one follows: a single slow forward is half forgotten after 23,
-# as planning.acceptance forgets.
+# Share of the longest time that is kept when a shorter time follows: a single slow forward is half forgotten after
+# 23 forwards, as in planning.acceptance.
 _KEPT = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Seconds of a clock that stands while the machine is asleep, all far beyond what a working device takes.
+    """Deadlines in seconds, all far beyond what a working device needs. The clock stops while the machine sleeps.
 
-    ``load_s``: tens of gigabytes from a slow disk, or an NPU's compiler at work. ``answer_s``: any other answer, or
-    the fixed part of a forward, as long as none of its size was timed: a GPU compiles kernels first, for seconds to
-    tens of them. ``token_s`` is added for each token of such a forward; None goes by the weights. ``timed_s``: the
-    fixed part once forwards were timed; Windows resets a GPU that is silent for two seconds, so it is no longer than
-    what drivers themselves allow. ``cancel_s``: from a cancel to the end of the forward; the longest part that cannot
-    be interrupted is one layer, or one chunk on some devices. ``close_s``: for the child to end by itself.
+    ``load_s``: tens of gigabytes from a slow disk, or an NPU's compiler. ``answer_s``: any other answer, or the fixed
+    part of a forward until a forward of its size was timed: a GPU compiles kernels first, for up to tens of seconds.
+    ``token_s`` is added for each token of such a forward; None derives it from the weights. ``timed_s``: the fixed
+    part once forwards were timed; Windows resets a GPU that is silent for two seconds, so no longer than what drivers
+    allow. ``cancel_s``: from a cancel to the end of the forward; the longest uninterruptible part is one layer, or
+    one chunk on some devices. ``close_s``: for the child to end by itself.
     """
 
     load_s: float = 600.0
@@ -38,9 +38,9 @@ class Deadlines:
 
 
 class ForwardTimes:
-    """What forwards of one model took, and how long the next one may take. Any thread may ask and tell.
+    """The times of one model's forwards, and the deadline of the next. For any thread.
 
-    Sizes are told apart by powers of two: a chunk of a prompt and a single token have other kernels and other times.
+    Sizes are grouped by powers of two: a chunk of a prompt and a single token use other kernels and take other times.
     The first forward of a size is not counted, since it may have waited for its kernels.
     """
 
@@ -53,18 +53,18 @@ class ForwardTimes:
 
     @property
     def answer_s(self) -> float:
-        """Seconds to wait for anything but a forward."""
+        """Seconds to wait for any answer but a forward's."""
         deadlines = self._deadlines
         return min(deadlines.answer_s, deadlines.timed_s) if self._longest_s else deadlines.answer_s
 
     def deadline_s(self, tokens: int) -> float:
-        """Seconds to wait for a forward of so many tokens."""
+        """Seconds to wait for a forward of ``tokens`` tokens."""
         untimed_s = self._deadlines.answer_s + tokens * self._token_s
         longest_s = self._longest_s.get(tokens.bit_length())
         return untimed_s if longest_s is None else min(untimed_s, self._deadlines.timed_s + _LONGER * longest_s)
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Learn what a forward of so many tokens took. Of two threads that tell at once, one may not be heard."""
+        """Record the time of a forward of ``tokens`` tokens. Of two parallel calls one may be lost."""
         size = tokens.bit_length()
         if size not in self._begun:
             self._begun.add(size)

@@ -1,4 +1,4 @@
-"""Draws as they cross the pipes of a worker process: what is asked of a row, and what was drawn. Rows stay there."""
+"""How a draw crosses the pipes of a worker process: the request and the drawn tokens. The rows stay in the worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUMBERS: Mapping[str, Callable[[Any], float]] = {
 
 
 def describe_request(request: DrawRequest) -> tuple[dict[str, Any], bytes]:
-    """Header and body: the request's numbers; the tokens seen, and then how often each was."""
+    """Header and body of a request: its numbers; the tokens seen, then the count of each."""
     numbers = {name: kind(getattr(request, name)) for name, kind in _NUMBERS.items()}
     seen = np.concatenate(Seen.of(request.seen).arrays)
     return {"request": numbers, "key": None if request.key is None else list(request.key)}, ids_bytes(seen)
@@ -37,13 +37,13 @@ def read_request(frame: Frame) -> DrawRequest:
     numbers, key = frame.header.get("request"), frame.header.get("key")
     seen = frame.ids()
     if not isinstance(numbers, dict) or {name: type(own) for name, own in numbers.items()} != _NUMBERS:
-        raise WorkerLostError("a request to draw has other numbers than were agreed")
+        raise WorkerLostError("a request to draw has unexpected numbers")
     if key is not None and not (
         isinstance(key, list) and len(key) == 4 and all(type(own) is int and 0 <= own < 2**32 for own in key)
     ):
-        raise WorkerLostError("a request to draw has no such key")
+        raise WorkerLostError("a request to draw has an unknown key")
     if len(seen) % 2 or numbers["measure"] not in list(Measure):
-        raise WorkerLostError("a request to draw makes no sense")
+        raise WorkerLostError("a request to draw is not valid")
     half = len(seen) // 2
     return DrawRequest(
         **{**numbers, "measure": Measure(numbers["measure"])},
@@ -53,19 +53,19 @@ def read_request(frame: Frame) -> DrawRequest:
 
 
 def describe_drawn(drawn: Drawn) -> tuple[dict[str, Any], bytes]:
-    """Header and body: odds and entropy; the tokens."""
+    """Header and body of a result: odds and entropy; the tokens."""
     return {"odds": list(drawn.odds), "entropy": drawn.entropy}, ids_bytes(np.array(drawn.tokens, dtype=np.int64))
 
 
 def read_drawn(frame: Frame, request: DrawRequest, vocabulary_size: int) -> Drawn:
-    """What was drawn for ``request``. Raises WorkerLostError for what cannot have been."""
+    """What was drawn for ``request``. Raises WorkerLostError for an impossible result."""
     tokens, odds, entropy = frame.ids().tolist(), frame.header.get("odds"), frame.header.get("entropy")
     if not 1 <= len(tokens) <= request.wanted or not all(0 <= token < vocabulary_size for token in tokens):
-        raise WorkerLostError("it drew what is none of the vocabulary")
+        raise WorkerLostError("it drew a token outside the vocabulary")
     if not isinstance(odds, list) or len(odds) != len(tokens) or not all(map(_is_number, odds)):
-        raise WorkerLostError("it does not tell the odds of what it drew")
+        raise WorkerLostError("it does not report the odds of the drawn tokens")
     if _is_number(entropy) != (request.measure == Measure.ENTROPY):
-        raise WorkerLostError("it does not tell the entropy that was asked for")
+        raise WorkerLostError("it does not report the requested entropy")
     return Drawn(tuple(tokens), tuple(odds), entropy)
 
 

@@ -1,8 +1,8 @@
 """What crosses the two pipes between a host and its worker process.
 
-A frame is four bytes of length, four of the header's length (both little-endian), a JSON object with the few numbers,
-and raw bytes: token ids as int32, scores as float32. Neither side trusts the other's frames: sizes are bounded before
-anything is allocated, and whatever does not parse is a WorkerLostError.
+A frame is four bytes of its length, four of the header's length (both little-endian), a JSON object with the few
+numbers, and raw bytes: token ids as int32, scores as float32. Neither side trusts the other's frames: sizes are
+bounded before anything is allocated, and a frame that does not parse is a WorkerLostError.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from edgespec.interfaces.rows import IdArray, LogitsArray
 # The largest body is one row of scores: 4 bytes for each of at most four million tokens. Vocabularies end at 262 144.
 MOST_BODY_BYTES = 16 * 2**20
 
-# The largest header is an error with its sentence and a path.
+# The largest header is an error with its message and a path.
 MOST_HEADER_BYTES = 64 * 2**10
 
-_LENGTHS = struct.Struct("<II")  # of all that follows the first number, and of the header
+_LENGTHS = struct.Struct("<II")  # of everything after the first number, and of the header
 _IDS, _SCORES = np.dtype("<i4"), np.dtype("<f4")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message. Accessors raise WorkerLostError if the other side sent something else than was agreed."""
+    """One message. Accessors raise WorkerLostError for anything but the agreed format."""
 
     header: Mapping[str, Any]
     body: bytearray = field(default_factory=bytearray)
@@ -55,11 +55,11 @@ class Frame:
         return value
 
     def ids(self, start: int = 0, count: int | None = None) -> IdArray:
-        """Token ids as int64 of shape (count,): those from the ``start``-th on, all to the end by default."""
+        """Token ids as int64 of shape (count,), beginning with the ``start``-th; all ids to the end by default."""
         return self._numbers(_IDS, start, count).astype(np.int64)
 
     def scores(self, start: int = 0, count: int | None = None) -> LogitsArray:
-        """Scores as float32 of shape (count,), the receiver's to keep: those from the ``start``-th on."""
+        """Scores as a new float32 array of shape (count,), beginning with the ``start``-th."""
         return self._numbers(_SCORES, start, count).astype(np.float32, copy=False)
 
     def _numbers(self, kind: np.dtype[Any], start: int, count: int | None) -> NDArray[Any]:
@@ -79,7 +79,7 @@ def scores_bytes(scores: NDArray[Any]) -> bytes:
 
 
 def encode_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """The bytes of one frame. Raises ForwardError if it is larger than the other side would take."""
+    """The bytes of one frame. Raises ForwardError if it is larger than the receiver accepts."""
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode("utf-8")
     if len(text) > MOST_HEADER_BYTES or len(body) > MOST_BODY_BYTES:
         raise ForwardError(f"a message of {len(text)} + {len(body)} bytes is too large for a worker process")
@@ -87,7 +87,7 @@ def encode_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
 
 
 def read_frame(stream: BufferedIOBase) -> Frame | None:
-    """The next frame, None where the stream ends between two. Blocks. Raises WorkerLostError."""
+    """The next frame, or None if the stream ends between two frames. Blocks. Raises WorkerLostError."""
     lengths = bytearray(_LENGTHS.size)
     found = _fill(stream, lengths)
     if not found:
@@ -111,7 +111,7 @@ def read_frame(stream: BufferedIOBase) -> Frame | None:
 
 
 def _fill(stream: BufferedIOBase, buffer: bytearray) -> int:
-    """Read until ``buffer`` is full or the stream ends; returns how much was read."""
+    """Read until ``buffer`` is full or the stream ends; returns the number of bytes read."""
     view, done = memoryview(buffer), 0
     while done < len(buffer):
         try:
@@ -125,7 +125,7 @@ def _fill(stream: BufferedIOBase, buffer: bytearray) -> int:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise WorkerLostError(f"the pipe does not carry what was agreed: {what}")
+    raise WorkerLostError(f"the pipe carries invalid data: {what}")
 
 
 def _shown(value: object) -> str:
@@ -137,9 +137,9 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """What a worker process loads: ``path`` is a file or a folder as ``runtime`` wants it.
+    """What a worker process loads: ``path`` is a file or a folder, as ``runtime`` requires.
 
-    ``others`` are further parts of a split model. ``settings`` are the fields of that runtime's own settings
+    ``others`` are further parts of a split model. ``settings`` are the fields of that runtime's settings
     (``dataclasses.asdict``).
     """
 
@@ -156,7 +156,7 @@ class LoadRequest:
 
     @classmethod
     def from_json(cls, value: object) -> LoadRequest:
-        """Raises WorkerLostError."""
+        """The request in ``value``. Raises WorkerLostError."""
         if not isinstance(value, dict) or set(value) != {own.name for own in fields(cls)}:
             _refuse(f"a request to load is {_shown(value)}")
         others = value["others"]
@@ -181,7 +181,7 @@ _FACT_TYPES: Mapping[object, tuple[type, ...]] = {
 
 
 def facts_from_json(value: object) -> ModelFacts:
-    """Raises WorkerLostError."""
+    """The facts in ``value``. Raises WorkerLostError."""
     known = fields(ModelFacts)
     if not isinstance(value, dict) or set(value) != {own.name for own in known}:
         _refuse(f"a model's facts are {_shown(value)}")
@@ -201,26 +201,26 @@ def facts_from_json(value: object) -> ModelFacts:
 
 # ------------------------------------------------------------------------------------------------------- errors
 
-# What an error carries beside its sentence and its hint; classes that do not descend from these carry nothing.
+# The numbers of an error besides its message and its hint; classes that do not descend from these have none.
 _EXTRAS: Mapping[type[EdgespecError], Mapping[str, tuple[type, ...]]] = {
     ModelFileError: {"path": (str,), "reason": (str,), "offset": (int, NoneType)},
     MemoryLimitError: {"needed_bytes": (int, NoneType), "available_bytes": (int, NoneType)},
     ForwardError: {"code": (int, NoneType)},
 }
 
-# Those with other constructors than the ones above: nothing a runtime raises.
+# Errors with other constructors than the classes above: no runtime raises them.
 _KNOWN: Mapping[str, type[EdgespecError]] = {
     name: getattr(errors, name)
     for name in errors.__all__
     if name not in {"DownloadError", "DiskSpaceError", "WorkerLostError"}
 }
 
-# A message is a sentence; what native code puts into one may be longer, and must still fit into a header.
+# A message is a sentence; a native one may be longer, and must still fit into a header.
 _MOST_MESSAGE_CHARACTERS = 2000
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as it crosses: class, sentence, hint, and the numbers of its class."""
+    """An exception for the pipe: class, message, hint, and the numbers of its class."""
     hint = error.hint if isinstance(error, EdgespecError) else None
     described: dict[str, Any] = {
         "class": type(error).__name__,
@@ -234,9 +234,9 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def rebuild_error(described: object) -> EdgespecError | None:
-    """The error that ``describe_error`` described, None if it is of no class that may cross.
+    """The error that ``describe_error`` described, or None if its class may not cross.
 
-    Nothing is looked up or called by the name but the classes of ``edgespec.errors``.
+    The name only selects among the classes of ``edgespec.errors``.
     """
     if not isinstance(described, dict) or not isinstance(name := described.get("class"), str) or name not in _KNOWN:
         return None

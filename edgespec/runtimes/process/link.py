@@ -1,7 +1,7 @@
-"""The parent's end of a worker process: it is started, asked, given up on and reaped here.
+"""The parent's end of a worker process: starts it, sends requests, detects a hung process, and reaps it.
 
-Two threads read, one what the child answers and one what it writes to stderr; they block, and whoever waits for an
-answer waits with a deadline. That is portable where waiting on a pipe is not.
+One thread reads the child's answers, another its stderr. Both block, while the caller waits for its answer with a
+deadline: a wait on a pipe with a deadline would not be portable.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from edgespec.errors import ClosedError, RuntimeUnavailableError, WorkerLostErro
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import Frame, encode_frame, read_frame, rebuild_error
 
-# After a deadline an answer may lie in the pipe all the same, if the parent itself was stopped (Ctrl-Z): its reader
-# gets this long to bring it. Reading a pipe takes microseconds, being scheduled on a busy machine some tenths.
+# After a deadline the answer may already lie in the pipe, if the parent was stopped (Ctrl-Z): the reader gets this
+# long to deliver it. Reading a pipe takes microseconds, scheduling on a busy machine some tenths of a second.
 _GRACE_S = 0.5
 
-# How long a killed process may take to be gone; only one stuck in a driver takes longer, and is then left to it.
+# How long a killed process may take to end; a process stuck in a driver takes longer, and is then left behind.
 _REAP_S = 5.0
 
-_STDERR_BYTES = 4096  # a native abort says why in its last lines, a stack of addresses included
-_LAST_WORDS_CHARACTERS = 200  # of its last line, in a hint
+_STDERR_BYTES = 4096  # a native abort prints its reason in its last lines, together with a stack of addresses
+_LAST_WORDS_CHARACTERS = 200  # of the last line, in a hint
 
 
-_PIPE_BYTES = 4096  # what every pipe holds; Windows' hold no more by default
+_PIPE_BYTES = 4096  # what every pipe holds; Windows' pipes hold no more by default
 
 
 class _Mark:
-    """What an inbox holds beside frames."""
+    """What an inbox holds besides frames."""
 
 
 _CANCEL: Final = _Mark()
@@ -48,10 +48,10 @@ _LOST: Final = _Mark()
 
 
 class Inbox:
-    """Where one waiting thread finds its answers, and learns that it should give up.
+    """Where one waiting thread finds its answers, and learns of a cancel.
 
-    ``set`` raises and lowers its cancel flag. It takes no lock and allocates next to nothing: it may be called in a
-    signal handler, wherever the interrupted thread was.
+    ``set`` raises and lowers its cancel flag. ``set`` takes no lock and allocates next to nothing: a signal handler
+    may call it at any instruction of the interrupted thread.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Inbox:
 
 
 class WorkerLink:
-    """A running worker process. Thread-safe. Once it is lost it stays lost; ``close`` is needed all the same."""
+    """A running worker process. Thread-safe. A lost process stays lost; ``close`` is still needed."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class WorkerLink:
         self.pid = self._process.pid
         self._issued = 0
         self._waiting: dict[int, Inbox] = {}
-        # Reentrant: garbage collected while it is held may be a forgotten model, whose end closes this link.
+        # Reentrant: an unreferenced model may be collected while the lock is held, and closes this link.
         self._write_lock = threading.RLock()
         self._state_lock = threading.RLock()
         self._lost: str | None = None
@@ -109,10 +109,10 @@ class WorkerLink:
         inbox: Inbox | None = None,
         cancel: abc.Mapping[str, Any] | None = None,
     ) -> tuple[int, Frame]:
-        """Ask and wait: the number the request got, and the answer.
+        """Send a request and wait: returns the request's number and the answer.
 
-        If ``inbox`` is cancelled meanwhile, the answer has to come within ``cancel_s``; ``cancel`` is sent once, with
-        that number as its ``forward``. Raises what the child raised, WorkerLostError, ClosedError.
+        If ``inbox`` is cancelled during the wait, ``cancel`` is sent once, with that number as its ``forward``, and
+        the answer must come within ``cancel_s``. Raises what the child raised, WorkerLostError, ClosedError.
         """
         inbox = Inbox() if inbox is None else inbox
         with self._state_lock:
@@ -120,7 +120,7 @@ class WorkerLink:
             number = self._issued
         self._waiting[number] = inbox
         try:
-            self.check()  # now that the reader knows of us: it tells everyone waiting when the process is lost
+            self.check()  # once registered: a loss from now on is reported to this inbox
             self.send({**header, "id": number}, body)
             answer = self._wait(number, inbox, time.monotonic() + timeout_s, cancel)
         finally:
@@ -128,17 +128,17 @@ class WorkerLink:
         if "error" in answer.header:
             error = rebuild_error(answer.header["error"])
             if error is None:
-                self.lose(f"it failed with an error of its own: {_described(answer.header['error'])}")
+                self.lose(f"it failed with an internal error: {_described(answer.header['error'])}")
                 raise self.lost_error()
             try:
                 raise error
             finally:
-                del error  # an exception that its own frame holds would keep whatever the callers use
+                del error  # an exception whose own frame holds it would keep the callers' objects alive
         return number, answer
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """While an answer is taken apart: one that is not as agreed ends the process. Raises WorkerLostError."""
+        """A context for parsing an answer: an invalid answer ends the process. Raises WorkerLostError."""
         try:
             yield
         except WorkerLostError as error:
@@ -162,7 +162,7 @@ class WorkerLink:
             elif item is _LOST:
                 if self._lost is not None or self._closed:
                     raise self.lost_error()
-            elif inbox.raised and not told:  # else it was reset before anyone looked
+            elif inbox.raised and not told:  # otherwise the flag was lowered again in the meantime
                 told = True
                 deadline = min(deadline, time.monotonic() + self.deadlines.cancel_s)
                 if cancel is not None:
@@ -171,8 +171,9 @@ class WorkerLink:
     def send(self, header: abc.Mapping[str, Any], body: bytes = b"") -> None:
         """Write one frame without waiting for an answer. Raises WorkerLostError, ForwardError (too large).
 
-        Every Sequence has one question open at a time, of about a kilobyte: a child that does not read leaves it in
-        the pipe, and writing does not block. If it does after all, the deadline of a question in the pipe ends it.
+        Every Sequence has one open request at a time, of about a kilobyte: the pipe holds the requests even if the
+        child does not read, so a write does not block. If it does block, the deadline of a request in the pipe ends
+        the write.
         """
         frame = memoryview(encode_frame(header, body))
         stdin = self._process.stdin
@@ -182,12 +183,12 @@ class WorkerLink:
                 while frame:
                     frame = frame[stdin.write(frame) :]
         except (OSError, ValueError):  # ValueError: closed on this side
-            self._reader.join(_REAP_S)  # who finds out what became of it
-            self.lose("it does not listen any more")
+            self._reader.join(_REAP_S)  # learns how the process ended
+            self.lose("it no longer reads requests")
             raise self.lost_error() from None
 
     def _watched(self, size: int) -> contextlib.AbstractContextManager[object]:
-        """Where a frame alone may fill the pipe (a request to load may), somebody has to end a write that blocks."""
+        """A timer for a frame that alone may fill the pipe (a request to load may): it ends a blocked write."""
         if size <= _PIPE_BYTES:
             return contextlib.nullcontext()
         stuck = threading.Timer(self.deadlines.answer_s, self.lose, ["it does not read"])
@@ -198,12 +199,12 @@ class WorkerLink:
         return stack
 
     def check(self) -> None:
-        """Raises ClosedError, WorkerLostError."""
+        """Raises ClosedError or WorkerLostError if the process cannot be used."""
         if self._closed or self._lost is not None:
             raise self.lost_error()
 
     def lost_error(self) -> WorkerLostError | ClosedError:
-        """A fresh exception for whoever needed the process."""
+        """A fresh exception for a caller that needs the process."""
         if self._closed:
             return ClosedError(f"model {self._name} is closed")
         stderr = self._stderr.decode("utf-8", "replace")
@@ -211,13 +212,13 @@ class WorkerLink:
         return WorkerLostError(
             f"the worker process of {self._name} is lost: {self._lost}",
             stderr=stderr,
-            hint=f"its last words: {words[-1][:_LAST_WORDS_CHARACTERS]}" if words else None,
+            hint=f"its last output: {words[-1][:_LAST_WORDS_CHARACTERS]}" if words else None,
         )
 
     # ------------------------------------------------------------------------------------------------- the end
 
     def lose(self, reason: str) -> None:
-        """Give the process up and kill it. The first reason stands."""
+        """Mark the process as lost and kill it. The first reason is kept."""
         with self._state_lock:
             if self._lost is None:
                 self._lost = reason
@@ -225,10 +226,12 @@ class WorkerLink:
 
     def _kill(self) -> None:
         with contextlib.suppress(OSError):
-            self._process.kill()  # does nothing once it is reaped
+            self._process.kill()  # does nothing after it was reaped
 
     def abandon(self) -> None:
-        """Kill the process, from any thread, and wait for nothing: whoever waits for an answer is told at once."""
+        """Kill the process, from any thread, without waiting: callers that wait for an answer are notified
+        immediately.
+        """
         with self._state_lock:
             self._closed = True
         self._kill()
@@ -237,7 +240,7 @@ class WorkerLink:
         """End the process, reap it, close the pipes. Idempotent; waits at most a few seconds."""
         with self._state_lock:
             self._closed = True
-        self._close_stdin()  # which is what the child ends for
+        self._close_stdin()  # the child ends at the end of its input
         if threading.current_thread() is not self._reader:
             self._reader.join(self.deadlines.close_s)
         if self._reader.is_alive():
@@ -251,7 +254,7 @@ class WorkerLink:
             self._process.stdin.close()
 
     def _read(self) -> None:
-        """The reader thread: hand every answer to who waits for it, and clean up when there are no more."""
+        """The reader thread: deliver every answer to its inbox, and clean up at the end of the stream."""
         assert self._process.stdout is not None
         stream = io.BufferedReader(self._process.stdout)  # type: ignore[type-var]
         try:
@@ -260,13 +263,13 @@ class WorkerLink:
                 inbox = self._waiting.pop(number, None)
                 if inbox is not None:
                     inbox.queue.put(frame)
-                elif number > self._issued:  # else whoever asked was interrupted
-                    raise WorkerLostError(f"it answered request {number}, which nobody made")
+                elif number > self._issued:  # otherwise the caller was interrupted
+                    raise WorkerLostError(f"it answered request {number}, which was never made")
                 del frame, inbox
         except WorkerLostError as error:
             self.lose(error.message)
         code = self._reap()
-        self._stderr_reader.join(_GRACE_S)  # its last words
+        self._stderr_reader.join(_GRACE_S)  # for its last output
         self.lose(_ending(code))
         self._close_stdin()
         stream.close()
@@ -291,15 +294,15 @@ class WorkerLink:
 
 def _start(command: abc.Sequence[str] | None, environment: abc.Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     if command is None:
-        # A frozen application's executable is the application: started like this it would start a second time.
+        # A frozen application's executable is the application: this command would start the application again.
         if not sys.executable or getattr(sys, "frozen", False):
             raise RuntimeUnavailableError(
                 "this application has no Python interpreter to start a worker process with",
-                hint="give WorkerSettings a command of its own that calls edgespec.runtimes.process.worker.main()",
+                hint="give WorkerSettings a command that calls edgespec.runtimes.process.worker.main()",
             )
-        # -P: with -m alone, the working directory would be where modules are looked for first.
+        # -P: with -m alone, modules would be looked for in the working directory first.
         command = [sys.executable, "-P", "-m", "edgespec.runtimes.process.worker"]
-    # A group of its own: Ctrl-C in a terminal reaches a whole group, also before the child can ignore it.
+    # A separate group: Ctrl-C in a terminal reaches a whole group, also before the child can ignore the signal.
     own_group: dict[str, Any] = {"process_group": 0}
     if sys.platform == "win32":
         own_group = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
@@ -319,7 +322,7 @@ def _start(command: abc.Sequence[str] | None, environment: abc.Mapping[str, str]
 
 
 def _module_path() -> dict[str, str]:
-    """How the child finds this very package where it is not installed, as in a source tree."""
+    """How the child finds this package if it is not installed, as in a source tree."""
     root = str(Path(__file__).resolve().parents[3])
     if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         return {}
@@ -339,5 +342,5 @@ def _ending(code: int | None) -> str:
 
 def _described(described: object) -> str:
     if not isinstance(described, dict):
-        return "no more is known"
+        return "the reason is unknown"
     return f"{described.get('class')}: {described.get('message')}"[:_LAST_WORDS_CHARACTERS]

@@ -1,7 +1,7 @@
-"""Any runtime in a child process, as a Model and its Sequences: a lost device does not take the host along.
+"""Any runtime in a child process, as a Model and its Sequences: losing the device does not end the host.
 
-Token ids cross with every forward, and the best id of every row comes back; whole rows only when somebody reads them.
-If the process dies or hangs, whatever needs it raises WorkerLostError, then and ever after.
+Token ids cross with every forward, and the best id of every row comes back; whole rows cross only when they are read.
+If the process dies or hangs, every call that needs it raises WorkerLostError from then on.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_cont
 from edgespec.runtimes.thread import WorkerThread
 
 T = TypeVar("T")
-_Scores = tuple[int, IdArray, dict[int, str]]  # a forward's number, its best ids, and the rows without one
+_Scores = tuple[int, IdArray, dict[int, str]]  # a forward's number, its best ids, and the reasons of rows without one
 
-# Beyond this many scores of a row, rows cross one by one: 64 of them would not fit into one answer.
+# Beyond this many scores per row, rows cross one by one: 64 larger rows would not fit into one answer.
 _MOST_TOP_K = 4096
 
 
@@ -65,11 +65,11 @@ class StartingWorker:
         environment: abc.Mapping[str, str] | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
-        """Start it.
+        """Start the process.
 
-        ``command`` does (default: this interpreter on ``edgespec.runtimes.process.worker``; a frozen application
-        needs its own), ``environment`` is added to its environment only. Raises RuntimeUnavailableError if no process
-        can be started.
+        ``command`` is how (default: this interpreter on ``edgespec.runtimes.process.worker``; a frozen application
+        must pass a command). ``environment`` is added to the environment of the process only. Raises
+        RuntimeUnavailableError if no process can be started.
         """
         name = request.name or request.path.stem
         self._request = request
@@ -91,29 +91,29 @@ class StartingWorker:
         return WorkerModel(link, replace(facts, can_fork=False, can_branch=False))
 
     def close(self) -> None:
-        """End the process, from any thread, without waiting for that: ``wait`` then raises ClosedError."""
+        """End the process, from any thread, without waiting: ``wait`` then raises ClosedError."""
         self._link.abandon()
 
 
 class WorkerModel(RuntimeModel[WorkerLink]):
-    """A model in a process of its own. Implements the Model contract."""
+    """A model in a separate process. Implements the Model contract."""
 
     def __init__(self, link: WorkerLink, facts: ModelFacts) -> None:
         super().__init__(link, facts)
         self._link = link
         self.times = ForwardTimes(link.deadlines, facts.bytes_per_forward)
         self._keys = itertools.count()
-        # At garbage collection and at interpreter exit alike.
+        # At garbage collection and at interpreter exit.
         self._finalizer = weakref.finalize(self, link.close)
 
     @property
     def pid(self) -> int:
-        """The process, for whoever watches its memory."""
+        """The process id, e.g. to measure its memory."""
         return self._link.pid
 
     @property
     def lost(self) -> str | None:
-        """Why the process cannot be used any more; None while it can, or as long as nobody noticed."""
+        """Why the process cannot be used any more; None while it can, or before its loss is noticed."""
         return self._link.lost if self._finalizer.alive else None
 
     def open(self, context_length: int) -> WorkerSequence:
@@ -137,7 +137,7 @@ class WorkerModel(RuntimeModel[WorkerLink]):
 
 
 class WorkerSequence(RuntimeSequence):
-    """One cache in the child and a thread here that waits for its answers. Implements the Sequence contract."""
+    """One cache in the child, and a thread here that waits for its answers. Implements the Sequence contract."""
 
     _CALLED = "a worker process"
 
@@ -151,7 +151,7 @@ class WorkerSequence(RuntimeSequence):
         self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._inbox, link, key)
 
     def _forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
-        self._check_usable()  # before anything else: whatever is asked of a lost process, that it is lost comes first
+        self._check_usable()  # first of all: every call on a lost process reports the loss
         return super()._forward(tokens, rows)
 
     def _decode(self, ids: IdArray, position: int, rows: int) -> None:
@@ -177,7 +177,7 @@ class WorkerSequence(RuntimeSequence):
         return answered
 
     def _take_back(self, length: int) -> None:
-        """Take back what earlier chunks left in the child. What cannot be is never used again."""
+        """Take back what earlier chunks left in the child. A cache that cannot be cut is never used again."""
         done, self._length = self._length - length, length
         if not done:
             return
@@ -203,14 +203,14 @@ class WorkerSequence(RuntimeSequence):
             _expect_length(answer, length)
 
     def fetch(self, header: abc.Mapping[str, Any], read: Callable[[Frame], T], body: bytes = b"") -> T:
-        """Ask about the scores of the last forward: for WorkerRows, on whatever thread they are read."""
+        """Ask about the scores of the last forward: for WorkerRows, on any thread that reads them."""
         _, answer = self._link.request({**header, "sequence": self._key}, body, timeout_s=self._times.answer_s)
         with self._link.reading():
             return read(answer)
 
     @property
     def pid(self) -> int:
-        """The process it lives in."""
+        """The id of its process."""
         return self._link.pid
 
     @property
@@ -225,9 +225,9 @@ class WorkerSequence(RuntimeSequence):
 
 
 def _shut_down(worker: WorkerThread, inbox: Inbox, link: WorkerLink, key: int) -> None:
-    """End the forward in flight, then the thread. Waits for nothing: garbage is collected on any thread.
+    """End the forward in flight, then the thread. Does not wait: garbage is collected on any thread.
 
-    On the link's own reader thread, for one, waiting for an answer would be waiting for oneself.
+    On the link's reader thread, a wait for an answer would be a wait for that thread itself.
     """
     inbox.set(True)
     with suppress(ClosedError):
@@ -240,23 +240,23 @@ def _end(worker: WorkerThread, link: WorkerLink, key: int) -> None:
             link.check()
             link.send({"op": "close", "sequence": key})
     finally:
-        worker.close()  # on the thread itself: it ends after this job
+        worker.close()  # on the worker thread: it ends after this job
 
 
 def _expect_length(answer: Frame, length: int) -> None:
     if answer.header.get("length") != length:
-        raise WorkerLostError(f"its cache should hold {length} tokens, and it says otherwise")
+        raise WorkerLostError(f"its cache should hold {length} tokens, but it reports another length")
 
 
 def _best_ids(answer: Frame, count: int, vocabulary_size: int) -> IdArray:
     best = answer.ids(0, count)
     if count and not 0 <= int(best.min()) <= int(best.max()) < vocabulary_size:
-        raise WorkerLostError("its best token is none of the vocabulary")
+        raise WorkerLostError("its best token is outside the vocabulary")
     return best
 
 
 def _not_finite(answer: Frame) -> dict[int, str]:
-    """Rows without a usable best id, and what is wrong with each."""
+    """Rows without a usable best id, each with the reason."""
     listed = answer.header.get("not_finite")
     found = {}
     for entry in listed if isinstance(listed, list) else [None]:
@@ -267,7 +267,7 @@ def _not_finite(answer: Frame) -> dict[int, str]:
 
 
 class WorkerRows(Rows):
-    """Rows that stay in the child, which draws from them: the best ids are here already, scores cross when read.
+    """Rows that stay in the child, which draws from them: best ids are already here, scores cross when read.
 
     ``size``: how many scores of each row count, None for all.
     """
@@ -283,7 +283,7 @@ class WorkerRows(Rows):
         size: int | None = None,
     ) -> None:
         whole = sequence.vocabulary_size
-        latest: dict[int, LogitsArray] = {}  # a row may be looked at twice, and crossing is dear
+        latest: dict[int, LogitsArray] = {}  # the latest row is kept: it may be read twice, and crossing is slow
 
         def read_row(index: int) -> LogitsArray:
             row = latest.get(index)

@@ -1,4 +1,4 @@
-"""How a model gets a process of its own."""
+"""How a model is run in a separate process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from edgespec.runtimes.process.model import StartingWorker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """How an application wants worker processes started and given up on.
+    """How an application starts worker processes, and when it gives up on them.
 
-    ``command`` starts one that calls ``edgespec.runtimes.process.worker.main``. None starts this interpreter; a
-    frozen application has none that could be started, and needs a command of its own. ``environment`` is added to the
-    environment of the process, and to nobody else's.
+    ``command`` starts a process that calls ``edgespec.runtimes.process.worker.main``. None starts this interpreter; a
+    frozen application has no interpreter to start, and must pass a command. ``environment`` is added to the
+    environment of the process only.
     """
 
     command: abc.Sequence[str] | None = None
@@ -30,11 +30,11 @@ class WorkerSettings:
 def run_in_process(
     facts: ModelFacts, request: LoadRequest, settings: WorkerSettings, check: abc.Callable[[], object] = lambda: None
 ) -> BackgroundModel:
-    """The model of ``request``, which will have these facts, in a process of its own that ``load`` starts.
+    """The model of ``request``, which will have these facts, in a separate process that ``load`` starts.
 
     ``check`` is called before each start, and may raise.
     """
-    request = replace(request, path=request.path.absolute())  # a restart may come in another working directory
+    request = replace(request, path=request.path.absolute())  # the working directory may change before a restart
 
     def start() -> StartingWorker:
         check()
@@ -47,5 +47,5 @@ def run_in_process(
         start,
         restarts=1,
         restart_after_s=settings.restart_after_s,
-        where=" in a process of its own",
+        where=" in a separate process",
     )

@@ -1,8 +1,8 @@
-"""The worker process: loads one model, and runs its Sequences for the process at the other end of two pipes.
+"""The worker process: loads one model, and runs its Sequences for the parent at the other end of two pipes.
 
-Started as ``python -m edgespec.runtimes.process.worker``; a frozen application starts itself in a way
-that calls ``main``.
-It ends when its standard input does, whatever is still being computed: nothing here outlives the parent.
+Started as ``python -m edgespec.runtimes.process.worker``; a frozen application starts itself with a command that
+calls ``main``. The worker ends with its standard input, whatever is still being computed: nothing here outlives the
+parent.
 """
 
 from __future__ import annotations
@@ -62,31 +62,30 @@ def _load(request: LoadRequest) -> Model:
 def main(arguments: abc.Sequence[str] | None = None) -> NoReturn:
     """Serve until standard input ends.
 
-    ``--loader MODULE:FUNCTION`` loads with that function instead of the runtime that is asked for: a command line is
-    written by whoever starts the process, so nothing that a file or a frame says can choose it.
+    ``--loader MODULE:FUNCTION`` loads with that function instead of the requested runtime. The command line comes
+    from the process that starts the worker, so no file or frame can choose the function.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the parent, who then decides about us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then decides about this process
     parser = argparse.ArgumentParser(prog="edgespec.runtimes.process.worker")
     parser.add_argument("--loader", metavar="MODULE:FUNCTION", help="load models with this function")
     incoming, outgoing = _take_pipes()
-    # To stderr, which the parent keeps the end of: what a native library complained about before it died.
+    # To stderr, whose end the parent keeps: what a native library complained about before it died.
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     own_loader: str | None = parser.parse_args(arguments).loader
     _Server(outgoing, None if own_loader is None else _find_loader(own_loader)).serve(incoming)
 
 
 def _take_pipes() -> tuple[BufferedIOBase, int]:
-    """Our ends of the two pipes, under numbers that no one else writes to.
+    """This process's ends of the two pipes, under numbers that no other code writes to.
 
-    Native libraries print to file 1 as they like, and some read from 0: from here on that goes to stderr, and comes
-    from nowhere.
+    Native libraries may print to file 1, and some read from 0: from here on file 1 is stderr, and file 0 is empty.
     """
     incoming, outgoing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    os.fdopen(outgoing, "wb", buffering=0, closefd=False)  # on Windows this is what makes it binary
+    os.fdopen(outgoing, "wb", buffering=0, closefd=False)  # makes the file binary on Windows
     return os.fdopen(incoming, "rb"), outgoing
 
 
@@ -97,7 +96,7 @@ def _find_loader(name: str) -> Loader:
 
 
 class _Server:
-    """Reads requests on the main thread, so that a cancel, and the parent's end, get through at any time."""
+    """Reads requests on the main thread, so that a cancel, and the parent's end, always get through."""
 
     def __init__(self, outgoing: int, loader: Loader | None) -> None:
         self._outgoing = outgoing
@@ -112,7 +111,7 @@ class _Server:
             while (frame := read_frame(incoming)) is not None:
                 self._handle(frame)
         except (WorkerLostError, KeyError) as error:
-            os.write(2, f"the parent's request makes no sense: {error}\n".encode())
+            os.write(2, f"the parent's request is not valid: {error}\n".encode())
             status = 70  # EX_SOFTWARE of sysexits.h
         # Not sys.exit: that would wait for forwards in flight, and for native destructors.
         os._exit(status)
@@ -124,7 +123,7 @@ class _Server:
         elif operation == "close":
             self._served.pop(frame.integer("sequence")).sequence.close()
         elif operation in {"load", "open"}:
-            # Both take their time: a thread of their own keeps this one reading.
+            # Both take long: a separate thread keeps this thread reading.
             job = functools.partial(self._load if operation == "load" else self._open, frame)
             threading.Thread(target=self._answer, args=(frame.integer("id"), job), daemon=True).start()
         else:
@@ -142,7 +141,7 @@ class _Server:
         try:
             header, body = job()
             frame = encode_frame({"id": number, **header}, body)
-        except Exception as error:  # the parent knows what it can believe after it
+        except Exception as error:  # the parent decides what is still valid after the error
             if not isinstance(error, EdgespecError):
                 logging.getLogger(__name__).exception("a request failed")
             frame = encode_frame({"id": number, "error": describe_error(error)})
@@ -155,7 +154,7 @@ class _Server:
                 while view:
                     view = view[os.write(self._outgoing, view) :]
         except OSError:
-            os._exit(0)  # nobody reads any more
+            os._exit(0)  # the parent no longer reads
 
     def _load(self, frame: Frame) -> _Answer:
         self._model = (self._loader or _load)(LoadRequest.from_json(frame.header.get("load")))
@@ -170,7 +169,7 @@ class _Server:
 
 
 class _Served:
-    """One Sequence and the rows of its last forward. Its jobs run on the Sequence's own thread."""
+    """One Sequence and the rows of its last forward. Its jobs run on the Sequence's thread."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -188,12 +187,12 @@ class _Served:
         self._cancelled = False
 
     def expect(self, number: int) -> None:
-        """A forward of that number is about to be handed over: from now on it can be cancelled."""
+        """Announce the forward with that number, before it is queued: it can be cancelled from now on."""
         with self._lock:
             self._in_flight = number
 
     def cancel(self, number: int) -> None:
-        """End that forward if it is not over yet. Later ones are not touched."""
+        """End that forward if it has not ended yet. Later forwards are not affected."""
         with self._lock:
             if self._in_flight == number:
                 self._cancelled = True
