@@ -170,7 +170,7 @@ def test_a_prompt_longer_than_the_context(tiny: TinyModels, here: InProcess) -> 
     assert "--context" in result.hint
     chat = here("chat", *options, stdin="hello\n" + "water " * 300 + "\nhello\n")
     chat.failed_well("tokens and the context holds 128")
-    assert len(status_lines(chat.err)) == 2, "the chat goes on"
+    assert len(status_lines(chat.err)) == 2, "the chat continues"
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_a_file_given_as_prompt_with_bytes_that_are_no_text(tiny: TinyModels, ho
         assert result.hint
         chat = run_cli("chat", *options, home=home.root, stdin=b"hello\n\xff\xfe\nhello\n", env=env)
         chat.failed_well("not UTF-8")
-        assert len(status_lines(chat.err)) == 2, "the chat goes on"
+        assert len(status_lines(chat.err)) == 2, "the chat continues"
 
 
 @pytest.mark.parametrize("wrong", [("",), ("hi", "--stop", "")])

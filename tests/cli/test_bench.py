@@ -179,7 +179,7 @@ def test_verdicts_for_people() -> None:
     assert module._gain(gain) == "1.204 (1.190-1.221)"
     assert module._gain({**gain, "ci95": [1.1, 1.3], "narrow": False}) == "1.204 (1.100-1.300, wider than 2 %)"
     same = {"geomean": 1.002, "ci95": [0.99, 1.01], "told_apart": False, "narrow": True, "passes": 6}
-    assert module._gain(same) == "not told apart (0.990-1.010)"
+    assert module._gain(same) == "no difference found (0.990-1.010)"
     assert module._gain({**gain, "passes": 2}) == "1.204"
 
 
@@ -299,7 +299,7 @@ def test_only_disturbed_prompts_are_run_again(
     assert fake.calls[0][0] == fake.calls[1][0]
     assert fake.calls[0][2] == fake.calls[1][2]
     assert len(result.json["pairs"]) == 3 * 3 + 2 * 3, "everything is kept"
-    said = "plain decoding differed from itself by more than 2 % on water: run again (1 of at most 3 times)"
+    said = "times of plain decoding varied by more than 2 % on water: run again (1 of at most 3 times)"
     assert said in result.err.splitlines()
     assert result.err.count("9 of 9 answers") == 1
     assert result.err.count("3 of 3 answers") == 2, "progress begins again"
@@ -316,7 +316,7 @@ def test_what_stays_disturbed_is_said(here: InProcess, pair: tuple[str, ...], su
     fake.make = lambda prompt, arm, _: {"decode_s": 0.2 if (prompt.id, arm) == ("81", "again") else 0.1}
     result = here("bench", *pair, "--suite", suite, "--passes", "1")
     assert len(fake.calls) == 4, "three times again, not for ever"
-    assert "plain against itself: 0.794 (0.794-0.794), off by more than 1 %" in result.out
+    assert "plain against itself: 0.794 (0.794-0.794), more than 1 % noise" in result.out
     assert "run again: 81; still disturbed: 81" in result.out
     assert "fewer than 3 passes: no interval" in result.out, "of the other two"
     fake.make = lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}
@@ -440,7 +440,7 @@ def test_a_plot_is_written(
     result = here("bench", *pair, "--suite", suite, "--plot", path, "--json")
     assert result.code == 0, result.err
     assert path.read_bytes().startswith(begins)
-    assert f"drawn into {path}" in result.err
+    assert f"plot written to {path}" in result.err
     assert len(fake.calls) == 1
     assert result.json["arms"]
 
@@ -482,13 +482,13 @@ def test_an_answer_that_differs_fails_after_the_report(
 ) -> None:
     fake.make = differing
     result = here("bench", *pair, "--suite", suite, "--json")
-    result.failed_well("an answer differed from plain decoding's")
+    result.failed_well("an answer differs from plain decoding's")
     assert result.json["identical_fraction"] == 0.5, "one object, and it is the report"
     assert result.json["arms"]["planned"]["identical_fraction"] == 0.0
     assert "verify" in result.hint
     assert "greeting differs from plain decoding in arm planned" in result.err
     text = here("bench", *pair, "--suite", suite)
-    text.failed_well("an answer differed from plain decoding's")
+    text.failed_well("an answer differs from plain decoding's")
     assert "planned against plain, by category" in text.out
 
 

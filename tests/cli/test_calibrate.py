@@ -206,7 +206,7 @@ def test_what_could_not_be_stored_is_not_called_stored(
 
     monkeypatch.setattr("edgespec.calibration.measurement_store.write_json", full)
     found = here("calibrate", "--quick", *options, *(["--json"] if as_json else []))
-    found.failed_well("not everything that was measured could be stored", "No space left on device", "EDGESPEC_HOME")
+    found.failed_well("some measurements could not be stored", "No space left on device", "EDGESPEC_HOME")
     assert "and stored" not in found.err
     assert stored(Home(here.home)) == {}
     if as_json:
@@ -240,7 +240,7 @@ def test_quick_keeps_a_budget_and_says_what_it_left_out(
     assert succeeded(here("calibrate", "--quick", *options, "--json")).json["left_out"] == []
     monkeypatch.setattr(learning_module, "QUICK_BUDGET_S", 0.0)
     found = succeeded(here("calibrate", "--quick", *options))
-    assert "there was no time for target, drafter" in found.err
+    assert "not measured for lack of time: target, drafter" in found.err
     assert succeeded(here("calibrate", "--quick", *options, "--json")).json["left_out"][:2] == ["target", "drafter"]
     whole = succeeded(here("calibrate", *options, "--json")).json
     assert whole["left_out"] == []

@@ -155,7 +155,7 @@ def test_chat_draws_as_it_is_told(pair: tuple[str, ...], root: Path) -> None:
     assert second == run_cli(*asked[:-1], "8", home=root).json["token_ids"]
     assert greedy == run_cli("generate", "hello", *pair, *options[:3], home=root).json["token_ids"]
     assert re.search(r"^temperature +0\.0$", result.err, re.MULTILINE)
-    assert re.search(r"^seed +drawn for each answer$", result.err, re.MULTILINE)
+    assert re.search(r"^seed +random for each answer$", result.err, re.MULTILINE)
 
 
 def test_chat_takes_back_a_prompt_that_was_not_answered(pair: tuple[str, ...], root: Path) -> None:
@@ -190,8 +190,8 @@ def test_chat_goes_on_with_another_model(tiny: TinyModels, root: Path) -> None:
         "~nobody-at-all/x.gguf",
         "without-template has no chat template",
         "target answers",
-        "ending goes on with the conversation",
-        "target goes on with the conversation",
+        "ending continues the conversation",
+        "target continues the conversation",
     ):
         assert words in result.err, words
     assert re.search(r"^seed +7$", result.err, re.MULTILINE)
@@ -200,7 +200,7 @@ def test_chat_goes_on_with_another_model(tiny: TinyModels, root: Path) -> None:
 def test_chat_copies_and_shades_only_in_terminals(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/copy\nhello\n/copy\n/guesses\n"
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", home=root, stdin=stdin))
-    for words in ("no answer yet", "this is no terminal with a clipboard", "there are none here"):
+    for words in ("no answer yet", "this terminal has no clipboard", "this terminal shows no colours"):
         assert words in result.err
     assert "\x1b" not in result.out + result.err
 
@@ -211,7 +211,7 @@ def test_a_template_without_a_switch_for_thinking(pair: tuple[str, ...], root: P
     options = (command_name, *prompt, *pair, "--max-tokens", "3", "--json")
     stdin = "hello\n" if command_name == "chat" else ""
     found = succeeded(run_cli(*options, "--no-think", home=root, stdin=stdin))
-    assert "--no-think changes nothing: the template of target has no switch for thinking" in found.err
+    assert "--no-think has no effect: the template of target has no switch for thinking" in found.err
     plain = succeeded(run_cli(*options, home=root, stdin=stdin))
     assert found.json["token_ids"] == plain.json["token_ids"]
     assert found.json["reasoning"] is None
@@ -231,8 +231,8 @@ def test_threads_are_those_asked_for(tiny: TinyModels, root: Path, command_name:
     ("line", "words"),
     [
         ("/set warmth 1", "there is no setting 'warmth'"),
-        ("/set seed x", "seed is a whole number, not 'x'"),
-        ("/set top-p hot", "top-p is a number, not 'hot'"),
+        ("/set seed x", "seed must be a whole number, got 'x'"),
+        ("/set top-p hot", "top-p must be a number, got 'hot'"),
         ("/set temperature", "/set temperature takes one value"),
         ("/set temperature -1", "temperature cannot be -1.0"),
     ],
@@ -526,7 +526,7 @@ def test_a_terminal_is_told_what_was_taken_from_stdin(here: InProcess, monkeypat
     asked = ("generate", "What is it?", "--target", "absent.gguf")
     assert "from stdin" not in here(*asked, stdin="text").err
     monkeypatch.setattr(generate, "stderr_columns", lambda: 80)
-    assert "asked about 4 characters from stdin" in here(*asked, stdin="text\n").err
+    assert "read 4 characters from stdin" in here(*asked, stdin="text\n").err
     assert "from stdin" not in here(*asked).err
     assert "from stdin" not in here(*asked, "--json", stdin="text").err
 
@@ -542,7 +542,7 @@ def test_a_pipe_that_does_not_end_is_waited_for_and_that_is_said(pair: tuple[str
     )
     assert process.stdin is not None
     assert process.stderr is not None
-    assert process.stderr.readline() == b"reading stdin to its end; `</dev/null` gives it none\n"
+    assert process.stderr.readline() == b"waiting for the end of stdin; add `</dev/null` to read nothing from stdin\n"
     process.stdin.write(b"The text.")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -663,7 +663,7 @@ def test_commands_of_other_programs_say_what_they_are_here(tmp_path: Path, asked
     result = run_cli(asked, "smollm2-135m", home=tmp_path / "home")
     assert (result.code, result.out) == (2, "")
     assert f"no such command '{asked}'" in result.err
-    assert f"it is `{here}` here" in result.err
+    assert f"use `{here}`" in result.err
 
 
 @pytest.mark.slow

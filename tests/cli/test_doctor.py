@@ -136,7 +136,10 @@ def test_without_llama_our_kernels_run(here: InProcess, monkeypatch: pytest.Monk
     with_onnx(monkeypatch)
     shown = here("doctor")
     assert shown.code == 0
-    assert "llama.cpp  missing: it is not installed; GPUs and what the native runtime cannot run need it" in shown.out
+    assert (
+        "llama.cpp  missing: it is not installed; needed for GPUs and for files the native runtime cannot run"
+        in shown.out
+    )
     assert "pip install 'edgespec[llama]'" in shown.out
 
 
@@ -169,7 +172,7 @@ def test_onnx_missing_is_no_problem(here: InProcess) -> None:
         "broken_plugins": {},
     }
     text = here("doctor").out
-    assert "onnx       missing: onnxruntime is not installed; only exported ONNX models need it\n" in text
+    assert "onnx       missing: onnxruntime is not installed; needed only for exported ONNX models\n" in text
     assert "pip install edgespec[onnx]" in text
 
 
@@ -273,7 +276,7 @@ def test_a_child_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch, error: Exce
         raise error
 
     monkeypatch.setattr(module.subprocess, "run", fail)
-    assert module._broken()["llama"].startswith("the check could not be run: ")
+    assert module._broken()["llama"].startswith("the check could not run: ")
 
 
 def test_what_the_child_found_reaches_the_list(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_prompts_of_earlier_chats_come_back(opened: Open, place: Home) -> None:
 def test_commands_and_their_values_are_completed(opened: Open) -> None:
     chat = opened()
     chat.type("/se")
-    chat.wait_for("how answers are drawn")  # the menu
+    chat.wait_for("show the sampling settings")  # the menu
     chat.type(TAB)
     time.sleep(0.5)  # the end of a name stands on the screen already
     chat.type(" to")
@@ -119,7 +119,7 @@ def test_commands_and_their_values_are_completed(opened: Open) -> None:
     chat.wait_for(EDITING)
     chat.type("no command: /se")
     time.sleep(0.5)
-    assert not chat.find("how answers are drawn")
+    assert not chat.find("show the sampling settings")
     chat.type(CTRL_C)
     chat.wait_for("Ctrl-C again within 2 s")
     chat.wait_for(EDITING)
@@ -239,10 +239,10 @@ def test_a_dumb_terminal_gets_words_that_wrap_and_no_codes(opened: Open) -> None
 def test_guesses_are_shaded_once_they_are_asked_for(opened: Open) -> None:
     chat = opened()
     chat.type("/guesses\r")
-    chat.wait_for("shaded: guessed")
+    chat.wait_for("guessed correctly are shaded")
     chat.wait_for(EDITING)
     chat.type("/guesses\r")
-    chat.wait_for("not shaded any more")
+    chat.wait_for("no longer shaded")
     chat.wait_for(EDITING)
     leave(chat)
 
@@ -257,7 +257,7 @@ def test_the_last_answer_is_copied_by_the_terminal(opened: Open) -> None:
     chat.wait_for(EDITING)
     chat.type("/copy\r")
     chat.wait_for(r"\x1b\]52;c;[A-Za-z0-9+/]+=*\x07")
-    chat.wait_for(r"characters? sent to the terminal, which copies them if it takes OSC 52")
+    chat.wait_for(r"characters? sent to the terminal, which copies them if it supports OSC 52")
     chat.wait_for(EDITING)
     leave(chat)
 
@@ -266,8 +266,8 @@ def test_a_terminal_without_clipboard_and_one_without_colours_say_so(opened: Ope
     chat = opened(term="dumb")
     for line, said in (
         ("hello", ANSWERED),
-        ("/copy", "this is no terminal with a clipboard"),
-        ("/guesses", "guesses are shown in colours, and there are none here"),
+        ("/copy", "this terminal has no clipboard"),
+        ("/guesses", "guesses are shown in colours, and this terminal shows no colours"),
     ):
         chat.type(f"{line}\r")
         chat.wait_for(said)

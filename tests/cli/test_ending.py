@@ -184,7 +184,7 @@ def test_a_full_output_is_one_sentence(arguments: tuple[str, ...], home: Home) -
         )
     told = done.stderr.decode()
     assert done.returncode == 1
-    assert "no space is left where the output is written to" in told
+    assert "no space is left on the disk that the output is written to" in told
     assert "Traceback" not in told
     assert "unexpected" not in told
     assert "Exception" not in told
@@ -204,7 +204,7 @@ def test_so_is_one_after_an_answer(tiny: TinyModels) -> None:
                 timeout=WAIT_S,
             )
         assert done.returncode == 1
-        assert b"no space is left where the output is written to" in done.stderr
+        assert b"no space is left on the disk that the output is written to" in done.stderr
         assert b"Traceback" not in done.stderr
 
 

@@ -70,7 +70,7 @@ def test_the_text_for_people(tiny: TinyModels, here: InProcess, tmp_path: Path, 
         r"^weights +embedding Q8_0; head Q8_0; attention Q8_0; feed-forward Q8_0; vectors F32$",
         r"^head +400 of \d+ rows: \d+\.\d% of the held-out tokens$",
         r"^ranked by +the text of text\.txt$",
-        r"^because +400 rows were asked for$",
+        r"^because +400 rows were requested$",
         r"^licence +not stated$",
     ):
         assert re.search(pattern, result.out, re.MULTILINE), pattern
@@ -202,7 +202,7 @@ def test_folders_that_are_not_replaced(tiny: TinyModels, here: InProcess, tmp_pa
 def test_sources_that_are_not_exported(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     trimmed = write_trimmed_folder(tiny.drafter, tmp_path / "trimmed", range(400))
     result = here("export", trimmed, *GGUF, "-o", tmp_path / "out")
-    result.failed_well("trimmed is a drafter with a trimmed output head already", code=2)
+    result.failed_well("trimmed already is a drafter with a trimmed output head", code=2)
     assert "made from" in result.hint
     weightless = here("export", trimmed / "tokenizer.gguf", *GGUF, "-o", tmp_path / "out")
     weightless.failed_well("holds no weights")

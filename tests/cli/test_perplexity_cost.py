@@ -79,7 +79,7 @@ def test_nothing_but_weights_is_rounded(
 
 def test_the_text_for_people(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
-    assert re.search(r"^requantised +rounded a second time: weights stored as Q8_0$", told.out, re.MULTILINE)
+    assert re.search(r"^requantised +weights stored as Q8_0 were rounded a second time$", told.out, re.MULTILINE)
     line = r"^perplexity +[\d.]+ before, [\d.]+ after \([+-][\d.]+%\), on 512 tokens$"
     assert re.search(line, told.out, re.MULTILINE)
     assert "measuring the perplexity before" in told.err
@@ -149,7 +149,7 @@ def test_scores_that_are_no_numbers(
     broken = FakeModel(size, table=lambda _prefix: [math.nan] * size)
     monkeypatch.setattr(PreparedModel, "load", lambda *_: nullcontext(broken))
     told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
-    assert "not measured: target computes scores that are no finite numbers" in told.out
+    assert "not measured: target computes scores that are not finite numbers" in told.out
 
 
 # ------------------------------------------------------------------------------------------- what was rounded
@@ -172,7 +172,7 @@ def test_the_words() -> None:
     assert measured.rise == pytest.approx(0.025)
     assert str(measured) == "8.00 before, 8.20 after (+2.5%), on 512 tokens"
     cost = Cost(rounded=("Q4_K", "Q6_K"), measured=measured)
-    assert next(cost.lines()) == ("requantised", "rounded a second time: weights stored as Q4_K, Q6_K")
+    assert next(cost.lines()) == ("requantised", "weights stored as Q4_K, Q6_K were rounded a second time")
     assert cost.as_json() == {"before": 8.0, "after": 8.2, "tokens": 512}
     plain = Cost(rounded=("BF16", "F16"), measured=None, reason="no reason")
     assert list(plain.lines()) == [("perplexity", "not measured: no reason")]
@@ -189,6 +189,6 @@ def test_ctrl_c_once_the_model_is_written_says_that_it_is(
     out = tmp_path / "out"
     found = here("export", tiny.target, *Q4_0, "-o", out)
     assert found.code == 130
-    assert f"{out} is written and complete; only its perplexity is not measured" in found.err
+    assert f"{out} is complete; only its perplexity was not measured" in found.err
     assert found.err.splitlines()[-1] == "interrupted"
     assert (out / "model.gguf").is_file()

@@ -48,7 +48,7 @@ def test_a_usual_machine_gets_placement_mode_depth_rate_and_reasons(here: InProc
     else:
         assert shown["drafter"].startswith(f"{plan['drafter']['model']} on {plan['drafter']['device']} (")
         assert shown["depth"] == f"up to {plan['depth_cap']}"
-        assert shown["predicted"].endswith(f"{best['speedup']:.2f}x the fastest plain")
+        assert shown["predicted"].endswith(f"{best['speedup']:.2f}x the fastest plain decoding")
         assert f"{best['speedup']:.2f}x the fastest plain decoding" in plan["reasons"][0]
         assert plan["reasons"][0] == f"{best['what']}: {best['reason']}"
     assert plan["reason_codes"][0] == best["reason_code"]
@@ -62,7 +62,7 @@ def test_a_plan_in_a_few_lines(here: InProcess) -> None:
     assert shown["drafter"] == "llama-3.2-1b on CUDA0 (llama)"
     assert shown["depth"].startswith("up to ")
     assert shown["exactness"].startswith("not checked on this machine (D)")
-    assert shown["predicted"].endswith("x the fastest plain")
+    assert shown["predicted"].endswith("x the fastest plain decoding")
     assert re.fullmatch(r"\d\.\d\d GiB of CUDA0, \d\.\d\d GiB of cpu", shown["memory"])
     assert "considered" not in shown
 
@@ -143,9 +143,9 @@ def test_a_narrow_terminal_is_kept_to(
     [
         (("--simulate", "laptop-small-gp"), ("no described machine", "Did you mean laptop-small-gpu?")),
         (("--simulate", "none.toml"), ("no machine file none.toml", "Described machines: ")),
-        (("--simulate", "laptop-small-gpu", "--target", "x"), ("--target does not go with --simulate",)),
-        (("--simulate", "laptop-small-gpu", "--context", "512"), ("--context does not go with --simulate",)),
-        (("--simulate", "laptop-small-gpu", "--depth", "2"), ("--depth does not go with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--target", "x"), ("--target cannot be combined with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--context", "512"), ("--context cannot be combined with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--depth", "2"), ("--depth cannot be combined with --simulate",)),
     ],
 )
 def test_what_cannot_be_simulated(here: InProcess, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

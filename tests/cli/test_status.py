@@ -122,7 +122,7 @@ def test_no_code_letter_is_shown(exactness: Exactness, stats: DecodeStats) -> No
 
 def test_the_rejection_rule_promises_the_odds_alone() -> None:
     rejection = Sampling(temperature=0.7, seed=12, rule="rejection")
-    assert "same odds as without guessing, another text · seed 12" in line(done(sampling=rejection))
+    assert "same probabilities as without guessing, but not the same text · seed 12" in line(done(sampling=rejection))
     assert "same text as without guessing · seed 12" in line(done(sampling=SAMPLED))
 
 
@@ -238,7 +238,7 @@ def test_who_measures_between_answers_sends_nobody_to_calibrate() -> None:
     unknown = done(plainly(), speculation_off=NOT_CALIBRATED.text, speculation_off_code="not_calibrated")
     assert "`edgespec calibrate --quick`" in line(unknown)
     measuring = StatusLine(measuring=True)
-    said = "31.4 tok/s · no guesses: this machine is measured between answers; guessing starts when that is done"
+    said = "31.4 tok/s · no guesses: measuring this machine between answers; guessing starts when that is done"
     assert [measuring.text(unknown), measuring.text(unknown)] == [said, "31.4 tok/s"]
     lost = done(plainly(), speculation_off="the drafter was lost", speculation_off_code="drafter_failed")
     assert StatusLine(measuring=True).text(lost) == line(lost)
@@ -286,7 +286,7 @@ def test_one_line_where_it_fits() -> None:
 
 def test_stats_are_rounded_and_have_units() -> None:
     assert stats_lines(done()) == [
-        "prompt         310 tokens, 280 of them read before",
+        "prompt         310 tokens, 280 of them cached",
         "answer         158 tokens, 31.4 tok/s",
         "first token    360 ms",
         "decoding       5.0 s",
@@ -295,7 +295,7 @@ def test_stats_are_rounded_and_have_units() -> None:
         "rounds         69, 2.28 tokens/round",
         "guesses        88 of 101 right (87 %)",
         "guessed by     copies in 9 rounds, 0.5B drafter in 52",
-        "right at once  none in 7 rounds, 1 in 20, 2 in 34",
+        "right in a row none in 7 rounds, 1 in 20, 2 in 34",
     ]
 
 
@@ -344,9 +344,9 @@ class Measured:
     ("made", "plain_s", "said"),
     [
         (plan(predicted=45.0), 0.04, "guessing is worth about 1.8x here"),
-        (plan(predicted=25.0), 0.04, "guessing begins, where the text makes it pay"),
-        (plan(predicted=None), 0.04, "guessing begins, where the text makes it pay"),
-        (plan(predicted=45.0), None, "guessing begins, where the text makes it pay"),
+        (plan(predicted=25.0), 0.04, "guessing is used where the text makes it faster"),
+        (plan(predicted=None), 0.04, "guessing is used where the text makes it faster"),
+        (plan(predicted=45.0), None, "guessing is used where the text makes it faster"),
         (plan(mode="plain", predicted=25.0), 0.04, "decoding without guesses is fastest here"),
     ],
 )
@@ -410,9 +410,9 @@ def test_notes_in_columns_hang_where_there_is_room(
     columns: int, indent: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "stderr_columns", lambda: columns)
-    output.note("/set          how answers are drawn, in words that take several lines", hang=14)
+    output.note("/set          the sampling settings, in words that take several lines", hang=14)
     first, *others = capsys.readouterr().err.splitlines()
-    assert first.startswith("/set          how")
+    assert first.startswith("/set          the")
     assert len(others) > 0
     assert all(re.match(f" {{{indent}}}\\S", line) for line in others)
 

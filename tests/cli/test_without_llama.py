@@ -60,7 +60,7 @@ def test_commands_work(run: Run, tiny: TinyModels, command: str) -> None:
 def test_the_plan_says_what_the_extra_would_add(run: Run, tiny: TinyModels) -> None:
     done = run("plan", "--explain", "--target", tiny.target)
     (missing,) = (line for line in done.stdout.splitlines() if line.startswith("missing"))
-    assert "llama.cpp is not installed: it would add GPUs" in missing
+    assert "llama.cpp is not installed: it adds GPUs" in missing
     assert "pip install 'edgespec[llama]'" in missing
     assert "llama.cpp" not in run("plan", "--target", tiny.target).stdout
 
