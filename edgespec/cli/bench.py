@@ -103,7 +103,7 @@ def bench(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare planned with plain decoding: paired, interleaved, with a check that the tokens are equal."""
+    """Measure decoding with and without guesses. Arms run paired and interleaved, and their tokens are compared."""
     from edgespec.bench.arms import FASTEST, open_arms, parse_arms, with_fastest
     from edgespec.bench.repeats import run_until_quiet
     from edgespec.bench.report import bench_report

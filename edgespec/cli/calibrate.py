@@ -38,9 +38,10 @@ def calibrate(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure how fast this machine runs these models, and store the results.
+    """Measure the speed of these models on this machine.
 
-    Measures forwards by width, drafting, both models in parallel, and which widths keep the text identical.
+    Measures forwards by width, drafting, both models in parallel, and which widths keep the text identical. The
+    results are stored.
     """
     from edgespec.calibration.measurement_store import save_bandwidth
     from edgespec.calibration.timing import FULL, QUICK

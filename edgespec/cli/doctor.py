@@ -36,7 +36,7 @@ _GIB = 2**30
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Check this machine: runtimes found or missing (with the reason), devices, bandwidth, disk, caches."""
+    """Check this machine: runtimes, devices, bandwidth, disk, caches."""
     machine, conditions, place, problems = describe_machine(), describe_conditions(), home(), list[str]()
     devices = list_devices(_broken())
     llama = _runtime("llama", devices, load, hint=INSTALL_HINT)

@@ -73,7 +73,7 @@ def export(
     target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a model as GGUF or ONNX: copied, re-quantised, or as a drafter with a trimmed output head.
+    """Write a model as GGUF or ONNX. It is copied, re-quantised, or made a drafter with a trimmed output head.
 
     --trim-vocab keeps the rows of the most frequent tokens: in the texts of --trim-from, or in the target's answers
     to built-in prompts. `auto` measures which number of rows is fastest. Use such a drafter with --draft DIR.

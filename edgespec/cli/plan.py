@@ -59,7 +59,7 @@ def plan(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what would run on which device of this or a described machine, and why."""
+    """Show what would run on which device, and why."""
     wishes = {
         "--profile": profile,
         "--target": target,

@@ -52,7 +52,7 @@ def verify(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check that guessing leaves the text unchanged on this machine; fails if a token differs."""
+    """Check that guessing leaves the text unchanged. Fails if a token differs from plain decoding's."""
     from edgespec.bench.equality import SAMPLED, PromptResult, check_equality, checks_trees, depths_to_check, spread
 
     state = state_of(context)
