@@ -82,7 +82,7 @@ def test_no_character_is_lost_or_changed(pieces: list[str], columns: int, colour
 @settings(max_examples=200, deadline=None)
 @given(PIECES, st.booleans())
 def test_the_shown_answer_is_the_same_however_the_text_is_cut_into_pieces(pieces: list[str], thinking: bool) -> None:
-    """Colours are told by what comes within the line, so only their codes are set at other places."""
+    """Colours depend on the rest of a line, so only their codes may differ."""
     text = "".join(pieces)
     whole, by_character = shown([text], thinking=thinking), shown(list(text), thinking=thinking)
     assert CODE.sub("", whole) == CODE.sub("", by_character)

@@ -48,9 +48,9 @@ def _bandwidth(threads: int) -> ThreadBandwidth:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here looks at the numbers: read no gigabytes, and run both sides at once for a moment."""
+    """Make measurements short, because these tests check no figures."""
     shorten_contention(monkeypatch)
-    fix_plain_ratio(monkeypatch, 1.5)  # with another one the target may go on in another setting
+    fix_plain_ratio(monkeypatch, 1.5)  # another ratio may change the target's setting
 
     def measure(threads: list[int]) -> BandwidthMeasurement:
         by_threads = [_bandwidth(count) for count in threads]
@@ -190,7 +190,7 @@ def test_calibrating_again_measures_again(
 
 @pytest.mark.slow
 def test_calibrate_json_is_alone_on_stdout(options: tuple[str, ...], home: Home) -> None:
-    """In a process of its own, with nothing replaced."""
+    """In a separate process, without patches."""
     result = succeeded(run_cli("calibrate", "--quick", *options, "--json", home=home.root))
     assert result.json["schema_version"] == 1
     assert number(result.json["read_bytes_per_s"])
@@ -394,7 +394,7 @@ def test_a_piped_chat_does_not_measure(home: Home, options: tuple[str, ...]) -> 
     result = succeeded(run_cli(*arguments, home=home.root, stdin=lines_typed, env=NOTHING_KNOWN))
     lines = status_lines(result.err)
     assert len(lines) == 3
-    assert ["not calibrated yet" in line for line in lines] == [True, False, False], "it is said once"
+    assert ["not calibrated yet" in line for line in lines] == [True, False, False], "shown once"
     assert "measured: " not in result.err
     assert stored(home) == {}
     found = succeeded(run_cli(*arguments, "--json", home=home.root, stdin="hello\nmore\n", env=NOTHING_KNOWN))
@@ -418,7 +418,7 @@ class Failing:
 
 
 def test_a_chat_continues_if_measuring_fails() -> None:
-    """A forward that fails while measuring is said once, and measuring given up."""
+    """A failed forward while measuring is reported once and ends the measuring."""
     engine = Failing()
     with IdleCalibration(engine) as idle:  # type: ignore[arg-type]
         idle.start()

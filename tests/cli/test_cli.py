@@ -91,7 +91,7 @@ def test_chat_answers_each_line_of_stdin(pair: tuple[str, ...], root: Path) -> N
     result = succeeded(run_cli("chat", *options, home=root, stdin="hello\n\nwhat is water\n"))
     first, second = status_lines(result.err)
     assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit · no guesses: .+", first)
-    assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit", second), "why there are none is said once"
+    assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit", second), "the reason for no guesses is shown once"
     alone = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "6", home=root))
     assert result.out.startswith(alone.out)
     assert len(result.out) > len(alone.out) + 3
@@ -101,7 +101,9 @@ def test_chat_answers_each_line_of_stdin(pair: tuple[str, ...], root: Path) -> N
 
 @pytest.mark.slow
 def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], root: Path) -> None:
-    stdin = '"""first line\nsecond line"""\n"""\n/help is no command here\n"""\n"""one line"""\n"""never closed\nends'
+    stdin = (
+        '"""first line\nsecond line"""\n"""\n/help is not a command here\n"""\n"""one line"""\n"""never closed\nends'
+    )
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "4", "--json", home=root, stdin=stdin))
     answers = [json.loads(line) for line in result.out.splitlines()]
     assert len(answers) == 4
@@ -713,7 +715,7 @@ def test_a_closed_pipe_is_one_sentence(pair: tuple[str, ...], root: Path, comman
         "generate": ("generate", "hello", *pair, "--max-tokens", "1500"),
     }[command_name]
     reading, writing = os.pipe()
-    os.close(reading)  # whoever should read is gone before anything is written
+    os.close(reading)  # the reader closes before anything is written
     try:
         done = subprocess.run(
             command(*arguments),

@@ -74,7 +74,7 @@ def test_the_json_lists_every_candidate_and_the_choice(edgespec: Run, hub: HubSe
     assert "no GGUF header" in named["reason"]
 
 
-def test_a_repository_as_target_and_as_drafter(edgespec: Run, hub: HubServer, tmp_path: Path) -> None:
+def test_a_hub_repository_can_be_target_and_drafter(edgespec: Run, hub: HubServer, tmp_path: Path) -> None:
     pair = ("--target", "hf:org/repo", "--draft", f"hf:org/repo/{FIRST}")
     first = edgespec("generate", "hi", *pair, "--max-tokens", "3")
     assert first.code == 0, first.err
@@ -94,7 +94,7 @@ def test_a_repository_as_target_and_as_drafter(edgespec: Run, hub: HubServer, tm
     assert "the hub's cache still holds 3 files in " in edgespec("models", "rm", "hf:org/repo").err
 
 
-def test_a_repository_without_a_model_for_this_machine_is_a_sentence(edgespec: Run, hub: HubServer) -> None:
+def test_a_repository_without_a_model_that_fits_is_an_error(edgespec: Run, hub: HubServer) -> None:
     hub.sizes = dict.fromkeys(hub.files, 10**15)
     result = edgespec("pull", "hf:org/repo")
     result.failed_well("no quantisation of org/repo fits")
