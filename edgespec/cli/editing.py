@@ -55,7 +55,7 @@ class EditedPrompts:
                 sent = ahead.removesuffix("\n")
                 if sent != ahead and "\n" not in sent:
                     text = self._session.prompt(default=sent, accept_default=True)
-                else:  # several lines may be one prompt or several: the user edits them first
+                else:  # several lines may be one prompt: the user decides
                     text = self._session.prompt(default=ahead)
         except _InterruptedError:
             signal.raise_signal(signal.SIGINT)  # for Interrupts, which counts Ctrl-C

@@ -42,9 +42,7 @@ NARROWEST = 20
 
 @dataclass(slots=True)
 class State:
-    """The options that all commands share, the handler of signals that end the program (``ending``), and whether
-    the JSON object was printed (``answered``).
-    """
+    """The shared options, the signal handler (``ending``), and whether the JSON object was printed (``answered``)."""
 
     debug: bool = False
     offline: bool = False

@@ -30,8 +30,7 @@ class Talk:
     ) -> None:
         """``load`` opens the engine of the named model, or of the first model for None.
 
-        ``drawn`` are the user's sampling options; ``set`` adds to them. With ``as_file`` the remaining options come
-        from the model's file.
+        ``drawn``: the user's sampling options. With ``as_file``, other options come from the model's file.
         """
         self._load = load
         self._model: str | None = None

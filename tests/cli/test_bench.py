@@ -176,7 +176,7 @@ def test_sampled_answers_equal_plain_decoding(here: InProcess, pair: tuple[str, 
     assert "every arm sampled with temperature 0.7, top-k 40, top-p 0.95, min-p 0.01, seed 0\n" in unseeded.out
 
 
-def test_an_interval_that_contains_1_is_no_difference_found() -> None:
+def test_an_interval_that_contains_1_is_printed_as_no_difference_found() -> None:
     gain = {"geomean": 1.204, "ci95": [1.19, 1.221], "told_apart": True, "narrow": True, "passes": 3}
     assert module._gain(gain) == "1.204 (1.190-1.221)"
     assert module._gain({**gain, "ci95": [1.1, 1.3], "narrow": False}) == "1.204 (1.100-1.300, wider than 2 %)"

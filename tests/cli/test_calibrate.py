@@ -349,7 +349,7 @@ def test_a_chat_measures_the_machine_between_answers(tiny: TinyModels, home: Hom
         until = time.monotonic() + WAIT_S
         while measured(home) != {"contention": 1, "times": 2, "widths": 1} and time.monotonic() < until:
             time.sleep(0.05)
-        # What it learned is said before the next answer, which follows it. Where the drafter could pay there is a
+        # The result is printed before the next answer. Where the drafter could pay there is a
         # little more to measure, which one more pause may take.
         status = ""
         while "measured: " not in terminal.screen and time.monotonic() < until:

@@ -132,10 +132,10 @@ def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
 def test_chat_undoes_and_retries_answers(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/retry\nhello\n/retry\nwhat is water\n/undo\nwhat is water\n/undo\n/undo\n/undo\n"
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "5", "--json", home=root, stdin=stdin))
-    hello, again, water, anew = (json.loads(line) for line in result.out.splitlines())
+    hello, again, water, retried = (json.loads(line) for line in result.out.splitlines())
     assert again["token_ids"] == hello["token_ids"], "greedy"
-    assert anew["token_ids"] == water["token_ids"]
-    assert anew["stats"]["prompt_tokens"] == water["stats"]["prompt_tokens"] > hello["stats"]["prompt_tokens"]
+    assert retried["token_ids"] == water["token_ids"]
+    assert retried["stats"]["prompt_tokens"] == water["stats"]["prompt_tokens"] > hello["stats"]["prompt_tokens"]
     for words in (
         "there is no answer to try again",
         "greedy decoding gives the same answer",
@@ -178,7 +178,7 @@ def test_slash_model_continues_the_chat_with_another_model(tiny: TinyModels, roo
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "5", "--temperature", "0", "--json")
     broken, silent = root / "absent.gguf", tiny.without_template
     stdin = (
-        f"hello\n/model {broken}\n/model ~nobody-at-all/x.gguf\n/model {silent}\n/model\n"
+        f"hello\n/model {broken}\n/model ~unknown-user/x.gguf\n/model {silent}\n/model\n"
         f"/model {tiny.ending}\n/set seed 7\n"
         f"what is water\n/model {tiny.target}\n/set\n/undo\nwhat is water\n"
     )
@@ -189,7 +189,7 @@ def test_slash_model_continues_the_chat_with_another_model(tiny: TinyModels, roo
     assert other["stats"]["prompt_tokens"] == back["stats"]["prompt_tokens"]
     for words in (
         f"{broken}: no such file",
-        "~nobody-at-all/x.gguf",
+        "~unknown-user/x.gguf",
         "without-template has no chat template",
         "target answers",
         "ending continues the conversation",
