@@ -1,4 +1,4 @@
-"""Embedding edgespec in an application: load once, stream typed events, cancel from another thread.
+"""Embed edgespec in an application: load a model once, stream events, cancel from another thread.
 
 python examples/embed.py [MODEL]
 """
@@ -13,7 +13,7 @@ from edgespec import Done, EdgespecError, Engine, Limits, Loading, Sampling, Tex
 
 
 def stream(engine: Engine) -> None:
-    """A conversation of two turns; the second reuses the first one's cache."""
+    """Hold a conversation of two turns. The second turn reuses the first turn's KV cache."""
     with engine.session(system="You answer in one short sentence.") as session:
         for prompt in ("What is a linked list?", "And a doubly linked one?"):
             for event in session.generate(prompt, max_tokens=48):
@@ -25,7 +25,7 @@ def stream(engine: Engine) -> None:
 
 
 def cancel_from_another_thread(engine: Engine) -> None:
-    """What a stop button does."""
+    """Stop an answer from another thread, as a stop button does."""
     with engine.session() as session:
         threading.Timer(0.5, session.cancel).start()
         for event in session.generate("Write a long story about a fox and a bear.", max_tokens=1500):
@@ -34,7 +34,7 @@ def cancel_from_another_thread(engine: Engine) -> None:
 
 
 async def stream_async(engine: Engine) -> None:
-    """The same events in an event loop; sampled, reproducible by its seed."""
+    """Stream a sampled answer in an asyncio event loop. The seed makes the text reproducible."""
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=1)
     with engine.session() as session:
         async for event in session.generate("Name a colour.", max_tokens=16, sampling=sampling):
@@ -44,7 +44,7 @@ async def stream_async(engine: Engine) -> None:
 
 
 def main() -> int:
-    """Load a model (fetching it if it is not here yet) and run the three."""
+    """Load a model, downloading it if it is missing, and run the three examples."""
     model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
 
     def progress(event: object) -> None:

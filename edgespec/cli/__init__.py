@@ -9,8 +9,8 @@ import sys
 
 def main() -> None:
     """Entry point of the ``edgespec`` program."""
-    # Loading the modules takes half a second. An exception raised by Ctrl-C in there can be lost in a destructor or
-    # a callback; there is nothing to clean up yet, so the process simply ends.
+    # Loading the modules takes half a second, in which Python can lose a KeyboardInterrupt in a destructor or a
+    # callback. Nothing needs cleaning up yet, so Ctrl-C ends the process directly.
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:
         signal.signal(signal.SIGINT, _leave)

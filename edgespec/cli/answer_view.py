@@ -1,4 +1,4 @@
-"""An answer as a terminal shows it while it streams."""
+"""Formats a streaming answer for a terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _THINKING = "2"  # dimmed
 
 
 class AnswerView:
-    """Turns an answer's text into what is written to a terminal.
+    """Turns an answer's text into the characters for a terminal.
 
-    Thinking is dimmed, Markdown and code are coloured, words wrap at ``columns()``, guessed tokens are shaded where
-    ``guesses``. Every character of the text is there. Without ``colours`` the words wrap, and that is all.
+    Thinking is dimmed, Markdown and code are coloured, words wrap at ``columns()``, and with ``guesses`` guessed
+    tokens are shaded. No character of the text is lost. Without ``colours`` only the wrapping is added.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class AnswerView:
         self._guesses = guesses
 
     def feed(self, event: Text) -> str:
-        """What is to be written now; words that may go on are held back."""
+        """The output for now. A word is held back until it is complete."""
         if self._guesses:
             for characters, guessed_by in zip(event.lengths, event.guessed_by, strict=True):
                 self._out.mark(characters, guessed=guessed_by is not None)
         return self._out.write(self._parts(self._harmless.feed(event.text)))
 
     def flush(self) -> str:
-        """What was held back, when the answer is complete."""
+        """The held-back output, at the end of the answer."""
         rest = list(self._parts(self._harmless.flush()))
         if self._thinking is not None:
             rest += self._split(self._thinking.flush())

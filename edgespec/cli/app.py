@@ -1,4 +1,4 @@
-"""The program: its commands, its exit codes, and what a person sees when something goes wrong."""
+"""The ``edgespec`` program: commands, exit codes, and the error messages that a person sees."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def _global_options(
     ] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Never touch the network. Accepted anywhere.")] = False,
 ) -> None:
-    """``--debug`` and ``--offline`` are taken out of the arguments before they get here, wherever they stand."""
+    """``run`` removes ``--debug`` and ``--offline`` from the arguments before typer parses them."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code: 0 ok, 1 failed, 2 usage, 130 interrupted.
 
-    After SIGTERM and SIGHUP it is 128 and their number, as a shell has it.
+    After SIGTERM or SIGHUP the exit code is 128 plus the signal's number, as in a shell.
     """
     arguments, state = _take_global_flags(arguments)
     with state.ending.installed() as ending:
         try:
             code = _run(arguments, state)
-        except OSError as error:  # of telling what went wrong
+        except OSError as error:  # printing an error message failed
             code = _output_lost(error)
     return code if ending.exit_code is None else ending.exit_code
 
@@ -99,7 +99,7 @@ def _run(arguments: Sequence[str], state: State) -> int:
                 DiskSpaceError(full, needed_bytes=0, free_bytes=0, hint="free some space"), as_json=state.json
             )
             return EXIT_FAILED
-        # A terminal that is closed refuses what is written to it.
+        # Writing to a closed terminal fails with EIO.
         if error.errno not in {*_FULL, errno.EPIPE, errno.EIO if state.ending.number else errno.EPIPE}:
             return _unexpected(error, state)
         return _output_lost(error)
@@ -108,7 +108,7 @@ def _run(arguments: Sequence[str], state: State) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             return _unexpected(error, state)
-        if not arguments:  # nothing was asked for: what it raised holds the help
+        if not arguments:  # without a command, typer's exception holds the help text
             print(error.format_message(), file=sys.stderr)
             return EXIT_USAGE
         # The option parser's own errors: a wrong option, a missing argument.
@@ -127,7 +127,7 @@ def _unexpected(error: Exception, state: State) -> int:
 
 
 def _take_global_flags(arguments: Sequence[str]) -> tuple[list[str], State]:
-    """The arguments without ``--debug`` and ``--offline``, which may stand anywhere before a ``--``."""
+    """Split off ``--debug`` and ``--offline``, which are accepted anywhere before a ``--``."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     head, tail = list(arguments[:end]), list(arguments[end:])
     state = State(debug="--debug" in head, offline="--offline" in head, json="--json" in head)
@@ -143,14 +143,16 @@ def _interrupted(state: State) -> int:
 
 
 def _output_lost(error: OSError) -> int:
-    """What is written to does not take it: a full disk, a reader or a terminal that went away."""
+    """Report that stdout cannot be written: the disk is full, or its reader or terminal has closed."""
     if error.errno not in _FULL:
         return _stdout_closed()
-    return _stdout_closed("no space is left where the output is written to", "free some space, or write it elsewhere")
+    return _stdout_closed(
+        "no space is left on the disk that the output is written to", "free some space, or write elsewhere"
+    )
 
 
 def _stdout_closed(why: str = "the output was closed before everything was written", hint: str = "") -> int:
-    """Whoever read our output went away: say so, and keep Python from complaining at exit."""
+    """Report a closed stdout on stderr, and keep Python from printing a second error at exit."""
     try:
         print(f"edgespec: {why}", file=sys.stderr)
         if hint:
@@ -161,7 +163,7 @@ def _stdout_closed(why: str = "the output was closed before everything was writt
     return EXIT_FAILED
 
 
-# What other programs of this kind call their commands, and what those are here.
+# Command names of similar programs, and the edgespec command that does the same.
 _CALLED_HERE = {
     "run": "edgespec chat MODEL",
     "list": "edgespec models",
@@ -175,7 +177,7 @@ _CALLED_HERE = {
 def _usage_hint(arguments: Sequence[str]) -> str:
     command = next((argument for argument in arguments if not argument.startswith("-")), "")
     own = _CALLED_HERE.get(command)
-    return f"see `{_command_help(arguments)}`" if own is None else f"it is `{own}` here"
+    return f"see `{_command_help(arguments)}`" if own is None else f"use `{own}`"
 
 
 def _command_help(arguments: Sequence[str]) -> str:

@@ -53,24 +53,28 @@ def bench(
         typer.Option(
             "--suite",
             metavar="NAME|FILE.jsonl",
-            help=f"{', '.join(BUILTIN_SUITES)}, or a file of your own.",
+            help=f"{', '.join(BUILTIN_SUITES)}, or your own file.",
             autocompletion=suggestions.for_suite,
         ),
     ] = "quick",
     arms: Annotated[
         str | None,
-        typer.Option("--arms", metavar="NAME,…", help="Ways to decode; plain is always one. See README.md."),
+        typer.Option("--arms", metavar="NAME,…", help="Ways to decode; plain is always included. See docs."),
     ] = None,
     passes: Annotated[
-        int, typer.Option("--passes", min=1, help="ABBA passes: each arm runs twice in one.")
+        int, typer.Option("--passes", min=1, help="ABBA passes; in each pass, every arm runs twice.")
     ] = LEAST_PASSES,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer, in tokens.")] = 96,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens of this mass.")] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens under this share of the likeliest.")] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="That of every arm: same seed, same text.")] = 0,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Prompts of each category.")] = None,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.")] = 0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Drop tokens below this fraction of the top probability.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of every arm: the same seed gives the same text.")] = 0,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most prompts of each category.")] = None,
     category: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,12 +89,15 @@ def bench(
         typer.Option(
             "--compare",
             metavar="[RUNTIME:]MODEL",
-            help="The same model in another runtime (llama:MODEL) or file (its ONNX export), decoding plainly.",
+            help="Time the same model in another runtime (llama:MODEL) or file (its ONNX export), without guesses.",
         ),
     ] = None,
     compare_as_in_0_1: Annotated[list[str] | None, typer.Option("--beside", hidden=True)] = None,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Read the prompt for every answer: times to first token, whole requests.")
+        bool,
+        typer.Option(
+            "--cold", help="Read the prompt again for every answer, to measure first tokens and whole requests."
+        ),
     ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the report (.png, .svg, .pdf).")
@@ -101,7 +108,7 @@ def bench(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Plain against planned decoding on this machine: paired, interleaved, with token equality."""
+    """Measure decoding with and without guesses. Arms run paired and interleaved, and their tokens are compared."""
     from edgespec.bench.arms import FASTEST, open_arms, parse_arms, with_fastest
     from edgespec.bench.repeats import run_until_quiet
     from edgespec.bench.report import bench_report
@@ -166,12 +173,12 @@ def bench(
         state.answered = True
     else:
         _print(report)
-    # What was measured is out by now: nothing below may take it back, nor print a second JSON object.
+    # The report is printed: later failures go to stderr only, so that stdout has one JSON object.
     failures = []
     if report["identical_fraction"] not in (None, 1.0) and chosen.exactness == "stable":
         failures.append(
             EdgespecError(
-                "an answer differed from plain decoding's", hint="`edgespec verify` shows where; please report it"
+                "an answer differs from plain decoding's", hint="`edgespec verify` shows where; please report it"
             )
         )
     if plot is not None:
@@ -179,7 +186,7 @@ def bench(
 
         try:
             plot_report(report, calibration, plot)
-            note(f"drawn into {plot}")
+            note(f"plot written to {plot}")
         except EdgespecError as error:
             failures.append(error)
     for failure in failures:
@@ -193,7 +200,7 @@ def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str,
         name, prompts = suite, list(builtin_suite(suite))
         missing = missing_prompts(suite)
         if missing:
-            note(f"without {', '.join(missing)}: this Python comes without the source of its library")
+            note(f"without {', '.join(missing)}: this Python has no source files of its standard library")
     else:
         name, prompts = Path(suite).name, list(load_suite(Path(suite)))
     for category in categories:
@@ -217,7 +224,7 @@ def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str,
 
 
 def _find_comparable(profile: Profile, others: list[str], state: State) -> tuple[LocatedModel, ...]:
-    """Before anything is loaded or calibrated for it."""
+    """Find the files to compare, before anything is loaded or calibrated."""
     from edgespec.bench.comparable import find_comparable
     from edgespec.store.locate import Locator
     from edgespec.store.store import Store
@@ -230,9 +237,9 @@ def _find_comparable(profile: Profile, others: list[str], state: State) -> tuple
 def _load_comparable(
     engine: Engine, located: tuple[LocatedModel, ...], *, for_prompts: bool
 ) -> tuple[NamedModel, ...]:
-    """The target and the others under their names; none without others.
+    """The target and the models to compare, with their names; empty without models to compare.
 
-    A trimmed drafter cannot say everything, so nothing is asked of it but its times. ``for_prompts`` is that of
+    A trimmed drafter lacks tokens, so it is only timed and does not decode. ``for_prompts`` is passed to
     ``Engine.load_comparable``.
     """
     from edgespec.bench.arms import PLAIN
@@ -274,19 +281,19 @@ def _log(
 
 
 def _check_plot(path: Path) -> None:
-    """Before hours of measuring, not after."""
+    """Check the plot's path and matplotlib before the long measurement. Raises InvalidRequestError and others."""
     from edgespec.bench.plots import require_matplotlib, require_suffix
 
     require_suffix(path)
     if not path.parent.is_dir():
-        raise InvalidRequestError(f"there is no folder {path.parent} to draw {path.name} into")
+        raise InvalidRequestError(f"the folder {path.parent} for the plot {path.name} does not exist")
     require_matplotlib()
 
 
 class _Progress:
-    """A line now and then: after every tenth of a run's answers, and for one that differs where none may.
+    """Prints a progress line after each tenth of the answers, and a line for each answer that wrongly differs.
 
-    Arms of ``other_class`` promise no other arm's text.
+    Answers of arms in ``other_class`` may differ from plain decoding's.
     """
 
     def __init__(self, other_class: tuple[str, ...] = ()) -> None:
@@ -306,7 +313,7 @@ class _Progress:
 def _tell_repeat(prompts: Sequence[Prompt], repeat: int) -> None:
     from edgespec.bench.repeats import DISTURBED, REPEATS
 
-    what = f"plain decoding differed from itself by more than {100 * DISTURBED:.0f} %"
+    what = f"times of plain decoding varied by more than {100 * DISTURBED:.0f} %"
     note(f"{what} on {', '.join(prompt.id for prompt in prompts)}: run again ({repeat} of at most {REPEATS} times)")
 
 
@@ -334,7 +341,7 @@ def _print(report: dict[str, Any]) -> None:
             _print_comparison(name, found, {})
     gains = [arm["speedup"]["passes"] for arm in arms.values() if arm["speedup"] is not None]
     if min(gains, default=report["passes"]) < LEAST_PASSES:
-        print(f"\nfewer than {LEAST_PASSES} passes: no interval, and one disturbance decides")
+        print(f"\nfewer than {LEAST_PASSES} passes: no interval, and one disturbance can change the result")
     _print_noise(report)
     sampling = Sampling(**report["sampling"])
     if not sampling.greedy:
@@ -349,7 +356,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _print_comparison(against: str, found: dict[str, Any], regret: dict[str, Any]) -> None:
-    """The plan against another arm, by category: decoding alone, and whole requests where prompts were read."""
+    """Print the plan against another arm, by category: decoding, and whole requests if prompts were read."""
     for key, what in (("speedup", ""), ("request_speedup", "whole requests, ")):
         if found[key] is None:
             continue
@@ -365,11 +372,11 @@ def _print_comparison(against: str, found: dict[str, Any], regret: dict[str, Any
 
 
 def _gain(gain: dict[str, Any]) -> str:
-    """A ratio with its interval, or that the two were not told apart."""
+    """A ratio with its interval, or "no difference found" if the interval contains 1."""
     interval = _interval(gain)
     if interval is None:
         return f"{gain['geomean']:.3f}"
-    words = f"{gain['geomean']:.3f}" if gain["told_apart"] else "not told apart"
+    words = f"{gain['geomean']:.3f}" if gain["told_apart"] else "no difference found"
     return f"{words} ({interval}{'' if gain['narrow'] else ', wider than 2 %'})"
 
 
@@ -385,7 +392,7 @@ def _print_noise(report: dict[str, Any]) -> None:
     if noise["aa_ci95"] is None:
         return
     low, high = noise["aa_ci95"]
-    verdict = "off by more than 1 %: do not trust small differences" if noise["noisy"] else "quiet enough"
+    verdict = "more than 1 % noise: do not trust small differences" if noise["noisy"] else "quiet enough"
     print(f"\nplain against itself: {noise['aa_geomean']:.3f} ({low:.3f}-{high:.3f}), {verdict}")
     again = [each["id"] for each in noise["by_prompt"] if each["passes"] > report["passes"]]
     if again:

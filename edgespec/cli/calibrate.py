@@ -34,13 +34,15 @@ def calibrate(
     context_length: ContextOption = None,
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick", help="At most 50 seconds: fewer contexts and repetitions, and what matters most first."
-        ),
+        typer.Option("--quick", help="At most 50 seconds: fewer contexts and repetitions, most important first."),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure this machine with these models: forwards by width, drafting, contention, width classes; stored."""
+    """Measure the speed of these models on this machine.
+
+    Measures forwards by width, drafting, both models in parallel, and which widths keep the text identical. The
+    results are stored.
+    """
     from edgespec.calibration.measurement_store import save_bandwidth
     from edgespec.calibration.timing import FULL, QUICK
     from edgespec.engine.background_calibration import QUICK_BUDGET_S
@@ -62,7 +64,7 @@ def calibrate(
         try:
             bandwidth = measure_read_bandwidth(sorted({1, engine.machine.physical_cores}))
             save_bandwidth(home().measurements, engine.machine, bandwidth)
-        except MemoryLimitError as error:  # the models fill it: what was measured of them is told all the same
+        except MemoryLimitError as error:  # the models fill the memory; their measurements are still reported
             bandwidth = None
             note(f"without the bandwidth of the memory: {error.message}")
         report = calibration_report(engine.pair, bandwidth)
@@ -79,17 +81,17 @@ def calibrate(
         for reason in plan.reasons:
             print(f"plan         {reason}")
         if taken > BUSY_SHARE:
-            note(f"other programs took {100 * taken:.0f} % of the processor: calibrate again when it is quiet")
+            note(f"other programs used {100 * taken:.0f} % of the processor: calibrate again when it is idle")
         if engine.left_out:
             note(
-                f"there was no time for {', '.join(engine.left_out)}: chats measure what a plan needs of it between "
-                "answers, `edgespec calibrate` all of it"
+                f"not measured for lack of time: {', '.join(engine.left_out)}; chats measure the needed part between "
+                "answers, and `edgespec calibrate` measures everything"
             )
         note(f"measured in {took_s:.0f} s" + (" and stored" if unstored is None else ""), dim=True)
     if unstored is not None:
         print_error(
             EdgespecError(
-                f"not everything that was measured could be stored: {unstored}",
+                f"some measurements could not be stored: {unstored}",
                 hint="free some space, or set EDGESPEC_HOME to a folder you may write to",
             ),
             as_json=False,

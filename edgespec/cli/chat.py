@@ -57,7 +57,7 @@ def chat(
     depth: DepthOption = None,
     exactness: ExactnessOption = None,
     threads: ThreadsOption = None,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")] = None,
     no_think: NoThinkOption = False,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
     temperature: TemperatureOption = None,
@@ -67,21 +67,21 @@ def chat(
     seed: SeedOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Talk to the model. Reads prompts line by line when stdin is not a terminal.
+    """Chat with a model. Reads one prompt a line if stdin is not a terminal.
 
-    On a terminal answers are drawn as the model's file or its family's makers say. From a pipe and with --json they
-    are greedy.
+    On a terminal, answers are sampled with the settings that the model's file or its makers recommend. From a pipe
+    and with --json, decoding is greedy.
     """
     state = state_of(context)
     if model is not None and target is not None:
         raise InvalidRequestError("the model was named twice", hint="give MODEL or --target MODEL")
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    sampling_of(Sampling(), **drawn)  # before a model is loaded for it
+    sampling_of(Sampling(), **drawn)  # reports wrong values before a model is loaded
     flags = {"context": context_length, "depth": depth, "exactness": exactness, "threads": threads}
     chosen = resolve_profile(profile, target=model or target, draft=draft, **flags)
 
     def load(another: str | None) -> Engine:
-        # A drafter that was named belongs to the first model.
+        # A drafter named on the command line is for the first model only.
         own = draft if another is None or draft == "none" else None
         return open_engine(resolve_profile(profile, target=another or model or target, draft=own, **flags), state)
 
@@ -100,7 +100,7 @@ def chat(
 
 
 def _prompts() -> Prompts:
-    """Prompts as stdin can give them: typed and edited in a terminal that can show that, else line by line."""
+    """The reader of prompts that fits stdin: with an editor on a capable terminal, else line by line."""
     if not sys.stdin.isatty():
         return LinePrompts()
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
@@ -122,18 +122,18 @@ class _Chat:
         self._max_tokens = max_tokens
         self._status = status
         self._failed = False
-        # From a pipe the next prompt is there already: nobody waits for a person, so nothing is measured meanwhile.
+        # Used only if prompts are typed: from a pipe the next prompt is available immediately.
         self._idle = IdleCalibration(talk.engine)
 
     def run(self, prompts: Prompts, silent: Callable[[], AbstractContextManager[None]], interactive: bool) -> None:
-        """``silent``: how keys that are typed meanwhile are kept out of what is shown."""
+        """Answer prompts until the chat ends. Within ``silent``, the terminal does not show typed keys."""
         with Interrupts(self._talk, self._ending).installed() as interrupts, self._idle:
             while True:
                 try:
                     try:
                         prompt = prompts.read()
                         self._say_what_was_measured()
-                    except EdgespecError as error:  # a line that is no text: the next one may be
+                    except EdgespecError as error:  # a line that is not UTF-8; the chat continues with the next line
                         self._fail(error)
                         continue
                     with silent():
@@ -153,7 +153,7 @@ class _Chat:
                 except KeyboardInterrupt:
                     if interrupts.leaving or self._ending.number is not None or not interactive:
                         raise
-                    # Else the terminal stands behind what was typed.
+                    # A terminal that we do not draw needs a line break after the typed text.
                     note(f"{'' if prompts.drawn else chr(10)}Ctrl-C again within 2 s, or /exit, leaves", dim=True)
         if self._failed and not interactive:
             raise typer.Exit(1)
@@ -164,7 +164,7 @@ class _Chat:
             note(line, dim=True)
 
     def _to_answer(self, prompt: Prompt) -> str | None:
-        """The text to answer, "" where there is none; None if the chat ends. Commands are obeyed."""
+        """Run commands; return the text to answer, "" if there is none, None if the chat ends."""
         if prompt.quoted or not is_command(prompt.text):
             return prompt.text[1:] if prompt.text.startswith("//") and not prompt.quoted else prompt.text
         try:
@@ -174,7 +174,7 @@ class _Chat:
                 case Ask(again):
                     return again
         except EdgespecError as error:
-            if self._talk.session.closed:  # there is no model to talk to any more
+            if self._talk.session.closed:  # no model is loaded any more
                 raise
             print_error(error, as_json=False)
         return ""
@@ -190,6 +190,6 @@ class _Chat:
             self._fail(error)
 
     def _fail(self, error: EdgespecError) -> None:
-        """Say it; the chat goes on, and the prompt that failed is not part of the conversation."""
+        """Report an error. The chat continues, and the conversation does not contain the failed prompt."""
         self._failed = True
         print_error(error, as_json=self._as_json)

@@ -1,4 +1,4 @@
-"""What a chat does where a line begins with a slash."""
+"""The chat's slash commands."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from edgespec.cli.suggestions import Suggestion, for_model
 from edgespec.cli.talk import Talk
 from edgespec.errors import InvalidRequestError
 
-# Each command as it is written, and what it does.
+# Each command's usage, and what the command does.
 COMMANDS = (
     ("/help", "this list"),
     ("/retry", "answer the last prompt again, with another seed"),
-    ("/undo", "take the last prompt and its answer back"),
-    ("/set", "how answers are drawn; to change it: /set temperature 0.7"),
-    ("/system TEXT", 'another system message; "none" removes it, nothing shows it'),
-    ("/model NAME", "go on with another model; nothing shows which it is"),
-    ("/guesses", "shade the tokens that were guessed, or stop doing so"),
-    ("/copy", "copy the last answer as it was written"),
+    ("/undo", "remove the last prompt and its answer"),
+    ("/set", "show the sampling settings; to change one: /set temperature 0.7"),
+    ("/system TEXT", 'set the system message; "none" removes it; without TEXT, show it'),
+    ("/model NAME", "switch to another model; without NAME, show the current one"),
+    ("/guesses", "turn the shading of guessed tokens on or off"),
+    ("/copy", "copy the last answer to the clipboard"),
     ("/clear", "forget the conversation"),
-    ("/stats", "what the last answer took, and how many guesses were right"),
-    ("/plan", "what runs where, who guesses, and why"),
-    ("/exit", "leave (Ctrl-D too)"),
+    ("/stats", "show times and counts of the last answer"),
+    ("/plan", "show which drafter is used, and why"),
+    ("/exit", "leave the chat (also Ctrl-D)"),
 )
 
-# What else there is to know, in the same two columns.
+# Keys and marks, listed by /help after the commands.
 _KEYS = (
-    ("//", "a prompt that begins with a slash"),
-    ('"""', "starts and ends several lines; so does pasting them"),
-    ("Alt-Enter", "another line (Ctrl-J too)"),
-    ("Ctrl-C", "stops an answer; twice leaves"),
+    ("//", "starts a prompt that begins with a slash"),
+    ('"""', "starts and ends a prompt of several lines; pasted lines need no marks"),
+    ("Alt-Enter", "starts a new line (also Ctrl-J)"),
+    ("Ctrl-C", "stops the answer; twice leaves the chat"),
 )
 
 _GUESS = (
-    "A guess is a token that a smaller model, or a copy of the text, proposes. Several are checked at once, and "
-    "those that the model would have written itself are kept."
+    "A guess is a token proposed by a smaller model or copied from the text. The model checks several guesses in one "
+    "pass and keeps those that it would have written itself."
 )
 
-# What /set knows: fields of Sampling by the names they are shown under, and values that are common.
+# Settings of /set: names of fields of Sampling, with their types and common values.
 SETTINGS: dict[str, tuple[type, tuple[str, ...]]] = {
     "temperature": (float, ("0", "0.7", "1")),
     "top-p": (float, ("0.8", "0.95", "1")),
@@ -62,34 +62,34 @@ SETTINGS: dict[str, tuple[type, tuple[str, ...]]] = {
     "seed": (int, ("none",)),
 }
 
-# Terminals take at least so much (that is hterm's and tmux's limit of old), and what is longer may be dropped.
+# Characters that every terminal accepts (the limit of hterm and of old tmux). Some terminals drop longer copies.
 _LONGEST_COPY = 74_994
 
-# tmux takes milliseconds; a server that hangs is not waited for.
+# tmux answers within milliseconds; the limit is for a tmux server that hangs.
 _TMUX_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The chat ends."""
+    """The command ends the chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """This prompt is to be answered."""
+    """The command asks the model to answer ``prompt``."""
 
     prompt: str
 
 
 def is_command(text: str) -> bool:
-    """Whether a prompt is a command. Several lines are one only where its name is known: paths begin so too."""
+    """Whether a prompt is a command. A prompt of several lines is a command only if the command's name exists."""
     if not text.startswith("/") or text.startswith("//"):
         return False
     return "\n" not in text.strip() or text.split(maxsplit=1)[0] in _names()
 
 
 def suggest(before: tuple[str, ...], word: str) -> Iterable[Suggestion]:
-    """What ``word`` may become after these words of a command."""
+    """Completions of ``word``, which follows the words ``before`` in a command."""
     match before:
         case ():
             return ((usage.split()[0], what) for usage, what in COMMANDS)
@@ -107,14 +107,14 @@ def _names() -> set[str]:
 
 
 class Commands:
-    """Obeys them, for one chat."""
+    """Runs the commands of one chat."""
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
         self.shows_guesses = False
 
     def obey(self, line: str) -> Leave | Ask | None:
-        """Do what the line says; what the chat has to do then. Raises EdgespecError."""
+        """Run a command and return what the chat has to do next, if anything. Raises EdgespecError."""
         name, *rest = line.split(maxsplit=1)
         text, talk = (rest[0] if rest else None), self._talk
         match name:
@@ -125,7 +125,7 @@ class Commands:
             case "/clear":
                 talk.session.clear()
                 talk.asked = None
-                note("the conversation is forgotten", dim=True)
+                note("the conversation was cleared", dim=True)
             case "/retry":
                 return self._retry()
             case "/undo":
@@ -148,7 +148,7 @@ class Commands:
                 for reason in talk.engine.plan.reasons:
                     note(f"- {reason}")
             case other:
-                note(f"{other} is not a command; /help lists them, and // begins a prompt with a slash")
+                note(f"{other} is not a command; /help lists the commands, and // starts a prompt with a slash")
         return None
 
     def _retry(self) -> Ask | None:
@@ -158,7 +158,7 @@ class Commands:
             note("there is no answer to try again", dim=True)
             return None
         if talk.sampling.greedy:
-            note("greedy decoding gives the same answer; /set temperature 0.7 gives others", dim=True)
+            note("greedy decoding gives the same answer again; /set temperature 0.7 samples another", dim=True)
         else:
             talk.set(seed=None)
         return Ask(again)
@@ -171,33 +171,34 @@ class Commands:
         note("there is no system message" if own is None else f"system message: {_shortened(own)}", dim=True)
 
     def _set(self, words: list[str]) -> None:
-        """Show how answers are drawn, after changing it as the words say."""
+        """Change the setting that ``words`` name, if any, and show all settings."""
         if words:
             self._talk.set(**_setting(words))
         for name in SETTINGS:
             value = getattr(self._talk.sampling, name.replace("-", "_"))
-            note(f"{name:18}{'drawn for each answer' if value is None else value}")
+            note(f"{name:18}{'random for each answer' if value is None else value}")
 
     def _set_model(self, model: str | None) -> None:
         talk = self._talk
         if model is not None:
-            if model.startswith("~"):  # which a shell would have replaced
+            if model.startswith("~"):  # in a shell, the shell expands ~
                 with contextlib.suppress(RuntimeError):
                     model = str(Path(model).expanduser())
             talk.switch(model)
             check_thinking(talk.engine, think=talk.think)
-        now = "answers" if model is None else "goes on with the conversation" if talk.session.messages else "is ready"
+        ready = "continues the conversation" if talk.session.messages else "is ready"
+        now = "answers" if model is None else ready
         note(f"{talk.engine.plan.target.model} {now}", dim=True)
 
     def _show_guesses(self) -> None:
         if not self.shows_guesses and not stdout_is_rich():
-            note("guesses are shown in colours, and there are none here")
+            note("guesses are shown in colours, and this terminal shows no colours")
             return
         self.shows_guesses = not self.shows_guesses
         if self.shows_guesses:
-            note("shaded: guessed, and found to be what the model itself would have written; from the next answer on")
+            note("from the next answer on, tokens that were guessed correctly are shaded")
         else:
-            note("guesses are not shaded any more", dim=True)
+            note("guesses are no longer shaded", dim=True)
 
     def _copy(self) -> None:
         last = self._talk.last
@@ -210,22 +211,22 @@ class Commands:
 
 
 def copy(text: str) -> str:
-    """Put a text into the clipboard that the terminal knows; what came of it."""
+    """Put a text into the terminal's clipboard and return a message about the result."""
     count = f"{len(text)} character{'' if len(text) == 1 else 's'}"
-    named = os.environ.get("TERM", "" if sys.platform == "win32" else "dumb")  # Windows names none
+    named = os.environ.get("TERM", "" if sys.platform == "win32" else "dumb")  # Windows sets no TERM
     if not sys.stdout.isatty() or named in ("dumb", "linux"):
-        return "this is no terminal with a clipboard"
+        return "this terminal has no clipboard"
     tmux = shutil.which("tmux") if os.environ.get("TMUX") else None
-    if tmux is not None:  # which takes no escape codes for the clipboard unless it is told to
+    if tmux is not None:  # by default tmux ignores escape codes for the clipboard
         command = [tmux, "load-buffer", "-w", "-"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(command, input=text.encode(), capture_output=True, check=True, timeout=_TMUX_S)
-            return f"{count} copied into tmux's buffer, and to the clipboard where its terminal allows that"
+            return f"{count} copied into tmux's buffer, and to the clipboard if the terminal allows it"
     encoded = base64.b64encode(text.encode()).decode()
     sys.stdout.write(f"\x1b]52;c;{encoded}\x07")
     sys.stdout.flush()
-    long = "; it is long, and some terminals drop that" if len(encoded) > _LONGEST_COPY else ""
-    return f"{count} sent to the terminal, which copies them if it takes OSC 52 (most do){long}"
+    long = "; some terminals drop a text of this length" if len(encoded) > _LONGEST_COPY else ""
+    return f"{count} sent to the terminal, which copies them if it supports OSC 52 (most do){long}"
 
 
 def _print_help() -> None:
@@ -236,7 +237,7 @@ def _print_help() -> None:
 
 
 def _setting(words: list[str]) -> dict[str, Any]:
-    """The field of Sampling that is to change, and its value. Raises InvalidRequestError."""
+    """The field of Sampling to change, and its new value. Raises InvalidRequestError."""
     name = words[0].lower().replace("_", "-")
     if name not in SETTINGS:
         raise InvalidRequestError(f"there is no setting {words[0]!r}", hint=f"settings: {', '.join(SETTINGS)}")
@@ -250,9 +251,9 @@ def _setting(words: list[str]) -> dict[str, Any]:
     except ValueError as error:
         what = "a whole number" if kind is int else "a number"
         hint = f"for example /set {name} {'7' if kind is int else '0.7'}"
-        raise InvalidRequestError(f"{name} is {what}, not {words[1]!r}", hint=hint) from error
+        raise InvalidRequestError(f"{name} must be {what}, got {words[1]!r}", hint=hint) from error
 
 
 def _shortened(text: str) -> str:
-    """A text on one line, cut where it is long."""
+    """A text on one line, cut after 60 characters."""
     return textwrap.shorten(text, 60, placeholder=" …")

@@ -1,24 +1,24 @@
-"""Source text in colours as it streams, with the lexers of Pygments."""
+"""Colours streaming source code with Pygments' lexers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# A lexer takes 1.3 ms for 1000 characters (measured on Python and C, on an AMD EPYC), and reads its window again for
-# each line. So the window is cut where a line begins afresh once it is longer than the first, and anywhere beyond the
-# second: 3 ms a line, of the 300 ms in which a small model writes one.
+# Characters. For each line the lexer reads its window again, at 1.3 ms per 1000 characters (Python and C, AMD EPYC).
+# Above the first limit the window is cut at the start of a statement, above the second anywhere. So a line costs
+# about 3 ms, while a small model takes 300 ms to write one.
 _WINDOW, _LONGEST_WINDOW = 1500, 4000
 
 
 class CodeColours:
-    """Colours the lines of one block of code in the language of that name; of one that is not known, none."""
+    """Colours the lines of one block of code. An unknown language gets no colours."""
 
     def __init__(self, language: str) -> None:
         self._lexer = _lexer(language)
-        self._window = ""  # the lines before this one that the lexer needs to see
+        self._window = ""  # earlier lines that the lexer needs to see
 
     def line(self, text: str) -> list[tuple[str, str]]:
-        """The line, or as much of it as there is, in parts with their styles."""
+        """A line, possibly incomplete, in parts with their styles."""
         if self._lexer is None:
             return [(text, "")]
         begin, parts = len(self._window), list[tuple[str, str]]()
@@ -26,11 +26,11 @@ class CodeColours:
             shown = value[max(0, begin - at) : begin + len(text) - at]
             if shown:
                 parts.append((shown, _style(kind)))
-        # A lexer may leave characters out at the ends of lines, and of what is nothing in its language.
+        # A lexer may drop characters: at the ends of lines, and of text that its language does not have.
         return parts if "".join(part for part, _ in parts) == text else [(text, "")]
 
     def end(self, line: str) -> None:
-        """This was a whole line: those that come know of it."""
+        """Add a complete line to the window that the lexer sees before later lines."""
         if self._lexer is None:
             return
         self._window += line
@@ -38,13 +38,13 @@ class CodeColours:
             self._window = self._window[self._fresh_start() :]
 
     def _tokens(self, line: str) -> list[tuple[int, Any, str]]:
-        # The end of a comment makes one of what would be no token of a language that reads comments whole.
+        # Some lexers match a comment only as a whole, so an open comment gets an end.
         text = self._window + line
         closed = text + ("\n*/" if "/*" in text else "")
         return list(self._lexer.get_tokens_unprocessed(closed))
 
     def _fresh_start(self) -> int:
-        """Where the window can be cut: the last line but this that begins with a token of its own."""
+        """Where to cut the window: at the last line that starts a statement."""
         found = 0
         for at, kind, value in self._lexer.get_tokens_unprocessed(self._window):
             begins = at > 0 and self._window[at - 1] == "\n" and not value[:1].isspace()
@@ -65,7 +65,7 @@ def _lexer(language: str) -> Any:
         return None
 
 
-# The sixteen colours of every terminal, which its user chose; the first that holds the kind of a token.
+# Styles from the sixteen colours of the user's terminal. The first prefix of the token's kind is used.
 _STYLES = (
     ("Comment", "2"),
     ("Literal.String", "32"),

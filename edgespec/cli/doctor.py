@@ -26,7 +26,7 @@ from edgespec.runtimes.onnx import providers as onnx_providers
 from edgespec.runtimes.table import DeviceReport, list_devices
 from edgespec.store.store import Store
 
-# Importing a broken native library can kill the process (an instruction this CPU lacks), so a child tries first.
+# A broken native library can kill the process (an instruction that the CPU lacks), so a child process imports first.
 _PROBES = {
     "llama": "from edgespec.runtimes.llama.library import load; load().devices()",
     "onnx": "from edgespec.runtimes.onnx.providers import list_devices; list_devices()",
@@ -36,18 +36,18 @@ _GIB = 2**30
 
 
 def doctor(json: JsonOption = False) -> None:
-    """What is here: machine, runtimes found or missing with the reason, devices, bandwidth, disk, caches."""
+    """Check this machine: runtimes, devices, bandwidth, disk, caches."""
     machine, conditions, place, problems = describe_machine(), describe_conditions(), home(), list[str]()
     devices = list_devices(_broken())
     llama = _runtime("llama", devices, load, hint=INSTALL_HINT)
-    # ONNX Runtime is only for those who export models to it: that it is missing is no problem.
     native = _native()
+    # ONNX Runtime is optional, so a missing one is not listed as a problem.
     onnx = _runtime("onnx", devices, onnx_providers.load, hint=onnx_providers.INSTALL_HINT)
     onnx["broken_plugins"] = dict(onnx_providers.broken_plugins()) if onnx["available"] else {}
     if not llama["available"] and not native["available"]:
         problems.append(f"no runtime works: {native['reason']}; {llama['reason']}")
     disk = _disk(place, problems)
-    measured = load_bandwidth(place.measurements, machine)  # here, at the present power source
+    measured = load_bandwidth(place.measurements, machine)  # measured on this machine and power source
     report: dict[str, Any] = {
         "edgespec": __version__,
         "python": sys.version.split()[0],
@@ -68,7 +68,7 @@ def doctor(json: JsonOption = False) -> None:
 
 
 def _broken() -> dict[str, str]:
-    """Why a runtime must not be loaded into this process, for each where a child process did not live to its end."""
+    """Runtimes that must not be loaded into this process because a child process crashed, with the reason."""
     reasons = {}
     for runtime, code in _PROBES.items():
         try:
@@ -76,11 +76,11 @@ def _broken() -> dict[str, str]:
                 [sys.executable, "-c", code], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            reasons[runtime] = f"the check could not be run: {error}"
+            reasons[runtime] = f"the check could not run: {error}"
             continue
         if child.returncode < 0:
             reasons[runtime] = f"its native code was killed by signal {-child.returncode} (wrong CPU build?)"
-        elif child.returncode > 1:  # 1 is Python's own: an exception, which loading here will raise again
+        elif child.returncode > 1:  # 1 is a Python exception, which loading in this process raises again
             reasons[runtime] = f"its native code ended with code {child.returncode:#x} (wrong CPU build?)"
     return reasons
 
@@ -99,7 +99,7 @@ def _runtime(name: str, devices: DeviceReport, load_library: Callable[[], Any], 
 
 
 def _native() -> dict[str, Any]:
-    """Our own kernels, which an installation without a C compiler lacks."""
+    """The native runtime: edgespec's own kernels, which need a C compiler at installation."""
     try:
         library = native_library.load()
     except RuntimeUnavailableError as error:
@@ -178,7 +178,7 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
         print(f"llama.cpp  works: llama-cpp-python {llama['version']} (build {llama['build']})")
         _print_devices(llama["devices"])
     else:
-        print(f"llama.cpp  missing: {llama['reason']}; GPUs and what the native runtime cannot run need it")
+        print(f"llama.cpp  missing: {llama['reason']}; needed for GPUs and for files the native runtime cannot run")
         print(f"           {llama['hint']}")
     if onnx["available"]:
         print(f"onnx       works: onnxruntime {onnx['version']} (build {onnx['build']})")
@@ -186,7 +186,7 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
         for plugin, reason in onnx["broken_plugins"].items():
             print(f"  plugin   {plugin} cannot be used: {reason}")
     else:
-        print(f"onnx       missing: {onnx['reason']}; only exported ONNX models need it")
+        print(f"onnx       missing: {onnx['reason']}; needed only for exported ONNX models")
         print(f"           {onnx['hint']}")
     native = runtimes["native"]
     if native["available"]:
@@ -201,7 +201,7 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
 def _print_devices(devices: list[dict[str, Any]]) -> None:
     for device in devices:
         free, total = device["free_bytes"], device["total_bytes"]
-        # The machine's memory has a line of its own.
+        # The machine's own memory is printed on a separate line.
         memory = ""
         if device["kind"] in ("gpu", "igpu") and device["memory"] == "cpu":
             memory = ", in the machine's memory"

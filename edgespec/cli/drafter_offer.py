@@ -1,4 +1,4 @@
-"""Asks, on a terminal and once for each target, whether a drafter that would fit is to be fetched."""
+"""Offers to download a drafter that fits the target: on a terminal, once for each target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgespec.store.catalogue import catalogue
 from edgespec.store.references import CatalogueName, HubReference, ModelSpec, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store
 
-# Targets that are remembered; the oldest are asked about again.
+# Declined targets that are remembered. The oldest are dropped, and then offered again.
 _MOST_DECLINED = 500
 _LARGEST_BYTES = 1 << 20
 _NARROWEST = 20
@@ -34,10 +34,10 @@ _NARROWEST = 20
 def open_with_offer(
     profile: Profile, state: State, *, as_json: bool, silent: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[Engine]:
-    """The engine for a chat, with a drafter that its user agreed to fetch. Raises what ``open_engine`` raises.
+    """Open the engine for a chat, with a drafter that its user agreed to download. Raises as ``open_engine`` does.
 
-    Nobody is asked where nobody could answer: without a terminal, offline, or where a program reads the output.
-    ``silent`` keeps keys that are typed while a model loads out of what is shown.
+    The question is skipped without a terminal, offline, and with ``as_json``. Within ``silent``, the terminal does
+    not show keys that are typed while a model loads.
     """
     with silent():
         engine = open_engine(profile, state)
@@ -53,33 +53,33 @@ def open_with_offer(
 
 
 def _can_ask() -> bool:
-    """Whether somebody is there to answer. What was typed ahead is a prompt, and no answer to a question."""
+    """Whether a person can answer. Keys typed before the question are a prompt, not its answer."""
     return sys.stdin.isatty() and sys.stderr.isatty() and not _is_typing()
 
 
 def _is_typing() -> bool:
-    with contextlib.suppress(OSError, ValueError):  # Windows cannot tell of a console
+    with contextlib.suppress(OSError, ValueError):  # Windows cannot select on a console
         return bool(select.select([sys.stdin], [], [], 0)[0])
     return False
 
 
 def _fetched(offer: DrafterOffer, state: State) -> bool:
-    """Ask, and fetch it if the answer is yes. Whatever goes wrong is said, and the chat goes on without it."""
+    """Ask, and download the drafter if the answer is yes. Errors are reported, and the chat continues without it."""
     if not _wanted(offer, state):
         _decline(offer, home())
-        note(f"`edgespec pull {offer.model}` fetches it later", dim=True)
+        note(f"`edgespec pull {offer.model}` downloads it later", dim=True)
         return False
     try:
         with ProgressPrinter(quiet=state.quiet).shown() as progress:
             Store(home()).fetch(_spec(offer), progress=progress)
     except EdgespecError as error:
         print_error(error, as_json=False)
-        note("the chat goes on without it", dim=True)
+        note("the chat continues without this drafter", dim=True)
         return False
     except KeyboardInterrupt:
         if state.ending.number is not None:
             raise
-        note(f"stopped; `edgespec pull {offer.model}` fetches the rest", dim=True)
+        note(f"stopped; `edgespec pull {offer.model}` downloads the rest", dim=True)
         return False
     return True
 
@@ -89,7 +89,7 @@ def _wanted(offer: DrafterOffer, state: State) -> bool:
     about = f"{offer.name} ({offer.bytes / 1e9:.1f} GB, {offer.licence}) would fit as its drafter. "
     columns = max(_NARROWEST, (stderr_columns() or 80) - 1)
     lines = textwrap.fill(about + "Fetch_it?_[Y/n]", columns, break_on_hyphens=False)
-    question = lines.replace("Fetch_it?_[Y/n]", "Fetch it? [Y/n] ")  # which stays on one line
+    question = lines.replace("Fetch_it?_[Y/n]", "Fetch it? [Y/n] ")  # underscores kept it on one line
     while True:
         sys.stderr.write(question)
         sys.stderr.flush()
@@ -112,7 +112,7 @@ def _wanted(offer: DrafterOffer, state: State) -> bool:
 
 
 def _open_again(profile: Profile, state: State) -> Engine:
-    """With the drafter that was fetched; without one where that fails, as it is no reason not to chat."""
+    """Open the engine with the downloaded drafter, or without a drafter if that fails."""
     try:
         return open_engine(profile, state)
     except EdgespecError as error:
@@ -124,12 +124,12 @@ def _spec(offer: DrafterOffer) -> ModelSpec:
     reference = parse_reference(offer.model, catalogue().keys())
     if isinstance(reference, CatalogueName):
         return catalogue()[reference.name]
-    assert isinstance(reference, HubReference)  # what an offer names is nothing else
+    assert isinstance(reference, HubReference)  # an offer names a catalogue model or a hub file
     return replace(spec_of_hub_reference(reference), licence=offer.licence)
 
 
 def _declined(own: Home) -> list[str]:
-    """The targets that no drafter is to be offered for again; none where the file cannot be used."""
+    """The targets for which the user declined a drafter; empty if the file cannot be read."""
     path: Path = own.declined_offers
     try:
         document = json_format.loads(path.read_bytes()) if path.stat().st_size <= _LARGEST_BYTES else None
@@ -140,7 +140,7 @@ def _declined(own: Home) -> list[str]:
 
 
 def _decline(offer: DrafterOffer, own: Home) -> None:
-    """Remember it; where that fails the question comes again."""
+    """Remember the answer no. If that fails, the next chat asks again."""
     with contextlib.suppress(OSError, EdgespecError):
         own.create(own.root)
         targets = [*_declined(own), offer.target][-_MOST_DECLINED:]

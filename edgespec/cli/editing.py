@@ -1,4 +1,4 @@
-"""Prompts that are typed in a terminal. Importing this loads prompt_toolkit, which takes a tenth of a second."""
+"""The editor for prompts in a terminal. Importing it loads prompt_toolkit, which takes a tenth of a second."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from edgespec.cli.prompt_history import PromptHistory
 from edgespec.cli.prompts import FIRST, FURTHER, Prompt, unquoted
 from edgespec.cli.suggestions import Suggest
 
-_LONGEST_LINE = 4096  # of a terminal on Linux, in bytes; others have shorter ones
+_LONGEST_LINE = 4096  # bytes of a terminal's line on Linux; other systems have less
 
 
 class EditedPrompts:
-    """Prompts of one or more lines: pasted lines are one prompt, Enter sends it, Alt-Enter and Ctrl-J break a line.
+    """Reads prompts of one or more lines. Enter sends, Alt-Enter and Ctrl-J start a line, pasted lines stay together.
 
-    The arrow keys walk through earlier ones, and Ctrl-R searches them. Commands are completed as they are typed.
+    The arrow keys recall earlier prompts, and Ctrl-R searches them. Commands are completed while the user types.
     """
 
     drawn = True
@@ -50,38 +50,38 @@ class EditedPrompts:
 
     def read(self) -> Prompt | None:
         try:
-            with enter_as_key():  # also until the editor has begun
+            with enter_as_key():  # also for keys typed before the editor starts
                 ahead = _typed_ahead()
                 sent = ahead.removesuffix("\n")
                 if sent != ahead and "\n" not in sent:
                     text = self._session.prompt(default=sent, accept_default=True)
-                else:  # nobody knows which lines belong together
+                else:  # several lines may be one prompt: the user decides
                     text = self._session.prompt(default=ahead)
         except _InterruptedError:
-            signal.raise_signal(signal.SIGINT)  # for who counts them
+            signal.raise_signal(signal.SIGINT)  # for Interrupts, which counts Ctrl-C
             raise KeyboardInterrupt from None
         except EOFError:
             note("")
             return None
-        # Bytes that are no UTF-8 come as surrogates.
+        # The editor gives bytes that are not UTF-8 as surrogates.
         text = decode_input(text.encode("utf-8", "surrogateescape"))
         return unquoted(text) or Prompt(text)
 
 
 def _typed_ahead() -> str:
-    """What was typed while nobody read, up to the last Enter: the editor would take one for Ctrl-J."""
+    """Lines typed before the editor started. The editor would read their Enter as Ctrl-J."""
     typed = b""
-    with contextlib.suppress(OSError, ValueError):  # Windows cannot tell of a console
+    with contextlib.suppress(OSError, ValueError):  # Windows cannot select on a console
         number = sys.stdin.fileno()
-        # A terminal that is not read key by key gives whole lines, one at a time. A Ctrl-D comes as an empty one.
+        # In line mode a terminal gives one whole line for each read, and an empty line for Ctrl-D.
         while select.select([number], [], [], 0)[0] and (line := os.read(number, _LONGEST_LINE)):
             typed += line
-    # Enter is a carriage return where it was typed before the editor had ended.
+    # An Enter typed before the previous editor ended is a carriage return.
     return typed.replace(b"\r", b"\n").decode("utf-8", "surrogateescape")
 
 
 class _InterruptedError(Exception):
-    """Ctrl-C, which a terminal gives as a key while a prompt is edited."""
+    """Ctrl-C, which is a key and not a signal while a prompt is edited."""
 
 
 def _begins_command(text: str) -> bool:
@@ -108,7 +108,7 @@ def _keys() -> KeyBindings:
 
 
 class _Known(History):
-    """The history of prompts, as prompt_toolkit asks for it: the newest first."""
+    """The history of prompts for prompt_toolkit, newest first."""
 
     def __init__(self, history: PromptHistory) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class _Known(History):
 
 
 class _Commands(Completer):
-    """Commands and their values, where the line begins with a slash."""
+    """Completes commands and their values in a line that begins with a slash."""
 
     def __init__(self, suggest: Suggest) -> None:
         self._suggest = suggest

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP: the program leaves as after Ctrl-C, with its children ended and its temporaries removed."""
+"""SIGTERM and SIGHUP end the program as Ctrl-C does: child processes end and temporary files are removed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from types import FrameType
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
-# A callback or a destructor has long returned by then.
+# Seconds until a dropped signal is sent again, when the callback or destructor has returned.
 _AGAIN_S = 0.05
 
 
 class Ending:
-    """Turns the first such signal into KeyboardInterrupt, or into ``stop_answer`` while an answer is written.
+    """Turns the first signal into KeyboardInterrupt, or into ``stop_answer`` while an answer is written.
 
-    ``number`` is the signal's. A second SIGTERM ends the process as it would without this; a terminal that is closed
-    sends several SIGHUPs, and a SIGTERM with them. A KeyboardInterrupt that came in a destructor or in a callback of
-    native code, where Python drops it, comes again, that of Ctrl-C too.
+    ``number`` is the signal's number. A second SIGTERM ends the process immediately; later SIGHUPs are ignored, as a
+    closed terminal sends several. Python drops a KeyboardInterrupt, also that of Ctrl-C, in a destructor and in a
+    callback of native code; the signal is then sent again.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Ending:
 
     @property
     def exit_code(self) -> int | None:
-        """What a shell makes of it; None without a signal."""
+        """The exit code that a shell expects: 128 plus the signal's number; None without a signal."""
         return None if self.number is None else 128 + self.number
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -53,7 +53,7 @@ class Ending:
 
     @contextmanager
     def installed(self) -> Iterator[Ending]:
-        """Handle them for the length of a block, where the main thread is at hand and nobody asked to ignore them."""
+        """Handle the signals within a block, in the main thread only. Signals with another handler keep it."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -78,7 +78,7 @@ class Ending:
 
 
 def _send(number: int) -> None:
-    """To the main thread, which it wakes where a system can do that."""
+    """Send a signal to the main thread, waking it if the system can."""
     if sys.platform == "win32":
         _thread.interrupt_main(number)
     else:

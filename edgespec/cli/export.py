@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgespec.cli.trimming import Trimming, TrimRequest
 
 FORMATS = ("gguf", "onnx")
-ONNX_QUANTS = ("keep", "q4")  # those export_onnx knows
+ONNX_QUANTS = ("keep", "q4")  # as in export_onnx
 
 
 def export(
@@ -47,20 +47,20 @@ def export(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Where to; an earlier export there is replaced.")
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write; replaces an earlier export there.")
     ],
     quant: Annotated[
-        str, typer.Option("--quant", metavar="NAME", help="keep, or q4, q4_0, q8_0, ...: re-quantise all matrices.")
+        str, typer.Option("--quant", metavar="NAME", help="keep, or re-quantise all matrices to q4, q4_0, q8_0, ...")
     ] = "keep",
     trim_vocab: Annotated[
         str | None,
         typer.Option(
-            "--trim-vocab", metavar="N|auto", help="Only draft: keep the N most used rows of the output head."
+            "--trim-vocab", metavar="N|auto", help="Make a drafter with only the N most used rows of the output head."
         ),
     ] = None,
     trim_from: Annotated[
         list[Path] | None,
-        typer.Option("--trim-from", metavar="FILE", help="Text that tells which rows; may be given again."),
+        typer.Option("--trim-from", metavar="FILE", help="Text whose tokens choose the rows (repeatable)."),
     ] = None,
     static_cache: Annotated[
         int | None,
@@ -68,20 +68,18 @@ def export(
     ] = None,
     python: Annotated[
         Path | None,
-        typer.Option(
-            "--python", metavar="PATH", help="An interpreter that has Optimum, for folders of Hugging Face."
-        ),
+        typer.Option("--python", metavar="PATH", help="Python with Optimum installed, for Hugging Face folders."),
     ] = None,
     target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a model as GGUF or ONNX: copied, re-quantised, or as a drafter with a trimmed output head.
+    """Write a model as GGUF or ONNX. It is copied, re-quantised, or made a drafter with a trimmed output head.
 
-    The rows kept are those of the tokens that the target (--target, else the profile's) writes when it answers
-    prompts of ours, or of the texts given; `auto` measures how many pay. Such a drafter is used with --draft DIR.
+    --trim-vocab keeps the rows of the most frequent tokens: in the texts of --trim-from, or in the target's answers
+    to built-in prompts. `auto` measures which number of rows is fastest. Use such a drafter with --draft DIR.
 
-    A Hugging Face folder (safetensors) is converted here to GGUF, and to ONNX through Optimum: in an environment of
-    its own, made when it is first needed, or by an interpreter that has Optimum (--python).
+    A Hugging Face folder (safetensors) is converted to GGUF directly, and to ONNX with Optimum, which runs in a
+    separate environment (created on first use) or in the interpreter of --python.
     """
     state = state_of(context)
     form = _checked(to, quant, trim_vocab, tuple(trim_from or ()), target, static_cache)
@@ -99,12 +97,12 @@ def export(
     if form.static_cache is not None:
         from edgespec.export.onnx.export import check_static_cache
 
-        check_static_cache(form.static_cache, source.header.context_length)  # before rows are counted for an hour
+        check_static_cache(form.static_cache, source.header.context_length)  # before an hour of counting rows
     trimming: Trimming | None = None
     if form.trim is not None:
         from edgespec.cli.trimming import choose_rows
 
-        # ONNX models are not timed: llama.cpp's times stand for theirs, and 4 bits are those of Q4_0 there.
+        # ONNX models are not timed; llama.cpp's times are used, with Q4_0 for 4 bits.
         timed_quant = "q4_0" if (to, form.quant) == ("onnx", "q4") else form.quant
         trimming = choose_rows(source, form.trim, quant=timed_quant, folder=output, state=state)
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
@@ -120,12 +118,12 @@ def export(
     from edgespec.cli.perplexity_cost import cost_of_rounding
 
     trimmed = trimming is not None and trimming.kept is not None
-    # Kept types are rounded to 8 bits at most, which costs next to nothing, and running that takes the memory.
+    # "keep" rounds to 8 bits at most, which hardly changes the perplexity, and measuring would need memory.
     keeps = form.quant == "keep"
     try:
         cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
     except KeyboardInterrupt:
-        note(f"{output} is written and complete; only its perplexity is not measured")
+        note(f"{output} is complete; only its perplexity was not measured")
         raise
     Written(
         folder=output,
@@ -155,7 +153,7 @@ def _checked(
     target: str | None,
     static_cache: int | None,
 ) -> _Form:
-    """The options, as far as they can be wrong by themselves. Raises InvalidRequestError."""
+    """Check the options that need no model. Raises InvalidRequestError."""
     if to not in FORMATS:
         raise InvalidRequestError(f"unknown format {to!r}", hint=f"--to takes {' or '.join(FORMATS)}")
     if static_cache is not None and to != "onnx":
@@ -174,7 +172,7 @@ def _checked(
         for option, given in (("--trim-from", bool(texts)), ("--target", target is not None)):
             if given:
                 raise InvalidRequestError(
-                    f"{option} tells which rows of the vocabulary are kept, and all of them are",
+                    f"{option} chooses which rows of the vocabulary to keep, and without --trim-vocab all are kept",
                     hint="add --trim-vocab N or --trim-vocab auto",
                 )
         return _Form(quant=quant, trim=None, static_cache=static_cache)
@@ -188,7 +186,7 @@ def _rows(text: str) -> int | None:
     """A number of rows; None for ``auto``."""
     if text == "auto":
         return None
-    # Ten digits are more than any vocabulary has, and fewer than Python minds.
+    # No vocabulary needs more than ten digits, and Python refuses to read very long numbers.
     if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) < 1:
         raise InvalidRequestError(
             f"--trim-vocab takes a number of rows or auto, not {text!r}", hint="for example --trim-vocab 16384"
@@ -197,17 +195,17 @@ def _rows(text: str) -> int | None:
 
 
 def _located(model: str, output: Path, state: State) -> LocatedModel:
-    """The model to export, fetched if need be, where it can be exported to ``output`` at all."""
+    """Locate the model, downloading it if missing, and check that it can be exported to ``output``."""
     from edgespec.export.gguf.files import check_destination
     from edgespec.export.staging import check_replaceable
 
-    check_replaceable(Path(os.path.realpath(output)))  # before anything is fetched for it
+    check_replaceable(Path(os.path.realpath(output)))  # before anything is downloaded
 
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
         source = Locator(store=Store(home()), download=not state.offline, progress=progress).locate(model)
     if source.drafts_only:
         raise InvalidRequestError(
-            f"{source.name} is a drafter with a trimmed output head already", hint="export the model it was made from"
+            f"{source.name} already is a drafter with a trimmed output head", hint="export the model it was made from"
         )
     if source.onnx is not None:
         raise InvalidRequestError(
@@ -215,13 +213,13 @@ def _located(model: str, output: Path, state: State) -> LocatedModel:
             hint="export the model it was made from",
         )
     if not source.header.tensors:
-        raise ModelFileError(source.path, "it holds no weights", hint="export a GGUF file with weights")
+        raise ModelFileError(source.path, "the file holds no weights", hint="export a GGUF file with weights")
     check_destination(source.path, output)
     return source
 
 
 def _sha256(source: LocatedModel, progress: ProgressCallback) -> str:
-    """Of the source's content: by it the whole model is found again when a trimmed drafter is not enough."""
+    """SHA-256 of the source's content, by which a trimmed drafter's whole model is found later."""
     if source.identity.startswith("sha256:"):
         return source.identity.removeprefix("sha256:")
 
@@ -235,7 +233,7 @@ def _sha256(source: LocatedModel, progress: ProgressCallback) -> str:
 
 
 def _licence(source: LocatedModel) -> str | None:
-    """What the catalogue, the store or the file itself says."""
+    """The licence stated by the catalogue, the store or the file; None if none states it."""
     if source.identity.startswith("sha256:"):
         stored = Store(home()).find(source.name)
         known = source.licence or (None if stored is None else stored.licence)

@@ -1,4 +1,4 @@
-"""``edgespec export`` of a Hugging Face folder: to GGUF by our own converter, to ONNX through Optimum."""
+"""``edgespec export`` of a Hugging Face folder: to GGUF with edgespec's converter, to ONNX with Optimum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgespec.store.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderRequest:
-    """What the command line asks for, apart from the model."""
+    """The options of the command line, without the model."""
 
     to: str
     output: Path
@@ -33,23 +33,23 @@ class FolderRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """A folder with config.json and safetensors, and what it is called."""
+    """A folder with config.json and safetensors, and the model's name."""
 
     name: str
     path: Path
 
 
 def export_if_folder(model: str, request: FolderRequest, state: State, *, as_json: bool) -> bool:
-    """Export the folder that ``model`` names and tell what was written; False for a model of another kind.
+    """Export the folder that ``model`` names and print the report; False if ``model`` is not a folder.
 
-    A hub repository without a GGUF is fetched first. Raises what downloading and exporting raise.
+    A hub repository without GGUF files is downloaded first. Raises EdgespecError.
     """
     source = _find(model, request, state)
     if source is None:
         if request.python is not None:
             raise InvalidRequestError(
-                f"--python names an interpreter that converts Hugging Face folders, and {model} is none",
-                hint="leave it out",
+                f"--python is only for Hugging Face folders, and {model} is not one",
+                hint="leave out --python",
             )
         return False
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
@@ -67,7 +67,7 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
 
 
 def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
-    """The folder, after a look at the rest of the request: nothing is fetched for one that cannot be met."""
+    """The folder to export; None if ``model`` is not one. The options are checked before anything is downloaded."""
     from edgespec.export.huggingface.gguf import is_model_folder
 
     reference = parse_reference(model, catalogue().keys())
@@ -81,7 +81,7 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
     if (
         not isinstance(reference, HubReference)
         or reference.filename is not None
-        or Store(home()).find(spec_of_hub_reference(reference).name) is not None  # a GGUF that is here already
+        or Store(home()).find(spec_of_hub_reference(reference).name) is not None  # the store has its GGUF
     ):
         return None
     from edgespec.store.hub.folder import fetch_hub_folder, list_hub_folder
@@ -96,23 +96,21 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
 
 
 def _check(model: str, request: FolderRequest) -> None:
-    """Refuse what folders have no use for, and a place that is taken."""
+    """Raise InvalidRequestError for options that folders do not support, or an output that must not be replaced."""
     from edgespec.export.staging import check_replaceable
 
     if request.python is not None and request.to != "onnx":
         raise InvalidRequestError(
-            f"--python names an interpreter that converts to ONNX, and {model} becomes {request.to}",
-            hint="leave it out",
+            f"--python is only for --to onnx, and {model} is exported to {request.to}",
+            hint="leave out --python",
         )
     first = f"first `edgespec export {model} --to gguf -o DIR`, then export DIR"
     if request.trimmed:
         raise InvalidRequestError(
-            "a head can only be trimmed in a GGUF, and this is a Hugging Face folder", hint=first
+            "only a GGUF's output head can be trimmed, and this is a Hugging Face folder", hint=first
         )
     if request.static_cache is not None:
-        raise InvalidRequestError(
-            "a graph of fixed shapes can only be made of a GGUF, and this is a Hugging Face folder", hint=first
-        )
+        raise InvalidRequestError("--static-cache needs a GGUF, and this is a Hugging Face folder", hint=first)
     check_replaceable(Path(os.path.realpath(request.output)))
 
 

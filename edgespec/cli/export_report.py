@@ -1,4 +1,4 @@
-"""What ``edgespec export`` says about what it wrote."""
+"""The report of ``edgespec export``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgespec.cli.perplexity_cost import Cost
     from edgespec.cli.trimming import Trimming
 
-# The part a matrix belongs to, by what its name contains. The first that fits counts.
+# Parts of a model, and the text in the names of their matrices. The first match is used.
 _CLASSES = (
     ("embedding", "token_embd"),
     ("head", "output.weight"),
@@ -27,9 +27,9 @@ _CLASSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """An export that is on disk, as it is told.
+    """A finished export, with everything that its report needs.
 
-    ``bytes_before`` are those of weights that a token reads in the source; None where that is not known.
+    ``bytes_before``: bytes of weights that a token reads in the source; None if unknown.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class Written:
 
     @property
     def bytes_per_token(self) -> int | None:
-        """Bytes of weights that a token reads; None where the format does not say."""
+        """Bytes of weights that a token reads in the export; None if the format does not say."""
         from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
 
         if is_onnx_folder(self.folder):
@@ -51,7 +51,7 @@ class Written:
 
     @property
     def quantisation(self) -> Mapping[str, str]:
-        """Types of the weights, by part of the model."""
+        """Types of the export's weights, by part of the model."""
         weights = self._gguf()
         return self.manifest.get("tensors", {}) if weights is None else quantisation_by_class(weights.tensors)
 
@@ -75,7 +75,7 @@ class Written:
         }
 
     def tell(self, state: State, *, as_json: bool) -> None:
-        """Print it all, for a person or as JSON."""
+        """Print the report as text or JSON."""
         if as_json:
             print_json(self.as_json())
             state.answered = True
@@ -115,10 +115,10 @@ def _line(label: str, text: str) -> None:
 
 
 def quantisation_by_class(tensors: Iterable[TensorInfo]) -> Mapping[str, str]:
-    """For each part of the model the types of its matrices, those of most bytes first: {"head": "Q6_K", ...}.
+    """Types of the matrices of each part of the model, most bytes first: {"head": "Q6_K", ...}.
 
-    Parts are ``embedding`` (also the head, where there is no ``head``), ``head``, ``attention``, ``feed-forward``,
-    ``other``, and ``vectors`` for norms and biases; what a model lacks is left out.
+    Parts are ``embedding`` (also used as the head if there is no ``head``), ``head``, ``attention``,
+    ``feed-forward``, ``other``, and ``vectors`` for norms and biases. Parts that the model lacks are left out.
     """
     found: dict[str, Counter[str]] = {}
     for tensor in tensors:

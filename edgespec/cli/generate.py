@@ -40,7 +40,7 @@ def generate(
     context: typer.Context,
     prompt: Annotated[
         str,
-        typer.Argument(metavar="PROMPT|-", help="What to ask, also about piped text; - is that text."),
+        typer.Argument(metavar="PROMPT|-", help="The prompt; piped text is put before it; -: only the piped text."),
     ],
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
     temperature: TemperatureOption = None,
@@ -48,15 +48,15 @@ def generate(
     top_k: TopKOption = None,
     min_p: MinPOption = None,
     seed: SeedOption = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Decode without guesses: the same text.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt's text, without a chat template.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Decode without guesses; the text is the same.")] = False,
     depth: DepthOption = None,
     rule: Annotated[
         str | None,
         typer.Option(
             "--rule",
             metavar="keyed|rejection",
-            help="rejection: same distribution, not the same text.",
+            help="keyed: same text as without guesses; rejection: same probabilities only.",
             autocompletion=suggestions.one_of("keyed", "rejection"),
         ),
     ] = None,
@@ -72,8 +72,8 @@ def generate(
 ) -> None:
     """Write one answer to stdout.
 
-    What is piped in is read to its end and stands before the prompt, which asks about it. In a loop over a file give
-    `</dev/null`, or the first answer takes the rest of the file.
+    Text from a pipe is read to its end and put before the prompt. In a shell loop that reads a file, add
+    `</dev/null`, or the first call reads the rest of the file.
     """
     state = state_of(context)
     chosen = resolve_profile(
@@ -88,7 +88,7 @@ def generate(
     )
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     sampling = sampling_of(Sampling(rule=chosen.rule), **drawn)
-    # Before stdin is read and a model is loaded for it.
+    # Wrong requests fail before stdin is read and a model is loaded.
     if prompt != "-":
         check_request(prompt, stop=stop or (), raw=raw)
     text = _with_input(prompt, quiet=json)
@@ -108,12 +108,12 @@ def generate(
 
 
 def _with_input(prompt: str, *, quiet: bool) -> str:
-    """The prompt after what was piped in, as other programs of this kind read it; ``-`` is that text alone."""
+    """The piped text followed by the prompt; for ``-`` only the piped text."""
     if prompt == "-":
         return read_input()
     piped = "" if sys.stdin.isatty() else read_input().strip("\n")
     if not piped.strip():
         return prompt
-    if stderr_columns() is not None and not quiet:  # who did not mean to pipe it in sees that it is gone
-        note(f"asked about {len(piped)} characters from stdin", dim=True)
+    if stderr_columns() is not None and not quiet:  # a user who piped by mistake learns that stdin was read
+        note(f"read {len(piped)} characters from stdin", dim=True)
     return f"{piped}\n\n{prompt}"

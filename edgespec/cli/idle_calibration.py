@@ -1,4 +1,4 @@
-"""Measuring this machine while a person reads an answer: a first chat starts at once, later ones are fast."""
+"""Measures this machine while a person reads an answer, so that a first chat need not wait for calibration."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ TELLING = 1.05
 
 
 class IdleCalibration:
-    """``Engine.calibrate_for`` on a thread of its own between two answers: a context manager around the chat.
+    """Runs ``Engine.calibrate_for`` on a separate thread between two answers. A context manager.
 
-    Ctrl-C can interrupt ``Thread.start``, and a thread that has not begun cannot be joined. So the thread holds a
-    lock while it measures, and a thread that begins only after ``stop`` finds its event set and measures nothing.
+    Ctrl-C can interrupt ``Thread.start``, and a thread that has not started cannot be joined. So the thread holds a
+    lock while it measures, and a thread that starts only after ``stop`` finds its event set and measures nothing.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine  # another one may take its place while nothing is measured
+        self.engine = engine  # the chat may replace it while nothing is measured
         self._measuring = threading.Lock()
         self._stop = threading.Event()  # one for each thread
         self._line: str | None = None
         self._given_up = False
 
     def start(self) -> None:
-        """Begin to measure, if anything is missing."""
+        """Start measuring if a measurement is missing."""
         if self._given_up or not self.engine.can_calibrate:
             return
         self._stop = threading.Event()
@@ -47,7 +47,7 @@ class IdleCalibration:
                 self._line = f"measured: {_worth(self.engine)} (/plan says why)"
 
     def stop(self) -> str | None:
-        """Leave off within one forward; a line that says what came of it, at the first call after it is complete."""
+        """Stop within one forward. Returns a line about the result, once, after the measuring is complete."""
         self._stop.set()
         with self._measuring:
             line, self._line = self._line, None
@@ -63,12 +63,12 @@ class IdleCalibration:
 
 
 def _worth(engine: Engine) -> str:
-    """What the new plan makes of guessing, in a few words."""
+    """What guessing gains in the new plan, in a few words."""
     plan, costs = engine.plan, engine.measurements.costs()
     if plan.mode == "plain":
         return "decoding without guesses is fastest here"
     predicted, plain_s = plan.predicted_tokens_per_s, costs.plain_s
-    # A plan expects nothing of copies, whose worth depends on the text: where they are all there is it predicts 1.00.
+    # What copies gain depends on the text, so that a plan with copies alone predicts 1.00.
     if predicted is None or plain_s is None or predicted * plain_s < TELLING:
-        return "guessing begins, where the text makes it pay"
+        return "guessing is used where the text makes it faster"
     return f"guessing is worth about {predicted * plain_s:.1f}x here"

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one stops the answer, a second one within two seconds leaves."""
+"""Ctrl-C: the first stops the answer, a second within two seconds leaves the program."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgespec.cli.ending import Ending
 
 _TWICE_WITHIN_S = 2.0
 
-# How often an answer that is being stopped is told so; well under what a person notices.
+# Seconds between calls of ``cancel`` until the answer ends; too short for a person to notice.
 _RETRY_S = 0.05
 
 
 class Answering(Protocol):
-    """What writes answers: a session, or what holds one."""
+    """An object whose answers can be cancelled: a session, or the owner of a session."""
 
     def cancel(self) -> None:
         """End the answer in progress, if there is one. Any thread may call it."""
@@ -28,7 +28,7 @@ class Answering(Protocol):
 class Interrupts:
     """Turns SIGINT into ``session.cancel()`` while an answer is written, and into KeyboardInterrupt otherwise.
 
-    So does ``ending`` with its signals.
+    ``ending`` does the same for SIGTERM and SIGHUP.
     """
 
     def __init__(self, session: Answering, ending: Ending) -> None:
@@ -49,18 +49,18 @@ class Interrupts:
         self._begin_to_stop(self._answer_ended)
 
     def _begin_to_stop(self, ended: threading.Event) -> None:
-        # Not from here: the handler may have interrupted code that holds the session's lock.
+        # On another thread, because the handler may have interrupted code that holds the session's lock.
         threading.Thread(target=self._stop_answer, args=(ended,), daemon=True).start()
 
     def _stop_answer(self, ended: threading.Event) -> None:
-        """Cancel until this answer has ended: it may not have begun yet when Ctrl-C came."""
+        """Cancel repeatedly until the answer ends, because it may not have started when Ctrl-C was pressed."""
         while not ended.is_set():
             self._session.cancel()
             ended.wait(_RETRY_S)
 
     @contextmanager
     def installed(self) -> Iterator[Interrupts]:
-        """Handle SIGINT for the length of a block."""
+        """Handle SIGINT within a block."""
         before = signal.signal(signal.SIGINT, self._handle)
         try:
             yield self
@@ -69,7 +69,7 @@ class Interrupts:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Ctrl-C inside the block stops the answer. Raises KeyboardInterrupt after it if it came twice."""
+        """Within the block, Ctrl-C stops the answer. Raises KeyboardInterrupt at its end after a second Ctrl-C."""
         self._answer_ended = ended = threading.Event()
         self._ending.stop_answer = lambda: self._begin_to_stop(ended)
         try:

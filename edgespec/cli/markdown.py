@@ -1,4 +1,4 @@
-"""Markdown in colours as it streams. Its marks stay where they are: only styles are added."""
+"""Colours streaming Markdown. Only styles are added; the marks stay in the text."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^\n]*)\n?$")
 _MAYBE_FENCE = re.compile(r"[ \t]*(`{1,2}|~{1,2}|)$")
 _HEADING = re.compile(r"#{1,6}[ \t]")
 
-# Spans are held back until their closing mark comes, which has to be on the line and not farther than this: a phrase,
-# or two thirds of a second of a small model's text.
+# Characters. A span is held back until its closing mark, which must follow on the same line within this distance:
+# a phrase, or two thirds of a second of a small model's text.
 _LONGEST_SPAN = 80
 
 _UNITS = re.compile(r"\n|`+|\*+|[^\n`*]+")
 
-# An opening fence is a line; what is longer than this is none.
+# Longest line, in characters, that can be an opening fence.
 _LONGEST_FENCE = 200
 
-# A line of code is shown when it is whole, and what there is of it after so long: a slow model is seen to write.
+# Seconds after which an incomplete line of code is shown, so that a slow model visibly writes.
 _PATIENCE_S = 0.3
 
 
 @dataclass(slots=True)
 class _Block:
-    """A block of code that is open: the fence that ends it, and the colours of its language."""
+    """An open block of code: the fence that closes it, and the colours of its language."""
 
     fence: str
     colours: CodeColours
-    shown: int = 0  # characters of the line at hand
+    shown: int = 0  # characters of the current line
 
 
 class Markdown:
-    """Segments for Markdown that comes bit by bit."""
+    """Turns streaming Markdown into styled segments."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,7 +54,7 @@ class Markdown:
         return list(self._segments(ended=False))
 
     def flush(self) -> list[Segment]:
-        """What was held back, when no more comes."""
+        """The held-back segments, at the end of the text."""
         return list(self._segments(ended=True))
 
     def _segments(self, *, ended: bool) -> Iterator[Segment]:
@@ -88,7 +88,7 @@ class Markdown:
     def _coloured(self, block: _Block, line: str, *, partial: bool) -> list[Segment] | None:
         parts = block.colours.line(line)
         if partial and len(parts) > 1:
-            parts.pop()  # the token may go on
+            parts.pop()  # the token may be incomplete
         text = "".join(part for part, _ in parts)
         segments, at = [], 0
         for part, style in parts:
@@ -134,7 +134,7 @@ class Markdown:
         if text[0] == "`" or (text[0] == "*" and len(text) in (2, 3)):
             within, line_break, _ = rest[:_LONGEST_SPAN].partition("\n")
             closing = re.search(rf"(?<!`){text}(?!`)" if text[0] == "`" else rf"(?<=\S)\*{{{len(text)}}}", within)
-            # The last of these backticks may not be the last of its run.
+            # More backticks of the same run may follow.
             undecided = closing is None or (text[0] == "`" and closing.end() == len(rest))
             if undecided and not line_break and len(rest) < _LONGEST_SPAN and not ended:
                 return None

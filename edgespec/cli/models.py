@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from edgespec.store.hub.quantisations import Quantisation, QuantisationChoice
 
 app = typer.Typer(
-    help="List the models known and on disk; remove or verify one.",
+    help="List known and stored models; remove or verify one.",
     invoke_without_command=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,7 +63,7 @@ def pull(
     ],
     json: JsonOption = False,
 ) -> None:
-    """Fetch models into the store: with progress, resumable, verified."""
+    """Download models into the store. Downloads are verified, and resume after an interruption."""
     state = state_of(context)
     references = [_fetchable(text) for text in model]
     store = Store(home())
@@ -90,17 +90,17 @@ def _fetchable(text: str) -> CatalogueName | HubReference:
     reference = parse_reference(text, catalogue().keys())
     if isinstance(reference, LocalPath):
         raise InvalidRequestError(
-            f"{text} is a path: there is nothing to fetch", hint="use the path itself as MODEL in other commands"
+            f"{text} is a path, so there is nothing to download", hint="use the path as MODEL in other commands"
         )
     if isinstance(reference, CatalogueName):
-        lookup(reference.name, to_fetch=True, others=models_by_name())  # before anything is fetched
+        lookup(reference.name, to_fetch=True, others=models_by_name())  # raises before anything is downloaded
     return reference
 
 
 def _wanted(
     reference: CatalogueName | HubReference, store: Store, state: State, progress: ProgressPrinter
 ) -> tuple[ModelSpec, QuantisationChoice | None]:
-    """What to fetch, and of a repository what there is to choose from."""
+    """The model to download, and for a repository its quantisations and the chosen one."""
     if isinstance(reference, CatalogueName):
         return lookup(reference.name, to_fetch=True), None
     spec = spec_of_hub_reference(reference)
@@ -112,30 +112,30 @@ def _wanted(
     except DownloadError:
         if here is None:
             raise
-        return spec, None  # it is here, whatever the hub says
+        return spec, None  # the model is stored, so the hub is not needed
     names = [] if here is None else [path.name for path in here.paths]
     held = [each for each in choice.found if [file.rpartition("/")[2] for file in each.files] == names]
     if held:
-        choice = replace(choice, chosen=held[0], reason="it is here already")
+        choice = replace(choice, chosen=held[0], reason="it is already stored")
     source = HubFile(reference.repo, choice.chosen.files[0], reference.revision)
     return replace(spec, licence=choice.listing.licence, sources=(source,)), choice
 
 
 def _show_quantisations(choice: QuantisationChoice) -> None:
-    """A line for each, and how to take another."""
+    """Print a line for each quantisation, and how to choose another."""
     listing, found = choice.listing, choice.found
     where = " in the hub's cache" if listing.cached else ""
     note(f"{listing.reference()} holds {len(found)} quantisation{'s' if len(found) > 1 else ''}{where}")
     width = max(len(each.name or "?") for each in found)
     for each in found:
         amount = "" if each.bytes is None else megabytes(each.bytes)
-        runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "its header tells"}[each.native]
+        runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "its header will tell"}[each.native]
         fits = ", too large for this machine" if each.fits is False else ""
         mark = "*" if each is choice.chosen else " "
         note(f"{mark} {each.name or '?':{width}}  {amount:>9}  {runs}{fits}  {_printable(each.files[0])}")
     note(f"* {choice.words}")
     if len(found) > 1:
-        note(f"another: edgespec pull {listing.reference()}/FILE")
+        note(f"for another one: edgespec pull {listing.reference()}/FILE")
 
 
 def _quantisation_json(choice: QuantisationChoice, each: Quantisation) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _quantisation_json(choice: QuantisationChoice, each: Quantisation) -> dict[s
 
 @app.callback()
 def models(context: typer.Context, json: JsonOption = False) -> None:
-    """List the models known and on disk, and those of other programs, with sizes."""
+    """List known and stored models and those of other programs, with sizes."""
     if context.invoked_subcommand is not None:
         return
     store = Store(home())
@@ -185,9 +185,9 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
-    """What a model's file says: its architecture, and why our kernels do not run it; None where they do.
+    """Facts from a model's file: its architecture, and the reason why the native runtime cannot run it, if any.
 
-    ``vision``: whether it holds what turns images into tokens, which is not used.
+    ``vision``: whether the file holds an image encoder, which is not used.
     """
 
     family: str | None
@@ -212,7 +212,9 @@ class _Content:
             return self.reason or ""
         if self.vision:
             runs = (
-                "text runs on our kernels, images are left out" if self.reason is None else f"not run: {self.reason}"
+                "text runs on our kernels, images are left out"
+                if self.reason is None
+                else f"cannot run: {self.reason}"
             )
         else:
             runs = "runs on our kernels" if self.reason is None else "needs llama.cpp"
@@ -224,7 +226,7 @@ class _Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Other:
-    """A model of another program, and what its file says; ``drafter`` is who drafted for it last."""
+    """A model of another program, with facts from its file; ``drafter`` is its latest drafter."""
 
     model: FoundModel
     content: _Content
@@ -297,7 +299,7 @@ def _stored_json(stored: StoredModel) -> dict[str, Any]:
 
 @app.command("rm")
 def remove(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
-    """Delete a model from the store. A file in the hub's own cache stays there."""
+    """Delete a model from the store. Files in the hub's cache stay there."""
     removed = Store(home()).remove(model)
     if json or state_of(context).json:
         in_use = [str(path) for path in removed.in_use]
@@ -309,12 +311,12 @@ def remove(context: typer.Context, model: ModelArgument, json: JsonOption = Fals
     elif removed.kept:
         note(f"the hub's cache still holds {removed.kept[0]}")
     for path in removed.in_use:
-        note(f"another program uses {path}: edgespec deletes it later, once that program has ended")
+        note(f"another program uses {path}: edgespec deletes the file after that program has ended")
 
 
 @app.command("verify")
 def verify(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
-    """Read a model again and compare its sha256 with its manifest."""
+    """Read a stored model and compare its sha256 with the recorded one."""
     store, json = Store(home()), json or state_of(context).json
     with ProgressPrinter(quiet=json).shown() as progress:
         if store.find(model) is None:

@@ -1,4 +1,4 @@
-"""Options that mean the same in every command, and opening an Engine from them."""
+"""Options that several commands share, and the opening of an Engine from these options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from edgespec.placement.settings import choose_threads
 from edgespec.profiles.profile import Profile, load_profile
 
 ModelArgument = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="As --target.", autocompletion=suggestions.for_model)
+    str | None,
+    typer.Argument(metavar="MODEL", help="The model, as in --target.", autocompletion=suggestions.for_model),
 ]
 TargetOption = Annotated[
     str | None,
@@ -48,46 +49,46 @@ ProfileOption = Annotated[
         autocompletion=suggestions.for_profile,
     ),
 ]
-ContextOption = Annotated[int | None, typer.Option("--context", metavar="N", help="Tokens of conversation to keep.")]
+ContextOption = Annotated[int | None, typer.Option("--context", metavar="N", help="Context length, in tokens.")]
 DepthOption = Annotated[
-    str | None, typer.Option("--depth", metavar="N|auto", help="Guesses in a row that a round verifies; 0: none.")
+    str | None, typer.Option("--depth", metavar="N|auto", help="Most guesses checked in one pass; 0: no guesses.")
 ]
 ExactnessOption = Annotated[
     str | None,
     typer.Option(
         "--exactness",
         metavar="stable|near",
-        help="near: the text may differ in rare ties.",
+        help="stable: same text as without guesses; near: may differ in rare ties.",
         autocompletion=suggestions.one_of("stable", "near"),
     ),
 ]
 ThreadsOption = Annotated[
-    str | None, typer.Option("--threads", metavar="N|auto", help="Threads of the target; auto: as measured.")
+    str | None, typer.Option("--threads", metavar="N|auto", help="Threads of the model; auto: the fastest measured.")
 ]
 NoThinkOption = Annotated[
-    bool, typer.Option("--no-think", help="Answer without thinking first, where the model's template knows how.")
+    bool, typer.Option("--no-think", help="Answer without thinking first, if the model's template supports it.")
 ]
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
 TopPOption = Annotated[
-    float | None, typer.Option("--top-p", help="Keep the likeliest tokens of this mass; 1 keeps all.")
+    float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability; 1: all.")
 ]
-TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")]
+TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.")]
 MinPOption = Annotated[
-    float | None, typer.Option("--min-p", help="Drop tokens under this share of the likeliest; 0: none.")
+    float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the top probability; 0: none.")
 ]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", help="Same seed, same text; without one it is drawn and told.")
+    int | None, typer.Option("--seed", help="The same seed gives the same text; random if not given.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 
 
 def sampling_of(usual: Sampling, **flags: Any) -> Sampling:
-    """``usual`` with the options that were given. Raises InvalidRequestError."""
+    """``usual`` with the given options replaced; None is not given. Raises InvalidRequestError."""
     return replace(usual, **{key: value for key, value in flags.items() if value is not None})
 
 
 def state_of(context: typer.Context) -> State:
-    """The shared options of the command line at hand."""
+    """The shared options of this command line."""
     return context.obj if isinstance(context.obj, State) else State()
 
 
@@ -103,9 +104,9 @@ def resolve_profile(name: str | None, **flags: Any) -> Profile:
 
 
 def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> Engine:
-    """Load what the profile asks for, fetching models that are missing, with progress on stderr.
+    """Load the profile's models, with progress on stderr. Missing models are downloaded unless ``state.offline``.
 
-    ``calibrate`` is that of ``Engine.load``.
+    ``calibrate`` is passed to ``Engine.load``.
     """
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
         return Engine.load(
@@ -117,12 +118,12 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> E
 
 
 def check_thinking(engine: Engine, *, think: bool) -> None:
-    """Say so where ``--no-think`` changes nothing."""
+    """Report on stderr that ``--no-think`` has no effect, if the template has no switch for it."""
     if not think and not engine.has_thinking_switch:
         name = engine.plan.target.model
-        note(f"--no-think changes nothing: the template of {name} has no switch for thinking", dim=True)
+        note(f"--no-think has no effect: the template of {name} has no switch for thinking", dim=True)
 
 
 def default_threads() -> int:
-    """Threads for work beside decoding: those that the profile in force gives a target on this processor."""
+    """Threads for work other than decoding: as many as the profile gives a target on this processor."""
     return choose_threads(resolve_profile(None), describe_machine(), None)

@@ -1,4 +1,4 @@
-"""Where output goes: answers and JSON to stdout, everything else to stderr, plain where it is not a terminal."""
+"""Output: answers and JSON go to stdout, everything else to stderr, without colours unless it is a terminal."""
 
 from __future__ import annotations
 
@@ -27,24 +27,22 @@ SCHEMA_VERSION = 1
 
 T = TypeVar("T")
 
-# Without a terminal, progress is a line now and then, so that a log stays readable.
+# Seconds between progress lines without a terminal, so that a log stays readable.
 _PLAIN_INTERVAL_S = 10.0
 
-# Four characters a token fill a context of four million tokens with it.
+# At four characters a token, enough for a context of four million tokens.
 MOST_INPUT_BYTES = 16_000_000
 
-# Who pipes a file in waits for less.
+# A piped file arrives sooner. After this many seconds, a message says that stdin is awaited.
 _PATIENCE_S = 3.0
 
-# Columns below which breaking lines helps nobody.
+# Lines are wrapped to at least this many columns.
 NARROWEST = 20
 
 
 @dataclass(slots=True)
 class State:
-    """The options every command shares, whether the JSON object that was promised is out (``answered``), and the
-    signal that ends the program.
-    """
+    """The shared options, the signal handler (``ending``), and whether the JSON object was printed (``answered``)."""
 
     debug: bool = False
     offline: bool = False
@@ -54,14 +52,14 @@ class State:
 
     @property
     def quiet(self) -> bool:
-        """Whether progress is not shown: a program reads the output, and nobody looks for a mistake."""
+        """Whether progress is hidden: with ``--json``, unless ``--debug`` is given too."""
         return self.json and not self.debug
 
 
 def prepare_streams() -> bool:
-    """Make the standard streams usable whatever they are; False if there is no stdout to write to.
+    """Make the standard streams usable; False if stdout is closed.
 
-    A character that the output's encoding lacks becomes ``?``, and a closed stdin is an empty one.
+    A character that the output's encoding lacks becomes ``?``. A closed stdin reads as empty.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
@@ -75,8 +73,8 @@ def prepare_streams() -> bool:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on one line of stdout. A number that is not finite was not measured: null."""
-    # JSON can spell every character in ASCII, for an output that could not carry them all.
+    """Print one object on one line of stdout. Numbers that are not finite become null (not measured)."""
+    # ASCII escapes keep every character in an output encoding other than UTF-8.
     everything = sys.stdout.encoding.lower().replace("-", "") == "utf8"
     whole = {"schema_version": SCHEMA_VERSION, **_finite(value)}
     sys.stdout.write(json.dumps(whole, ensure_ascii=not everything, allow_nan=False) + "\n")
@@ -92,7 +90,7 @@ def _finite(value: Any) -> Any:
 
 
 def print_error(error: EdgespecError, *, as_json: bool) -> None:
-    """One sentence and a hint on stderr, and with ``as_json`` an object on stdout as well."""
+    """Print an error and its hint on stderr, and with ``as_json`` also as an object on stdout."""
     note(f"edgespec: {error.message}")
     if error.hint:
         note(f"hint: {error.hint}")
@@ -101,7 +99,7 @@ def print_error(error: EdgespecError, *, as_json: bool) -> None:
 
 
 def decode_input(data: bytes) -> str:
-    """What came in on stdin as text. Raises InvalidRequestError if it is not UTF-8."""
+    """Decode bytes from stdin. Raises InvalidRequestError if they are not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -111,9 +109,9 @@ def decode_input(data: bytes) -> str:
 
 
 def read_input() -> str:
-    """All of stdin as text. Says what it waits for where nothing ends it soon.
+    """Read all of stdin as text. After ``_PATIENCE_S``, a message on stderr says that stdin is awaited.
 
-    Raises InvalidRequestError if it is longer than any prompt, binary, or not UTF-8.
+    Raises InvalidRequestError if stdin is longer than any prompt, binary, or not UTF-8.
     """
     waiting = threading.Timer(_PATIENCE_S, _say_what_is_awaited)
     waiting.daemon = True
@@ -124,23 +122,23 @@ def read_input() -> str:
         waiting.cancel()
     if len(data) > MOST_INPUT_BYTES:
         raise InvalidRequestError(
-            f"stdin holds more than {megabytes(MOST_INPUT_BYTES)}", hint="no model reads as much; give a part of it"
+            f"stdin holds more than {megabytes(MOST_INPUT_BYTES)}", hint="no model can read this much; give a part"
         )
     if (zero := data.find(0)) >= 0:
         raise InvalidRequestError(
-            f"stdin is not text (a zero at byte {zero})", hint="give a text file; of a document its text alone"
+            f"stdin is not text (a zero at byte {zero})", hint="give a text file, or only the text of a document"
         )
     return decode_input(data.removeprefix(b"\xef\xbb\xbf"))
 
 
 def _say_what_is_awaited() -> None:
-    note("reading stdin to its end; `</dev/null` gives it none", dim=True)
+    note("waiting for the end of stdin; add `</dev/null` to read nothing from stdin", dim=True)
 
 
 def note(message: str, *, dim: bool = False, hang: int | None = None) -> None:
-    """A line for the person, on stderr; a terminal breaks it between words.
+    """Print a message on stderr, wrapped between words on a terminal.
 
-    Further lines begin ``hang`` columns to the right where that leaves room, else two further than the first.
+    Continuation lines are indented by ``hang`` columns if there is room, else by two more than the first line.
     """
     columns = stderr_columns()
     if columns is not None:
@@ -151,7 +149,7 @@ def note(message: str, *, dim: bool = False, hang: int | None = None) -> None:
 
 
 def _wrapped(line: str, columns: int, hang: int | None) -> str:
-    """The line in parts that fit, each further one two columns further right than the first."""
+    """The line wrapped to ``columns``; see ``note`` for ``hang``."""
     if len(line) <= columns:
         return line
     indent = " " * (len(line) - len(line.lstrip()) + 2 if hang is None or hang > columns - NARROWEST else hang)
@@ -161,22 +159,22 @@ def _wrapped(line: str, columns: int, hang: int | None) -> str:
 
 
 def stderr_columns() -> int | None:
-    """Width of the terminal behind stderr; None if there is none."""
+    """Width of stderr's terminal in columns; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         return None
     if not os.environ.get("COLUMNS"):
-        with suppress(OSError, ValueError):  # shutil asks stdout, which may be a pipe
+        with suppress(OSError, ValueError):  # shutil measures stdout, which may be a pipe
             return os.get_terminal_size(sys.stderr.fileno()).columns or shutil.get_terminal_size().columns
     return shutil.get_terminal_size().columns
 
 
 def stderr_is_rich() -> bool:
-    """Whether stderr is a terminal that wants colour and moving bars."""
+    """Whether stderr is a terminal that shows colours and progress bars."""
     return _is_rich(sys.stderr)
 
 
 def stdout_is_rich() -> bool:
-    """Whether stdout is a terminal that wants colour."""
+    """Whether stdout is a terminal that shows colours."""
     return _is_rich(sys.stdout)
 
 
@@ -186,9 +184,9 @@ def _is_rich(stream: TextIO) -> bool:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Keys that are typed in the block are not shown by the terminal, and are there for who reads next.
+    """The terminal does not echo keys typed within the block; the next read of stdin receives the keys.
 
-    In the midst of an answer they would stand in its text, and break its lines at other places.
+    An echo would appear within the answer's text and break its lines.
     """
     with _without(local="ECHO"):
         yield
@@ -196,17 +194,17 @@ def unechoed() -> Iterator[None]:
 
 @contextmanager
 def enter_as_key() -> Iterator[None]:
-    """Enter comes as it is typed in the block, and not as the end of a line, which is Ctrl-J."""
+    """Within the block, Enter is read as a carriage return, which differs from Ctrl-J."""
     with _without(input="ICRNL"):
         yield
 
 
 @contextmanager
 def _without(*, input: str | None = None, local: str | None = None) -> Iterator[None]:
-    """Without a mode of the terminal, by its name in ``termios``; nothing happens where there is no terminal."""
+    """Switch a terminal mode off, by its name in ``termios``. Without a terminal, do nothing."""
     try:
         import termios
-    except ImportError:  # Windows shows no keys before they are read
+    except ImportError:  # on Windows, keys are not shown before they are read
         yield
         return
     try:
@@ -237,7 +235,7 @@ def enable_native_log() -> None:
 
 
 class ProgressPrinter:
-    """Shows loading and downloads: a bar on a terminal, a line every few seconds elsewhere, nothing if quiet."""
+    """Shows the progress of loading and downloads: a bar on a terminal, else a line every few seconds."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -260,7 +258,7 @@ class ProgressPrinter:
         self._show(f"{event.stage} {event.source}", fraction, event.done_bytes, event.total_bytes)
 
     def follow(self, steps: Generator[float, None, T], label: str) -> T:
-        """The result of ``steps``, which yield how much of it is done."""
+        """Run ``steps``, which yield the finished fraction, and return their result."""
         with closing(steps):
             while True:
                 try:
@@ -310,7 +308,7 @@ class ProgressPrinter:
 
     @contextmanager
     def shown(self) -> Iterator[ProgressPrinter]:
-        """Use the printer for the length of a block and leave a clean line behind."""
+        """Use the printer within a block; the progress bar is removed at its end."""
         try:
             yield self
         finally:

@@ -1,4 +1,4 @@
-"""What rounding weights costs in perplexity: the source of an export against what was made of it, on a fixed text."""
+"""What rounding weights costs: the perplexity of an export and of its source, on a fixed text."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.choice import open_tokenizer
 
-# Both models read the same tokens, so that most of what makes a perplexity uncertain is the same in both: 512 of them
-# tell 4 bits from 8.
+# Both models read the same tokens, so most of the uncertainty cancels: 512 tokens distinguish 4 bits from 8.
 TOKENS = 512
 
-# A source of these was never rounded to blocks.
+# Types of weights that were never quantised.
 PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerplexityCost:
-    """Perplexity of the source and of what was exported from it, on the same ``tokens`` predicted."""
+    """Perplexity of the source (``before``) and its export (``after``), over the same ``tokens`` predictions."""
 
     before: float
     after: float
@@ -48,7 +47,7 @@ class PerplexityCost:
 
     @property
     def rise(self) -> float:
-        """By which share the perplexity has risen; negative if it fell."""
+        """Relative rise of the perplexity: 0.01 is 1 %; negative if it fell."""
         return self.after / self.before - 1
 
     def __str__(self) -> str:
@@ -57,7 +56,7 @@ class PerplexityCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """``rounded``: the source's types whose weights are not what they were. ``reason``: why nothing was measured."""
+    """``rounded``: the source's types of changed weights. ``reason``: why the perplexity was not measured."""
 
     rounded: tuple[str, ...]
     measured: PerplexityCost | None
@@ -67,21 +66,21 @@ class Cost:
         return None if self.measured is None else asdict(self.measured)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What to tell people: (label, text)."""
+        """Lines of the report: (label, text)."""
         if not PLAIN_TYPES.issuperset(self.rounded):
-            yield "requantised", f"rounded a second time: weights stored as {', '.join(self.rounded)}"
+            yield "requantised", f"weights stored as {', '.join(self.rounded)} were rounded a second time"
         yield "perplexity", str(self.measured) if self.measured else f"not measured: {self.reason}"
 
 
 def rounded_types(source: GgufHeader, folder: Path, manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The source's types, sorted, of weights that the export to ``folder`` has changed; empty if there are none."""
+    """The source's types, sorted, of weights that the export to ``folder`` changed; empty if it changed none."""
     name = next((name for name in (MODEL, DRAFTER) if name in manifest["files"]), None)
-    if name is None:  # ONNX, whose exporter says which it has "rounded to" something, by role
+    if name is None:  # ONNX: the manifest lists weights by role, with the words "rounded to"
         parts = [part for text in manifest.get("tensors", {}).values() for part in text.split(", ")]
         return tuple(sorted({part.split()[0] for part in parts if " rounded " in part}))
     types = {tensor.name: tensor.type_name for tensor in source.tensors}
     changes = {(types.get(each.name), each.type_name) for each in read_header(folder / name).tensors}
-    # F32 holds what any type says.
+    # F32 holds the values of every type.
     return tuple(sorted({old for old, new in changes if old and old != new and new != "F32"}))
 
 
@@ -90,25 +89,25 @@ def cost_of_rounding(
 ) -> Cost | None:
     """What the export of ``source`` to ``folder`` costs in perplexity; None if no weight was rounded.
 
-    A trimmed head gives most tokens no probability at all, so that its perplexity would mean nothing.
+    A trimmed head gives most tokens no probability, so it has no meaningful perplexity.
     """
     rounded = rounded_types(source.header, folder, manifest)
     if not rounded:
         return None
     if trimmed:
-        return Cost(rounded=rounded, measured=None, reason="a trimmed head cannot say every token of a text")
+        return Cost(rounded=rounded, measured=None, reason="a trimmed head lacks tokens of the text")
     try:
         return Cost(rounded=rounded, measured=measure(source, folder, state=state))
-    except EdgespecError as error:  # the artefact is written and whole: what it costs is worth no failure
+    except EdgespecError as error:  # the export itself is complete, so this failure is only reported
         return Cost(rounded=rounded, measured=None, reason=error.message)
 
 
 def measure(source: LocatedModel, folder: Path, *, state: State) -> PerplexityCost:
-    """Run ``source``, then the artefact in ``folder``, one loaded at a time, each by its own runtime.
+    """Measure ``source``, then the export in ``folder``; one model is loaded at a time.
 
-    Raises MemoryLimitError, RuntimeUnavailableError and whatever else loading and forwards raise.
+    Raises MemoryLimitError, RuntimeUnavailableError and other EdgespecErrors of loading and forwards.
     """
-    # One runtime whatever types the two files have: each rounds what is multiplied in its own way.
+    # The same runtime for both GGUF files, because each runtime rounds activations in its own way.
     profile, machine = replace(resolve_profile(None), runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
     allowed_bytes = int(machine.available_memory_bytes * profile.max_memory_fraction)
@@ -124,13 +123,15 @@ def measure(source: LocatedModel, folder: Path, *, state: State) -> PerplexityCo
 
 
 def _prepared(prepare: Preparation, file: LocatedModel) -> PreparedModel:
-    """With nothing rounded but weights: the usual cache of llama.cpp moves some models more than 8-bit weights do."""
+    """Prepare a model so that only weights are rounded: llama.cpp's usual KV cache costs some models more than
+    8-bit weights do.
+    """
     settings = prepare.target(file).settings
     return prepare_model(file, runtime_of(settings).comparable_settings(settings), prepare.context_length)
 
 
 def _tokens(source: LocatedModel, count: int) -> Sequence[int]:
-    """``count`` tokens to predict and one before them, of prompts that are the same on every machine."""
+    """``count`` tokens to predict and one before them, from prompts that are the same on every machine."""
     text = "\n\n".join(prompt.prompt for prompt in calibration_prompts())
     with closing(open_tokenizer(source.tokenizer_path)) as vocabulary:
         tokens = vocabulary.encode(text, add_bos=True)[: count + 1]
@@ -146,6 +147,6 @@ def _perplexity(model: PreparedModel, tokens: Sequence[int], allowed_bytes: int)
         for rows in quality.teacher_forced_rows(sequence, tokens[:-1]):
             following = tokens[len(losses) + 1 : len(losses) + 1 + len(rows)]
             if not np.isfinite(rows).all():
-                raise NonFiniteLogitsError(f"{model.file.name} computes scores that are no finite numbers")
+                raise NonFiniteLogitsError(f"{model.file.name} computes scores that are not finite numbers")
             losses += quality.token_losses(rows, following).tolist()
     return quality.perplexity(losses)

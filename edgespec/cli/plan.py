@@ -49,15 +49,17 @@ def plan(
     exactness: ExactnessOption = None,
     threads: ThreadsOption = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Every way that was considered, and why each was kept or dropped.")
+        bool, typer.Option("--explain", help="List every option considered, and why it was kept or dropped.")
     ] = False,
     simulate: Annotated[
         str | None,
-        typer.Option("--simulate", metavar="MACHINE.toml|NAME", help="Plan for a described machine instead."),
+        typer.Option(
+            "--simulate", metavar="MACHINE.toml|NAME", help="Plan for a described machine, not for this one."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """What would run where on this machine, or on a described one, and why."""
+    """Show what would run on which device, and why."""
     wishes = {
         "--profile": profile,
         "--target": target,
@@ -71,7 +73,8 @@ def plan(
         given = [option for option, value in wishes.items() if value is not None]
         if given:
             raise InvalidRequestError(
-                f"{given[0]} does not go with --simulate", hint="a described machine names its own models and context"
+                f"{given[0]} cannot be combined with --simulate",
+                hint="a described machine names its own models and context",
             )
         _simulated(simulate, explain=explain, json=json)
         return
@@ -98,23 +101,23 @@ def plan(
         _print_plan(engine.plan, f"{engine.machine.processor}, {engine.machine.physical_cores} cores", None)
         _print_list("why", engine.plan.reasons)
         if explain:
-            ways = ["nothing yet: not measured"] if ranking is None else explained(ranking)
+            ways = ["nothing yet: this machine is not measured"] if ranking is None else explained(ranking)
             files = [f"not {refusal.sentence}" for refusal in engine.considered_drafters]
             _print_list("considered", [*ways, *files])
             _print_list("missing", _missing())
 
 
 def _missing() -> list[str]:
-    """What an extra that is not installed would add to the ways that were considered."""
+    """Extras that are not installed, and what each would add."""
     try:
         llama_library.load()
     except RuntimeUnavailableError as error:
-        return [f"{error.message}: it would add GPUs, and the faster of the two runtimes would run; {INSTALL_HINT}"]
+        return [f"{error.message}: it adds GPUs and a second runtime, and the faster one is used; {INSTALL_HINT}"]
     return []
 
 
 def _drafters_json(engine: Engine) -> dict[str, Any]:
-    """What was looked at for a drafter that nobody named, and what could be fetched as one."""
+    """The drafters considered if the user named none, and the one that could be downloaded."""
     offer = engine.drafter_offer
     return {
         "considered_drafters": [refusal.as_json() for refusal in engine.considered_drafters],
@@ -154,7 +157,7 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
 
 
 def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
-    """The plan in a few labelled lines; what is not known is said to be so."""
+    """Print the plan in a few labelled lines; unknown values are printed as "not measured"."""
     _print_labelled("machine", machine)
     _print_labelled("mode", decided.mode)
     target, drafter = decided.target, decided.drafter
@@ -168,7 +171,9 @@ def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
         _print_labelled("predicted", "not measured")
     else:
         speedup = (
-            "" if ranking is None or decided.mode == "plain" else f", {ranking.best.speedup:.2f}x the fastest plain"
+            ""
+            if ranking is None or decided.mode == "plain"
+            else f", {ranking.best.speedup:.2f}x the fastest plain decoding"
         )
         _print_labelled("predicted", f"{decided.predicted_tokens_per_s:.1f} tokens/s{speedup}")
     if ranking is not None:
@@ -189,7 +194,7 @@ def _print_list(label: str, sentences: Iterable[str]) -> None:
 
 
 def _print_labelled(label: str, text: str, *, hang: int = 0) -> None:
-    """A line under its label, folded to the terminal; whole where something else reads it."""
+    """Print a line after its label, wrapped on a terminal and unwrapped elsewhere."""
     line = f"{label:{_LABEL_COLUMNS}}{text}"
     if not sys.stdout.isatty():
         print(line)

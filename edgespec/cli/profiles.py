@@ -13,7 +13,7 @@ from edgespec.profiles.layers import ADVANCED, ADVANCED_KEYS
 from edgespec.profiles.profile import list_profiles
 
 app = typer.Typer(
-    help="List profiles, or show every value of one with its origin.",
+    help="List profiles, or show the values of one and their origins.",
     invoke_without_command=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,7 +47,7 @@ def show(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A profile's name or file.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Every value of a profile as it applies here and now, and where it comes from."""
+    """Show every value of a profile and where it comes from (file, variable or option)."""
     profile = resolve_profile(name)
     values = profile.values()
     if json or state_of(context).json:

@@ -1,4 +1,4 @@
-"""Prompts of earlier chats, a line each. Only the user may read the file."""
+"""The history of prompts: a file with one prompt a line that only the user may read."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from edgespec.errors import EdgespecError
 from edgespec.files.atomic import write_text
 from edgespec.files.home import Home
 
-# Prompts kept; bash keeps as many.
+# Prompts kept, as in bash.
 KEPT = 500
 
-# Written in place of the line breaks of a prompt, which are its file's ends of prompts.
+# Replaces line breaks within a prompt, because a line break ends a prompt in the file.
 _BREAK = "\u2028"
 
-# The first line of files that libedit wrote, on macOS; it spells blanks and backslashes in octal.
+# First line of files written by libedit (macOS), which escapes blanks and backslashes in octal.
 _LIBEDIT = "_HiStOrY_V2_"
 
 
 class PromptHistory:
-    """The prompts, oldest first. Each is written when it is entered, so that no end of the process loses one."""
+    """The prompts, oldest first. Each is written as soon as it is entered, so that a crash loses none."""
 
     def __init__(self, place: Home) -> None:
         self._place = place
         self.prompts = self._read()
 
     def add(self, prompt: str) -> None:
-        """Keep a prompt, as far as the home can be written."""
+        """Add a prompt, and write it to the file if the home is writable."""
         if not prompt.strip() or prompt == (self.prompts[-1] if self.prompts else None):
             return
         self.prompts.append(prompt)

@@ -1,4 +1,4 @@
-"""Reading prompts: typed and edited in a terminal, line by line from a pipe."""
+"""Reads prompts: edited in a terminal, or line by line from a pipe."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from edgespec.cli.output import decode_input, note
 
 QUOTES = '"""'
 
-# What a prompt begins with, and each of its further lines.
+# Shown before a prompt's first line, and before each further line.
 FIRST, FURTHER = "> ", ". "
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What was asked. What stood between triple quotes (``quoted``) is no command."""
+    """A prompt. Text between triple quotes (``quoted``) is never a command."""
 
     text: str
     quoted: bool = False
 
 
 class Prompts(Protocol):
-    """Where prompts come from. ``drawn``: keys are shown by us, whenever they were typed, and not by the terminal."""
+    """A source of prompts. ``drawn``: edgespec shows the typed keys, and the terminal does not."""
 
     drawn: bool
 
     def read(self) -> Prompt | None:
-        """The next prompt; None where no more come. Raises InvalidRequestError for a line that is no text: the next
-        one may be. Raises KeyboardInterrupt."""
+        """The next prompt; None at the end. Raises InvalidRequestError for a line that is not UTF-8 (the caller may
+        read the next line) and KeyboardInterrupt."""
 
 
 class LinePrompts:
-    """A prompt a line, or several lines between two triple quotes; each line is asked for with a few characters."""
+    """One prompt a line, or several lines between triple quotes; ``first`` and ``further`` are shown before them."""
 
     drawn = False
 
@@ -54,9 +54,9 @@ class LinePrompts:
 
 
 def unquoted(text: str) -> Prompt | None:
-    """The prompt that ``text`` is; None where it begins with triple quotes that are not closed yet.
+    """``text`` as a prompt; None if the triple quotes at its start are not closed yet.
 
-    They are closed at the end of a line. Where text comes after that, it was pasted, and they belong to it.
+    Closing quotes end a line. If text follows that line, the text was pasted and the quotes are a part of it.
     """
     begun = text.lstrip()
     if not begun.startswith(QUOTES):
@@ -79,7 +79,7 @@ def _read_line(asking: str) -> str | None:
         try:
             return input(asking)
         except UnicodeDecodeError as error:
-            return decode_input(error.object)  # says what is wrong with it
+            return decode_input(error.object)  # raises InvalidRequestError
         except EOFError:
             note("")
             return None

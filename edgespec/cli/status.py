@@ -1,4 +1,4 @@
-"""An answer as it is shown: its text, then a line that says how fast it was, what was guessed, and how exact."""
+"""Print an answer: its text, then a status line with the speed, the guesses and the exactness."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _SEPARATOR = " · "
 
-# What the counters of an answer are called stands in so many columns.
+# Width of the column with the names of the counters.
 STATS_COLUMNS = 15
 
-# What a level of exactness means for the reader (docs/glossary.md); its letter stays in the JSON.
+# Exactness levels in words, for the screen (docs/glossary.md). The JSON has the letter.
 EXACTNESS_WORDS = {
     "W": "same text as without guessing",
     "N": "may differ in rare ties",
@@ -30,10 +30,10 @@ EXACTNESS_WORDS = {
 
 
 def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = False, markdown: bool = True) -> Done:
-    """Write the text to stdout as it comes (``as_json``: none) and notices to stderr; returns the last event.
+    """Stream the text to stdout (not with ``as_json``) and notices to stderr; return the last event.
 
-    A terminal shows it in words that wrap, with colours; ``guesses`` shades the tokens that were guessed. What is no
-    ``markdown`` has no colours of its own.
+    On a terminal the text wraps between words and has colours. ``guesses`` shades guessed tokens. Without
+    ``markdown`` the text is not coloured as Markdown.
     """
     view = _view(generation, guesses, markdown) if sys.stdout.isatty() and not as_json else None
     try:
@@ -45,7 +45,7 @@ def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = Fals
                     note(event.message, dim=True)
                 elif isinstance(event, Done):
                     done = event
-    finally:  # also of an answer that failed
+    finally:  # also if the answer failed
         if view is not None:
             _write(view.flush())
     return done
@@ -69,18 +69,18 @@ def _write(text: str) -> None:
 
 
 class StatusLine:
-    """The line after each answer of one session, which says once why there are no guesses."""
+    """The status line after each answer of a session. It says once why there are no guesses."""
 
     def __init__(self, *, reasons: bool = True, measuring: bool = False) -> None:
-        """Without ``reasons`` it never says why: decoding without guesses was asked for.
+        """Without ``reasons`` the line gives no reason, because the user asked for plain decoding.
 
-        ``measuring``: the machine is measured between the answers, so nobody has to calibrate it.
+        ``measuring``: edgespec measures the machine between answers, so the user need not run calibrate.
         """
         self._reasons, self.measuring = reasons, measuring
         self._said: set[str] = set()
 
     def print(self, done: Done) -> None:
-        """End the answer on stdout and write the line to stderr, broken where the terminal is too narrow."""
+        """End the answer on stdout and write the status line to stderr, wrapped to the terminal."""
         sys.stdout.write("\n")
         sys.stdout.flush()
         note(self.text(done, stderr_columns()), dim=True)
@@ -88,7 +88,7 @@ class StatusLine:
     def text(self, done: Done, columns: int | None = None) -> str:
         """For example ``31.4 tok/s · 1.35x faster than without · 88 of 101 guesses right (0.5B drafter + copies)``.
 
-        With a width in ``columns`` it is broken between its parts, and inside one that is longer than a line.
+        ``columns`` wraps the line between its parts, and within a part that is longer than a line.
         """
         parts = [*_parts(done), *self._reason(done)]
         if columns is None:
@@ -102,12 +102,12 @@ class StatusLine:
         return "\n".join(lines)
 
     def _reason(self, done: Done) -> list[str]:
-        """Why there are no guesses, or not those of every drafter; nothing if that was said before."""
+        """Why no drafter, or not every drafter, guesses; empty if an earlier line gave the same reason."""
         stats = done.stats
         reason = done.speculation_off or ("" if stats.proposed or not stats.rounds else "nothing to guess from yet")
         if self.measuring and done.speculation_off_code == "not_calibrated":
-            reason = "this machine is measured between answers; guessing starts when that is done"
-        key = re.sub(r"[0-9.]+", "#", reason)  # the same reason with other figures is no news
+            reason = "measuring this machine between answers; guessing starts when that is done"
+        key = re.sub(r"[0-9.]+", "#", reason)  # a reason that differs only in its figures is not repeated
         if not self._reasons or not reason or key in self._said:
             return []
         self._said.add(key)
@@ -115,7 +115,7 @@ class StatusLine:
 
 
 def print_done(done: Done, status: StatusLine, *, as_json: bool) -> None:
-    """What comes after the text: the status line on stderr, or the JSON object."""
+    """Print what follows the text: the status line on stderr, or the JSON object on stdout."""
     if as_json:
         print_json(generate_json(done))
     else:
@@ -150,13 +150,13 @@ def _times(ratio: float) -> str:
 def _guesses(done: Done) -> str:
     stats = done.stats
     guesses = f"{stats.accepted} of {_count(stats.proposed, 'guess', 'guesses')} right"
-    # Drafting models first: their names say most.
+    # Draft models come first.
     sources = sorted(stats.rounds_by_source, key=lambda source: source != "model")
     return f"{guesses} ({' + '.join(_drafter(done, source) for source in sources)})" if sources else guesses
 
 
 def _drafter(done: Done, source: str) -> str:
-    """A drafter in a word or two: a model by its size, as far as its name tells it."""
+    """A short name for a drafter: "copies", or a draft model's size if its name contains one."""
     if source != "model":
         return {"lookup": "copies"}.get(source, source)
     name = done.plan.drafter.model if done.plan.drafter is not None else None
@@ -165,7 +165,9 @@ def _drafter(done: Done, source: str) -> str:
 
 
 def _same_text(done: Done) -> str:
-    return EXACTNESS_WORDS[done.plan.exactness] if done.same_text else "same odds as without guessing, another text"
+    if done.same_text:
+        return EXACTNESS_WORDS[done.plan.exactness]
+    return "same probabilities as without guessing, but not the same text"
 
 
 def _count(number: int, one: str, several: str | None = None) -> str:
@@ -173,9 +175,9 @@ def _count(number: int, one: str, several: str | None = None) -> str:
 
 
 def stats_lines(done: Done) -> list[str]:
-    """The counters of an answer for a person: rounded, with units."""
+    """The counters of an answer as lines of text, rounded and with units."""
     stats = done.stats
-    cached = f", {stats.cached_tokens} of them read before" if stats.cached_tokens else ""
+    cached = f", {stats.cached_tokens} of them cached" if stats.cached_tokens else ""
     rows = [
         ("prompt", _count(stats.prompt_tokens, "token") + cached),
         ("answer", _count(stats.emitted_tokens, "token") + _per_second(stats.decode_tokens_per_s)),
@@ -191,14 +193,14 @@ def stats_lines(done: Done) -> list[str]:
         rows.append(("guesses", f"{stats.accepted} of {stats.proposed} right{share}"))
         by_source = [(_drafter(done, source), count) for source, count in stats.rounds_by_source.items()]
         rows.append(("guessed by", _in_rounds(by_source)))
-        rows.append(("right at once", _in_rounds(sorted(stats.accepted_lengths.items()))))
+        rows.append(("right in a row", _in_rounds(sorted(stats.accepted_lengths.items()))))
     if stats.invalid_proposals:
         rows.append(("malformed", _count(stats.invalid_proposals, "guess", "guesses")))
     return [f"{name:{STATS_COLUMNS}}{value}" for name, value in rows]
 
 
 def _in_rounds(counted: Sequence[tuple[object, int]]) -> str:
-    """For example ``none in 7 rounds, 1 in 20``."""
+    """Counts of rounds in words, for example ``none in 7 rounds, 1 in 20``."""
     first, *others = counted or [("none", 0)]
     words = [f"{first[0] or 'none'} in {_count(first[1], 'round')}"]
     return ", ".join(words + [f"{what} in {count}" for what, count in others])
@@ -215,7 +217,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def generate_json(done: Done) -> dict[str, Any]:
-    """CLI.md's ``generate`` object."""
+    """The JSON object of ``generate`` (docs/json.md)."""
     return {
         "text": done.text,
         "reasoning": done.reasoning,

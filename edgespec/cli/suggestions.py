@@ -1,6 +1,6 @@
-"""Values that may stand where somebody types, for the chat's prompt and for the completion of a shell.
+"""Completions for the chat's prompt and for the shell.
 
-Nothing here loads a model or touches the network, and what goes wrong suggests nothing.
+Completing loads no model and uses no network. An error yields no suggestions.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import typer
 
-# A value, and what it is in a few words.
+# A value, and its description in a few words.
 Suggestion = tuple[str, str]
 
-# What the word at the cursor could become, after the words before it.
+# Called with the words before the cursor's word, and that word; returns its completions.
 Suggest = Callable[[tuple[str, ...], str], Iterable[Suggestion]]
 
 
 @lru_cache(maxsize=1)
 def models_to_name() -> tuple[Suggestion, ...]:
-    """Models by name: those on this machine first, then those that can be fetched. Looked for once."""
+    """Names of models: first those on this machine, then those to download. Searched once per process."""
     from edgespec.errors import EdgespecError
     from edgespec.files.home import home
     from edgespec.store.catalogue import catalogue
@@ -40,7 +40,7 @@ def models_to_name() -> tuple[Suggestion, ...]:
 
 
 def for_model(incomplete: str) -> Iterator[Suggestion]:
-    """MODEL: a name, or a path once something like one was begun."""
+    """Completes MODEL: names, or paths after ``.``, ``/`` or ``~``."""
     if incomplete.startswith((".", "/", "~")):
         yield from _paths(incomplete, ".gguf")
     else:
@@ -48,13 +48,13 @@ def for_model(incomplete: str) -> Iterator[Suggestion]:
 
 
 def for_drafter(incomplete: str) -> Iterator[Suggestion]:
-    """``--draft``: as MODEL, or one of two words."""
-    yield from _beginning(incomplete, [("auto", "the one that is known for the target"), ("none", "no drafter")])
+    """Completes ``--draft``: as MODEL, and "auto" and "none"."""
+    yield from _beginning(incomplete, [("auto", "the drafter that fits the target"), ("none", "no drafter")])
     yield from for_model(incomplete)
 
 
 def for_stored_model(incomplete: str) -> Iterator[Suggestion]:
-    """A model in our store."""
+    """Completes the name of a model in the store."""
     from edgespec.errors import EdgespecError
     from edgespec.files.home import home
     from edgespec.store.store import Store
@@ -66,7 +66,7 @@ def for_stored_model(incomplete: str) -> Iterator[Suggestion]:
 
 
 def for_profile(incomplete: str) -> Iterator[Suggestion]:
-    """A profile: ours, the user's, or a file."""
+    """Completes ``--profile``: built-in profiles, the user's profiles, or files."""
     from edgespec.errors import EdgespecError
     from edgespec.files.home import home
     from edgespec.profiles.profile import list_profiles
@@ -81,7 +81,7 @@ def for_profile(incomplete: str) -> Iterator[Suggestion]:
 
 
 def for_suite(incomplete: str) -> Iterator[Suggestion]:
-    """A suite of prompts by name, or a file."""
+    """Completes ``--suite``: names of built-in suites, or files."""
     from edgespec.bench.suite import BUILTIN_SUITES
 
     if incomplete.startswith((".", "/", "~")):
@@ -91,7 +91,7 @@ def for_suite(incomplete: str) -> Iterator[Suggestion]:
 
 
 def for_category(context: typer.Context, incomplete: str) -> Iterator[Suggestion]:
-    """A category of the suite that the line names before it."""
+    """Completes ``--category`` for the suite named earlier on the line."""
     from edgespec.bench.suite import BUILTIN_SUITES, builtin_suite, load_suite
     from edgespec.errors import EdgespecError
 
@@ -104,7 +104,7 @@ def for_category(context: typer.Context, incomplete: str) -> Iterator[Suggestion
 
 
 def one_of(*values: str) -> Callable[[str], list[Suggestion]]:
-    """The completion of an option that takes one of these."""
+    """A completion function for an option that takes one of ``values``."""
 
     def complete(incomplete: str) -> list[Suggestion]:
         return list(_beginning(incomplete, [(value, "") for value in values]))

@@ -1,4 +1,4 @@
-"""What a chat talks to, and how: an engine with its session, which another model may replace."""
+"""The engine, session and sampling settings of a chat, which can switch models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.errors import MemoryLimitError, TemplateError
 
 
 class Talk:
-    """The conversation, the model that it is held with, and how answers are drawn. A context manager."""
+    """A conversation, its model, and its sampling settings. A context manager."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class Talk:
         drawn: Mapping[str, Any],
         as_file: bool,
     ) -> None:
-        """``load`` makes the engine of another model, or for None that of the first one.
+        """``load`` opens the engine of the named model, or of the first model for None.
 
-        ``drawn`` are options of sampling, to which ``set`` adds; with ``as_file`` the others are the file's.
+        ``drawn``: the user's sampling options. With ``as_file``, other options come from the model's file.
         """
         self._load = load
         self._model: str | None = None
@@ -60,12 +60,12 @@ class Talk:
         return sampling_of(usual, rule=self.engine.profile.rule, **self._drawn)
 
     def set(self, **values: Any) -> None:
-        """Change how answers are drawn. Raises InvalidRequestError."""
+        """Change sampling settings. Raises InvalidRequestError."""
         self.sampling = replace(self.sampling, **values)
         self._drawn |= values
 
     def take_back(self) -> str | None:
-        """Forget the latest prompt: the turn that it became, or only itself where nothing was answered."""
+        """Remove the latest prompt, with its answer if there is one, and return the prompt."""
         asked, self.asked = self.asked, None
         turns = [message["content"] for message in self.session.messages if message["role"] == "user"]
         if asked is not None and turns[-1:] != [asked]:
@@ -73,10 +73,10 @@ class Talk:
         return self.session.undo()
 
     def switch(self, model: str) -> None:
-        """Go on with another model, which reads the conversation anew.
+        """Switch to another model, which reads the conversation from the start.
 
-        Where there is no memory for both the old one is closed first, and loaded again if the new one cannot be.
-        Raises EdgespecError, after which the old one goes on, or ``session`` is closed because it could not.
+        If memory cannot hold both models, the old model is closed first, and reloaded if the new one fails to load.
+        Raises EdgespecError; the old model then continues, or ``session`` is closed if reloading failed too.
         """
         system, turns = self.session.system, self._turns()
         try:
@@ -108,12 +108,12 @@ class Talk:
             part.close()
 
     def _turns(self) -> list[dict[str, str]]:
-        """The conversation without the thinking, whose marks are those of this model."""
+        """The conversation without its thinking, whose marks differ between models."""
         marks = self.engine.pair.prompts.thinking
-        turns = [message for message in self.session.messages if message["role"] != "system"]
+        messages = [message for message in self.session.messages if message["role"] != "system"]
         if marks is None:
-            return turns
-        return [{**turn, "content": marks.answer_in(turn["content"]) or turn["content"]} for turn in turns]
+            return messages
+        return [{**each, "content": marks.answer_in(each["content"]) or each["content"]} for each in messages]
 
     def _free(self) -> None:
         self.session.close()

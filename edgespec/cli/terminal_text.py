@@ -1,4 +1,4 @@
-"""Text for a terminal as it streams: words wrap at the edge, colours are added, and nothing in it is obeyed."""
+"""Streams text to a terminal: wraps words, adds colours, and replaces control characters."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rich.cells import cell_len
 
 _RESET = "\x1b[0m"
 
-# Shown for guessed tokens: a grey that text can be read on in light and dark terminals, since both colours are set.
+# Background and text colour of guessed tokens: readable in light and dark terminals, because both are set.
 _SHADE, _SHADED_TEXT = "48;5;238", "38;5;252"
 
-# Control characters as the pictures that Unicode has for them; those of C1, which terminals obey too, have none.
+# Replacements of control characters: Unicode's control pictures, or U+FFFD for C1 characters, which have none.
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t\r"}
 _PICTURES |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 _LONE_RETURN = re.compile(r"\r(?!\n)")
 
-# Scripts that break lines between any two characters.
+# Scripts in which a line may break between any two characters.
 _IDEOGRAPHS = "\u2e80-\u303f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uff60"
 _IDEOGRAPH = re.compile(f"[{_IDEOGRAPHS}]")
-# Marks that end a phrase there, and begin no line.
+# Punctuation of these scripts that must not start a line.
 _CLOSING = frozenset("、。，．：；？！）」』】》〉〕")
 _UNITS = re.compile(rf"\r?\n|[ \t]|[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+|\s")
 
@@ -31,8 +31,8 @@ _TAB = 8
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Text in one style: the parameters of SGR, "" for none. Lines of ``whole`` text are left to the terminal to
-    break, so that copying them gives what was written."""
+    """Text in one style: the parameters of SGR, "" for none. The terminal itself breaks the lines of ``whole`` text,
+    so that copied text has no added line breaks."""
 
     text: str
     style: str = ""
@@ -40,14 +40,14 @@ class Segment:
 
 
 class Harmless:
-    """Replaces what a terminal would obey, a character for a character."""
+    """Replaces control characters that a terminal would execute, one character by one."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def feed(self, text: str) -> str:
         text, self._held = self._held + text, ""
-        if text.endswith("\r"):  # the end of a line, if a line feed follows
+        if text.endswith("\r"):  # ends a line if a line feed follows
             text, self._held = text[:-1], "\r"
         return _LONE_RETURN.sub("\u240d", text.translate(_PICTURES))
 
@@ -57,33 +57,34 @@ class Harmless:
 
 
 class TerminalText:
-    """What to write to a terminal, for segments that come bit by bit.
+    """Turns streaming segments into output for a terminal.
 
-    A word is held back until it is whole. Where it does not fit it begins a new line; a space beyond the edge becomes
-    the new line. Nothing else is added but colours. ``columns`` is asked each time, since windows change their size.
+    A word is held back until it is complete. A word that does not fit starts a new line, and a space beyond the edge
+    is replaced by a line break. Only colours are added otherwise. ``columns`` is called each time, because windows
+    change their size.
     """
 
     def __init__(self, columns: Callable[[], int], *, colours: bool) -> None:
         self._columns = columns
         self._colours = colours
-        self._at = 0  # cells of the line that are taken
+        self._at = 0  # cells used in the current line
         self._word: list[Segment] = []
         self._word_cells = 0
-        self._too_long = False  # the word at hand is longer than a line: its rest is not held back
+        self._too_long = False  # the current word is longer than a line: its rest is not held back
         self._guessed: deque[tuple[int, bool]] = deque()
         self._style = ""
 
     def mark(self, characters: int, *, guessed: bool) -> None:
-        """So many of the characters that come next, after those marked before, are guessed ones or are not."""
+        """Say of the next ``characters``, after those marked before, whether they are guessed."""
         if characters:
             self._guessed.append((characters, guessed))
 
     def write(self, segments: Iterable[Segment]) -> str:
-        """What is to be written now; the rest is held back."""
+        """The output for now. An incomplete word is held back."""
         return "".join(piece for segment in segments for piece in self._pieces(segment)) + self._plain()
 
     def flush(self) -> str:
-        """What was held back."""
+        """The held-back output."""
         return "".join(self._end_word()) + self._plain()
 
     def _pieces(self, segment: Segment) -> Iterator[str]:
@@ -137,7 +138,7 @@ class TerminalText:
         self._word, self._word_cells = [], 0
 
     def _advance(self, text: str) -> None:
-        """Where the cursor is after text that the terminal broke."""
+        """Update the cursor's position after text whose lines the terminal broke."""
         _, line_break, line = text.rpartition("\n")
         if line_break:
             self._at = 0
@@ -166,7 +167,7 @@ class TerminalText:
             yield part
 
     def _taken(self, most: int) -> tuple[int, bool]:
-        """How many of the next characters are alike, at most so many, and whether they are guessed; counted off."""
+        """Take up to ``most`` characters with the same mark: their number, and whether they are guessed."""
         if not self._guessed:
             return most, False
         count, guessed = self._guessed.popleft()
@@ -175,7 +176,7 @@ class TerminalText:
         return min(count, most), guessed
 
     def _plain(self) -> str:
-        """Ends the style that is set."""
+        """The code that ends the current style, if there is one."""
         if not self._style:
             return ""
         self._style = ""

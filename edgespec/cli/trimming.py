@@ -1,4 +1,4 @@
-"""Which rows `edgespec export` keeps of a drafter's head: answers or texts counted, what rows cost measured."""
+"""Chooses which rows of a drafter's output head `edgespec export` keeps, from counted tokens and measured times."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ from edgespec.text.tokenizer import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
 
-# Room for the longest of our prompts (160 tokens) and its answer, several times over.
+# Context length: several times the longest built-in prompt (160 tokens) and its answer.
 _CONTEXT_TOKENS = 1024
 
-# Rows of the trimmed head that is timed beside the whole one: in the middle of the sizes compared, and as far from
-# the vocabularies they are cut from (32 000 to 262 144) as a straight line needs.
+# Rows of the trimmed head that is timed along with the whole head. The cost of other sizes lies on the line through
+# both: the middle of the sizes compared, far enough from whole vocabularies (32 000 to 262 144 rows).
 TIMED_ROWS = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trimming:
-    """The rows to keep, int32 ascending (None: all of them), and why.
+    """The rows to keep, int32 ascending (None: all rows), and why. Values that were not measured are None.
 
-    ``forward_s`` are measured seconds of a draft token by rows of the head. ``coverage`` is the share of the held-out
-    tokens that so many rows hold if the other tokens alone choose them, ``right_of_lost`` the share of tokens that a
-    head lacks which the whole head would have said. None where they were not measured.
+    ``forward_s``: seconds of a draft token by rows of the head. ``coverage``: the share of held-out tokens in the
+    rows, if only the other tokens choose the rows. ``right_of_lost``: the share of tokens missing from the trimmed
+    head that the whole head would have guessed.
     """
 
     kept: TokenIds | None
@@ -84,7 +84,7 @@ class Trimming:
         return self.vocabulary_size if self.kept is None else len(self.kept)
 
     def as_json(self) -> dict[str, Any]:
-        """What the manifest says under ``trim``."""
+        """The manifest's object ``trim``."""
         times = None if self.forward_s is None else {str(rows): s for rows, s in self.forward_s.items()}
         return {
             "ranked_by": self.ranked_by,
@@ -97,7 +97,7 @@ class Trimming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimRequest:
-    """``rows`` None: as many as measured to be best. ``texts`` rank, and ``target`` does if there are none."""
+    """``rows`` None: measure the best number. ``texts`` rank the rows; without texts, ``target``'s answers do."""
 
     rows: int | None
     texts: tuple[Path, ...]
@@ -105,10 +105,10 @@ class TrimRequest:
 
 
 def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder: Path, state: State) -> Trimming:
-    """Count, rank, and where no number of rows was given measure what rows cost.
+    """Count and rank tokens, and measure what rows cost if the request has no number of rows.
 
-    ``quant`` is what the drafter will run in; temporary copies to be timed are made beside ``folder``. What can be
-    refused is refused before anything takes long. Raises EdgespecError and its subclasses.
+    ``quant`` is the drafter's type after the export. Temporary copies for timing are made next to ``folder``. Wrong
+    requests fail before the slow parts. Raises EdgespecError.
     """
     header = source.header
     size = header.vocabulary_size
@@ -117,13 +117,13 @@ def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder
     texts = [(path, read_text(path)) for path in wanted.texts]
     if wanted.rows is None:
         if not any(len(always) <= each < size for each in vocabtrim.CANDIDATE_SIZES):
-            reason = f"a vocabulary of {size} tokens is too small for a trimmed head to pay: all rows are kept"
+            reason = f"a trimmed head is not faster for a vocabulary of only {size} tokens: all rows are kept"
             return Trimming(kept=None, vocabulary_size=size, reasons=(reason,))
     elif wanted.rows >= size:
-        reason = f"{wanted.rows} rows were asked for and the vocabulary has {size}: all of them are kept"
+        reason = f"{wanted.rows} rows were requested and the vocabulary has {size}: all rows are kept"
         return Trimming(kept=None, vocabulary_size=size, reasons=(reason,))
     else:
-        token_rows.kept_ids({}, wanted.rows, always, vocabulary_size=size)  # says at once if these are too few
+        token_rows.kept_ids({}, wanted.rows, always, vocabulary_size=size)  # raises early if the rows are too few
     counted = _count(source, texts, wanted.target, state)
     if wanted.rows is None:
         return _best_size(source, counted, always, quant=quant, folder=folder, state=state)
@@ -132,7 +132,7 @@ def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder
     return Trimming(
         kept=token_rows.kept_ids(counts.all, wanted.rows, always, vocabulary_size=size),
         vocabulary_size=size,
-        reasons=(f"{wanted.rows} rows were asked for",),
+        reasons=(f"{wanted.rows} rows were requested",),
         ranked_by=counted.what,
         coverage=vocabtrim.coverage(counts.held_out, judged) if counts.held_out else None,
     )
@@ -150,7 +150,7 @@ def _best_size(
     size, counts = source.header.vocabulary_size, counted.counts
     if not counts.held_out:
         raise InvalidRequestError(
-            "there is too little text to hold a third of it out, which judges the size of the head",
+            "the text is too short to hold out a third of it for choosing the size of the head",
             hint="give more text to --trim-from, or a number of rows to --trim-vocab",
         )
     timed_rows = max(len(always), min(TIMED_ROWS, size // 2))
@@ -183,7 +183,7 @@ def _best_size(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counted:
-    """Counts in the source's vocabulary, in words what was counted, and the texts held out: (before it, the text)."""
+    """Counts in the source's vocabulary, a description of their origin, and held-out texts: (context, text)."""
 
     counts: TokenCounts
     what: str
@@ -209,13 +209,13 @@ def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str 
         counted.append(f"{name}'s answers to {len(answers)} prompts")
     if not counts.ranking:
         raise InvalidRequestError(
-            f"{' and '.join(counted)} hold too few tokens to rank any", hint="give more text to --trim-from"
+            f"{' and '.join(counted)} hold too few tokens to rank", hint="give more text to --trim-from"
         )
     return _Counted(counts=counts, what=" and ".join(counted), held_out=tuple(held_out))
 
 
 def _requests(source: LocatedModel, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """What stands before an answer to each prompt, as the source would be asked; bare prompts if it cannot be."""
+    """Tokens of each prompt in the source's chat template; without a working template, of the bare prompt."""
     texts, template = [prompt.prompt for prompt in prompts], source.header.chat_template
     bos = tokenizer.bos_token
     if template is not None:
@@ -226,8 +226,8 @@ def _requests(source: LocatedModel, tokenizer: Tokenizer, prompts: Sequence[Prom
 
 
 def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[list[Sequence[int]], str]:
-    """What the target answers, in ids of the source's vocabulary; and the target's name."""
-    # Plain and alone: nothing has to be measured for it, and the text is the same in any case.
+    """The target's answers, in ids of the source's vocabulary, and the target's name."""
+    # Plain decoding without a drafter needs no calibration, and the text is the same.
     profile = resolve_profile(None, target=target, draft="none", depth=0, context=_CONTEXT_TOKENS)
     place = home()
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
@@ -240,7 +240,7 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
         tokens_per_prompt=TOKENS_PER_PROMPT,
     )
     answers = list(load_answers(place.counted_answers, key))
-    if len(answers) < len(prompts):  # the first time, or the last export was left in the middle of it
+    if len(answers) < len(prompts):  # the first export, or the last one was interrupted
         kept = True
         with open_engine(profile, state) as engine, engine.session() as session:
             for answer in _let_answer(engine, session, prompts, len(answers), located.name, state):
@@ -248,9 +248,9 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
                 try:
                     if kept:
                         save_answers(place.create(place.counted_answers), key, answers)
-                except (EdgespecError, OSError) as error:  # they are asked again next time, and that is all
+                except (EdgespecError, OSError) as error:  # the next export generates the answers again
                     kept = False
-                    note(f"the answers counted are not kept: {error}")
+                    note(f"the target's answers could not be stored for the next export: {error}")
     if compare_vocabularies(located.header, source.header) is None:
         return [each.token_ids for each in answers], located.name
     with closing(open_tokenizer(source.path)) as tokenizer:
@@ -260,7 +260,7 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
 def _let_answer(
     engine: Engine, session: Session, prompts: Sequence[Prompt], first: int, name: str, state: State
 ) -> Iterator[CountedAnswer]:
-    """Answers to the prompts from number ``first`` on."""
+    """Generate answers to the prompts, starting with number ``first``."""
     raw = not engine.has_chat_template
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
         for number, prompt in enumerate(prompts[first:], start=first):
@@ -283,10 +283,10 @@ def _measure(
     folder: Path,
     state: State,
 ) -> tuple[float, float, float | None]:
-    """Seconds of a draft token with a head of the rows ``kept``, and with all; and what the other rows are worth.
+    """Seconds of a draft token with the rows ``kept`` and with all rows, and ``right_of_lost``.
 
-    The last is the share of the held-out tokens that the rows ``kept`` lack and the whole head says. All by llama.cpp
-    on this machine.
+    ``right_of_lost``: of the held-out tokens that ``kept`` lacks, the share that the whole head guesses. Measured
+    with llama.cpp on this machine.
     """
     profile, machine = replace(resolve_profile(None), draft_runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
@@ -320,7 +320,7 @@ def _measure(
 
 @contextmanager
 def _temporary_place(folder: Path) -> Iterator[Path]:
-    """A place on the disk of ``folder``, not made yet; should we be killed, the next export there removes it."""
+    """A temporary path on the disk of ``folder``, not created yet. The next export removes it after a crash."""
     final = Path(os.path.realpath(folder))
     place = final.parent / temporary_name(final.name)
     try:

@@ -43,15 +43,16 @@ def verify(
     depth: DepthOption = None,
     exactness: ExactnessOption = None,
     prompts: Annotated[
-        int, typer.Option("--prompts", min=1, help="How many prompts, spread over the suite (40 with HumanEval).")
+        int, typer.Option("--prompts", min=1, help="Number of prompts, spread over the suite (40 with HumanEval).")
     ] = _DEFAULT_PROMPTS,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of each answer.")] = 96,
     suite: Annotated[
-        Path | None, typer.Option("--suite", metavar="FILE.jsonl", help="Prompts of your own instead.")
+        Path | None,
+        typer.Option("--suite", metavar="FILE.jsonl", help="Your own prompts instead of the built-in ones."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check on this machine that speculation emits plain decoding's tokens; fails if it does not."""
+    """Check that guessing leaves the text unchanged. Fails if a token differs from plain decoding's."""
     from edgespec.bench.equality import SAMPLED, PromptResult, check_equality, checks_trees, depths_to_check, spread
 
     state = state_of(context)
@@ -64,7 +65,7 @@ def verify(
         if not depths:
             raise EdgespecError(
                 "there is no speculation to verify: " + engine.plan.reasons[-1],
-                hint="`edgespec plan --explain` says what was considered",
+                hint="`edgespec plan --explain` lists what was considered",
             )
         ways = ", ".join(map(str, depths))
         note(
@@ -78,7 +79,7 @@ def verify(
             nonlocal done
             done += 1
             verdict = "identical" if not result.divergences else f"{len(result.divergences)} differ"
-            note(f"{done}/{len(selected)} {result.prompt_id} ({result.prompt_tokens} tokens of prompt): {verdict}")
+            note(f"{done}/{len(selected)} {result.prompt_id} ({result.prompt_tokens} prompt tokens): {verdict}")
 
         report = check_equality(engine, selected, max_tokens=max_tokens, on_result=show)
     if json:
@@ -108,7 +109,7 @@ def _verdict(report: EqualityReport) -> str:
 
 def _next_step(report: EqualityReport) -> str:
     if report.nothing_proposed:
-        return "longer answers (--max-tokens) give more to guess; `edgespec plan --explain` says who may draft"
+        return "longer answers (--max-tokens) give more to guess; `edgespec plan --explain` lists the drafters"
     safe = "--exactness stable" if report.level == "N" else "--depth 0, or depth = 0 in a profile,"
     return (
         f"{safe} keeps this model to plain decoding's text; please report it with the output of "
@@ -117,7 +118,7 @@ def _next_step(report: EqualityReport) -> str:
 
 
 def _prompts(suite: Path | None, state: State) -> list[Prompt]:
-    """The suite named, else our own prompts and HumanEval's first twenty, where they can be had."""
+    """The prompts of ``suite``, or the built-in ones with HumanEval's first twenty if those can be downloaded."""
     if suite is not None:
         found = load_suite(suite)
         if not found:

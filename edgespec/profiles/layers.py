@@ -1,7 +1,7 @@
-"""What a profile may say: every key with its type and range, and how a layer of values is read.
+"""The keys of profiles with their types and ranges, and the reading of one layer of values.
 
-A layer is one place that sets values: a built-in profile, a file of the user's, the environment, the options of a
-command. Each is checked on its own, so that an error names the place where the value stands.
+A layer is one source of values: a built-in profile, a user's file, the environment, or the options of a command. Each
+layer is checked separately, so that an error names the source of the value.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from edgespec.errors import ProfileError
 DESCRIPTION = "description"
 INHERITS = "inherits"
 
-# The table of keys that hardly any user sets. Profiles of 0.1.0 have them among the others, and are still read.
+# The table of rarely used keys. Profiles of 0.1.0 have these keys at the top level, where they are still read.
 ADVANCED = "advanced"
 
-# A profile is a page of text. The bound keeps a wrong path (a model file, say) from being read into memory.
+# A profile is a page of text. The bound prevents reading a wrong file, such as a model, into memory.
 MAX_FILE_BYTES = 1_000_000
 
 Value = str | int | float | bool
@@ -30,8 +30,8 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """One key: ``fits`` tells a usable value, ``made`` is what becomes of it, ``read`` turns text (environment,
-    options) into a typed value first.
+    """One key: ``read`` parses text (environment, options), ``fits`` checks the value, ``made`` converts it.
+    ``allowed`` describes the values in messages.
     """
 
     allowed: str
@@ -42,7 +42,7 @@ class _Key:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Checked values from one place, ``source``. ``origins`` says for each where it came from."""
+    """Checked values from one ``source``. ``origins`` has the origin of each value, for messages."""
 
     source: str
     values: Mapping[str, Value]
@@ -86,7 +86,7 @@ def _choice(*choices: str) -> _Key:
 
 def _integer(low: int, high: int, *, auto: bool, what: str = "an integer") -> _Key:
     def fits(value: Any) -> bool:
-        # TOML's true is Python's 1; `threads = true` is a mistake all the same.
+        # True is an integer in Python, but `threads = true` is a mistake.
         number = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
         return number or (auto and value == "auto")
 
@@ -95,7 +95,7 @@ def _integer(low: int, high: int, *, auto: bool, what: str = "an integer") -> _K
 
 
 def _is_fraction(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1  # NaN fails it too
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1  # False for NaN
 
 
 _FRACTION = _Key("a number above 0 and up to 1", _is_fraction, _read_number, float)
@@ -104,9 +104,9 @@ _BOOLEAN = _Key("true or false", lambda value: isinstance(value, bool), _read_bo
 KEYS: Mapping[str, _Key] = {
     "target": _text("a MODEL: a catalogue name, a path, or hf:ORG/REPO"),
     "draft": _text('a MODEL, "auto" or "none"'),
-    # The lower bound leaves room for a template and one short question; the upper is beyond any model of today.
+    # The lower bound holds a chat template and a short question; the upper exceeds every model of 2026.
     "context": _integer(128, 1_048_576, auto=False, what="a number of tokens"),
-    # Longer chains are hardly ever accepted whole, and every width up to the cap has to be probed for exactness.
+    # Longer chains are hardly ever accepted whole, and every width up to the maximum must be probed for exactness.
     "depth": _integer(0, 16, auto=True),
     "mode": _choice("auto", "serial", "pipelined"),
     "depth_policy": _choice("cost", "fixed", "entropy", "confidence", "bandit"),
@@ -141,9 +141,9 @@ ADVANCED_KEYS = (
 
 
 def read_toml(path: Path, name: str, content: bytes | None = None) -> dict[str, object]:
-    """The file as a table. ``name`` is what messages call it; ``content`` spares reading it.
+    """Parse a TOML file. Messages call it ``name``. ``content``: the file's bytes, if already read.
 
-    Raises ProfileError if it cannot be read, is too large, or is not TOML; the message has the line.
+    Raises ProfileError if the file cannot be read, is too large, or is not TOML; the message has the line.
     """
     if content is None:
         try:
@@ -176,7 +176,7 @@ def _split_toml_error(message: str, text: str) -> tuple[str, int]:
 
 
 def from_table(table: Mapping[str, object], origin: str, *, folder: Path | None) -> Layer:
-    """Check a profile's own table. A relative model path in it is relative to ``folder``, the file's own.
+    """Check the table of one profile. Relative model paths are relative to ``folder``, the file's folder.
 
     Raises ProfileError for an unknown key, a wrong type or a value out of range.
     """
@@ -197,7 +197,7 @@ def from_table(table: Mapping[str, object], origin: str, *, folder: Path | None)
 
 
 def _flat(table: Mapping[str, object], origin: str) -> Mapping[str, object]:
-    """The table with the keys of ``[advanced]`` among the others, over which they win."""
+    """The table with the keys of ``[advanced]`` moved to the top level, where they replace equal keys."""
     advanced = table.get(ADVANCED, {})
     if not isinstance(advanced, dict):
         raise ProfileError(f"{origin}: {ADVANCED} must be a table, [{ADVANCED}], got {advanced!r}")
@@ -208,7 +208,7 @@ def _flat(table: Mapping[str, object], origin: str) -> Mapping[str, object]:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
-    """``EDGESPEC_CONTEXT`` and its like, one per key. An empty variable counts as unset."""
+    """Read one variable per key, such as ``EDGESPEC_CONTEXT``. An empty variable counts as unset."""
     values: dict[str, Value] = {}
     origins: dict[str, str] = {}
     for key, spec in KEYS.items():
@@ -221,7 +221,7 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
 
 
 def from_flags(flags: Mapping[str, object]) -> Layer:
-    """Options of a command, by key: ``{"context": 2048}`` for ``--context 2048``. None counts as not given."""
+    """Read the options of a command by key: ``{"context": 2048}`` for ``--context 2048``. None: not given."""
     values: dict[str, Value] = {}
     origins: dict[str, str] = {}
     for key, value in flags.items():
@@ -236,7 +236,7 @@ def from_flags(flags: Mapping[str, object]) -> Layer:
 
 
 def unknown_key(key: str, origin: str, known: Iterable[str]) -> ProfileError:
-    """The error for a key nobody knows, with the nearest one that exists."""
+    """The error for an unknown key, with the nearest known key as a hint."""
     known = sorted(known)
     near = difflib.get_close_matches(key, known, n=1)
     hint = f'Did you mean "{near[0]}"?' if near else f"Known keys: {', '.join(known)}."
@@ -248,14 +248,14 @@ def _checked(spec: _Key, value: object, where: str) -> Value:
         got = (
             f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
         )
-        # A whole table pasted in by mistake should not fill the screen.
+        # A long value, such as a whole table, is cut in the message.
         got = got if len(got) <= 60 else f"{got[:57]}..."
         raise ProfileError(f"{where} must be {spec.allowed}, got {got}")
     return spec.made(value)
 
 
 def _anchored(model: str, folder: Path) -> str:
-    """A model given as a relative path, made absolute; names and hf: sources stay as they are."""
+    """Make a relative model path absolute. Names and hf: references stay unchanged."""
     has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", model)  # two letters at least: C: is a drive
     is_path = "/" in model or "\\" in model or model.lower().endswith(".gguf")
     if has_scheme or not is_path:
@@ -264,6 +264,6 @@ def _anchored(model: str, folder: Path) -> str:
     if model.startswith("~"):
         try:
             path = path.expanduser()
-        except RuntimeError:  # no home directory; whoever opens the file will say that it is not there
+        except RuntimeError:  # no home directory: opening the file will report that it does not exist
             return model
     return str(path if path.is_absolute() else (folder / path).absolute())

@@ -1,4 +1,4 @@
-"""Where described machines are: built-in ones in ``machines/``, or any file of the user's."""
+"""Reads descriptions of machines: built-in ones from ``machines/``, or any file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edgespec.profiles.layers import read_toml
 
 @cache
 def machine_names() -> tuple[str, ...]:
-    """The built-in described machines."""
+    """Names of the built-in descriptions of machines."""
     names = (entry.name for entry in resources.files("edgespec.profiles").joinpath("machines").iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
 def read_machine(name_or_path: str, *, cwd: Path) -> tuple[str, str, dict[str, object]]:
-    """What messages call the file, the machine's name, and the file's table, unchecked.
+    """Read a described machine: the file's name for messages, the machine's name, and the unchecked table.
 
     A path has a slash or ends in ``.toml``. Raises ProfileError if there is no such machine or the file is not TOML.
     """
@@ -33,7 +33,7 @@ def read_machine(name_or_path: str, *, cwd: Path) -> tuple[str, str, dict[str, o
             raise ProfileError(f"there is no machine file {name_or_path}", hint=_known())
         try:
             return str(path), path.stem, read_toml(path, str(path))
-        except ValueError as error:  # a whole number of more digits than Python reads
+        except ValueError as error:  # Python refuses to read very long integers
             raise ProfileError(f"{path} holds a number that is too long") from error
     if name_or_path not in machine_names():
         near = difflib.get_close_matches(name_or_path, machine_names(), n=1)

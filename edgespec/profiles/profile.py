@@ -1,7 +1,7 @@
-"""Profiles: named constraints and preferences, and the layers that lie over them.
+"""Profiles: named constraints and preferences, and the layers that override their values.
 
-Lowest first: the named profile with what it inherits, the user's ``config.toml``, the user's profile of that name,
-the project's ``edgespec.toml``, ``EDGESPEC_*`` variables, options. A profile never holds a measurement.
+Later layers win: the named profile and its parents, the user's ``config.toml``, the user's profile of that name, the
+project's ``edgespec.toml``, ``EDGESPEC_*`` variables, options. A profile never holds a measurement.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Auto = Literal["auto"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Every value resolved. ``origins`` tells for each field (and ``name``) where its value came from."""
+    """A profile with every value resolved. ``origins`` has the source of each field's value."""
 
     name: str
     description: str
@@ -61,7 +61,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSummary:
-    """One line of ``edgespec profiles``. ``problem`` is the sentence that says why it cannot be used, if so."""
+    """One line of ``edgespec profiles``. ``problem`` says why the profile cannot be used; None if it can."""
 
     name: str
     description: str
@@ -80,10 +80,9 @@ def load_profile(
 ) -> Profile:
     """Resolve all layers. ``name_or_path`` is the value of ``--profile``, if given.
 
-    Without it, ``EDGESPEC_PROFILE`` names the profile, then ``inherits`` in the project's or the user's
-    ``[profile]`` table, then ``default`` applies. ``only_the_named`` leaves out the project's file and the user's
-    ``config.toml``: an application that embeds edgespec means the profile it names. Raises ProfileError for anything
-    that cannot be used.
+    If None, the profile is named by ``EDGESPEC_PROFILE``, else by ``inherits`` in the ``[profile]`` table of the
+    project, else of the user, else it is ``default``. ``only_the_named`` ignores the project's file and the user's
+    ``config.toml``, for applications that embed edgespec. Raises ProfileError for a profile that cannot be used.
     """
     project = None if only_the_named else _project_layer(cwd)
     user = None if only_the_named else _table_file_layer(user_dir / USER_FILE)
@@ -97,12 +96,12 @@ def load_profile(
     for layer in layers:
         values.update(layer.values)
         origins.update(layer.origins)
-    # Every field is there because default.toml, at the bottom of every chain, sets them all; layers.py checked them.
+    # Every chain starts with default.toml, which sets all fields. layers.py checked the values.
     return Profile(**cast("dict[str, Any]", values), origins=MappingProxyType(origins))
 
 
 def list_profiles(user_dir: Path) -> tuple[ProfileSummary, ...]:
-    """Built-in profiles and the user's, by name; a file that cannot be used is listed with its problem."""
+    """Built-in and user's profiles, sorted by name. A file that cannot be used is listed with its problem."""
     summaries = {}
     for name in _builtin_names():
         layer = _builtin_layer(name)
@@ -136,14 +135,14 @@ def _choose(
 
 
 def _is_path(name: str) -> bool:
-    """A path has a separator or a suffix; a name has neither, so a name can never leave the profiles folder."""
+    """Whether ``name`` is a path: it has a separator or ends in .toml. So a name cannot leave the profiles folder."""
     return "/" in name or "\\" in name or name.endswith(".toml")
 
 
 def _profile_layers(name: str, cwd: Path, user_dir: Path, user: Layer | None) -> list[Layer]:
-    """The named profile's layers, lowest first, with the user's ``config.toml`` right above the last built-in one.
+    """The named profile's layers, lowest first, with the user's ``config.toml`` right after the last built-in one.
 
-    The user's general settings thus override what edgespec ships, and a profile of the user's own overrides both.
+    So the user's general settings override built-in profiles, and the user's profiles override both.
     """
     chain: list[tuple[bool, Layer]] = []
     visited: list[str] = []
@@ -165,11 +164,11 @@ def _profile_layers(name: str, cwd: Path, user_dir: Path, user: Layer | None) ->
 
 
 def _parent(name: str, layer: Layer, is_builtin: bool) -> tuple[str, bool] | None:
-    """What a profile lies on, and whether a file of the user's may stand for it."""
+    """The name of a profile's parent, and whether the parent may be a user's file."""
     if is_builtin:
-        # On built-in ones only: what edgespec ships means the same whatever files the user has.
+        # Built-in profiles inherit only from built-in ones, so that user's files do not change them.
         return None if name == BASE else (layer.inherits or BASE, False)
-    # A user's laptop.toml refines the built-in laptop, whether it says `inherits = "laptop"` or nothing.
+    # A user's laptop.toml inherits from the built-in laptop, with `inherits = "laptop"` and without.
     if name in _builtin_names() and layer.inherits in (None, name):
         return name, False
     return layer.inherits or BASE, True
@@ -184,9 +183,7 @@ def _find(name: str, may_be_users: bool, cwd: Path, user_dir: Path) -> tuple[Lay
             raise ProfileError(f"profile {name}: there is no home directory to look in") from error
         path = path if path.is_absolute() else cwd / path
         if not path.is_file():
-            raise ProfileError(
-                f"there is no profile file {path}", hint="A name without a slash means a known profile."
-            )
+            raise ProfileError(f"there is no profile file {path}", hint="Names without a slash are known profiles.")
         return from_table(read_toml(path, str(path)), str(path), folder=path.parent), False
     if may_be_users and name in _user_names(user_dir):
         path = _user_path(user_dir, name)
@@ -241,11 +238,11 @@ def _project_layer(cwd: Path) -> Layer | None:
 
 
 def _table_file_layer(path: Path) -> Layer | None:
-    """A file that holds a ``[profile]`` table beside what else it may hold one day; None if there is no such file."""
+    """Read the ``[profile]`` table of a file; None if the file does not exist."""
     try:
         if not path.is_file():
             return None
-    except OSError:  # a parent folder that may not be looked into has no say
+    except OSError:  # a parent folder without permission is ignored
         return None
     content = read_toml(path, str(path))
     for key in content:

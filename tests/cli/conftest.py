@@ -27,7 +27,7 @@ def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A text that tells which rows are kept."""
+    """A text whose tokens choose the rows."""
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return path

@@ -81,8 +81,8 @@ def test_no_character_is_lost_or_changed(pieces: list[str], columns: int, colour
 
 @settings(max_examples=200, deadline=None)
 @given(PIECES, st.booleans())
-def test_how_a_text_is_cut_into_pieces_changes_nothing(pieces: list[str], thinking: bool) -> None:
-    """Colours are told by what comes within the line, so only their codes are set at other places."""
+def test_the_shown_answer_is_the_same_however_the_text_is_cut_into_pieces(pieces: list[str], thinking: bool) -> None:
+    """Colours depend on the rest of a line, so only their codes may differ."""
     text = "".join(pieces)
     whole, by_character = shown([text], thinking=thinking), shown(list(text), thinking=thinking)
     assert CODE.sub("", whole) == CODE.sub("", by_character)
@@ -98,7 +98,7 @@ def test_words_wrap_at_the_edge(columns: int) -> None:
     assert len(lines) > len(text) // columns
 
 
-def test_wide_characters_take_two_cells() -> None:
+def test_wide_characters_count_as_two_cells_when_wrapping() -> None:
     text = "日本語の文章はどこでも改行できます。はい、そうです。" * 3
     lines = shown(list(text), columns=21).split("\n")
     assert max(map(cell_len, lines)) <= 21
@@ -106,20 +106,20 @@ def test_wide_characters_take_two_cells() -> None:
     assert not any(line[0] in "。、" for line in lines)
 
 
-def test_a_word_longer_than_a_line_is_left_to_the_terminal() -> None:
+def test_a_word_longer_than_a_line_is_not_broken_by_edgespec() -> None:
     url = "https://example.com/" + "path/" * 20
     text = f"see {url} for more"
     assert shown(list(text), markdown=False, columns=40).startswith(f"see \n{url}")
     assert CODE.sub("", shown(list(text), columns=40)).replace("\n", " ").split() == text.split()
 
 
-def test_code_and_tables_keep_their_lines() -> None:
+def test_lines_of_code_and_tables_are_not_wrapped() -> None:
     line = "x = [" + ", ".join(map(str, range(40))) + "]\n"
     table = "| " + "cell | " * 20 + "\n"
     assert CODE.sub("", shown(list(f"```python\n{line}```\n{table}"))) == f"```python\n{line}```\n{table}"
 
 
-def test_a_window_that_changes_its_size() -> None:
+def test_wrapping_follows_a_terminal_whose_size_changes() -> None:
     width = [60]
     view = AnswerView(lambda: width[0], colours=False)
     first = view.feed(event("a word " * 20 + "\n"))
@@ -130,7 +130,7 @@ def test_a_window_that_changes_its_size() -> None:
 
 
 @pytest.mark.parametrize("hostile", ["\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x9b31m", "\x08\x7f\x00", "lone\rreturn"])
-def test_what_a_terminal_would_obey_is_shown_instead(hostile: str) -> None:
+def test_control_characters_in_an_answer_are_shown_as_symbols(hostile: str) -> None:
     for pieces in ([hostile], list(hostile)):
         written = shown(pieces, colours=False)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", written)
@@ -138,7 +138,7 @@ def test_what_a_terminal_would_obey_is_shown_instead(hostile: str) -> None:
     assert shown(["\x1b"], colours=False) == "\u241b"
 
 
-def test_lines_that_end_as_on_windows_stay() -> None:
+def test_windows_line_endings_are_kept() -> None:
     assert shown(list("one\r\ntwo\r"), colours=False) == "one\r\ntwo\u240d"
 
 
@@ -162,7 +162,7 @@ def styled(text: str) -> dict[str, str]:
     return {part: style for part, style in styles(text) if style}
 
 
-def test_headings_bold_and_spans_of_code() -> None:
+def test_headings_bold_text_and_code_spans_are_styled() -> None:
     assert styled("## A heading") == {"## A heading": "1"}
     assert styled("so **very bold** and `code` or ``a ` b``\n") == {
         "**very bold**": "1",
@@ -175,11 +175,11 @@ def test_headings_bold_and_spans_of_code() -> None:
     "text",
     ["2 ** 3 ** 4", "#hashtag", "####### seven", "* a list\n* of two", "**kwargs is a dict", "it's `open", "a*b*c"],
 )
-def test_what_only_looks_like_markdown(text: str) -> None:
+def test_text_that_only_looks_like_markdown_is_not_styled(text: str) -> None:
     assert styled(text) == {}
 
 
-def test_a_block_of_code_in_the_colours_of_its_language() -> None:
+def test_a_code_block_is_coloured_by_its_language() -> None:
     text = 'Here:\n```python\ndef f():\n    """Doc\n    string."""\n    return 1  # one\n```\nand **bold**\n'
     found = styled(text)
     assert found["def"] == "35"
@@ -191,13 +191,13 @@ def test_a_block_of_code_in_the_colours_of_its_language() -> None:
 
 
 @pytest.mark.parametrize("language", ["", "no-such-language", "c", "json", "html+jinja", "console"])
-def test_no_language_loses_a_character(language: str) -> None:
+def test_colouring_code_loses_no_character_in_any_language(language: str) -> None:
     text = f'```{language}\n/* a\n b */ int x = 1;\n\n<a>{{{{ x }}}}</a>\n\t{{"a": [1, null]}}\n'
     assert "".join(part for part, _ in styles(text)) == text
     assert "".join(part for part, _ in styles(text, whole=True)) == text
 
 
-def test_a_comment_over_several_lines_is_one_before_it_ends() -> None:
+def test_a_multi_line_comment_is_coloured_before_it_is_closed() -> None:
     colours = CodeColours("c")
     colours.end("/* begun\n")
     assert colours.line(" still */ int x;\n")[0] == (" still */", "2")
@@ -205,7 +205,7 @@ def test_a_comment_over_several_lines_is_one_before_it_ends() -> None:
     assert colours.line("/* begun\n") == [("/* begun\n", "2")]
 
 
-def test_the_window_of_a_long_block_is_cut() -> None:
+def test_the_lexer_reads_only_the_last_lines_of_a_long_code_block() -> None:
     colours = CodeColours("python")
     for number in range(300):
         colours.end(f"def f{number}(x):\n")
@@ -214,7 +214,7 @@ def test_the_window_of_a_long_block_is_cut() -> None:
     assert ("def", "35") in colours.line("def last(x):\n")
 
 
-def test_a_slow_line_of_code_is_shown_bit_by_bit() -> None:
+def test_a_slowly_written_line_of_code_is_shown_before_it_is_complete() -> None:
     now = [0.0]
     markdown = Markdown(clock=lambda: now[0])
     markdown.feed("```python\n")
@@ -226,7 +226,7 @@ def test_a_slow_line_of_code_is_shown_bit_by_bit() -> None:
     assert "".join(segment.text for segment in early + late) == "return value + other + 1\n"
 
 
-def test_every_style_ends_with_its_piece() -> None:
+def test_every_written_piece_ends_with_a_reset_style() -> None:
     """Whatever is written next, a note or an error, has no colour of the answer's."""
     view = AnswerView(lambda: 40, colours=True)
     for piece in ("# head", "ing\n**bold** text\n```python\n", "def f(): pass\n", "```\n"):
@@ -248,7 +248,7 @@ def test_thinking_is_dimmed_and_nothing_in_it_is_coloured() -> None:
     assert shown([text], thinking=True, colours=False) == text
 
 
-def test_guessed_tokens_are_shaded_wherever_their_words_go() -> None:
+def test_guessed_tokens_stay_shaded_when_their_words_wrap() -> None:
     view = AnswerView(lambda: 20, colours=True, markdown=False, guesses=True)
     text = Text("one two three four five", (1, 2, 3), (None, "model", None), (4, 9, 10))
     written = view.feed(text) + view.flush()
@@ -258,7 +258,7 @@ def test_guessed_tokens_are_shaded_wherever_their_words_go() -> None:
     assert "48;5;238" not in shown(["one two"]), "only where it is asked for"
 
 
-def test_a_shade_stays_with_its_token_where_a_break_takes_a_space() -> None:
+def test_shading_stays_aligned_when_a_line_break_replaces_a_space() -> None:
     view = AnswerView(lambda: 20, colours=True, markdown=False, guesses=True)
     written = view.feed(Text("x" * 20 + " yes no", (1, 2, 3), (None, "lookup", None), (20, 4, 3))) + view.flush()
     assert CODE.sub("", written) == "x" * 20 + "\nyes no"

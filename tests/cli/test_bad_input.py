@@ -27,7 +27,7 @@ CHECK_S, TEMPLATE_S = 1.0, 8.0
 
 @pytest.mark.parametrize("command", ["generate", "chat", "verify"])
 @pytest.mark.parametrize("offline", [True, False])
-def test_an_unknown_name(command: str, offline: bool, here: InProcess) -> None:
+def test_an_unknown_model_name_is_an_error_with_a_hint(command: str, offline: bool, here: InProcess) -> None:
     prompt = ("hi",) if command == "generate" else ()
     options = ("--offline",) if offline else ()
     result = here(command, *prompt, "--target", "qwen2.5-coder-1b", *options, stdin="hi\n")
@@ -36,7 +36,7 @@ def test_an_unknown_name(command: str, offline: bool, here: InProcess) -> None:
     assert result.out == ""
 
 
-def test_an_unknown_name_to_pull_or_remove(here: InProcess) -> None:
+def test_pull_and_rm_reject_an_unknown_model_name(here: InProcess) -> None:
     pulled = here("pull", "smollm2")
     pulled.failed_well("smollm2")
     assert "smollm2-135m" in pulled.hint
@@ -78,7 +78,7 @@ DAMAGES = [missing, empty, another_format, cut_in_the_header, cut_in_the_weights
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_found_at_once(
+def test_a_damaged_model_file_is_rejected_before_loading(
     tiny: TinyModels, here: InProcess, tmp_path: Path, damage: Callable[[bytes], bytes | None]
 ) -> None:
     path = tmp_path / "damaged.gguf"
@@ -96,7 +96,7 @@ def test_a_damaged_file_is_found_at_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES[1:])
-def test_native_code_never_sees_a_damaged_file(
+def test_a_damaged_model_file_never_reaches_native_code(
     tiny: TinyModels, home: Home, tmp_path: Path, damage: Callable[[bytes], bytes | None]
 ) -> None:
     path = tmp_path / "damaged.gguf"
@@ -116,7 +116,7 @@ def test_native_code_never_sees_a_damaged_file(
     assert [line.startswith(str(path)) for line in result.out.splitlines()] == [True, True]
 
 
-def test_a_stored_file_that_changed(tiny: TinyModels, here: InProcess) -> None:
+def test_a_stored_model_whose_file_changed_is_an_error(tiny: TinyModels, here: InProcess) -> None:
     path = put_into_store(Home(here.home), STORED, tiny.target.read_bytes())
     before = here("generate", "hi", "--target", STORED, "--max-tokens", "3")
     assert before.code == 0, before.err
@@ -133,7 +133,7 @@ def test_a_stored_file_that_changed(tiny: TinyModels, here: InProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [("pull", STORED), ("generate", "hi", "--target", STORED)])
-def test_offline_means_no_network(command: tuple[str, ...], home: Home) -> None:
+def test_offline_commands_use_no_network(command: tuple[str, ...], home: Home) -> None:
     # Nothing listens there: an attempt would fail in another way than the sentence below.
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
     started = time.perf_counter()
@@ -145,7 +145,7 @@ def test_offline_means_no_network(command: tuple[str, ...], home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_a_drafter_with_another_vocabulary(tiny: TinyModels, here: InProcess) -> None:
+def test_a_drafter_with_another_vocabulary_is_an_error(tiny: TinyModels, here: InProcess) -> None:
     options = ("--target", tiny.target, "--draft", tiny.stranger, "--max-tokens", "12")
     assert here("calibrate", "--quick", *options[:4]).code == 0
     spoken = here("generate", "hello", *options)
@@ -163,18 +163,20 @@ def test_a_drafter_with_another_vocabulary(tiny: TinyModels, here: InProcess) ->
 # --------------------------------------------------------------------------------------------------- prompts
 
 
-def test_a_prompt_longer_than_the_context(tiny: TinyModels, here: InProcess) -> None:
+def test_a_prompt_longer_than_the_context_is_an_error_and_the_chat_continues(
+    tiny: TinyModels, here: InProcess
+) -> None:
     options = ("--target", tiny.target, "--draft", "none", "--context", "128", "--max-tokens", "4")
     result = here("generate", "-", *options, stdin="water " * 300)
     result.failed_well("tokens and the context holds 128")
     assert "--context" in result.hint
     chat = here("chat", *options, stdin="hello\n" + "water " * 300 + "\nhello\n")
     chat.failed_well("tokens and the context holds 128")
-    assert len(status_lines(chat.err)) == 2, "the chat goes on"
+    assert len(status_lines(chat.err)) == 2, "the chat continues"
 
 
 @pytest.mark.slow
-def test_a_file_given_as_prompt_with_bytes_that_are_no_text(tiny: TinyModels, home: Home) -> None:
+def test_input_that_is_not_utf8_is_an_error_and_the_chat_continues(tiny: TinyModels, home: Home) -> None:
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4")
     strict = {"PYTHONIOENCODING": "utf-8:strict"}
     for env in ({}, strict):
@@ -183,11 +185,11 @@ def test_a_file_given_as_prompt_with_bytes_that_are_no_text(tiny: TinyModels, ho
         assert result.hint
         chat = run_cli("chat", *options, home=home.root, stdin=b"hello\n\xff\xfe\nhello\n", env=env)
         chat.failed_well("not UTF-8")
-        assert len(status_lines(chat.err)) == 2, "the chat goes on"
+        assert len(status_lines(chat.err)) == 2, "the chat continues"
 
 
 @pytest.mark.parametrize("wrong", [("",), ("hi", "--stop", "")])
-def test_what_no_model_can_answer_is_refused_before_one_is_loaded(
+def test_an_impossible_request_is_rejected_before_a_model_is_loaded(
     wrong: tuple[str, ...], tiny: TinyModels, here: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(*_arguments: object, **_settings: object) -> None:
@@ -197,7 +199,7 @@ def test_what_no_model_can_answer_is_refused_before_one_is_loaded(
     here("generate", *wrong, "--target", tiny.target).failed_well("empty", code=2)
 
 
-def test_a_missing_argument_is_told_by_the_commands_own_help(here: InProcess) -> None:
+def test_a_missing_argument_names_the_help_of_its_command(here: InProcess) -> None:
     for command in ("rm", "verify"):
         result = here("models", command)
         result.failed_well("MODEL", code=2)
@@ -206,7 +208,7 @@ def test_a_missing_argument_is_told_by_the_commands_own_help(here: InProcess) ->
     assert here("models", "--nonsense").hint == "see `edgespec models --help`"
 
 
-def test_what_cannot_be_pulled_is_not_offered(here: InProcess) -> None:
+def test_pull_does_not_suggest_models_that_cannot_be_downloaded(here: InProcess) -> None:
     result = here("pull", "nope")
     result.failed_well("no model is called 'nope'")
     assert "path" not in result.hint
@@ -214,7 +216,7 @@ def test_what_cannot_be_pulled_is_not_offered(here: InProcess) -> None:
     assert "A path to a .gguf file" in here("generate", "hi", "--target", "nope").hint
 
 
-def test_an_empty_prompt(tiny: TinyModels, here: InProcess) -> None:
+def test_an_empty_prompt_is_an_error(tiny: TinyModels, here: InProcess) -> None:
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4")
     for prompt in ("", "  \n", "-"):
         result = here("generate", prompt, *options)
@@ -227,7 +229,7 @@ def test_an_empty_prompt(tiny: TinyModels, here: InProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="arguments are text, not bytes, on this system")
-def test_arguments_that_are_no_text(tiny: TinyModels, home: Home) -> None:
+def test_arguments_that_are_not_utf8_are_an_error(tiny: TinyModels, home: Home) -> None:
     options = ("--target", str(tiny.target), "--draft", "none", "--max-tokens", "4")
     spoken = run_cli("generate", "caf\udce9", *options, "--json", home=home.root)
     assert spoken.code == 0
@@ -251,7 +253,9 @@ def test_arguments_that_are_no_text(tiny: TinyModels, home: Home) -> None:
         ("\x00", ("mine.toml",)),
     ],
 )
-def test_a_bad_profile(content: str, words: tuple[str, ...], here: InProcess) -> None:
+def test_an_invalid_profile_is_an_error_that_names_the_problem(
+    content: str, words: tuple[str, ...], here: InProcess
+) -> None:
     (here.home / "profiles").mkdir(parents=True)
     ((here.home / "profiles") / "mine.toml").write_text(content)
     here("generate", "hi", "--profile", "mine").failed_well(*words, code=2)
@@ -261,7 +265,7 @@ def test_a_bad_profile(content: str, words: tuple[str, ...], here: InProcess) ->
     assert "laptop" in listed.out
 
 
-def test_an_unknown_profile(here: InProcess) -> None:
+def test_an_unknown_profile_name_is_an_error_with_a_hint(here: InProcess) -> None:
     result = here("generate", "hi", "--profile", "laptob")
     result.failed_well("laptob", code=2)
     assert "laptop" in result.hint
@@ -281,7 +285,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template(name: str, tiny: TinyModels, here: InProcess) -> None:
+def test_a_hostile_chat_template_is_an_error(name: str, tiny: TinyModels, here: InProcess) -> None:
     target = tiny.with_template(f"hostile-{name}", HOSTILE[name])
     options = ("--target", target, "--draft", "none", "--max-tokens", "3")
     started = time.perf_counter()
@@ -297,7 +301,7 @@ def test_a_hostile_template(name: str, tiny: TinyModels, here: InProcess) -> Non
 
 
 @pytest.mark.slow
-def test_a_path_with_spaces_and_other_letters(tiny: TinyModels, tmp_path: Path) -> None:
+def test_model_paths_may_have_spaces_and_non_ascii_letters(tiny: TinyModels, tmp_path: Path) -> None:
     folder = tmp_path / "my models – Übung 模型 🙂"
     folder.mkdir()
     target = folder / "ein Modell (1).gguf"
@@ -316,7 +320,7 @@ def test_a_path_with_spaces_and_other_letters(tiny: TinyModels, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_home_folder_that_is_a_file(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_home_folder_that_is_a_file_is_an_error(tiny: TinyModels, tmp_path: Path) -> None:
     (tmp_path / "user").write_text("not a folder")
     env = {"HOME": str(tmp_path / "user"), "USERPROFILE": str(tmp_path / "user"), "XDG_DATA_HOME": ""}
     options = ("generate", "hi", "--target", tiny.target, "--max-tokens", "3")
@@ -334,7 +338,7 @@ def test_a_home_folder_that_is_a_file(tiny: TinyModels, tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may write everywhere, read-only or not"
 )
-def test_a_home_folder_that_is_read_only(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_read_only_home_folder_is_an_error(tiny: TinyModels, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     locked.chmod(0o500)
@@ -347,7 +351,7 @@ def test_a_home_folder_that_is_read_only(tiny: TinyModels, tmp_path: Path) -> No
         locked.chmod(0o700)
 
 
-def test_a_suite_that_is_none(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_an_invalid_suite_file_is_an_error(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     for content in ("", "not json\n", '{"id": "1"}\n'):
         suite = tmp_path / "suite.jsonl"
         suite.write_text(content)

@@ -119,7 +119,9 @@ def check_report(found: dict[str, Any], arms: tuple[str, ...]) -> None:
     check_finite(found)
 
 
-def test_json_is_one_object_of_the_promised_shape(here: InProcess, pair: tuple[str, ...], suite: Path) -> None:
+def test_bench_json_is_one_object_with_the_documented_keys(
+    here: InProcess, pair: tuple[str, ...], suite: Path
+) -> None:
     result = here("bench", *pair, "--suite", suite, "--passes", "1", "--max-tokens", "16", "--json")
     assert result.code == 0, result.err
     found = result.json
@@ -144,7 +146,7 @@ def test_json_is_one_object_of_the_promised_shape(here: InProcess, pair: tuple[s
     assert found["plan"]["target"]["model"] == "target"
 
 
-def test_cold_answers_have_times_to_the_first_token(here: InProcess, pair: tuple[str, ...], suite: Path) -> None:
+def test_bench_cold_measures_times_to_the_first_token(here: InProcess, pair: tuple[str, ...], suite: Path) -> None:
     options = ("--suite", suite, "--limit", "1", "--passes", "1", "--max-tokens", "4", "--arms", "planned", "--cold")
     found = here("bench", *pair, *options, "--json").json
     check_report(found, ("plain", "planned"))
@@ -160,7 +162,7 @@ def test_cold_answers_have_times_to_the_first_token(here: InProcess, pair: tuple
     assert "plain against itself" not in text.out
 
 
-def test_sampled_answers_are_plain_decoding_s(here: InProcess, pair: tuple[str, ...], suite: Path) -> None:
+def test_sampled_answers_equal_plain_decoding(here: InProcess, pair: tuple[str, ...], suite: Path) -> None:
     drawn = ("--temperature", "0.7", "--top-p", "0.95", "--top-k", "40", "--min-p", "0.01", "--seed", "5")
     options = ("--suite", suite, "--passes", "1", "--max-tokens", "24", "--arms", "planned,oracle", *drawn)
     found = here("bench", *pair, *options, "--json").json
@@ -174,12 +176,12 @@ def test_sampled_answers_are_plain_decoding_s(here: InProcess, pair: tuple[str, 
     assert "every arm sampled with temperature 0.7, top-k 40, top-p 0.95, min-p 0.01, seed 0\n" in unseeded.out
 
 
-def test_verdicts_for_people() -> None:
+def test_an_interval_that_contains_1_is_printed_as_no_difference_found() -> None:
     gain = {"geomean": 1.204, "ci95": [1.19, 1.221], "told_apart": True, "narrow": True, "passes": 3}
     assert module._gain(gain) == "1.204 (1.190-1.221)"
     assert module._gain({**gain, "ci95": [1.1, 1.3], "narrow": False}) == "1.204 (1.100-1.300, wider than 2 %)"
     same = {"geomean": 1.002, "ci95": [0.99, 1.01], "told_apart": False, "narrow": True, "passes": 6}
-    assert module._gain(same) == "not told apart (0.990-1.010)"
+    assert module._gain(same) == "no difference found (0.990-1.010)"
     assert module._gain({**gain, "passes": 2}) == "1.204"
 
 
@@ -187,7 +189,7 @@ def test_verdicts_for_people() -> None:
 
 
 @pytest.mark.slow
-def test_text_at_a_pipe(tiny: TinyModels, pair: tuple[str, ...], suite: Path) -> None:
+def test_bench_prints_its_table_without_a_terminal(tiny: TinyModels, pair: tuple[str, ...], suite: Path) -> None:
     arms = "planned,again,oracle,depth-1"
     result = run_cli("bench", *pair, "--suite", suite, "--passes", "1", "--max-tokens", "8", "--arms", arms,
                      home=tiny.home.root)  # fmt: skip
@@ -207,7 +209,9 @@ def test_text_at_a_pipe(tiny: TinyModels, pair: tuple[str, ...], suite: Path) ->
     assert "30 of 30 answers" in result.err
 
 
-def test_what_was_not_measured_is_a_dash(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+def test_values_that_were_not_measured_are_printed_as_a_dash(
+    here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun
+) -> None:
     fake.make = lambda *_: {"tokens": 1, "decode_s": 0.0}
     result = here("bench", *pair, "--suite", suite)
     assert result.code == 0, result.err
@@ -222,7 +226,7 @@ def test_what_was_not_measured_is_a_dash(here: InProcess, pair: tuple[str, ...],
     assert found["arms"]["planned"]["decode_tokens_per_s_geomean"] is None
 
 
-def test_the_bandwidth_is_reported_where_it_was_measured(
+def test_bench_reports_the_bandwidth_if_it_was_measured(
     here: InProcess, pair: tuple[str, ...], suite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--suite", suite, "--limit", "1", "--passes", "1", "--max-tokens", "4", "--arms", "plain")
@@ -237,7 +241,7 @@ def test_the_bandwidth_is_reported_where_it_was_measured(
     assert "% of the bandwidth)" in here("bench", *pair, *options).out
 
 
-def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_prints_a_progress_line_after_each_tenth_of_the_answers(capsys: pytest.CaptureFixture[str]) -> None:
     show = module._Progress()
     prompt = Prompt(id="p", category="c", prompt="p")
     for done in range(1, 101):
@@ -248,7 +252,7 @@ def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
     assert "p differs from plain decoding in arm planned" in lines
 
 
-def test_help_names_every_option(here: InProcess) -> None:
+def test_bench_help_names_every_option(here: InProcess) -> None:
     result = here("bench", "--help")
     assert result.code == 0
     own = "--suite --arms --passes --max-tokens --limit --category --compare --cold --plot --log --json"
@@ -262,7 +266,7 @@ def test_help_names_every_option(here: InProcess) -> None:
 # ---------------------------------------------------------------------------------------------- the defaults
 
 
-def test_without_options_it_is_the_quick_suite_in_three_passes(
+def test_bench_without_options_runs_the_quick_suite_in_three_passes(
     here: InProcess, pair: tuple[str, ...], fake: FakeRun
 ) -> None:
     result = here("bench", *pair, "--json")
@@ -275,7 +279,7 @@ def test_without_options_it_is_the_quick_suite_in_three_passes(
     assert result.json["suite"] == {"name": "quick", "sha256": suite_sha256(prompts), "prompts": len(prompts)}
 
 
-def test_options_reach_the_run(here: InProcess, pair: tuple[str, ...], fake: FakeRun) -> None:
+def test_options_of_bench_reach_the_run(here: InProcess, pair: tuple[str, ...], fake: FakeRun) -> None:
     options = ("--suite", "long-prompts", "--arms", "worst", "--passes", "5", "--max-tokens", "2", "--cold")
     drawn = ("--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--min-p", "0.1", "--seed", "11")
     assert here("bench", *pair, *options, *drawn).code == 0
@@ -299,7 +303,7 @@ def test_only_disturbed_prompts_are_run_again(
     assert fake.calls[0][0] == fake.calls[1][0]
     assert fake.calls[0][2] == fake.calls[1][2]
     assert len(result.json["pairs"]) == 3 * 3 + 2 * 3, "everything is kept"
-    said = "plain decoding differed from itself by more than 2 % on water: run again (1 of at most 3 times)"
+    said = "times of plain decoding varied by more than 2 % on water: run again (1 of at most 3 times)"
     assert said in result.err.splitlines()
     assert result.err.count("9 of 9 answers") == 1
     assert result.err.count("3 of 3 answers") == 2, "progress begins again"
@@ -312,11 +316,13 @@ def test_only_disturbed_prompts_are_run_again(
     assert "run again" not in quiet.out
 
 
-def test_what_stays_disturbed_is_said(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+def test_prompts_that_stay_disturbed_are_reported(
+    here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun
+) -> None:
     fake.make = lambda prompt, arm, _: {"decode_s": 0.2 if (prompt.id, arm) == ("81", "again") else 0.1}
     result = here("bench", *pair, "--suite", suite, "--passes", "1")
     assert len(fake.calls) == 4, "three times again, not for ever"
-    assert "plain against itself: 0.794 (0.794-0.794), off by more than 1 %" in result.out
+    assert "plain against itself: 0.794 (0.794-0.794), more than 1 % noise" in result.out
     assert "run again: 81; still disturbed: 81" in result.out
     assert "fewer than 3 passes: no interval" in result.out, "of the other two"
     fake.make = lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}
@@ -327,7 +333,9 @@ def test_what_stays_disturbed_is_said(here: InProcess, pair: tuple[str, ...], su
 # -------------------------------------------------------------------------------------------- which prompts
 
 
-def test_categories_and_limits(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+def test_category_and_limit_select_prompts(
+    here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun
+) -> None:
     for options, ids in (
         (("--category", "qa"), ["water", "81"]),
         (("--category", "qa", "--category", "chat"), ["greeting", "water", "81"]),
@@ -341,7 +349,7 @@ def test_categories_and_limits(here: InProcess, pair: tuple[str, ...], suite: Pa
         assert found["suite"]["prompts"] == len(ids)
 
 
-def test_prompts_that_this_python_lacks_are_named(
+def test_bench_names_prompts_that_need_missing_python_sources(
     here: InProcess, pair: tuple[str, ...], fake: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "without" not in here("bench", *pair, "--suite", "quick").err
@@ -396,7 +404,7 @@ def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monk
         (("extra",), "extra"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_measured(
+def test_a_wrong_option_of_bench_is_an_error_before_measuring(
     options: tuple[str, ...], words: str, here: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing_measured(monkeypatch)
@@ -406,13 +414,15 @@ def test_a_mistake_is_told_before_anything_is_measured(
     assert failed.json["error"]["type"] in ("InvalidRequestError", "ProfileError")
 
 
-def test_hints_say_what_there_is(here: InProcess) -> None:
+def test_hints_of_bench_list_the_valid_values(here: InProcess) -> None:
     assert "code-edit" in here("bench", "--category", "poetry").hint
     assert "depth-N" in here("bench", "--arms", "poetry").hint
     assert ".svg" in here("bench", "--plot", "figure.txt").hint
 
 
-def test_a_drafter_that_is_not_there(here: InProcess, tiny: TinyModels, suite: Path, fake: FakeRun) -> None:
+def test_bench_with_a_missing_drafter_file_is_an_error(
+    here: InProcess, tiny: TinyModels, suite: Path, fake: FakeRun
+) -> None:
     options = ("--target", tiny.target, "--draft", "none", "--suite", suite, "--arms", "model-depth-1")
     result = here("bench", *options)
     result.failed_well("the arm model-depth-1 needs a drafter", code=2)
@@ -420,7 +430,7 @@ def test_a_drafter_that_is_not_there(here: InProcess, tiny: TinyModels, suite: P
     assert fake.calls == []
 
 
-def test_a_prompt_that_does_not_fit_is_named(here: InProcess, tiny: TinyModels, tmp_path: Path) -> None:
+def test_bench_names_a_prompt_longer_than_the_context(here: InProcess, tiny: TinyModels, tmp_path: Path) -> None:
     long = {"id": "endless", "category": "qa", "prompt": "water " * 300}
     suite = written(tmp_path / "long.jsonl", json.dumps(long))
     result = here("bench", "--target", tiny.target, "--depth", "0", "--context", "128", "--suite", suite)
@@ -444,7 +454,7 @@ def test_a_log_of_predictions_is_written_beside_the_report(
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
-def test_a_plot_is_written(
+def test_bench_writes_a_plot(
     here: InProcess, pair: tuple[str, ...], suite: Path, tmp_path: Path, suffix: str, begins: bytes, fake: FakeRun
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots are optional")
@@ -452,12 +462,12 @@ def test_a_plot_is_written(
     result = here("bench", *pair, "--suite", suite, "--plot", path, "--json")
     assert result.code == 0, result.err
     assert path.read_bytes().startswith(begins)
-    assert f"drawn into {path}" in result.err
+    assert f"plot written to {path}" in result.err
     assert len(fake.calls) == 1
     assert result.json["arms"]
 
 
-def test_a_plot_that_fails_does_not_take_the_report_along(
+def test_the_report_is_printed_even_if_the_plot_fails(
     here: InProcess,
     pair: tuple[str, ...],
     suite: Path,
@@ -489,22 +499,24 @@ def differing(_prompt: Prompt, arm: str, _turn: int) -> dict[str, Any]:
     return {"identical": arm != "planned"}
 
 
-def test_an_answer_that_differs_fails_after_the_report(
+def test_bench_fails_after_the_report_if_an_answer_differs(
     here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun
 ) -> None:
     fake.make = differing
     result = here("bench", *pair, "--suite", suite, "--json")
-    result.failed_well("an answer differed from plain decoding's")
+    result.failed_well("an answer differs from plain decoding's")
     assert result.json["identical_fraction"] == 0.5, "one object, and it is the report"
     assert result.json["arms"]["planned"]["identical_fraction"] == 0.0
     assert "verify" in result.hint
     assert "greeting differs from plain decoding in arm planned" in result.err
     text = here("bench", *pair, "--suite", suite)
-    text.failed_well("an answer differed from plain decoding's")
+    text.failed_well("an answer differs from plain decoding's")
     assert "planned against plain, by category" in text.out
 
 
-def test_near_exactness_may_differ(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+def test_bench_with_near_exactness_accepts_answers_that_differ(
+    here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun
+) -> None:
     fake.make = differing
     result = here("bench", *pair, "--suite", suite, "--exactness", "near", "--json")
     assert result.code == 0, result.err
@@ -512,7 +524,9 @@ def test_near_exactness_may_differ(here: InProcess, pair: tuple[str, ...], suite
     assert "greeting differs" in result.err, "said all the same"
 
 
-def test_ctrl_c_leaves_with_a_line(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+def test_ctrl_c_in_bench_prints_one_line_and_exits(
+    here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun
+) -> None:
     def interrupt(*_: object) -> dict[str, Any]:
         raise KeyboardInterrupt
 
@@ -528,7 +542,7 @@ def test_ctrl_c_leaves_with_a_line(here: InProcess, pair: tuple[str, ...], suite
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
-def test_sigint_in_an_answer(tiny: TinyModels, suite: Path) -> None:
+def test_sigint_during_a_bench_answer_ends_the_process(tiny: TinyModels, suite: Path) -> None:
     options = (
         "--target",
         tiny.slow,

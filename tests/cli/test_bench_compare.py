@@ -82,7 +82,7 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_an_onnx_twin_decodes_and_is_timed(here: InProcess, target: tuple[str, ...], twin: Path) -> None:
+def test_compare_decodes_and_times_an_onnx_export(here: InProcess, target: tuple[str, ...], twin: Path) -> None:
     result = here("bench", *target, *SMALL, "--arms", "plain", "--compare", twin, "--json")
     assert result.code == 0, result.err
     found = result.json
@@ -109,7 +109,7 @@ def test_an_onnx_twin_decodes_and_is_timed(here: InProcess, target: tuple[str, .
 
 
 @pytest.mark.slow
-def test_a_trimmed_drafter_only_gets_a_curve(
+def test_compare_only_times_a_trimmed_drafter(
     here: InProcess, target: tuple[str, ...], trimmed: Path, fake: FakeRun
 ) -> None:
     result = here("bench", *target, *SMALL, "--compare", trimmed, "--json")
@@ -122,7 +122,7 @@ def test_a_trimmed_drafter_only_gets_a_curve(
     assert small["bytes_per_forward"] < plain["bytes_per_forward"]
 
 
-def test_several_are_arms_in_order_and_may_say_something_else(
+def test_compared_models_are_arms_in_order_and_may_differ_in_text(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], trimmed: Path, fake: FakeRun, invented: None
 ) -> None:
     options = ("--compare", tiny.drafter, "--compare", trimmed, "--compare", tiny.target)
@@ -142,7 +142,7 @@ def test_several_are_arms_in_order_and_may_say_something_else(
     assert "timing" not in result.err, "with --json nothing moves there"
 
 
-def test_people_are_told_what_a_token_takes(
+def test_bench_prints_the_time_per_token_of_compared_models(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], fake: FakeRun, invented: None
 ) -> None:
     result = here("bench", *target, *SMALL, "--compare", tiny.drafter)
@@ -157,7 +157,7 @@ def test_people_are_told_what_a_token_takes(
     assert row.split()[-1] == "-", "nothing is predicted of it"
 
 
-def test_without_it_nothing_is_timed(
+def test_without_compare_no_other_model_is_timed(
     here: InProcess, target: tuple[str, ...], fake: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -169,7 +169,7 @@ def test_without_it_nothing_is_timed(
     assert "a forward of one token" not in here("bench", *target, *SMALL).out
 
 
-def test_the_plot_names_them(
+def test_the_plot_names_the_compared_models(
     here: InProcess,
     tiny: TinyModels,
     target: tuple[str, ...],
@@ -186,7 +186,7 @@ def test_the_plot_names_them(
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
-def test_a_runtime_may_be_asked_for(
+def test_compare_accepts_a_runtime_before_the_model(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], runtime: str, fake: FakeRun, invented: None
 ) -> None:
     result = here("bench", *target, *SMALL, "--compare", f"{runtime}:{tiny.target}", "--json")
@@ -250,7 +250,7 @@ def test_an_onnx_folder_is_run_by_no_other_runtime(
     assert fake.calls == []
 
 
-def test_a_runtime_that_does_not_run_it_says_why(
+def test_compare_with_an_unsupported_runtime_says_why(
     here: InProcess, target: tuple[str, ...], tiny: TinyModels, fake: FakeRun
 ) -> None:
     require_native()
@@ -261,7 +261,9 @@ def test_a_runtime_that_does_not_run_it_says_why(
     assert fake.calls == []
 
 
-def test_a_runtime_without_a_model(here: InProcess, target: tuple[str, ...], tmp_path: Path, fake: FakeRun) -> None:
+def test_compare_with_a_runtime_but_no_model_is_an_error(
+    here: InProcess, target: tuple[str, ...], tmp_path: Path, fake: FakeRun
+) -> None:
     here("bench", *target, *SMALL, "--compare", f"llama:{tmp_path / 'nowhere.gguf'}").failed_well("nowhere.gguf")
     result = here("bench", *target, *SMALL, "--compare", "llama:")
     assert result.code in (1, 2)
@@ -269,7 +271,7 @@ def test_a_runtime_without_a_model(here: InProcess, target: tuple[str, ...], tmp
     assert fake.calls == []
 
 
-def test_mistakes_are_told_before_the_target_is_loaded(
+def test_a_wrong_compare_option_is_an_error_before_the_target_is_loaded(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -284,7 +286,7 @@ def test_mistakes_are_told_before_the_target_is_loaded(
     here("bench", *target, "--compare", tmp_path / "empty").failed_well("holds 0 models")
 
 
-def test_too_little_memory_is_told_before_anything_is_loaded_for_it(
+def test_too_little_memory_for_a_compared_model_is_an_error_before_loading(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], fake: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = dataclasses.replace(describe_machine(), available_memory_bytes=600 * 2**20)
@@ -294,7 +296,7 @@ def test_too_little_memory_is_told_before_anything_is_loaded_for_it(
     assert fake.calls == []
 
 
-def test_a_context_that_the_other_file_lacks_is_named(
+def test_a_context_too_long_for_a_compared_model_is_an_error(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], tmp_path: Path, fake: FakeRun
 ) -> None:
     pytest.importorskip("onnxruntime", reason="the ONNX runtime is optional")

@@ -48,9 +48,9 @@ def _bandwidth(threads: int) -> ThreadBandwidth:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here looks at the numbers: read no gigabytes, and run both sides at once for a moment."""
+    """Make measurements short, because these tests check no figures."""
     shorten_contention(monkeypatch)
-    fix_plain_ratio(monkeypatch, 1.5)  # with another one the target may go on in another setting
+    fix_plain_ratio(monkeypatch, 1.5)  # another ratio may change the target's setting
 
     def measure(threads: list[int]) -> BandwidthMeasurement:
         by_threads = [_bandwidth(count) for count in threads]
@@ -75,7 +75,7 @@ def succeeded(result: Result) -> Result:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["auto", *processor_runtimes()])
-def test_what_is_measured_is_stored_and_used(
+def test_calibrate_stores_measurements_that_plans_use(
     here: InProcess, options: tuple[str, ...], wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_RUNTIME", wanted)
@@ -102,7 +102,7 @@ def test_what_is_measured_is_stored_and_used(
     assert chosen != begun or after["token_ids"] == before["token_ids"]
 
 
-def test_too_little_memory_for_the_bandwidth_loses_only_that(
+def test_too_little_memory_skips_only_the_bandwidth(
     here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(_threads: list[int]) -> BandwidthMeasurement:
@@ -120,7 +120,7 @@ def number(value: Any, *, null: bool = False) -> bool:
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_the_json_other_programs_rely_on(here: InProcess, options: tuple[str, ...], quick: bool) -> None:
+def test_calibrate_json_has_the_documented_keys(here: InProcess, options: tuple[str, ...], quick: bool) -> None:
     found = succeeded(here("calibrate", *(["--quick"] if quick else []), *options, "--json")).json
     assert found["schema_version"] == 1
     assert found["machine"]["physical_cores"] >= 1
@@ -152,14 +152,14 @@ def test_the_json_other_programs_rely_on(here: InProcess, options: tuple[str, ..
     assert found["plan"]["target"]["model"] == "target"
 
 
-def test_what_was_not_measured_is_null(here: InProcess, tiny: TinyModels) -> None:
+def test_calibrate_json_has_null_for_values_not_measured(here: InProcess, tiny: TinyModels) -> None:
     found = succeeded(here("calibrate", "--quick", "--target", tiny.target, "--draft", "none", "--json")).json
     assert found["drafting"] is None
     assert found["contention"] is None
     assert {curve["model"] for curve in found["curves"]} == {"target"}
 
 
-def test_the_text_for_people(here: InProcess, options: tuple[str, ...]) -> None:
+def test_calibrate_prints_curves_exactness_and_plan(here: InProcess, options: tuple[str, ...]) -> None:
     result = succeeded(here("calibrate", "--quick", *options))
     assert re.search(r"^target on cpu, 1 thread, after 96 tokens$", result.out, re.MULTILINE)
     assert re.search(r"^ +width +1 +\d+\.\d ms +1\.00x$", result.out, re.MULTILINE)
@@ -189,8 +189,8 @@ def test_calibrating_again_measures_again(
 
 
 @pytest.mark.slow
-def test_json_is_alone_on_stdout(options: tuple[str, ...], home: Home) -> None:
-    """In a process of its own, with nothing replaced."""
+def test_calibrate_json_is_alone_on_stdout(options: tuple[str, ...], home: Home) -> None:
+    """In a separate process, without patches."""
     result = succeeded(run_cli("calibrate", "--quick", *options, "--json", home=home.root))
     assert result.json["schema_version"] == 1
     assert number(result.json["read_bytes_per_s"])
@@ -198,7 +198,7 @@ def test_json_is_alone_on_stdout(options: tuple[str, ...], home: Home) -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_what_could_not_be_stored_is_not_called_stored(
+def test_calibrate_fails_if_measurements_cannot_be_stored(
     here: InProcess, options: tuple[str, ...], as_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, _value: object) -> None:
@@ -206,7 +206,7 @@ def test_what_could_not_be_stored_is_not_called_stored(
 
     monkeypatch.setattr("edgespec.calibration.measurement_store.write_json", full)
     found = here("calibrate", "--quick", *options, *(["--json"] if as_json else []))
-    found.failed_well("not everything that was measured could be stored", "No space left on device", "EDGESPEC_HOME")
+    found.failed_well("some measurements could not be stored", "No space left on device", "EDGESPEC_HOME")
     assert "and stored" not in found.err
     assert stored(Home(here.home)) == {}
     if as_json:
@@ -217,7 +217,7 @@ def test_what_could_not_be_stored_is_not_called_stored(
     monkeypatch.undo()
 
 
-def test_a_busy_machine_is_said_to_be_one(
+def test_calibrate_reports_a_busy_machine(
     here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = itertools.count()
@@ -233,21 +233,21 @@ def test_a_busy_machine_is_said_to_be_one(
     assert succeeded(here("calibrate", "--quick", *options, "--json")).json["others_share"] == 0.0
 
 
-def test_quick_keeps_a_budget_and_says_what_it_left_out(
+def test_calibrate_quick_keeps_its_time_limit_and_names_what_it_skipped(
     here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert learning_module.QUICK_BUDGET_S <= 50
     assert succeeded(here("calibrate", "--quick", *options, "--json")).json["left_out"] == []
     monkeypatch.setattr(learning_module, "QUICK_BUDGET_S", 0.0)
     found = succeeded(here("calibrate", "--quick", *options))
-    assert "there was no time for target, drafter" in found.err
+    assert "not measured for lack of time: target, drafter" in found.err
     assert succeeded(here("calibrate", "--quick", *options, "--json")).json["left_out"][:2] == ["target", "drafter"]
     whole = succeeded(here("calibrate", *options, "--json")).json
     assert whole["left_out"] == []
     assert whole["curves"]
 
 
-def test_a_second_calibration_says_that_it_waits(
+def test_a_second_calibration_waits_and_says_so(
     here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(here.home)
@@ -283,14 +283,16 @@ def test_a_second_calibration_says_that_it_waits(
         (("--quick", "now"), "now", 2),
     ],
 )
-def test_errors_are_one_sentence(arguments: tuple[str, ...], words: str, code: int, here: InProcess) -> None:
+def test_errors_of_calibrate_are_one_sentence(
+    arguments: tuple[str, ...], words: str, code: int, here: InProcess
+) -> None:
     result = here("calibrate", *arguments, "--json")
     result.failed_well(words, code=code)
     assert result.json["error"].keys() == {"type", "message", "hint"}
     assert stored(Home(here.home)) == {}
 
 
-def test_damaged_measurements_are_replaced(here: InProcess, options: tuple[str, ...]) -> None:
+def test_calibrate_replaces_damaged_measurements(here: InProcess, options: tuple[str, ...]) -> None:
     succeeded(here("calibrate", "--quick", *options))
     for path in (here.home / "measurements").glob("*.json"):
         path.write_bytes(b"{")
@@ -301,7 +303,7 @@ def test_damaged_measurements_are_replaced(here: InProcess, options: tuple[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["measuring slow", "measuring drafter"])
-def test_ctrl_c_and_the_next_run_works(tiny: TinyModels, home: Home, when: str) -> None:
+def test_calibrate_works_again_after_ctrl_c(tiny: TinyModels, home: Home, when: str) -> None:
     target = tiny.slow if when.endswith("slow") else tiny.target
     draft = "none" if when.endswith("slow") else str(tiny.drafter)
     arguments = command("calibrate", "--quick", "--target", target, "--draft", draft, "--context", "300")
@@ -333,7 +335,7 @@ def test_ctrl_c_and_the_next_run_works(tiny: TinyModels, home: Home, when: str) 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals are a matter of POSIX")
-def test_a_chat_learns_between_answers(tiny: TinyModels, home: Home, options: tuple[str, ...]) -> None:
+def test_a_chat_measures_the_machine_between_answers(tiny: TinyModels, home: Home, options: tuple[str, ...]) -> None:
     from tests.support.terminal import Terminal
 
     arguments = command("chat", *options, "--max-tokens", "12")
@@ -347,7 +349,7 @@ def test_a_chat_learns_between_answers(tiny: TinyModels, home: Home, options: tu
         until = time.monotonic() + WAIT_S
         while measured(home) != {"contention": 1, "times": 2, "widths": 1} and time.monotonic() < until:
             time.sleep(0.05)
-        # What it learned is said before the next answer, which follows it. Where the drafter could pay there is a
+        # The result is printed before the next answer. Where the drafter could pay there is a
         # little more to measure, which one more pause may take.
         status = ""
         while "measured: " not in terminal.screen and time.monotonic() < until:
@@ -372,7 +374,7 @@ def opened(terminal: Any) -> Iterator[Any]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals are a matter of POSIX")
-def test_leaving_while_it_learns(tiny: TinyModels, home: Home) -> None:
+def test_a_chat_can_be_left_while_it_measures(tiny: TinyModels, home: Home) -> None:
     from tests.support.terminal import Terminal
 
     arguments = command("chat", "--target", tiny.slow, "--draft", "none", "--max-tokens", "3")
@@ -386,13 +388,13 @@ def test_leaving_while_it_learns(tiny: TinyModels, home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_a_piped_chat_never_learns(home: Home, options: tuple[str, ...]) -> None:
+def test_a_piped_chat_does_not_measure(home: Home, options: tuple[str, ...]) -> None:
     arguments = ("chat", *options, "--max-tokens", "5")
     lines_typed = "hello\nhello again\nonce more\n"
     result = succeeded(run_cli(*arguments, home=home.root, stdin=lines_typed, env=NOTHING_KNOWN))
     lines = status_lines(result.err)
     assert len(lines) == 3
-    assert ["not calibrated yet" in line for line in lines] == [True, False, False], "it is said once"
+    assert ["not calibrated yet" in line for line in lines] == [True, False, False], "shown once"
     assert "measured: " not in result.err
     assert stored(home) == {}
     found = succeeded(run_cli(*arguments, "--json", home=home.root, stdin="hello\nmore\n", env=NOTHING_KNOWN))
@@ -415,8 +417,8 @@ class Failing:
         raise ForwardError("the device went away", code=-3)
 
 
-def test_a_chat_that_cannot_learn_goes_on() -> None:
-    """A forward that fails while measuring is said once, and measuring given up."""
+def test_a_chat_continues_if_measuring_fails() -> None:
+    """A failed forward while measuring is reported once and ends the measuring."""
     engine = Failing()
     with IdleCalibration(engine) as idle:  # type: ignore[arg-type]
         idle.start()
@@ -427,7 +429,7 @@ def test_a_chat_that_cannot_learn_goes_on() -> None:
     assert engine.calls == 1
 
 
-def test_ctrl_c_while_the_measuring_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_the_measuring_thread_starts_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread may begin later, or never: leaving waits for neither, and a late one measures nothing."""
     late: list[threading.Thread] = []
 
@@ -445,7 +447,7 @@ def test_ctrl_c_while_the_measuring_thread_starts(monkeypatch: pytest.MonkeyPatc
     assert engine.calls == 0
 
 
-def test_ctrl_c_in_the_start_of_a_thread_that_measures_already() -> None:
+def test_ctrl_c_in_thread_start_stops_a_thread_that_already_measures() -> None:
     """It is waited for as any other: nothing is closed under a measurement."""
     engine, begin = Failing(), threading.Thread.start
 

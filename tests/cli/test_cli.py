@@ -91,7 +91,7 @@ def test_chat_answers_each_line_of_stdin(pair: tuple[str, ...], root: Path) -> N
     result = succeeded(run_cli("chat", *options, home=root, stdin="hello\n\nwhat is water\n"))
     first, second = status_lines(result.err)
     assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit · no guesses: .+", first)
-    assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit", second), "why there are none is said once"
+    assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit", second), "the reason for no guesses is shown once"
     alone = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "6", home=root))
     assert result.out.startswith(alone.out)
     assert len(result.out) > len(alone.out) + 3
@@ -101,7 +101,9 @@ def test_chat_answers_each_line_of_stdin(pair: tuple[str, ...], root: Path) -> N
 
 @pytest.mark.slow
 def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], root: Path) -> None:
-    stdin = '"""first line\nsecond line"""\n"""\n/help is no command here\n"""\n"""one line"""\n"""never closed\nends'
+    stdin = (
+        '"""first line\nsecond line"""\n"""\n/help is not a command here\n"""\n"""one line"""\n"""never closed\nends'
+    )
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "4", "--json", home=root, stdin=stdin))
     answers = [json.loads(line) for line in result.out.splitlines()]
     assert len(answers) == 4
@@ -110,7 +112,7 @@ def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], r
     assert same["stats"]["prompt_tokens"] == answers[0]["stats"]["prompt_tokens"]
 
 
-def test_chat_obeys_slash_commands(pair: tuple[str, ...], root: Path) -> None:
+def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/stats\nhello\n/stats\n/plan\n/clear\nhello\n/nonsense\n/help\n/exit\nnever asked\n"
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "5", home=root, stdin=stdin))
     assert len(status_lines(result.err)) == 2
@@ -127,13 +129,13 @@ def test_chat_obeys_slash_commands(pair: tuple[str, ...], root: Path) -> None:
     assert re.search(r"^- target on cpu, 1 thread$", result.err, re.MULTILINE)
 
 
-def test_chat_takes_answers_back_and_tries_again(pair: tuple[str, ...], root: Path) -> None:
+def test_chat_undoes_and_retries_answers(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/retry\nhello\n/retry\nwhat is water\n/undo\nwhat is water\n/undo\n/undo\n/undo\n"
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "5", "--json", home=root, stdin=stdin))
-    hello, again, water, anew = (json.loads(line) for line in result.out.splitlines())
+    hello, again, water, retried = (json.loads(line) for line in result.out.splitlines())
     assert again["token_ids"] == hello["token_ids"], "greedy"
-    assert anew["token_ids"] == water["token_ids"]
-    assert anew["stats"]["prompt_tokens"] == water["stats"]["prompt_tokens"] > hello["stats"]["prompt_tokens"]
+    assert retried["token_ids"] == water["token_ids"]
+    assert retried["stats"]["prompt_tokens"] == water["stats"]["prompt_tokens"] > hello["stats"]["prompt_tokens"]
     for words in (
         "there is no answer to try again",
         "greedy decoding gives the same answer",
@@ -144,7 +146,7 @@ def test_chat_takes_answers_back_and_tries_again(pair: tuple[str, ...], root: Pa
         assert words in result.err
 
 
-def test_chat_draws_as_it_is_told(pair: tuple[str, ...], root: Path) -> None:
+def test_chat_uses_the_given_sampling_settings(pair: tuple[str, ...], root: Path) -> None:
     options = ("--max-tokens", "12", "--json", "--temperature", "0.9", "--top-k", "50", "--seed", "7")
     change = "/undo\n/set SEED none\n/set top_p 0.9\n/set temperature 0\n"
     stdin = f"hello\n/undo\n/set seed 8\nhello\n{change}hello\n/set\n"
@@ -155,10 +157,10 @@ def test_chat_draws_as_it_is_told(pair: tuple[str, ...], root: Path) -> None:
     assert second == run_cli(*asked[:-1], "8", home=root).json["token_ids"]
     assert greedy == run_cli("generate", "hello", *pair, *options[:3], home=root).json["token_ids"]
     assert re.search(r"^temperature +0\.0$", result.err, re.MULTILINE)
-    assert re.search(r"^seed +drawn for each answer$", result.err, re.MULTILINE)
+    assert re.search(r"^seed +random for each answer$", result.err, re.MULTILINE)
 
 
-def test_chat_takes_back_a_prompt_that_was_not_answered(pair: tuple[str, ...], root: Path) -> None:
+def test_undo_removes_a_prompt_that_was_not_answered(pair: tuple[str, ...], root: Path) -> None:
     """And nothing of the answers before it."""
     options = ("--context", "256", "--max-tokens", "5", "--json")
     stdin = "hello\n" + "water " * 500 + "\n/retry\n/undo\n/retry\n/undo\n"
@@ -171,12 +173,12 @@ def test_chat_takes_back_a_prompt_that_was_not_answered(pair: tuple[str, ...], r
 
 
 @pytest.mark.slow
-def test_chat_goes_on_with_another_model(tiny: TinyModels, root: Path) -> None:
+def test_slash_model_continues_the_chat_with_another_model(tiny: TinyModels, root: Path) -> None:
     """The conversation is read by it; what was set stays; one that cannot be used changes nothing."""
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "5", "--temperature", "0", "--json")
     broken, silent = root / "absent.gguf", tiny.without_template
     stdin = (
-        f"hello\n/model {broken}\n/model ~nobody-at-all/x.gguf\n/model {silent}\n/model\n"
+        f"hello\n/model {broken}\n/model ~unknown-user/x.gguf\n/model {silent}\n/model\n"
         f"/model {tiny.ending}\n/set seed 7\n"
         f"what is water\n/model {tiny.target}\n/set\n/undo\nwhat is water\n"
     )
@@ -187,31 +189,31 @@ def test_chat_goes_on_with_another_model(tiny: TinyModels, root: Path) -> None:
     assert other["stats"]["prompt_tokens"] == back["stats"]["prompt_tokens"]
     for words in (
         f"{broken}: no such file",
-        "~nobody-at-all/x.gguf",
+        "~unknown-user/x.gguf",
         "without-template has no chat template",
         "target answers",
-        "ending goes on with the conversation",
-        "target goes on with the conversation",
+        "ending continues the conversation",
+        "target continues the conversation",
     ):
         assert words in result.err, words
     assert re.search(r"^seed +7$", result.err, re.MULTILINE)
 
 
-def test_chat_copies_and_shades_only_in_terminals(pair: tuple[str, ...], root: Path) -> None:
+def test_copy_and_guesses_need_a_terminal(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/copy\nhello\n/copy\n/guesses\n"
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", home=root, stdin=stdin))
-    for words in ("no answer yet", "this is no terminal with a clipboard", "there are none here"):
+    for words in ("no answer yet", "this terminal has no clipboard", "this terminal shows no colours"):
         assert words in result.err
     assert "\x1b" not in result.out + result.err
 
 
 @pytest.mark.parametrize("command_name", ["chat", "generate"])
-def test_a_template_without_a_switch_for_thinking(pair: tuple[str, ...], root: Path, command_name: str) -> None:
+def test_no_think_without_effect_is_reported(pair: tuple[str, ...], root: Path, command_name: str) -> None:
     prompt = () if command_name == "chat" else ("hello",)
     options = (command_name, *prompt, *pair, "--max-tokens", "3", "--json")
     stdin = "hello\n" if command_name == "chat" else ""
     found = succeeded(run_cli(*options, "--no-think", home=root, stdin=stdin))
-    assert "--no-think changes nothing: the template of target has no switch for thinking" in found.err
+    assert "--no-think has no effect: the template of target has no switch for thinking" in found.err
     plain = succeeded(run_cli(*options, home=root, stdin=stdin))
     assert found.json["token_ids"] == plain.json["token_ids"]
     assert found.json["reasoning"] is None
@@ -219,7 +221,7 @@ def test_a_template_without_a_switch_for_thinking(pair: tuple[str, ...], root: P
 
 
 @pytest.mark.parametrize("command_name", ["chat", "generate", "plan"])
-def test_threads_are_those_asked_for(tiny: TinyModels, root: Path, command_name: str) -> None:
+def test_the_threads_option_sets_the_targets_threads(tiny: TinyModels, root: Path, command_name: str) -> None:
     prompt = ("hello",) if command_name == "generate" else ()
     options = (command_name, *prompt, "--target", tiny.target, "--draft", "none", "--json", "--threads", "2")
     found = succeeded(run_cli(*options, home=root, stdin="hello\n" if command_name == "chat" else "")).json
@@ -231,19 +233,21 @@ def test_threads_are_those_asked_for(tiny: TinyModels, root: Path, command_name:
     ("line", "words"),
     [
         ("/set warmth 1", "there is no setting 'warmth'"),
-        ("/set seed x", "seed is a whole number, not 'x'"),
-        ("/set top-p hot", "top-p is a number, not 'hot'"),
+        ("/set seed x", "seed must be a whole number, got 'x'"),
+        ("/set top-p hot", "top-p must be a number, got 'hot'"),
         ("/set temperature", "/set temperature takes one value"),
         ("/set temperature -1", "temperature cannot be -1.0"),
     ],
 )
-def test_a_setting_that_cannot_be_is_a_sentence(pair: tuple[str, ...], root: Path, line: str, words: str) -> None:
+def test_a_wrong_value_of_slash_set_is_reported_in_one_sentence(
+    pair: tuple[str, ...], root: Path, line: str, words: str
+) -> None:
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", home=root, stdin=f"{line}\nhello\n"))
     assert words in result.err
     assert result.out.strip()
 
 
-def test_chat_changes_its_system_message(pair: tuple[str, ...], root: Path) -> None:
+def test_slash_system_changes_the_system_message(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/system\nhello\n/undo\n/system be kind and be brief\nhello\n/undo\n/system none\nhello\n"
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", "--json", home=root, stdin=stdin))
     without, with_one, removed = (json.loads(line)["stats"]["prompt_tokens"] for line in result.out.splitlines())
@@ -253,13 +257,13 @@ def test_chat_changes_its_system_message(pair: tuple[str, ...], root: Path) -> N
     assert "system message: be kind and be brief" in result.err
 
 
-def test_two_slashes_begin_a_prompt_with_one(pair: tuple[str, ...], root: Path) -> None:
+def test_a_prompt_that_starts_with_two_slashes_keeps_one(pair: tuple[str, ...], root: Path) -> None:
     options = (*pair, "--max-tokens", "3", "--json")
     result = succeeded(run_cli("chat", *options, home=root, stdin="//help\n"))
     assert result.json["token_ids"] == run_cli("generate", "/help", *options, home=root).json["token_ids"]
 
 
-def test_chat_takes_the_model_by_itself(tiny: TinyModels, root: Path) -> None:
+def test_chat_accepts_the_model_as_an_argument(tiny: TinyModels, root: Path) -> None:
     options = ("--draft", "none", "--max-tokens", "3", "--json")
     result = succeeded(run_cli("chat", tiny.target, *options, home=root, stdin="hello\n"))
     named = run_cli("generate", "hello", "--target", tiny.target, *options, home=root)
@@ -269,14 +273,14 @@ def test_chat_takes_the_model_by_itself(tiny: TinyModels, root: Path) -> None:
     assert "the model was named twice" in twice.err
 
 
-def test_a_value_that_cannot_be_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_a_wrong_sampling_value_is_an_error_before_a_model_is_loaded(tmp_path: Path) -> None:
     result = run_cli("chat", "--target", tmp_path / "absent.gguf", "--top-p", "2", home=tmp_path / "home")
     assert result.code == 2
     assert "top_p cannot be 2.0" in result.err
 
 
 @pytest.mark.slow
-def test_chat_json_is_one_object_a_line(pair: tuple[str, ...], root: Path) -> None:
+def test_chat_json_prints_one_object_per_line(pair: tuple[str, ...], root: Path) -> None:
     result = succeeded(
         run_cli(
             "chat", *pair, "--json", "--max-tokens", "30", "--depth", "4", home=root, stdin="hello\nmore\n/exit\n"
@@ -292,7 +296,7 @@ def test_chat_json_is_one_object_a_line(pair: tuple[str, ...], root: Path) -> No
 
 
 @pytest.mark.slow
-def test_chat_system_message(pair: tuple[str, ...], root: Path) -> None:
+def test_the_system_option_sets_the_system_message(pair: tuple[str, ...], root: Path) -> None:
     lengths = [
         run_cli("chat", *pair, *options, "--json", "--max-tokens", "3", home=root, stdin="hello\n").json["stats"]
         for options in ((), ("--system", "be kind and be brief"))
@@ -301,7 +305,7 @@ def test_chat_system_message(pair: tuple[str, ...], root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_chat_goes_on_after_a_prompt_that_fails(pair: tuple[str, ...], root: Path) -> None:
+def test_chat_continues_after_a_prompt_that_fails(pair: tuple[str, ...], root: Path) -> None:
     stdin = "hello\n" + "water " * 500 + "\nhello again\n"
     result = run_cli("chat", *pair, "--context", "256", "--max-tokens", "5", "--json", home=root, stdin=stdin)
     assert result.code == 1
@@ -353,7 +357,7 @@ def test_generate_plain_and_every_depth_are_equal(
     assert len(rejection["token_ids"]) == 80
 
 
-def test_a_seed_that_is_drawn_is_told(pair: tuple[str, ...], here: InProcess) -> None:
+def test_a_random_seed_is_shown_and_reproduces_the_answer(pair: tuple[str, ...], here: InProcess) -> None:
     base = ("generate", "hello world", *pair, "--max-tokens", "20", "--temperature", "0.9")
     drawn = here(*base, "--json").json
     assert isinstance(drawn["seed"], int)
@@ -365,7 +369,7 @@ def test_a_seed_that_is_drawn_is_told(pair: tuple[str, ...], here: InProcess) ->
     assert here(*base[:-1], "0", "--json").json["seed"] is None
 
 
-def test_generate_raw_and_stop(pair: tuple[str, ...], here: InProcess) -> None:
+def test_generate_raw_continues_the_text_up_to_the_stop_string(pair: tuple[str, ...], here: InProcess) -> None:
     raw = here("generate", "hello", *pair, "--raw", "--json", "--max-tokens", "20").json
     chat = here("generate", "hello", *pair, "--json", "--max-tokens", "20").json
     assert raw["stats"]["prompt_tokens"] < chat["stats"]["prompt_tokens"]
@@ -386,7 +390,7 @@ def test_generate_continues_text_without_a_template(tiny: TinyModels, here: InPr
 # ------------------------------------------------------------------------------------------- other commands
 
 
-def test_models_json(tiny: TinyModels, here: InProcess) -> None:
+def test_models_json_lists_stored_and_known_models(tiny: TinyModels, here: InProcess) -> None:
     stored = put_into_store(Home(here.home), "smollm2-135m", tiny.target.read_bytes())
     found = succeeded(here("models", "--json")).json
     assert found["schema_version"] == 1
@@ -417,7 +421,7 @@ def test_models_json(tiny: TinyModels, here: InProcess) -> None:
     assert not stored.exists()
 
 
-def test_profiles(here: InProcess) -> None:
+def test_profiles_lists_the_built_in_profiles(here: InProcess) -> None:
     home = here.home
     (home / "profiles").mkdir(parents=True)
     (home / "profiles" / "mine.toml").write_text('description = "my own"\ncontext = 512\n')
@@ -430,7 +434,7 @@ def test_profiles(here: InProcess) -> None:
     assert "laptop" in succeeded(here("profiles")).out
 
 
-def test_profiles_show_tells_where_each_value_comes_from(
+def test_profiles_show_prints_the_origin_of_each_value(
     here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = here.home
@@ -453,7 +457,7 @@ def test_profiles_show_tells_where_each_value_comes_from(
 
 
 @pytest.mark.slow
-def test_doctor(tmp_path: Path) -> None:
+def test_doctor_reports_machine_runtimes_and_models(tmp_path: Path) -> None:
     found = succeeded(run_cli("doctor", "--json", home=tmp_path / "home")).json
     assert found["schema_version"] == 1
     assert found["edgespec"] == __version__
@@ -470,7 +474,7 @@ def test_doctor(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_verify(pair: tuple[str, ...], here: InProcess, tmp_path: Path) -> None:
+def test_verify_finds_identical_tokens(pair: tuple[str, ...], here: InProcess, tmp_path: Path) -> None:
     suite = tmp_path / "suite.jsonl"
     lines = [{"id": f"p{n}", "category": "chat", "prompt": text} for n, text in enumerate(("hello", "water", "你好"))]
     suite.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -491,7 +495,7 @@ def test_verify(pair: tuple[str, ...], here: InProcess, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- a text that is piped in
 
 
-def test_a_question_about_a_text_that_is_piped_in(pair: tuple[str, ...], root: Path) -> None:
+def test_generate_puts_piped_text_before_the_prompt(pair: tuple[str, ...], root: Path) -> None:
     options = (*pair, "--max-tokens", "4", "--json")
     asked = succeeded(run_cli("generate", "What is it?", *options, home=root, stdin="\ufeffThe text.\nIts end.\n\n"))
     whole = succeeded(run_cli("generate", "The text.\nIts end.\n\nWhat is it?", *options, home=root)).json
@@ -513,26 +517,28 @@ def test_a_question_about_a_text_that_is_piped_in(pair: tuple[str, ...], root: P
     ],
     ids=["not-utf-8", "binary", "too-long"],
 )
-def test_what_is_piped_in_and_is_no_text(tmp_path: Path, prompt: str, stdin: bytes, said: str) -> None:
+def test_piped_input_that_is_not_text_is_an_error(tmp_path: Path, prompt: str, stdin: bytes, said: str) -> None:
     """Told before a model is loaded for it."""
     result = run_cli("generate", prompt, "--target", tmp_path / "absent.gguf", home=tmp_path / "home", stdin=stdin)
     result.failed_well(said, code=2)
 
 
-def test_a_terminal_is_told_what_was_taken_from_stdin(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_on_a_terminal_reports_how_much_it_read_from_stdin(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who loops over a file sees why the loop ends after one answer."""
     from edgespec.cli import generate
 
     asked = ("generate", "What is it?", "--target", "absent.gguf")
     assert "from stdin" not in here(*asked, stdin="text").err
     monkeypatch.setattr(generate, "stderr_columns", lambda: 80)
-    assert "asked about 4 characters from stdin" in here(*asked, stdin="text\n").err
+    assert "read 4 characters from stdin" in here(*asked, stdin="text\n").err
     assert "from stdin" not in here(*asked).err
     assert "from stdin" not in here(*asked, "--json", stdin="text").err
 
 
 @pytest.mark.slow
-def test_a_pipe_that_does_not_end_is_waited_for_and_that_is_said(pair: tuple[str, ...], root: Path) -> None:
+def test_generate_reports_that_it_waits_for_a_pipe_to_end(pair: tuple[str, ...], root: Path) -> None:
     process = subprocess.Popen(
         command("generate", "What is it?", *pair, "--max-tokens", "3"),
         stdin=subprocess.PIPE,
@@ -542,7 +548,7 @@ def test_a_pipe_that_does_not_end_is_waited_for_and_that_is_said(pair: tuple[str
     )
     assert process.stdin is not None
     assert process.stderr is not None
-    assert process.stderr.readline() == b"reading stdin to its end; `</dev/null` gives it none\n"
+    assert process.stderr.readline() == b"waiting for the end of stdin; add `</dev/null` to read nothing from stdin\n"
     process.stdin.write(b"The text.")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -553,7 +559,7 @@ def test_a_pipe_that_does_not_end_is_waited_for_and_that_is_said(pair: tuple[str
 
 
 @pytest.mark.slow
-def test_version() -> None:
+def test_version_option_prints_the_version() -> None:
     done = subprocess.run(command("--version"), capture_output=True, text=True, check=True)
     assert done.stdout == f"edgespec {__version__}\n"
 
@@ -586,7 +592,7 @@ def test_help_fits_a_narrow_terminal(name: tuple[str, ...], here: InProcess, mon
 
 
 @pytest.mark.slow
-def test_help_and_usage_errors_in_a_process_of_their_own(tmp_path: Path) -> None:
+def test_help_and_usage_errors_in_a_separate_process(tmp_path: Path) -> None:
     assert succeeded(run_cli("chat", "--help", home=tmp_path / "home")).out.startswith("Usage: edgespec chat")
     run_cli("chat", "--nonsense", home=tmp_path / "home").failed_well("--nonsense", code=2)
 
@@ -619,7 +625,9 @@ def test_no_arguments_show_the_help(tmp_path: Path) -> None:
         (("verify", "--suite", "missing.jsonl"), "missing.jsonl"),
     ],
 )
-def test_usage_errors(arguments: tuple[str, ...], words: str, here: InProcess) -> None:
+def test_usage_errors_are_one_sentence_with_exit_code_2(
+    arguments: tuple[str, ...], words: str, here: InProcess
+) -> None:
     result = here(*arguments, "--json")
     result.failed_well(words, code=2)
     found = result.json
@@ -659,15 +667,15 @@ def test_debug_shows_the_native_log(pair: tuple[str, ...], root: Path) -> None:
         ("download", "edgespec pull MODEL"),
     ],
 )
-def test_commands_of_other_programs_say_what_they_are_here(tmp_path: Path, asked: str, here: str) -> None:
+def test_command_names_of_other_programs_hint_at_ours(tmp_path: Path, asked: str, here: str) -> None:
     result = run_cli(asked, "smollm2-135m", home=tmp_path / "home")
     assert (result.code, result.out) == (2, "")
     assert f"no such command '{asked}'" in result.err
-    assert f"it is `{here}` here" in result.err
+    assert f"use `{here}`" in result.err
 
 
 @pytest.mark.slow
-def test_a_bug_is_a_sentence_too(tmp_path: Path) -> None:
+def test_an_unexpected_exception_is_reported_in_one_sentence(tmp_path: Path) -> None:
     """Whatever goes wrong, a person sees a sentence, and a traceback only with --debug."""
     code = (
         "import sys; from edgespec.cli import models, app\n"
@@ -707,7 +715,7 @@ def test_a_closed_pipe_is_one_sentence(pair: tuple[str, ...], root: Path, comman
         "generate": ("generate", "hello", *pair, "--max-tokens", "1500"),
     }[command_name]
     reading, writing = os.pipe()
-    os.close(reading)  # whoever should read is gone before anything is written
+    os.close(reading)  # the reader closes before anything is written
     try:
         done = subprocess.run(
             command(*arguments),
@@ -738,7 +746,9 @@ def test_head_ends_a_long_answer_early(pair: tuple[str, ...], root: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("redirection", "code"), [(">&-", 1), ("<&-", 0), ("2>&-", 0), ("<&- 2>&-", 0)])
-def test_closed_standard_streams(pair: tuple[str, ...], root: Path, redirection: str, code: int) -> None:
+def test_commands_survive_closed_standard_streams(
+    pair: tuple[str, ...], root: Path, redirection: str, code: int
+) -> None:
     line = shlex.join(command("generate", "hello", *pair, "--max-tokens", "3"))
     done = subprocess.run(
         ["sh", "-c", f"{line} {redirection}"], capture_output=True, env=environment(root), timeout=60, check=False
@@ -749,7 +759,7 @@ def test_closed_standard_streams(pair: tuple[str, ...], root: Path, redirection:
 
 
 @pytest.mark.slow
-def test_an_output_that_lacks_characters(pair: tuple[str, ...], root: Path) -> None:
+def test_characters_that_the_output_encoding_lacks_become_question_marks(pair: tuple[str, ...], root: Path) -> None:
     """An ASCII terminal shows ``?``; JSON loses nothing, since it can spell every character."""
     env = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     options = ("generate", "hello", *pair, "--max-tokens", "60")

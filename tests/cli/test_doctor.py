@@ -56,7 +56,7 @@ def devices(monkeypatch: pytest.MonkeyPatch, *found: Device, **missing: str) -> 
     monkeypatch.setattr(module, "list_devices", lambda _broken: DeviceReport(devices=found, missing=missing))
 
 
-def test_the_machine_and_its_conditions(here: InProcess) -> None:
+def test_doctor_prints_machine_memory_and_power(here: InProcess) -> None:
     report = here("doctor", "--json").json
     assert report["machine"] == MACHINE.as_json()
     assert report["conditions"] == {"temperature_c": 61.4, "load_average": 0.25}
@@ -64,7 +64,7 @@ def test_the_machine_and_its_conditions(here: InProcess) -> None:
     assert "power      battery; temperature 61 °C, load 0.2\n" in text
 
 
-def test_what_is_not_known_is_not_guessed(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_prints_unknown_values_as_not_known(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "describe_machine", lambda: Machine(**{**fields(MACHINE), "power_source": None}))  # type: ignore[arg-type]
     monkeypatch.setattr(module, "describe_conditions", Conditions)
     report = here("doctor", "--json").json
@@ -80,7 +80,7 @@ def fields(machine: Machine) -> Mapping[str, object]:
     return {name: getattr(machine, name) for name in Machine.__slots__}
 
 
-def test_devices_of_llama(here: InProcess) -> None:
+def test_doctor_lists_llama_cpp_devices(here: InProcess) -> None:
     result = here("doctor", "--json")
     assert result.code == 0
     llama = result.json["runtimes"]["llama"]
@@ -106,7 +106,7 @@ def test_devices_of_llama(here: InProcess) -> None:
         ("accel", "BLAS", "BLAS: It (accel)"),
     ],
 )
-def test_devices_in_the_machines_memory(
+def test_a_gpu_that_shares_the_machines_memory_is_marked(
     here: InProcess, monkeypatch: pytest.MonkeyPatch, kind: DeviceKind, name: str, shown: str
 ) -> None:
     device = Device(runtime="llama", name=name, kind=kind, description="It", free_bytes=GIB, total_bytes=2 * GIB)
@@ -116,12 +116,12 @@ def test_devices_in_the_machines_memory(
     assert (told["kind"], told["memory"]) == (kind, "cpu")
 
 
-def test_a_card_that_does_not_tell_its_memory(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_with_unknown_memory_is_listed_without_memory(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     devices(monkeypatch, Device(runtime="llama", name="Vulkan0", kind="gpu", description="It"), onnx="none")
     assert "  device   Vulkan0: It (gpu)\n" in here("doctor").out
 
 
-def test_the_child_lists_the_devices_too() -> None:
+def test_the_child_process_lists_devices_too() -> None:
     """A driver may end the process over that."""
     assert "devices()" in module._PROBES["llama"]
     assert "list_devices()" in module._PROBES["onnx"]
@@ -131,16 +131,21 @@ def without_kernels() -> None:
     raise RuntimeUnavailableError("there are no kernels", hint="compile them")
 
 
-def test_without_llama_our_kernels_run(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_succeeds_without_llama_cpp_if_the_kernels_work(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     devices(monkeypatch, DIRECTML, llama="it is not installed")
     with_onnx(monkeypatch)
     shown = here("doctor")
     assert shown.code == 0
-    assert "llama.cpp  missing: it is not installed; GPUs and what the native runtime cannot run need it" in shown.out
+    assert (
+        "llama.cpp  missing: it is not installed; needed for GPUs and for files the native runtime cannot run"
+        in shown.out
+    )
     assert "pip install 'edgespec[llama]'" in shown.out
 
 
-def test_without_llama_and_kernels_nothing_works(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fails_without_llama_cpp_and_kernels(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     devices(monkeypatch, DIRECTML, llama="it is not installed")
     with_onnx(monkeypatch)
     monkeypatch.setattr("edgespec.runtimes.native.library.load", without_kernels)
@@ -156,7 +161,7 @@ def test_without_llama_and_kernels_nothing_works(here: InProcess, monkeypatch: p
     assert "problem: no runtime works" in shown.err
 
 
-def test_onnx_missing_is_no_problem(here: InProcess) -> None:
+def test_doctor_succeeds_without_onnx_runtime(here: InProcess) -> None:
     result = here("doctor", "--json")
     assert result.code == 0
     assert result.json["runtimes"]["onnx"] == {
@@ -169,11 +174,11 @@ def test_onnx_missing_is_no_problem(here: InProcess) -> None:
         "broken_plugins": {},
     }
     text = here("doctor").out
-    assert "onnx       missing: onnxruntime is not installed; only exported ONNX models need it\n" in text
+    assert "onnx       missing: onnxruntime is not installed; needed only for exported ONNX models\n" in text
     assert "pip install edgespec[onnx]" in text
 
 
-def test_the_native_runtime_is_there_or_says_why_not(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_why_the_native_runtime_is_missing(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(build="1+ab", levels=("portable", "avx512-vnni"), left_out={"avx2": "it is broken"})
     monkeypatch.setattr(module.native_library, "load", lambda: library)
     assert here("doctor", "--json").json["runtimes"]["native"] == {
@@ -213,7 +218,7 @@ def with_onnx(monkeypatch: pytest.MonkeyPatch, **broken: str) -> None:
     )
 
 
-def test_onnx_found(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_lists_an_installed_onnx_runtime(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     devices(monkeypatch, CPU, DIRECTML)
     with_onnx(monkeypatch, onnxruntime_ep_odd="it finds no device")
     onnx = here("doctor", "--json").json["runtimes"]["onnx"]
@@ -226,19 +231,19 @@ def test_onnx_found(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "  plugin   onnxruntime_ep_odd cannot be used: it finds no device\n" in text
 
 
-def test_a_stored_bandwidth_is_shown(here: InProcess) -> None:
+def test_doctor_shows_a_stored_bandwidth(here: InProcess) -> None:
     save_bandwidth(here.home / "measurements", MACHINE, MEASURED)
     assert here("doctor", "--json").json["bandwidth"] == MEASURED.as_json()
     assert "bandwidth  25.0 GB/s read (by threads: 12.3 with 1, 25.0 with 4)\n" in here("doctor").out
 
 
-def test_a_bandwidth_at_other_power_is_not_shown(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_hides_a_bandwidth_of_another_power_source(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     save_bandwidth(here.home / "measurements", MACHINE, MEASURED)
     monkeypatch.setattr(module, "describe_machine", lambda: Machine(**{**fields(MACHINE), "power_source": "mains"}))  # type: ignore[arg-type]
     assert here("doctor", "--json").json["bandwidth"] == {"read_bytes_per_s": None}
 
 
-def test_a_damaged_store_is_as_good_as_none(here: InProcess) -> None:
+def test_doctor_treats_a_damaged_store_as_empty(here: InProcess) -> None:
     folder: Path = here.home / "measurements"
     save_bandwidth(folder, MACHINE, MEASURED)
     next(folder.iterdir()).write_text("{", encoding="utf-8")
@@ -257,7 +262,7 @@ def test_a_damaged_store_is_as_good_as_none(here: InProcess) -> None:
         (0xC000001D, "its native code ended with code 0xc000001d (wrong CPU build?)"),
     ],
 )
-def test_a_child_that_dies_spares_this_process(
+def test_a_crash_of_the_child_process_marks_the_runtime_as_missing(
     monkeypatch: pytest.MonkeyPatch, code: int, reason: str | None
 ) -> None:
     monkeypatch.undo()
@@ -266,17 +271,19 @@ def test_a_child_that_dies_spares_this_process(
 
 
 @pytest.mark.parametrize("error", [OSError("no process"), subprocess.TimeoutExpired("python", 60)])
-def test_a_child_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_child_process_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.undo()
 
     def fail(*_command: object, **_how: object) -> None:
         raise error
 
     monkeypatch.setattr(module.subprocess, "run", fail)
-    assert module._broken()["llama"].startswith("the check could not be run: ")
+    assert module._broken()["llama"].startswith("the check could not run: ")
 
 
-def test_what_the_child_found_reaches_the_list(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_child_processs_finding_is_the_reason_in_the_device_list(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Mapping[str, str]] = []
 
     def listed(broken: Mapping[str, str]) -> DeviceReport:

@@ -108,7 +108,7 @@ def stored(env: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("typed", ["\r", "y\r", "maybe\rYES\r"])
-def test_yes_fetches_it_and_it_drafts_from_then_on(
+def test_yes_downloads_the_offered_drafter_and_uses_it(
     chat: Callable[..., Terminal], env: dict[str, str], typed: str
 ) -> None:
     terminal = chat()
@@ -138,13 +138,13 @@ def _target(terminal: Terminal) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("typed", ["n\r", "No\r", CTRL_D, CTRL_C])
-def test_no_goes_on_without_and_is_remembered(
+def test_no_is_remembered_and_the_chat_runs_without_a_drafter(
     chat: Callable[..., Terminal], env: dict[str, str], hub: HubServer, typed: str
 ) -> None:
     terminal = chat()
     terminal.wait_for(QUESTION)
     terminal.type(typed)
-    terminal.wait_for(r"`edgespec pull hf:org/repo/small.gguf` fetches it later")
+    terminal.wait_for(r"`edgespec pull hf:org/repo/small.gguf` downloads it later")
     terminal.wait_for(r"is ready")
     terminal.wait_for(r"\n> ")
     terminal.type("hello\r")
@@ -160,7 +160,9 @@ def test_no_goes_on_without_and_is_remembered(
     assert len(kept["targets"]) == 1
 
 
-def test_a_hub_that_fails_stops_no_chat(chat: Callable[..., Terminal], hub: HubServer, env: dict[str, str]) -> None:
+def test_a_failing_hub_does_not_stop_the_chat(
+    chat: Callable[..., Terminal], hub: HubServer, env: dict[str, str]
+) -> None:
     hub.refuse_always = (404, {"X-Error-Code": "RepoNotFound"})
     for _ in range(2):  # nothing was declined: it is asked again
         terminal = chat()
@@ -173,7 +175,7 @@ def test_a_hub_that_fails_stops_no_chat(chat: Callable[..., Terminal], hub: HubS
     assert stored(env) == []
 
 
-def test_another_vocabulary_on_the_hub_is_a_reason_and_no_second_question(
+def test_a_downloaded_drafter_with_another_vocabulary_is_not_offered_again(
     chat: Callable[..., Terminal], hub: HubServer, tiny: TinyModels
 ) -> None:
     hub.files["small.gguf"] = tiny.stranger.read_bytes()
@@ -191,7 +193,7 @@ def test_another_vocabulary_on_the_hub_is_a_reason_and_no_second_question(
     assert "Fetch it?" not in again.screen
 
 
-def test_ctrl_c_stops_the_download_and_not_the_chat(
+def test_ctrl_c_stops_the_drafters_download_but_not_the_chat(
     chat: Callable[..., Terminal], hub: HubServer, env: dict[str, str]
 ) -> None:
     hub.chunk_delay_s = 1.0
@@ -200,7 +202,7 @@ def test_ctrl_c_stops_the_download_and_not_the_chat(
     terminal.type("\r")
     terminal.wait_for(r"downloading")
     terminal.type(CTRL_C)
-    terminal.wait_for(r"stopped; `edgespec pull hf:org/repo/small.gguf` fetches the rest")
+    terminal.wait_for(r"stopped; `edgespec pull hf:org/repo/small.gguf` downloads the rest")
     terminal.wait_for(r"is ready")
     leave(terminal)
     assert not (Path(env["EDGESPEC_HOME"]) / "declined-offers.json").exists()
@@ -214,7 +216,9 @@ def test_sigterm_at_the_question_ends_the_program(chat: Callable[..., Terminal])
 
 
 @pytest.mark.parametrize("more", [("--offline",), ("--json",), ("--draft", "none"), ("--depth", "0")])
-def test_nobody_is_asked_who_wants_none(chat: Callable[..., Terminal], hub: HubServer, more: tuple[str, ...]) -> None:
+def test_no_drafter_is_offered_with_draft_none(
+    chat: Callable[..., Terminal], hub: HubServer, more: tuple[str, ...]
+) -> None:
     terminal = chat(*more)
     terminal.wait_for(r"> ")
     terminal.type("/exit\r")
@@ -223,7 +227,9 @@ def test_nobody_is_asked_who_wants_none(chat: Callable[..., Terminal], hub: HubS
     assert hub.requests == []
 
 
-def test_what_was_typed_ahead_is_a_prompt_and_no_answer(chat: Callable[..., Terminal], hub: HubServer) -> None:
+def test_keys_typed_before_the_offer_are_a_prompt_and_not_its_answer(
+    chat: Callable[..., Terminal], hub: HubServer
+) -> None:
     terminal = chat()
     terminal.type("hello\r")
     terminal.wait_for(r"is ready")
@@ -233,7 +239,7 @@ def test_what_was_typed_ahead_is_a_prompt_and_no_answer(chat: Callable[..., Term
     assert hub.requests == []
 
 
-def test_nobody_is_asked_in_a_pipe(arguments: list[str], env: dict[str, str], hub: HubServer) -> None:
+def test_no_drafter_is_offered_in_a_pipe(arguments: list[str], env: dict[str, str], hub: HubServer) -> None:
     import subprocess
 
     done = subprocess.run(arguments, input="hello\n", capture_output=True, env=env, text=True, check=True)
@@ -242,7 +248,7 @@ def test_nobody_is_asked_in_a_pipe(arguments: list[str], env: dict[str, str], hu
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-def test_the_question_fits_the_terminal(chat: Callable[..., Terminal], columns: int) -> None:
+def test_the_offer_wraps_to_the_terminal(chat: Callable[..., Terminal], columns: int) -> None:
     terminal = chat(COLUMNS=str(columns))
     terminal.wait_for(QUESTION)
     shown = terminal.screen.split("\r\n")
@@ -259,7 +265,7 @@ def offer_for(target: str) -> DrafterOffer:
     return DrafterOffer(name="x", model="hf:a/b", bytes=1, licence="MIT", expected_speedup=1.5, target=target)
 
 
-def test_the_targets_declined_last_are_remembered(home: Home) -> None:
+def test_only_the_latest_declined_targets_are_remembered(home: Home) -> None:
     assert drafter_offer._declined(home) == []
     for number in range(drafter_offer._MOST_DECLINED + 3):
         drafter_offer._decline(offer_for(f"target {number}"), home)
@@ -270,7 +276,7 @@ def test_the_targets_declined_last_are_remembered(home: Home) -> None:
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"targets": 3}', '{"targets": [1, null, {}]}', "[" * 100_000, " " * (2 << 20), "\udcff"]
 )
-def test_a_list_that_cannot_be_used_is_begun_afresh(home: Home, text: str) -> None:
+def test_a_damaged_list_of_declined_targets_is_replaced(home: Home, text: str) -> None:
     home.create(home.root)
     home.declined_offers.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert drafter_offer._declined(home) == []
@@ -278,7 +284,7 @@ def test_a_list_that_cannot_be_used_is_begun_afresh(home: Home, text: str) -> No
     assert drafter_offer._declined(home) == ["target"]
 
 
-def test_a_home_that_cannot_be_written_only_asks_again(tmp_path: Path) -> None:
+def test_the_offer_repeats_if_the_home_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     drafter_offer._decline(offer_for("target"), Home(tmp_path / "file"))
     assert drafter_offer._declined(Home(tmp_path / "file")) == []
@@ -287,7 +293,7 @@ def test_a_home_that_cannot_be_written_only_asks_again(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- plan and models
 
 
-def test_plan_says_what_was_considered_and_models_who_drafts(
+def test_plan_lists_considered_drafters_and_models_shows_the_drafter(
     user: User, env: dict[str, str], tiny: TinyModels
 ) -> None:
     user.to_ollama(f"{LIBRARY}/tiny/1m", tiny.target.read_bytes())
@@ -307,6 +313,6 @@ def test_plan_says_what_was_considered_and_models_who_drafts(
     assert "LM Studio, llama, runs on our kernels, drafter ollama:tiny:1m" in listed
 
 
-def test_pull_suggests_what_the_hub_has(env: dict[str, str]) -> None:
+def test_pull_suggests_models_of_the_hub(env: dict[str, str]) -> None:
     result = run_cli("pull", "llama-3.2-3b", home=Path(env["EDGESPEC_HOME"]), env=env)
     result.failed_well("did you mean hf:bartowski/Llama-3.2-3B-Instruct-GGUF?")

@@ -75,7 +75,7 @@ def test_pasted_lines_are_one_prompt_that_enter_sends(opened: Open, place: Home)
     assert len(re.findall(ANSWERED, chat.plain)) == 1
 
 
-def test_lines_are_broken_by_keys_and_between_quotes(opened: Open, place: Home) -> None:
+def test_alt_enter_and_triple_quotes_make_prompts_of_several_lines(opened: Open, place: Home) -> None:
     chat = opened()
     for keys in (b"one" + CTRL_J + b"two\r", b"one\x1b\rtwo\r"):
         chat.type(keys)
@@ -86,10 +86,10 @@ def test_lines_are_broken_by_keys_and_between_quotes(opened: Open, place: Home) 
     chat.wait_for(EDITING)
     leave(chat)
     assert history(place) == ["one\ntwo", '"""\n/help\n"""'], "the same prompt is kept once"
-    assert "this list" not in chat.plain, "between quotes it was no command"
+    assert "this list" not in chat.plain, "a quoted line is not a command"
 
 
-def test_prompts_of_earlier_chats_come_back(opened: Open, place: Home) -> None:
+def test_the_up_key_recalls_prompts_of_earlier_chats(opened: Open, place: Home) -> None:
     place.create(place.root)
     place.history.write_text("the first one\nlast time\n", encoding="utf-8")
     chat = opened()
@@ -107,7 +107,7 @@ def test_prompts_of_earlier_chats_come_back(opened: Open, place: Home) -> None:
 def test_commands_and_their_values_are_completed(opened: Open) -> None:
     chat = opened()
     chat.type("/se")
-    chat.wait_for("how answers are drawn")  # the menu
+    chat.wait_for("show the sampling settings")  # the menu
     chat.type(TAB)
     time.sleep(0.5)  # the end of a name stands on the screen already
     chat.type(" to")
@@ -119,7 +119,7 @@ def test_commands_and_their_values_are_completed(opened: Open) -> None:
     chat.wait_for(EDITING)
     chat.type("no command: /se")
     time.sleep(0.5)
-    assert not chat.find("how answers are drawn")
+    assert not chat.find("show the sampling settings")
     chat.type(CTRL_C)
     chat.wait_for("Ctrl-C again within 2 s")
     chat.wait_for(EDITING)
@@ -145,7 +145,7 @@ def test_ctrl_c_discards_what_was_typed_and_twice_leaves(opened: Open) -> None:
     assert "half a prompthello" not in chat.plain
 
 
-def test_what_is_typed_during_an_answer_is_the_next_prompt(opened: Open, place: Home) -> None:
+def test_text_typed_during_an_answer_starts_the_next_prompt(opened: Open, place: Home) -> None:
     chat = opened("--max-tokens", "400")
     chat.type("hello\r")
     chat.wait_for(r"hello\S*\s+\S")
@@ -161,7 +161,7 @@ def test_what_is_typed_during_an_answer_is_the_next_prompt(opened: Open, place: 
     assert history(place) == ["hello", "typed ahead"]
 
 
-def test_what_is_sent_during_an_answer_is_the_next_prompt(opened: Open, place: Home) -> None:
+def test_a_line_entered_during_an_answer_is_the_next_prompt(opened: Open, place: Home) -> None:
     chat = opened("--max-tokens", "400")
     chat.type("hello\r")
     chat.wait_for(r"hello\S*\s+\S")
@@ -183,17 +183,15 @@ def loading(tiny: TinyModels, place: Home) -> Iterator[Terminal]:
     terminal.close()
 
 
-def test_what_is_sent_while_the_model_loads_is_the_first_prompt(loading: Terminal, place: Home) -> None:
-    loading.type("sent at once\r")
+def test_a_line_entered_while_the_model_loads_is_the_first_prompt(loading: Terminal, place: Home) -> None:
+    loading.type("sent early\r")
     loading.wait_for(ANSWERED)
     loading.wait_for(EDITING)
     leave(loading)
-    assert history(place) == ["sent at once"]
+    assert history(place) == ["sent early"]
 
 
-def test_several_lines_that_came_while_the_model_loads_are_one_prompt_to_look_at(
-    loading: Terminal, place: Home
-) -> None:
+def test_several_lines_entered_while_the_model_loads_wait_in_the_editor(loading: Terminal, place: Home) -> None:
     loading.type("one\rtwo\rthree")
     loading.wait_for("is ready")
     loading.wait_for("three")
@@ -236,18 +234,18 @@ def test_a_dumb_terminal_gets_words_that_wrap_and_no_codes(opened: Open) -> None
     assert "\x1b" not in chat.screen
 
 
-def test_guesses_are_shaded_once_they_are_asked_for(opened: Open) -> None:
+def test_slash_guesses_shades_guessed_tokens(opened: Open) -> None:
     chat = opened()
     chat.type("/guesses\r")
-    chat.wait_for("shaded: guessed")
+    chat.wait_for("guessed correctly are shaded")
     chat.wait_for(EDITING)
     chat.type("/guesses\r")
-    chat.wait_for("not shaded any more")
+    chat.wait_for("no longer shaded")
     chat.wait_for(EDITING)
     leave(chat)
 
 
-def test_the_last_answer_is_copied_by_the_terminal(opened: Open) -> None:
+def test_slash_copy_sends_the_last_answer_to_the_terminals_clipboard(opened: Open) -> None:
     chat = opened(env={"TMUX": ""})
     chat.type("/copy\r")
     chat.wait_for("no answer yet")
@@ -257,17 +255,17 @@ def test_the_last_answer_is_copied_by_the_terminal(opened: Open) -> None:
     chat.wait_for(EDITING)
     chat.type("/copy\r")
     chat.wait_for(r"\x1b\]52;c;[A-Za-z0-9+/]+=*\x07")
-    chat.wait_for(r"characters? sent to the terminal, which copies them if it takes OSC 52")
+    chat.wait_for(r"characters? sent to the terminal, which copies them if it supports OSC 52")
     chat.wait_for(EDITING)
     leave(chat)
 
 
-def test_a_terminal_without_clipboard_and_one_without_colours_say_so(opened: Open) -> None:
+def test_copy_and_guesses_report_a_terminal_without_clipboard_or_colours(opened: Open) -> None:
     chat = opened(term="dumb")
     for line, said in (
         ("hello", ANSWERED),
-        ("/copy", "this is no terminal with a clipboard"),
-        ("/guesses", "guesses are shown in colours, and there are none here"),
+        ("/copy", "this terminal has no clipboard"),
+        ("/guesses", "guesses are shown in colours, and this terminal shows no colours"),
     ):
         chat.type(f"{line}\r")
         chat.wait_for(said)
@@ -275,7 +273,7 @@ def test_a_terminal_without_clipboard_and_one_without_colours_say_so(opened: Ope
     leave(chat)
 
 
-# --------------------------------------------------------------------------------------- what goes on meanwhile
+# --------------------------------------------------------------------------------------- in parallel
 
 
 def test_the_machine_is_measured_while_a_prompt_is_edited(tiny: TinyModels, place: Home) -> None:
@@ -303,7 +301,7 @@ def test_the_machine_is_measured_while_a_prompt_is_edited(tiny: TinyModels, plac
         chat.close()
 
 
-def test_sigterm_at_a_prompt_leaves_the_terminal_as_it_was(opened: Open) -> None:
+def test_sigterm_at_a_prompt_restores_the_terminal(opened: Open) -> None:
     import termios
 
     chat = opened()
@@ -316,7 +314,7 @@ def test_sigterm_at_a_prompt_leaves_the_terminal_as_it_was(opened: Open) -> None
     assert after & termios.ECHO
 
 
-def test_bytes_that_are_no_text_are_told(opened: Open) -> None:
+def test_typed_bytes_that_are_not_utf8_are_an_error(opened: Open) -> None:
     chat = opened()
     chat.type(b"caf\xe9 au lait\r")
     chat.wait_for("stdin is not UTF-8 text")
@@ -328,7 +326,9 @@ def test_bytes_that_are_no_text_are_told(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("generate", "hello"), ("chat",)], ids=" ".join)
-def test_who_edits_nothing_loads_no_editor(tiny: TinyModels, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_commands_without_a_prompt_do_not_import_the_editor(
+    tiny: TinyModels, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     code = (
         "import sys; from edgespec.cli.app import run\n"
         "code = run(sys.argv[1:])\n"
@@ -340,7 +340,7 @@ def test_who_edits_nothing_loads_no_editor(tiny: TinyModels, tmp_path: Path, arg
     assert result.err.splitlines()[-1] == "0 []", result.err
 
 
-def test_notes_fit_the_terminal_where_the_answer_goes_elsewhere(tiny: TinyModels, place: Home) -> None:
+def test_notes_wrap_to_the_terminal_if_stdout_is_redirected(tiny: TinyModels, place: Home) -> None:
     line = shlex.join(command("generate", "hello", "--target", tiny.target, "--draft", "none", "--max-tokens", "3"))
     terminal = Terminal(["/bin/sh", "-c", f"{line} | cat > /dev/null"], environment(place.root), columns=40)
     try:

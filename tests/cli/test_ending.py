@@ -49,7 +49,9 @@ def started(*arguments: str | Path, home: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
-def test_an_answer_ends_with_what_there_is(tiny: TinyModels, slow_options: tuple[str, ...], name: str) -> None:
+def test_a_signal_ends_an_answer_and_keeps_the_text_so_far(
+    tiny: TinyModels, slow_options: tuple[str, ...], name: str
+) -> None:
     number = getattr(signal, name)
     process = started("generate", "hello", *slow_options, home=tiny.home.root)
     assert process.stdout is not None
@@ -68,7 +70,9 @@ def has_mapped(process: int, path: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process has mapped")
-def test_json_that_was_promised_is_written(tiny: TinyModels, slow_options: tuple[str, ...]) -> None:
+def test_a_signal_during_an_answer_still_prints_the_json_object(
+    tiny: TinyModels, slow_options: tuple[str, ...]
+) -> None:
     process = started("generate", "hello", *slow_options, "--json", home=tiny.home.root)
     until = time.monotonic() + WAIT_S  # nothing is written before the end: it is seen to load by what it maps
     while not has_mapped(process.pid, tiny.slow) and time.monotonic() < until:
@@ -83,7 +87,7 @@ def test_json_that_was_promised_is_written(tiny: TinyModels, slow_options: tuple
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", *BOTH])
-def test_a_chat_keeps_its_history(tiny: TinyModels, tmp_path: Path, how: str) -> None:
+def test_a_signal_ends_a_chat_and_keeps_its_history(tiny: TinyModels, tmp_path: Path, how: str) -> None:
     from tests.support.terminal import EDITING, Terminal
 
     place = Home(tmp_path / "home")
@@ -107,13 +111,13 @@ def test_a_chat_keeps_its_history(tiny: TinyModels, tmp_path: Path, how: str) ->
     assert [path.name for path in place.root.glob("history*")] == ["history"]
 
 
-def test_without_an_answer_it_is_an_interrupt_and_with_one_it_is_stopped() -> None:
+def test_a_signal_stops_an_answer_and_is_a_keyboard_interrupt_otherwise() -> None:
     ending, stopped = Ending(), list[int]()
     with ending.installed():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         assert ending.exit_code == 128 + signal.SIGTERM
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the second one ends it for good"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the second ends the process"
     ending = Ending()
     with ending.installed():
         ending.stop_answer = lambda: stopped.append(1)
@@ -126,7 +130,7 @@ def test_without_an_answer_it_is_an_interrupt_and_with_one_it_is_stopped() -> No
 
 
 @pytest.mark.parametrize("name", [*BOTH, "SIGINT"])
-def test_an_interrupt_that_python_drops_comes_again(name: str) -> None:
+def test_a_keyboard_interrupt_that_python_drops_is_sent_again(name: str) -> None:
     """While a model loads, llama.cpp calls Python for each line of its log: one load in twenty ignored a SIGTERM."""
     number = getattr(signal, name)
     callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))
@@ -139,7 +143,7 @@ def test_an_interrupt_that_python_drops_comes_again(name: str) -> None:
     assert sys.unraisablehook == hook
 
 
-def test_what_else_python_drops_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_exceptions_that_python_drops_are_printed_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_type))
     with Ending().installed():
@@ -147,7 +151,7 @@ def test_what_else_python_drops_is_told_as_ever(monkeypatch: pytest.MonkeyPatch)
     assert told == [IndexError]
 
 
-def test_what_somebody_else_handles_is_left_alone() -> None:
+def test_signals_with_another_handler_keep_it() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
     try:
         with Ending().installed() as ending:
@@ -177,14 +181,14 @@ def test_what_somebody_else_handles_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "arguments", [("models",), ("models", "--json"), ("nonsense", "--json"), ("generate", "", "--json")]
 )
-def test_a_full_output_is_one_sentence(arguments: tuple[str, ...], home: Home) -> None:
+def test_writing_to_a_full_disk_is_reported_in_one_sentence(arguments: tuple[str, ...], home: Home) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             command(*arguments), stdout=full, stderr=subprocess.PIPE, env=environment(home.root), timeout=WAIT_S
         )
     told = done.stderr.decode()
     assert done.returncode == 1
-    assert "no space is left where the output is written to" in told
+    assert "no space is left on the disk that the output is written to" in told
     assert "Traceback" not in told
     assert "unexpected" not in told
     assert "Exception" not in told
@@ -192,7 +196,7 @@ def test_a_full_output_is_one_sentence(arguments: tuple[str, ...], home: Home) -
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_so_is_one_after_an_answer(tiny: TinyModels) -> None:
+def test_a_full_disk_after_an_answer_is_reported_in_one_sentence(tiny: TinyModels) -> None:
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "3")
     for extra in ((), ("--json",)):
         with Path("/dev/full").open("wb") as full:
@@ -204,11 +208,11 @@ def test_so_is_one_after_an_answer(tiny: TinyModels) -> None:
                 timeout=WAIT_S,
             )
         assert done.returncode == 1
-        assert b"no space is left where the output is written to" in done.stderr
+        assert b"no space is left on the disk that the output is written to" in done.stderr
         assert b"Traceback" not in done.stderr
 
 
-def test_a_full_disk_is_told_by_its_file(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_error_names_the_file(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_arguments: object, **_settings: object) -> None:
         raise OSError(28, "No space left on device", "/somewhere/file")
 
@@ -219,7 +223,7 @@ def test_a_full_disk_is_told_by_its_file(here: InProcess, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_pull_from_an_index_that_says_nothing_ends_at_once(home: Home) -> None:
+def test_a_signal_ends_a_pull_that_waits_for_an_index(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as index:
         port = index.getsockname()[1]
         nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(home.root / "hub")}

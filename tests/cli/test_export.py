@@ -1,4 +1,4 @@
-"""``edgespec export``: what it writes and tells, what it refuses, and what is left of one that did not end."""
+"""``edgespec export``: output, report, errors, and files after an interruption."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ pytestmark = pytest.mark.usefixtures("few_prompts")
 # ------------------------------------------------------------------------------------------------- whole models
 
 
-def test_a_copy_and_the_json_other_programs_rely_on(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_export_json_of_a_copied_model_has_the_documented_keys(
+    tiny: TinyModels, here: InProcess, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     result = succeeded(here("export", tiny.drafter, *GGUF, "-o", out, "--json"))
     found = result.json
@@ -52,7 +54,7 @@ def test_a_copy_and_the_json_other_programs_rely_on(tiny: TinyModels, here: InPr
     assert (out / "model.gguf").read_bytes() == tiny.drafter.read_bytes()
 
 
-def test_requantising(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_export_requantises_all_matrices(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     result = succeeded(here("export", tiny.target, *GGUF, "--quant", "Q4_0", "-o", tmp_path / "out"))
     header = read_header(tmp_path / "out" / "model.gguf")
     assert {tensor.type_name for tensor in header.tensors} >= {"Q4_0", "F32"}
@@ -60,7 +62,9 @@ def test_requantising(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None
     assert "quantising" in result.err
 
 
-def test_the_text_for_people(tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path) -> None:
+def test_export_prints_files_weights_and_licence(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path
+) -> None:
     options = ("--trim-vocab", "400", "--trim-from", text)
     result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options))
     for pattern in (
@@ -70,7 +74,7 @@ def test_the_text_for_people(tiny: TinyModels, here: InProcess, tmp_path: Path, 
         r"^weights +embedding Q8_0; head Q8_0; attention Q8_0; feed-forward Q8_0; vectors F32$",
         r"^head +400 of \d+ rows: \d+\.\d% of the held-out tokens$",
         r"^ranked by +the text of text\.txt$",
-        r"^because +400 rows were asked for$",
+        r"^because +400 rows were requested$",
         r"^licence +not stated$",
     ):
         assert re.search(pattern, result.out, re.MULTILINE), pattern
@@ -116,7 +120,7 @@ def onnx_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_onnx_is_given_the_source_and_the_rows(
+def test_the_onnx_exporter_receives_the_source_and_the_kept_rows(
     tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, onnx_calls: list[dict[str, Any]]
 ) -> None:
     options = ("--quant", "q4", "--trim-vocab", "300", "--trim-from", text)
@@ -140,7 +144,7 @@ def test_onnx_is_given_the_source_and_the_rows(
     assert "here: not measured" in told.out
 
 
-def test_a_missing_package_is_one_sentence(
+def test_a_missing_export_package_is_reported_in_one_sentence(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
@@ -173,7 +177,7 @@ def test_a_missing_package_is_one_sentence(
         ((*GGUF, "--trim-vocab", "300", "--target", "qwen2.5-coder-1b"), ("qwen2.5-coder-1b",), 1),
     ],
 )
-def test_options_that_cannot_be(
+def test_wrong_export_options_are_errors(
     tiny: TinyModels, here: InProcess, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...], code: int
 ) -> None:
     result = here("export", tiny.drafter, "-o", tmp_path / "out", *options, "--json")
@@ -183,13 +187,13 @@ def test_options_that_cannot_be(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_text_that_is_none(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_a_trim_text_that_is_not_text_is_an_error(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"text\xff")
     options = ("--trim-vocab", "300", "--trim-from", tmp_path / "bytes")
     here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options).failed_well("UTF-8", "byte 4", code=2)
 
 
-def test_folders_that_are_not_replaced(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_export_does_not_replace_other_folders(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").write_text("precious")
     (tmp_path / "file").write_text("precious")
@@ -199,10 +203,10 @@ def test_folders_that_are_not_replaced(tiny: TinyModels, here: InProcess, tmp_pa
     assert (tmp_path / "full" / "a").read_text() == (tmp_path / "file").read_text() == "precious"
 
 
-def test_sources_that_are_not_exported(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_export_rejects_unsupported_source_models(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     trimmed = write_trimmed_folder(tiny.drafter, tmp_path / "trimmed", range(400))
     result = here("export", trimmed, *GGUF, "-o", tmp_path / "out")
-    result.failed_well("trimmed is a drafter with a trimmed output head already", code=2)
+    result.failed_well("trimmed already is a drafter with a trimmed output head", code=2)
     assert "made from" in result.hint
     weightless = here("export", trimmed / "tokenizer.gguf", *GGUF, "-o", tmp_path / "out")
     weightless.failed_well("holds no weights")
@@ -225,7 +229,9 @@ DAMAGES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_sources(tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, damage: str) -> None:
+def test_export_rejects_damaged_source_files(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, damage: str
+) -> None:
     path = tmp_path / "damaged.gguf"
     path.write_bytes(DAMAGES[damage](tiny.drafter.read_bytes()))
     for options in ((), ("--trim-vocab", "300", "--trim-from", text), ("--quant", "q4_0")):
@@ -236,7 +242,7 @@ def test_damaged_sources(tiny: TinyModels, here: InProcess, tmp_path: Path, text
 
 
 @pytest.mark.usefixtures("sizes")
-def test_a_full_disk(
+def test_export_to_a_full_disk_is_an_error(
     tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
@@ -246,7 +252,7 @@ def test_a_full_disk(
 
 
 @pytest.mark.usefixtures("sizes")
-def test_timing_that_fails_is_a_sentence_and_leaves_nothing(
+def test_failed_timing_is_reported_and_leaves_no_files(
     tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
@@ -263,7 +269,7 @@ def test_timing_that_fails_is_a_sentence_and_leaves_nothing(
 
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("when", ["counting what slow writes", "timing", "writing"])
-def test_ctrl_c_leaves_nothing(
+def test_ctrl_c_in_an_export_leaves_no_files(
     tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     told = trimming.ProgressPrinter.__call__
@@ -284,7 +290,7 @@ def test_ctrl_c_leaves_nothing(
     assert left_behind(tmp_path) == []
 
 
-def test_a_real_ctrl_c(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+def test_sigint_in_an_export_process_leaves_no_files(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
     arguments = command("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", "--trim-vocab", "300")
     process = subprocess.Popen(
         [*arguments, "--target", str(tiny.slow)],
@@ -309,8 +315,8 @@ def test_a_real_ctrl_c(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_json_is_alone_on_stdout(tiny: TinyModels, home: Home, tmp_path: Path, text: Path) -> None:
-    """In a process of its own, with nothing replaced."""
+def test_export_json_is_alone_on_stdout(tiny: TinyModels, home: Home, tmp_path: Path, text: Path) -> None:
+    """In a separate process, without patches."""
     options = ("--trim-vocab", "300", "--trim-from", text)
     result = succeeded(
         run_cli("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options, "--json", home=home.root)
@@ -336,7 +342,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_nothing_half_written_has_the_final_name(
+def test_an_export_killed_at_any_time_leaves_no_partial_folder_under_its_name(
     tiny: TinyModels, home: Home, tmp_path: Path, text: Path
 ) -> None:
     out, moments = tmp_path / "out", random.Random(20)

@@ -1,4 +1,4 @@
-"""``edgespec export`` of Hugging Face folders: the way each takes, what is told, and what is refused."""
+"""``edgespec export`` of Hugging Face folders: converters, reports and errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made / "tiny-llama"
 
 
-def test_to_gguf_it_goes_through_our_own_converter(folder: Path, here: InProcess, tmp_path: Path) -> None:
+def test_a_hugging_face_folder_is_exported_to_gguf_by_our_converter(
+    folder: Path, here: InProcess, tmp_path: Path
+) -> None:
     found = succeeded(here("export", folder, *GGUF, "-o", tmp_path / "out", "--json")).json
     assert found["manifest"] == json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (found["manifest"]["kind"], found["manifest"]["source"]["name"]) == ("gguf", "tiny-llama")
@@ -57,7 +59,7 @@ def test_to_gguf_it_goes_through_our_own_converter(folder: Path, here: InProcess
     assert np.array_equal(ours, theirs)
 
 
-def test_to_gguf_quantised(folder: Path, here: InProcess, tmp_path: Path) -> None:
+def test_a_hugging_face_folder_is_exported_to_quantised_gguf(folder: Path, here: InProcess, tmp_path: Path) -> None:
     told = succeeded(here("export", folder, *GGUF, "--quant", "q8_0", "-o", tmp_path / "out"))
     types = {tensor.type_name for tensor in read_header(tmp_path / "out" / "model.gguf").tensors}
     assert types == {"Q8_0", "F32"}
@@ -65,7 +67,9 @@ def test_to_gguf_quantised(folder: Path, here: InProcess, tmp_path: Path) -> Non
     assert is_whole(tmp_path / "out")
 
 
-def test_to_onnx_it_goes_through_the_interpreter(folder: Path, here: InProcess, tmp_path: Path) -> None:
+def test_a_hugging_face_folder_is_exported_to_onnx_by_the_given_python(
+    folder: Path, here: InProcess, tmp_path: Path
+) -> None:
     found = succeeded(here("export", folder, *ONNX, "-o", tmp_path / "out", "--quant", "q4", "--json")).json
     artefact = read_onnx_folder(tmp_path / "out")
     assert found["manifest"]["cache"] == artefact.cache == "whole"
@@ -78,7 +82,7 @@ def test_to_onnx_it_goes_through_the_interpreter(folder: Path, here: InProcess, 
     assert left_behind(tmp_path) == ["out"]
 
 
-def test_what_was_exported_generates_the_same_text(folder: Path, here: InProcess, tmp_path: Path) -> None:
+def test_exports_of_a_folder_generate_the_same_text(folder: Path, here: InProcess, tmp_path: Path) -> None:
     succeeded(here("export", folder, *ONNX, "-o", tmp_path / "onnx"))
     succeeded(here("export", folder, *GGUF, "-o", tmp_path / "gguf"))
     texts = [
@@ -99,7 +103,7 @@ def test_what_was_exported_generates_the_same_text(folder: Path, here: InProcess
         ((*ONNX, "--quant", "q8_0"), ("q8_0", "keep or q4")),
     ],
 )
-def test_options_that_cannot_be(
+def test_wrong_options_for_a_hugging_face_folder_are_errors(
     folder: Path, here: InProcess, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     result = here("export", folder, "-o", tmp_path / "out", *options)
@@ -108,19 +112,19 @@ def test_options_that_cannot_be(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_interpreter_is_for_folders_only(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_the_python_option_is_an_error_for_a_gguf(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     result = here("export", tiny.drafter, *ONNX, "-o", tmp_path / "out")
     result.failed_well("--python", "is none", code=2)
 
 
-def test_a_place_that_is_taken_is_said_first(folder: Path, here: InProcess, tmp_path: Path) -> None:
+def test_an_output_folder_in_use_is_reported_before_converting(folder: Path, here: InProcess, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").write_text("precious")
     for way in (ONNX, GGUF):
         here("export", folder, *way, "-o", tmp_path / "full").failed_well("not an exported model", code=2)
 
 
-def test_a_gguf_beside_its_config_is_still_a_gguf(folder: Path, here: InProcess, tmp_path: Path) -> None:
+def test_a_gguf_next_to_a_config_json_is_exported_as_a_gguf(folder: Path, here: InProcess, tmp_path: Path) -> None:
     (tmp_path / "repository").mkdir()
     shutil.copyfile(folder / "config.json", tmp_path / "repository" / "config.json")
     shutil.copyfile(folder.with_suffix(".gguf"), tmp_path / "repository" / "some.gguf")
@@ -128,7 +132,9 @@ def test_a_gguf_beside_its_config_is_still_a_gguf(folder: Path, here: InProcess,
     assert (tmp_path / "out" / "model.gguf").read_bytes() == folder.with_suffix(".gguf").read_bytes()
 
 
-def test_a_model_that_nobody_can_convert_names_the_other_way(folder: Path, here: InProcess, tmp_path: Path) -> None:
+def test_an_architecture_that_cannot_be_converted_hints_at_an_alternative(
+    folder: Path, here: InProcess, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     config = json.loads((other / "config.json").read_text())
@@ -148,29 +154,29 @@ def hub(folder: Path) -> Iterator[HubServer]:
 
 
 def export_from(hub: HubServer, place: Path, *options: str | Path) -> Result:
-    """In a process of its own: the hub's library reads its variables when it is imported."""
+    """In a separate process: the hub's library reads its variables when it is imported."""
     variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(place / "home" / "hub")}
     return run_cli("export", "hf:org/repo", "-o", place / "out", *options, home=place / "home", env=variables)
 
 
 @pytest.mark.slow
-def test_a_repository_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
+def test_a_hub_repository_is_downloaded_and_exported(hub: HubServer, tmp_path: Path) -> None:
     found = succeeded(export_from(hub, tmp_path, *GGUF, "--json")).json
     assert found["manifest"]["source"]["name"] == "repo"
     assert is_whole(tmp_path / "out")
 
 
-def test_nothing_is_fetched_for_what_cannot_be(hub: HubServer, tmp_path: Path) -> None:
+def test_nothing_is_downloaded_for_a_wrong_export_request(hub: HubServer, tmp_path: Path) -> None:
     export_from(hub, tmp_path, *GGUF, "--trim-vocab", "300").failed_well("trimmed", code=2)
     assert hub.bodies() == []
 
 
 @pytest.mark.slow
-def test_a_repository_of_ggufs_goes_the_other_way(hub: HubServer, made: Path, tmp_path: Path) -> None:
+def test_a_hub_repository_with_ggufs_is_exported_as_a_gguf(hub: HubServer, made: Path, tmp_path: Path) -> None:
     gguf = (made / "tiny-llama.gguf").read_bytes()
     hub.files = {"config.json": b"{}", "model.safetensors": b"x", "some.gguf": gguf}
     succeeded(export_from(hub, tmp_path, *GGUF))
     assert (tmp_path / "out" / "model.gguf").read_bytes() == gguf
     asked = len(hub.requests)
-    succeeded(export_from(hub, tmp_path, *GGUF))  # it is in the store, and nobody is asked
+    succeeded(export_from(hub, tmp_path, *GGUF))  # it is in the store, so nothing is downloaded
     assert len(hub.requests) == asked

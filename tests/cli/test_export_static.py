@@ -25,7 +25,9 @@ def drafter(tiny: TinyModels, here: InProcess, tmp_path: Path) -> Path:
     return tmp_path / "fixed"
 
 
-def test_what_is_written(drafter: Path, here: InProcess, tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_static_cache_export_has_fixed_shapes(
+    drafter: Path, here: InProcess, tiny: TinyModels, tmp_path: Path
+) -> None:
     artefact = read_onnx_folder(drafter)
     assert (artefact.cache, artefact.static_cache) == ("rows", LEAST_STATIC_CACHE)
     succeeded(here("export", tiny.drafter, "--to", "onnx", "-o", tmp_path / "other"))
@@ -44,7 +46,7 @@ def test_what_is_written(drafter: Path, here: InProcess, tiny: TinyModels, tmp_p
         ((*FIXED[:3], "3", "--trim-vocab", "300", "--trim-from", "missing.txt"), ("3 tokens",)),
     ],
 )
-def test_options_that_cannot_be(
+def test_wrong_static_cache_options_are_errors(
     tiny: TinyModels, here: InProcess, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     result = here("export", tiny.drafter, "-o", tmp_path / "out", *options, "--json")
@@ -52,14 +54,14 @@ def test_options_that_cannot_be(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_hint_names_the_bounds(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_the_hint_of_a_wrong_static_cache_names_the_limits(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     result = here("export", tiny.drafter, "--to", "onnx", "--static-cache", "5", "-o", tmp_path / "out", "--json")
     for bound in (LEAST_STATIC_CACHE, read_header(tiny.drafter).context_length):
         assert str(bound) in (result.hint or "")
 
 
 @pytest.mark.parametrize(("words", "drafted"), [(20, True), (200, True), (400, False)])
-def test_a_drafter_whose_cache_fills_up_only_stops_drafting(
+def test_a_drafter_with_a_full_static_cache_stops_drafting(
     drafter: Path, tiny: TinyModels, here: InProcess, loaded_drafter: None, words: int, drafted: bool
 ) -> None:
     """The text begins well before the end of the cache, reaches it in the answer, or is longer from the start."""

@@ -61,7 +61,7 @@ def test_rows_are_ranked_by_what_the_target_writes(tiny: TinyModels, here: InPro
     assert found["bytes_per_token"]["after"] < found["bytes_per_token"]["before"]
 
 
-def test_the_answers_are_greedy_and_plain(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_counted_answers_are_greedy_and_plain(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     export_trimmed(here, tiny.drafter, tmp_path / "out", "--trim-vocab", "300", "--target", tiny.target)
     (cache,) = (here.home / "emissions").iterdir()
     for answer, prompt in list(zip(json.loads(cache.read_text())["answers"], PROMPTS, strict=True))[::3]:
@@ -71,7 +71,7 @@ def test_the_answers_are_greedy_and_plain(tiny: TinyModels, here: InProcess, tmp
         assert answer["text"] == spoken["text"]
 
 
-def test_a_target_that_cannot_be_talked_to_continues_the_prompts(
+def test_a_target_without_chat_template_continues_the_prompts(
     tiny: TinyModels, here: InProcess, tmp_path: Path
 ) -> None:
     options = ("--trim-vocab", "300", "--target", tiny.without_template)
@@ -79,7 +79,7 @@ def test_a_target_that_cannot_be_talked_to_continues_the_prompts(
     assert found["trim"]["ranked_by"] == "without-template's answers to 6 prompts"
 
 
-def test_the_answers_are_asked_for_once(
+def test_counted_answers_are_generated_once_and_reused(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--trim-vocab", "300", "--target", tiny.target)
@@ -106,7 +106,7 @@ def test_the_answers_are_asked_for_once(
     assert len(asked) == 2
 
 
-def test_an_export_that_was_left_in_the_middle_of_asking_goes_on_there(
+def test_an_interrupted_export_resumes_counting_answers(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--trim-vocab", "300", "--target", tiny.target)
@@ -131,17 +131,15 @@ def test_an_export_that_was_left_in_the_middle_of_asking_goes_on_there(
     assert again["manifest"]["files"] == whole["manifest"]["files"]
 
 
-def test_answers_that_cannot_be_kept_are_counted_all_the_same(
-    tiny: TinyModels, here: InProcess, tmp_path: Path
-) -> None:
+def test_answers_are_counted_even_if_they_cannot_be_stored(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     here.home.mkdir()
-    (here.home / "emissions").write_text("in the way")
+    (here.home / "emissions").write_text("a file")
     options = ("--trim-vocab", "300", "--target", tiny.target)
     result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options))
-    assert "the answers counted are not kept" in result.err
+    assert "the target's answers could not be stored" in result.err
 
 
-def test_without_a_target_the_profile_decides(
+def test_rows_are_ranked_by_the_profiles_target_by_default(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_TARGET", str(tiny.ending))
@@ -149,7 +147,9 @@ def test_without_a_target_the_profile_decides(
     assert found["trim"]["ranked_by"].startswith("ending's answers")
 
 
-def test_a_target_of_another_vocabulary_is_counted_as_text(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_answers_of_a_target_with_another_vocabulary_are_tokenised_again(
+    tiny: TinyModels, here: InProcess, tmp_path: Path
+) -> None:
     stranger = tiny.stranger
     found = export_trimmed(here, stranger, tmp_path / "out", "--trim-vocab", "264", "--target", tiny.target)
     artefact = read_artefact(tmp_path / "out")
@@ -158,7 +158,7 @@ def test_a_target_of_another_vocabulary_is_counted_as_text(tiny: TinyModels, her
     assert 0 < found["trim"]["coverage_held_out"] <= 1
 
 
-def test_texts_rank_without_any_target(
+def test_trim_from_ranks_rows_without_a_target(
     tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> None:
@@ -177,7 +177,7 @@ def test_texts_rank_without_any_target(
     assert alone["trim"]["coverage_held_out"] > 0.5
 
 
-def test_texts_and_a_target_that_is_named_both_count(
+def test_trim_from_and_a_named_target_are_both_counted(
     tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path
 ) -> None:
     options = ("--trim-vocab", "300", "--trim-from", text, "--target", tiny.target)
@@ -185,7 +185,9 @@ def test_texts_and_a_target_that_is_named_both_count(
     assert found["trim"]["ranked_by"] == "the text of text.txt and target's answers to 6 prompts"
 
 
-def test_a_text_too_short_to_hold_some_out_has_no_coverage(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_a_text_too_short_for_held_out_tokens_has_no_coverage(
+    tiny: TinyModels, here: InProcess, tmp_path: Path
+) -> None:
     short = tmp_path / "short.txt"
     short.write_text("hello water")
     options = ("--trim-from", short)
@@ -195,17 +197,17 @@ def test_a_text_too_short_to_hold_some_out_has_no_coverage(tiny: TinyModels, her
     assert re.search(r"^head +300 of \d+ rows$", told.out, re.MULTILINE)
 
 
-def test_more_rows_than_there_are_keep_all_and_say_so(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_more_rows_than_the_vocabulary_has_keep_all_rows(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     size = vocabulary_size(tiny.drafter)
     for rows in (size, 10**9):
         result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", "--trim-vocab", str(rows)))
-        assert f"{rows} rows were asked for and the vocabulary has {size}: all of them are kept" in result.out
+        assert f"{rows} rows were requested and the vocabulary has {size}: all rows are kept" in result.out
         assert left_behind(tmp_path / "out") == ["manifest.json", "model.gguf"]
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["trim"]["coverage_held_out"] is None
 
 
-def test_an_exported_drafter_drafts(
+def test_an_exported_trimmed_drafter_works(
     tiny: TinyModels, here: InProcess, loaded_drafter: None, tmp_path: Path, text: Path
 ) -> None:
     export_trimmed(here, tiny.drafter, tmp_path / "out", "--trim-vocab", "500", "--trim-from", text)
@@ -220,7 +222,7 @@ def test_an_exported_drafter_drafts(
 # -------------------------------------------------------------------------------------------------- measured
 
 
-def test_auto_measures_what_a_row_costs_and_leaves_nothing_behind(
+def test_trim_auto_measures_the_cost_of_rows_and_removes_its_copies(
     tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, sizes: tuple[int, ...]
 ) -> None:
     result = succeeded(
@@ -238,7 +240,7 @@ def test_auto_measures_what_a_row_costs_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(("times_s", "trims"), [((0.002, 0.010), True), ((0.010, 0.010), False)])
-def test_auto_follows_the_times_not_the_bytes(
+def test_trim_auto_chooses_by_measured_times_and_not_by_bytes(
     tiny: TinyModels,
     here: InProcess,
     tmp_path: Path,
@@ -263,7 +265,7 @@ def test_auto_follows_the_times_not_the_bytes(
     assert manifest["trim"]["coverage_held_out"] >= 0.9
 
 
-def test_auto_times_the_drafter_as_it_will_be_quantised(
+def test_trim_auto_times_the_drafter_in_its_final_quantisation(
     tiny: TinyModels,
     here: InProcess,
     tmp_path: Path,
@@ -292,15 +294,15 @@ def test_auto_times_the_drafter_as_it_will_be_quantised(
     assert left_behind(tmp_path) == ["out"]
 
 
-def test_auto_on_a_small_vocabulary_keeps_all_without_asking_anybody(
+def test_trim_auto_keeps_a_small_vocabulary_whole_without_measuring(
     tiny: TinyModels, here: InProcess, tmp_path: Path
 ) -> None:
     result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO))
-    assert "too small for a trimmed head to pay" in result.out
+    assert "a trimmed head is not faster for a vocabulary of only" in result.out
     assert left_behind(tmp_path / "out") == ["manifest.json", "model.gguf"]
 
 
-def test_auto_needs_text_to_judge_by(
+def test_trim_auto_with_too_little_text_is_an_error(
     tiny: TinyModels, here: InProcess, tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
     (tmp_path / "short.txt").write_text("hello water")

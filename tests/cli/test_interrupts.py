@@ -63,7 +63,7 @@ def leave(chat: Terminal, first_at: float) -> int:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(chat: Terminal) -> None:
+def test_ctrl_c_stops_the_answer_and_the_chat_continues(chat: Terminal) -> None:
     for _ in range(2):
         chat.type("hello\r")
         chat.wait_for(BEGUN)
@@ -79,7 +79,7 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(chat: Terminal) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_prefill(chat: Terminal) -> None:
+def test_ctrl_c_during_prefill_stops_the_answer(chat: Terminal) -> None:
     """No line of a terminal is that long: several make the prompt."""
     chat.type('"""\r')
     for _ in range(30):
@@ -113,7 +113,7 @@ def test_ctrl_c_twice_in_an_answer_leaves(chat: Terminal) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_the_prompt(chat: Terminal) -> None:
+def test_ctrl_c_twice_at_the_prompt_leaves_the_chat(chat: Terminal) -> None:
     chat.type("half a prompt")
     time.sleep(0.3)  # a signal in the moment between prompt and waiting for keys is noticed at the next key only
     chat.type(CTRL_C)
@@ -134,7 +134,7 @@ def test_ctrl_c_at_the_prompt(chat: Terminal) -> None:
     assert leave(chat, first_at) == 130
 
 
-def test_ctrl_d_leaves(chat: Terminal) -> None:
+def test_ctrl_d_leaves_the_chat(chat: Terminal) -> None:
     chat.type(CTRL_D)
     assert chat.exit_code() == 0
     assert "interrupted" not in chat.screen
@@ -155,7 +155,9 @@ main()
 
 
 @pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.4])
-def test_ctrl_c_while_loading(tiny: TinyModels, slow_options: tuple[str, ...], delay_s: float) -> None:
+def test_ctrl_c_while_a_model_loads_ends_the_program(
+    tiny: TinyModels, slow_options: tuple[str, ...], delay_s: float
+) -> None:
     """Also in the moment in which the interpreter reads its modules."""
     process = subprocess.Popen(
         [sys.executable, "-c", ANNOUNCED, "chat", *slow_options],
@@ -175,7 +177,7 @@ def test_ctrl_c_while_loading(tiny: TinyModels, slow_options: tuple[str, ...], d
     assert err.splitlines()[-1] == "interrupted"
 
 
-def test_sigint_ends_generate_with_what_there_is(tiny: TinyModels, slow_options: tuple[str, ...]) -> None:
+def test_sigint_ends_generate_and_keeps_the_text_so_far(tiny: TinyModels, slow_options: tuple[str, ...]) -> None:
     process = subprocess.Popen(
         command("generate", "hello", *slow_options),
         stdin=subprocess.DEVNULL,
@@ -195,7 +197,7 @@ def test_sigint_ends_generate_with_what_there_is(tiny: TinyModels, slow_options:
 
 
 @pytest.mark.slow
-def test_sigint_in_a_pull_keeps_what_came(home: Home, tmp_path: Path) -> None:
+def test_a_pull_resumes_after_sigint(home: Home, tmp_path: Path) -> None:
     data = os.urandom(600_000)
     hub = HubServer(files={"model.gguf": data}, chunk_delay_s=0.2)
     with running(hub):
@@ -221,7 +223,7 @@ def test_sigint_in_a_pull_keeps_what_came(home: Home, tmp_path: Path) -> None:
         partial = [path for path in kept if 0 < path.stat().st_size < len(data) and "incomplete" in path.name]
         assert partial, kept
         assert not [path for path in kept if path.name == "model.gguf"], "half a file under a final name"
-        # The next pull goes on from there.
+        # The next pull resumes.
         hub.requests.clear()
         hub.chunk_delay_s = 0
         size = partial[0].stat().st_size

@@ -56,7 +56,7 @@ def tokens_of(path: Path, count: int) -> list[int]:
 # ------------------------------------------------------------------------------------------ what is measured
 
 
-def test_the_numbers_are_those_of_both_models(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_the_perplexity_of_source_and_export_is_measured(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = succeeded(here("export", tiny.target, *Q4_0, "-o", out, "--json")).json["perplexity"]
     assert set(found) == {"before", "after", "tokens"}
@@ -67,7 +67,7 @@ def test_the_numbers_are_those_of_both_models(tiny: TinyModels, here: InProcess,
     assert found["before"] != found["after"]
 
 
-def test_nothing_but_weights_is_rounded(
+def test_only_weights_are_rounded_while_measuring_perplexity(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -77,23 +77,23 @@ def test_nothing_but_weights_is_rounded(
     assert [each.kv_type for each in seen] == ["f16", "f16"]
 
 
-def test_the_text_for_people(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+def test_export_prints_the_perplexity_before_and_after(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
-    assert re.search(r"^requantised +rounded a second time: weights stored as Q8_0$", told.out, re.MULTILINE)
+    assert re.search(r"^requantised +weights stored as Q8_0 were rounded a second time$", told.out, re.MULTILINE)
     line = r"^perplexity +[\d.]+ before, [\d.]+ after \([+-][\d.]+%\), on 512 tokens$"
     assert re.search(line, told.out, re.MULTILINE)
     assert "measuring the perplexity before" in told.err
     assert "measuring the perplexity after" in told.err
 
 
-def test_a_first_rounding_is_measured_and_not_called_a_second(here: InProcess, tmp_path: Path) -> None:
+def test_rounding_unquantised_weights_is_not_called_a_second_rounding(here: InProcess, tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "float.gguf", heads=2, kv_heads=1)
     told = succeeded(here("export", source, *Q4_0, "-o", tmp_path / "out"))
     assert "requantised" not in told.out
     assert re.search(r"^perplexity +[\d.]+ before", told.out, re.MULTILINE)
 
 
-def test_onnx_runs_by_its_own_runtime(here: InProcess, tmp_path: Path) -> None:
+def test_the_perplexity_of_an_onnx_export_is_measured_in_onnx_runtime(here: InProcess, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "tiny.gguf", quant="Q8_0", context_length=96)
     found = succeeded(here("export", source, *ONNX, "--quant", "q4", "-o", tmp_path / "a", "--json")).json
     assert found["perplexity"]["tokens"] == 96  # no more than the model has positions for
@@ -102,7 +102,9 @@ def test_onnx_runs_by_its_own_runtime(here: InProcess, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--quant", "f32"), ("--quant", "q8_0")])
-def test_exact_copies_cost_nothing(tiny: TinyModels, here: InProcess, tmp_path: Path, options: tuple[str]) -> None:
+def test_exact_copies_have_no_perplexity_measured(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, options: tuple[str]
+) -> None:
     result = succeeded(here("export", tiny.drafter, *GGUF, *options, "-o", tmp_path / "out", "--json"))
     assert result.json["perplexity"] is None
     told = succeeded(here("export", tiny.drafter, *GGUF, *options, "-o", tmp_path / "out"))
@@ -121,7 +123,7 @@ def test_a_trimmed_head_has_no_perplexity(tiny: TinyModels, here: InProcess, tmp
     assert found["perplexity"] is None
 
 
-def test_too_little_memory(
+def test_too_little_memory_skips_the_perplexity_and_says_why(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = replace(perplexity_cost.describe_machine(), available_memory_bytes=1 << 20)
@@ -131,7 +133,7 @@ def test_too_little_memory(
     assert (tmp_path / "out" / "model.gguf").exists()
 
 
-def test_a_runtime_that_is_missing_costs_the_number_and_not_the_export(
+def test_a_missing_runtime_skips_the_perplexity_but_not_the_export(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> Any:
@@ -142,20 +144,20 @@ def test_a_runtime_that_is_missing_costs_the_number_and_not_the_export(
     assert re.search(r"^perplexity +not measured: there is no such runtime$", told.out, re.MULTILINE)
 
 
-def test_scores_that_are_no_numbers(
+def test_scores_that_are_not_finite_are_the_reason_for_no_perplexity(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = read_header(tiny.target).vocabulary_size
     broken = FakeModel(size, table=lambda _prefix: [math.nan] * size)
     monkeypatch.setattr(PreparedModel, "load", lambda *_: nullcontext(broken))
     told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
-    assert "not measured: target computes scores that are no finite numbers" in told.out
+    assert "not measured: target computes scores that are not finite numbers" in told.out
 
 
 # ------------------------------------------------------------------------------------------- what was rounded
 
 
-def test_which_types_an_onnx_export_has_rounded(tmp_path: Path) -> None:
+def test_the_rounded_types_of_an_onnx_export_come_from_its_manifest(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "mixed.gguf", quant="Q4_1", head_quant="Q8_0")
     header = read_header(source)
     kept = export_onnx(source, tmp_path / "keep", name="mixed", sha256=None)
@@ -167,19 +169,19 @@ def test_which_types_an_onnx_export_has_rounded(tmp_path: Path) -> None:
     assert rounded_types(read_header(exact), tmp_path / "same", same) == ()
 
 
-def test_the_words() -> None:
+def test_perplexity_lines_name_rounded_types_and_the_rise() -> None:
     measured = PerplexityCost(before=8.0, after=8.2, tokens=512)
     assert measured.rise == pytest.approx(0.025)
     assert str(measured) == "8.00 before, 8.20 after (+2.5%), on 512 tokens"
     cost = Cost(rounded=("Q4_K", "Q6_K"), measured=measured)
-    assert next(cost.lines()) == ("requantised", "rounded a second time: weights stored as Q4_K, Q6_K")
+    assert next(cost.lines()) == ("requantised", "weights stored as Q4_K, Q6_K were rounded a second time")
     assert cost.as_json() == {"before": 8.0, "after": 8.2, "tokens": 512}
     plain = Cost(rounded=("BF16", "F16"), measured=None, reason="no reason")
     assert list(plain.lines()) == [("perplexity", "not measured: no reason")]
     assert plain.as_json() is None
 
 
-def test_ctrl_c_once_the_model_is_written_says_that_it_is(
+def test_ctrl_c_while_measuring_perplexity_says_the_export_is_complete(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_arguments: object, **_settings: object) -> None:
@@ -189,6 +191,6 @@ def test_ctrl_c_once_the_model_is_written_says_that_it_is(
     out = tmp_path / "out"
     found = here("export", tiny.target, *Q4_0, "-o", out)
     assert found.code == 130
-    assert f"{out} is written and complete; only its perplexity is not measured" in found.err
+    assert f"{out} is complete; only its perplexity was not measured" in found.err
     assert found.err.splitlines()[-1] == "interrupted"
     assert (out / "model.gguf").is_file()

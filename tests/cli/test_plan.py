@@ -35,7 +35,7 @@ def test_every_described_machine_is_planned(here: InProcess, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", USUAL)
-def test_a_usual_machine_gets_placement_mode_depth_rate_and_reasons(here: InProcess, name: str) -> None:
+def test_a_described_machine_gets_devices_mode_depth_speed_and_reasons(here: InProcess, name: str) -> None:
     shown = labels(here("plan", "--simulate", name).out)
     found = here("plan", "--simulate", name, "--json").json
     plan, best = found["plan"], found["candidates"][0]
@@ -48,7 +48,7 @@ def test_a_usual_machine_gets_placement_mode_depth_rate_and_reasons(here: InProc
     else:
         assert shown["drafter"].startswith(f"{plan['drafter']['model']} on {plan['drafter']['device']} (")
         assert shown["depth"] == f"up to {plan['depth_cap']}"
-        assert shown["predicted"].endswith(f"{best['speedup']:.2f}x the fastest plain")
+        assert shown["predicted"].endswith(f"{best['speedup']:.2f}x the fastest plain decoding")
         assert f"{best['speedup']:.2f}x the fastest plain decoding" in plan["reasons"][0]
         assert plan["reasons"][0] == f"{best['what']}: {best['reason']}"
     assert plan["reason_codes"][0] == best["reason_code"]
@@ -56,25 +56,25 @@ def test_a_usual_machine_gets_placement_mode_depth_rate_and_reasons(here: InProc
     assert any(one["mode"] == "plain" for one in found["candidates"])
 
 
-def test_a_plan_in_a_few_lines(here: InProcess) -> None:
+def test_plan_prints_a_few_labelled_lines(here: InProcess) -> None:
     shown = labels(here("plan", "--simulate", "laptop-small-gpu").out)
     assert shown["target"] == "llama-3.1-8b on CUDA0+cpu (llama, 8 threads)"
     assert shown["drafter"] == "llama-3.2-1b on CUDA0 (llama)"
     assert shown["depth"].startswith("up to ")
     assert shown["exactness"].startswith("not checked on this machine (D)")
-    assert shown["predicted"].endswith("x the fastest plain")
+    assert shown["predicted"].endswith("x the fastest plain decoding")
     assert re.fullmatch(r"\d\.\d\d GiB of CUDA0, \d\.\d\d GiB of cpu", shown["memory"])
     assert "considered" not in shown
 
 
-def test_a_plain_plan_says_nothing_of_depth(here: InProcess) -> None:
+def test_a_plain_plan_prints_no_depth(here: InProcess) -> None:
     shown = labels(here("plan", "--simulate", "board-4gb").out)
     assert (shown["mode"], shown["drafter"]) == ("plain", "none")
     assert not {"depth", "exactness"} & set(shown)
     assert "fastest plain" not in shown["predicted"]
 
 
-def test_a_lookup_drafter_has_no_place(here: InProcess, tmp_path: Path) -> None:
+def test_a_lookup_drafter_is_printed_without_a_device(here: InProcess, tmp_path: Path) -> None:
     text = (MACHINES / "ultrabook-8gb-flat.toml").read_text(encoding="utf-8")
     assert "acceptance = [0.1, " in text
     (tmp_path / "copying.toml").write_text(
@@ -85,7 +85,7 @@ def test_a_lookup_drafter_has_no_place(here: InProcess, tmp_path: Path) -> None:
     assert shown["machine"].startswith("copying (described, not measured). Ultrabook")
 
 
-def test_too_little_memory_is_said(here: InProcess) -> None:
+def test_plan_says_if_memory_is_too_small(here: InProcess) -> None:
     assert "GiB are free with the target loaded" in here("plan", "--simulate", "board-4gb").out
 
 
@@ -102,7 +102,7 @@ def test_explain_shows_every_candidate_and_every_rejection(here: InProcess) -> N
         assert f"not {refusal['what']}: {refusal['reason']}" in considered
 
 
-def test_the_plan_as_json(here: InProcess) -> None:
+def test_plan_json_has_plan_candidates_and_rejections(here: InProcess) -> None:
     result = here("plan", "--simulate", "desktop-full-gpu", "--json")
     assert result.code == 0
     found = result.json
@@ -117,7 +117,7 @@ def test_the_plan_as_json(here: InProcess) -> None:
     assert plan["reasons"]
 
 
-def test_the_plan_of_a_split_target_tells_its_layers(here: InProcess) -> None:
+def test_plan_prints_the_layers_of_a_split_target(here: InProcess) -> None:
     plan = here("plan", "--simulate", "laptop-small-gpu", "--json").json["plan"]
     assert plan["target"]["device"] == "CUDA0+cpu"
     layers = plan["numeric_class"]["settings"]["gpu_layers"]
@@ -126,7 +126,7 @@ def test_the_plan_of_a_split_target_tells_its_layers(here: InProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", machine_names())
-def test_a_narrow_terminal_is_kept_to(
+def test_plan_wraps_to_a_narrow_terminal(
     here: InProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     whole = here("plan", "--simulate", name, "--explain").out
@@ -143,21 +143,23 @@ def test_a_narrow_terminal_is_kept_to(
     [
         (("--simulate", "laptop-small-gp"), ("no described machine", "Did you mean laptop-small-gpu?")),
         (("--simulate", "none.toml"), ("no machine file none.toml", "Described machines: ")),
-        (("--simulate", "laptop-small-gpu", "--target", "x"), ("--target does not go with --simulate",)),
-        (("--simulate", "laptop-small-gpu", "--context", "512"), ("--context does not go with --simulate",)),
-        (("--simulate", "laptop-small-gpu", "--depth", "2"), ("--depth does not go with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--target", "x"), ("--target cannot be combined with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--context", "512"), ("--context cannot be combined with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--depth", "2"), ("--depth cannot be combined with --simulate",)),
     ],
 )
-def test_what_cannot_be_simulated(here: InProcess, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_wrong_arguments_of_simulate_are_errors(
+    here: InProcess, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     here("plan", *arguments).failed_well(*words, code=2)
 
 
-def test_a_slip_in_a_description_is_named(here: InProcess, tmp_path: Path) -> None:
+def test_a_mistake_in_a_described_machine_is_named(here: InProcess, tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text("description = 'x'\ncontext = 2048\ndevice = 1\n", encoding="utf-8")
     here("plan", "--simulate", tmp_path / "m.toml").failed_well("m.toml: devices is missing", code=2)
 
 
-def test_a_described_target_that_fits_nowhere(here: InProcess, tmp_path: Path) -> None:
+def test_a_described_target_larger_than_memory_is_an_error(here: InProcess, tmp_path: Path) -> None:
     text = (MACHINES / "board-4gb.toml").read_text(encoding="utf-8")
     (tmp_path / "small.toml").write_text(text.replace("1_700_000_000", "1_000_000_000"), encoding="utf-8")
     here("plan", "--simulate", tmp_path / "small.toml").failed_well("fits nowhere", "0.93 GiB may be used")
@@ -166,7 +168,7 @@ def test_a_described_target_that_fits_nowhere(here: InProcess, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_this_machines_plan(tiny: TinyModels) -> None:
+def test_plan_prints_the_plan_of_this_machine(tiny: TinyModels) -> None:
     pair = ("--target", tiny.target, "--draft", tiny.drafter)
     result = run_cli("plan", *pair, home=tiny.home.root)
     assert result.code == 0, result.err

@@ -28,7 +28,7 @@ from edgespec.files.home import Home
         ('say """this"""', Prompt('say """this"""')),
     ],
 )
-def test_quotes_around_several_lines(text: str, prompt: Prompt | None) -> None:
+def test_triple_quotes_enclose_a_prompt_of_several_lines(text: str, prompt: Prompt | None) -> None:
     assert unquoted(text) == prompt
 
 
@@ -43,7 +43,7 @@ def test_quotes_around_several_lines(text: str, prompt: Prompt | None) -> None:
         ("/system be brief\nand kind", True),
     ],
 )
-def test_what_is_a_command(text: str, command: bool) -> None:
+def test_only_known_commands_may_have_several_lines(text: str, command: bool) -> None:
     assert is_command(text) is command
 
 
@@ -56,7 +56,7 @@ def test_commands_settings_and_their_values_are_suggested() -> None:
         assert list(suggest(words, "")) == []
 
 
-def test_models_are_suggested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_slash_model_suggests_model_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from edgespec.cli import suggestions
 
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
@@ -65,7 +65,7 @@ def test_models_are_suggested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         assert ("smollm2-135m", "SmolLM2 135M Instruct, Q4_1: tiny, for tests and first steps (to fetch)") in suggest(
             ("/model",), ""
         )
-        assert "humaneval" not in [name for name, _ in suggest(("/model",), "")], "a prompt set is no model"
+        assert "humaneval" not in [name for name, _ in suggest(("/model",), "")], "a prompt set is not a model"
         (tmp_path / "own.gguf").touch()
         assert list(suggest(("/model",), f"{tmp_path}/o")) == [(f"{tmp_path}/own.gguf", "")]
     finally:
@@ -75,7 +75,7 @@ def test_models_are_suggested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 # --------------------------------------------------------------------------------------------------- history
 
 
-def test_prompts_are_kept_as_they_are_entered(tmp_path: Path) -> None:
+def test_the_history_keeps_each_prompt_when_it_is_entered(tmp_path: Path) -> None:
     place = Home(tmp_path / "home")
     history = PromptHistory(place)
     for prompt in ("first", "first", " ", "several\nlines\r\nof it", "/help"):
@@ -87,7 +87,7 @@ def test_prompts_are_kept_as_they_are_entered(tmp_path: Path) -> None:
         assert stat.S_IMODE(place.history.stat().st_mode) == 0o600
 
 
-def test_two_chats_keep_what_both_were_told(tmp_path: Path) -> None:
+def test_two_chats_share_one_history_without_losing_prompts(tmp_path: Path) -> None:
     place = Home(tmp_path)
     one, two = PromptHistory(place), PromptHistory(place)
     one.add("to one")
@@ -104,7 +104,7 @@ def test_files_of_readline_and_of_libedit_are_read(tmp_path: Path) -> None:
     assert place.history.read_text(encoding="utf-8") == "a plain line\nback\\slash\n"
 
 
-def test_a_long_history_is_cut(tmp_path: Path) -> None:
+def test_a_long_history_keeps_the_latest_prompts(tmp_path: Path) -> None:
     place = Home(tmp_path)
     place.history.write_text("".join(f"prompt {number}\n" for number in range(2 * KEPT + 1)), encoding="utf-8")
     assert PromptHistory(place).prompts[0] == f"prompt {KEPT + 1}"
@@ -112,7 +112,7 @@ def test_a_long_history_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_home_that_cannot_be_written_loses_no_prompt_of_this_chat(tmp_path: Path) -> None:
-    (tmp_path / "home").write_text("a file is in the way")
+    (tmp_path / "home").write_text("not a folder")
     history = PromptHistory(Home(tmp_path / "home"))
     history.add("hello")
     assert history.prompts == ["hello"]

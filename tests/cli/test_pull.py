@@ -46,12 +46,12 @@ def test_the_quantisations_are_shown_and_one_is_fetched(edgespec: Run, hub: HubS
     assert lines[start + 2].split() == ["*", "Q8_0", "0", "MB", "runs", "on", "our", "kernels", FIRST]
     assert "too large for this machine  tiny-F16.gguf" in lines[start + 3]
     assert lines[start + 4].startswith("* Q8_0, 0 MB: runs on our kernels, takes about 0.50 GiB of the ")
-    assert lines[start + 5] == "another: edgespec pull hf:org/repo/FILE"
+    assert lines[start + 5] == "for another one: edgespec pull hf:org/repo/FILE"
     assert lines[-1].startswith("hf:org/repo: 0 MB, licence apache-2.0, llama, runs on our kernels, ")
     assert {request.path for request in hub.bodies()} == {f"/cdn/{name}" for name in hub.files if "q8" in name}
     hub.requests = []
     again = edgespec("pull", "hf:org/repo")
-    assert "* Q8_0, 0 MB: it is here already" in again.err
+    assert "* Q8_0, 0 MB: it is already stored" in again.err
     assert hub.bodies() == []
 
 
@@ -74,7 +74,7 @@ def test_the_json_lists_every_candidate_and_the_choice(edgespec: Run, hub: HubSe
     assert "no GGUF header" in named["reason"]
 
 
-def test_a_repository_as_target_and_as_drafter(edgespec: Run, hub: HubServer, tmp_path: Path) -> None:
+def test_a_hub_repository_can_be_target_and_drafter(edgespec: Run, hub: HubServer, tmp_path: Path) -> None:
     pair = ("--target", "hf:org/repo", "--draft", f"hf:org/repo/{FIRST}")
     first = edgespec("generate", "hi", *pair, "--max-tokens", "3")
     assert first.code == 0, first.err
@@ -94,7 +94,7 @@ def test_a_repository_as_target_and_as_drafter(edgespec: Run, hub: HubServer, tm
     assert "the hub's cache still holds 3 files in " in edgespec("models", "rm", "hf:org/repo").err
 
 
-def test_a_repository_without_a_model_for_this_machine_is_a_sentence(edgespec: Run, hub: HubServer) -> None:
+def test_a_repository_without_a_model_that_fits_is_an_error(edgespec: Run, hub: HubServer) -> None:
     hub.sizes = dict.fromkeys(hub.files, 10**15)
     result = edgespec("pull", "hf:org/repo")
     result.failed_well("no quantisation of org/repo fits")

@@ -33,14 +33,14 @@ def plans(here: InProcess, options: tuple[str, ...]) -> list[Any]:
     return found
 
 
-def test_unasked_it_is_the_first_of_the_processor(here: InProcess, options: tuple[str, ...]) -> None:
+def test_the_default_runtime_is_the_processors_first(here: InProcess, options: tuple[str, ...]) -> None:
     for plan in plans(here, options):
         assert plan["target"] == {"model": "target", "runtime": first_runtime(), "device": "cpu", "threads": 1}
     assert f"target on cpu ({first_runtime()})" in here("plan", *options).out
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
-def test_the_environment_may_ask_for_one(
+def test_the_environment_can_choose_the_runtime(
     here: InProcess, options: tuple[str, ...], runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_RUNTIME", runtime)
@@ -48,7 +48,7 @@ def test_the_environment_may_ask_for_one(
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
-def test_the_drafter_is_told_with_its_runtime(
+def test_plan_prints_the_drafters_runtime(
     here: InProcess, options: tuple[str, ...], runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_DRAFT_RUNTIME", runtime)
@@ -60,12 +60,12 @@ def test_the_drafter_is_told_with_its_runtime(
     assert (drafter["model"], drafter["runtime"], drafter["device"]) == ("drafter", runtime, "cpu")
 
 
-def test_a_projects_file_may_ask_for_one(here: InProcess, options: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_project_file_can_choose_the_runtime(here: InProcess, options: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "edgespec.toml").write_text('[profile]\nruntime = "llama"\n')
     assert [plan["target"]["runtime"] for plan in plans(here, options)] == ["llama"] * 3
 
 
-def test_what_cannot_be_had_is_one_sentence(
+def test_an_unavailable_runtime_is_reported_in_one_sentence(
     here: InProcess, tiny: TinyModels, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_native()

@@ -90,7 +90,7 @@ def done(stats: DecodeStats | None = None, **changed: Any) -> Done:
 
 
 def line(*answers: Done) -> str:
-    """What is said of the last of these answers of one session."""
+    """The status line of the last of these answers of a session."""
     status = StatusLine()
     return [status.text(each) for each in answers][-1]
 
@@ -98,14 +98,14 @@ def line(*answers: Done) -> str:
 # ------------------------------------------------------------------------------------------------------- words
 
 
-def test_a_drafted_answer() -> None:
+def test_the_status_line_shows_speed_gain_guesses_and_exactness() -> None:
     assert line(done()) == (
         "31.4 tok/s · 1.35x faster than without · 88 of 101 guesses right (0.5B drafter + copies) · "
         "same text as without guessing"
     )
 
 
-def test_a_plain_answer_has_its_speed_alone() -> None:
+def test_the_status_line_of_a_plain_answer_shows_only_its_speed() -> None:
     status = StatusLine()
     assert status.text(done(plainly())) == "31.4 tok/s · no guesses: nothing to guess from yet"
     assert status.text(done(plainly())) == "31.4 tok/s"
@@ -113,16 +113,16 @@ def test_a_plain_answer_has_its_speed_alone() -> None:
 
 @pytest.mark.parametrize("exactness", ["W", "N", "D"])
 @pytest.mark.parametrize("stats", [drafted(), plainly()], ids=["drafted", "plain"])
-def test_no_code_letter_is_shown(exactness: Exactness, stats: DecodeStats) -> None:
+def test_the_status_line_shows_no_exactness_letter(exactness: Exactness, stats: DecodeStats) -> None:
     shown = line(done(stats, plan=plan(exactness=exactness)))
     assert not re.search(r"\b[WND]\b", shown)
     words = {"W": "same text as without guessing", "N": "may differ in rare ties", "D": "not checked on this machine"}
     assert {each for each in words.values() if each in shown} == ({words[exactness]} if stats.proposed else set())
 
 
-def test_the_rejection_rule_promises_the_odds_alone() -> None:
+def test_the_rejection_rule_promises_only_the_probabilities() -> None:
     rejection = Sampling(temperature=0.7, seed=12, rule="rejection")
-    assert "same odds as without guessing, another text · seed 12" in line(done(sampling=rejection))
+    assert "same probabilities as without guessing, but not the same text · seed 12" in line(done(sampling=rejection))
     assert "same text as without guessing · seed 12" in line(done(sampling=SAMPLED))
 
 
@@ -136,18 +136,18 @@ def test_the_rejection_rule_promises_the_odds_alone() -> None:
         (39.25, "0.80x the speed without"),
     ],
 )
-def test_times_plain_is_said_where_plain_was_measured(plain: float | None, words: str | None) -> None:
+def test_the_gain_is_shown_if_plain_decoding_was_measured(plain: float | None, words: str | None) -> None:
     parts = line(done(plain_tokens_per_s=plain)).split(" · ")
     assert [part for part in parts if "without" in part and "guess" not in part] == ([] if words is None else [words])
 
 
-def test_an_answer_is_no_faster_than_its_tokens_a_round() -> None:
+def test_the_gain_shown_is_at_most_the_tokens_per_round() -> None:
     useless = drafted(accepted=0, guessed_tokens=0, rounds=157)
     assert "as fast as without" in line(done(useless, plain_tokens_per_s=15.7))
     assert "0.80x the speed without" in line(done(useless, plain_tokens_per_s=39.25))
 
 
-def test_what_disturbed_rounds_without_guesses_is_no_cost_of_guessing() -> None:
+def test_disturbed_rounds_without_guesses_do_not_reduce_the_gain() -> None:
     """One round of 10 tokens took 0.1 s; 148 others 4.9 s, more than plain decoding takes for them."""
     stats = drafted(rounds=149, guessing_rounds=1, guessing_s=0.1)
     assert stats.times_plain(100.0) == pytest.approx((4.9 + 9 / 100) / 5.0)
@@ -182,22 +182,22 @@ def test_a_drafter_is_named_by_its_size(model: str | None, said: str) -> None:
         ({}, ""),
     ],
 )
-def test_who_guessed(sources: dict[str, int], said: str) -> None:
+def test_the_status_line_names_the_drafters_that_guessed(sources: dict[str, int], said: str) -> None:
     assert f"guesses right{said} · " in line(done(drafted(rounds_by_source=Counter(sources))))
 
 
-def test_one_is_one() -> None:
+def test_one_guess_is_printed_in_the_singular() -> None:
     shown = line(done(drafted(emitted_tokens=1, decode_s=None, proposed=1, accepted=0)))
     assert shown.startswith("1 token · 0 of 1 guess right (")
     assert line(done(plainly(emitted_tokens=0, decode_s=None, rounds=0))) == "0 tokens"
 
 
-def test_how_it_ended() -> None:
+def test_the_status_line_shows_a_stopped_or_cut_answer() -> None:
     assert line(done(finish_reason="cancelled")).endswith(" · stopped")
     assert line(done(finish_reason="length")).endswith(" · cut at the token limit")
 
 
-def test_the_readme_shows_status_lines_in_their_present_form() -> None:
+def test_the_readme_shows_current_status_lines() -> None:
     (transcript,) = re.findall(r"````text\n(.*?)````", read_page("README.md"), re.DOTALL)
     shown = [each for each in transcript.splitlines() if "tok/s" in each]
     assert len(shown) == len(re.findall("^> ", transcript, re.MULTILINE))
@@ -228,7 +228,7 @@ def as_printed(shown: str) -> str:
 # -------------------------------------------------------------------------------------- why there are no guesses
 
 
-def test_a_reason_is_said_once_in_a_session() -> None:
+def test_a_reason_for_no_guesses_is_shown_once_in_a_session() -> None:
     off = done(plainly(), speculation_off="the drafter is still loading")
     assert line(off) == "31.4 tok/s · no guesses: the drafter is still loading"
     assert line(off, off) == "31.4 tok/s"
@@ -236,7 +236,7 @@ def test_a_reason_is_said_once_in_a_session() -> None:
     assert line(done(), off) == line(off)
 
 
-def test_another_reason_is_news_and_other_figures_are_none() -> None:
+def test_a_reason_with_other_figures_is_not_repeated() -> None:
     first, second, third = (
         done(plainly(), speculation_off=f"guesses would reach {figure}x at best here: off")
         for figure in ("0.82", "0.9", "1.01")
@@ -247,17 +247,17 @@ def test_another_reason_is_news_and_other_figures_are_none() -> None:
     assert line(first, lost) == "31.4 tok/s · no guesses: the drafter was lost"
 
 
-def test_who_measures_between_answers_sends_nobody_to_calibrate() -> None:
+def test_a_chat_that_measures_itself_does_not_suggest_calibrate() -> None:
     unknown = done(plainly(), speculation_off=NOT_CALIBRATED.text, speculation_off_code="not_calibrated")
     assert "`edgespec calibrate --quick`" in line(unknown)
     measuring = StatusLine(measuring=True)
-    said = "31.4 tok/s · no guesses: this machine is measured between answers; guessing starts when that is done"
+    said = "31.4 tok/s · no guesses: measuring this machine between answers; guessing starts when that is done"
     assert [measuring.text(unknown), measuring.text(unknown)] == [said, "31.4 tok/s"]
     lost = done(plainly(), speculation_off="the drafter was lost", speculation_off_code="drafter_failed")
     assert StatusLine(measuring=True).text(lost) == line(lost)
 
 
-def test_a_drafter_that_is_off_beside_another_that_guesses() -> None:
+def test_a_reason_for_one_idle_drafter_is_shown_while_another_guesses() -> None:
     half = done(speculation_off="no drafter is known for tiny; name one")
     assert line(half).endswith("same text as without guessing · no drafter is known for tiny; name one")
     assert "is known" not in line(half, half)
@@ -285,7 +285,7 @@ def test_no_line_is_longer_than_the_terminal(columns: int) -> None:
     assert re.sub(r"[\s·]+", " ", shown) == re.sub(r"[\s·]+", " ", whole).strip(), "no word is cut or lost"
 
 
-def test_one_line_where_it_fits() -> None:
+def test_a_status_line_that_fits_is_not_wrapped() -> None:
     whole = StatusLine().text(done())
     assert StatusLine().text(done(), len(whole)) == whole
     assert StatusLine().text(done(), 80) == (
@@ -299,7 +299,7 @@ def test_one_line_where_it_fits() -> None:
 
 def test_stats_are_rounded_and_have_units() -> None:
     assert stats_lines(done()) == [
-        "prompt         310 tokens, 280 of them read before",
+        "prompt         310 tokens, 280 of them cached",
         "answer         158 tokens, 31.4 tok/s",
         "first token    360 ms",
         "decoding       5.0 s",
@@ -308,7 +308,7 @@ def test_stats_are_rounded_and_have_units() -> None:
         "rounds         69, 2.28 tokens/round",
         "guesses        88 of 101 right (87 %)",
         "guessed by     copies in 9 rounds, 0.5B drafter in 52",
-        "right at once  none in 7 rounds, 1 in 20, 2 in 34",
+        "right in a row none in 7 rounds, 1 in 20, 2 in 34",
     ]
 
 
@@ -320,7 +320,7 @@ def test_stats_of_a_plain_answer_name_no_guesses() -> None:
     assert shown[0] == "prompt         310 tokens"
 
 
-def test_stats_of_an_answer_that_never_began() -> None:
+def test_stats_of_an_empty_answer_show_not_measured() -> None:
     none = DecodeStats(prompt_tokens=1)
     assert stats_lines(done(none))[:4] == [
         "prompt         1 token",
@@ -330,7 +330,7 @@ def test_stats_of_an_answer_that_never_began() -> None:
     ]
 
 
-def test_stats_count_what_was_malformed() -> None:
+def test_stats_count_malformed_guesses() -> None:
     assert "malformed      1 guess" in stats_lines(done(drafted(invalid_proposals=1)))
 
 
@@ -357,13 +357,13 @@ class Measured:
     ("made", "plain_s", "said"),
     [
         (plan(predicted=45.0), 0.04, "guessing is worth about 1.8x here"),
-        (plan(predicted=25.0), 0.04, "guessing begins, where the text makes it pay"),
-        (plan(predicted=None), 0.04, "guessing begins, where the text makes it pay"),
-        (plan(predicted=45.0), None, "guessing begins, where the text makes it pay"),
+        (plan(predicted=25.0), 0.04, "guessing is used where the text makes it faster"),
+        (plan(predicted=None), 0.04, "guessing is used where the text makes it faster"),
+        (plan(predicted=45.0), None, "guessing is used where the text makes it faster"),
         (plan(mode="plain", predicted=25.0), 0.04, "decoding without guesses is fastest here"),
     ],
 )
-def test_what_was_measured_is_one_line(made: Plan, plain_s: float | None, said: str) -> None:
+def test_the_result_of_measuring_is_one_line(made: Plan, plain_s: float | None, said: str) -> None:
     with IdleCalibration(Measured(made, plain_s)) as idle:  # type: ignore[arg-type]
         idle.start()
         line = None
@@ -378,7 +378,7 @@ def test_what_was_measured_is_one_line(made: Plan, plain_s: float | None, said: 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals are a matter of POSIX")
 @pytest.mark.parametrize("columns", [40, 60, 80])
-def test_what_a_terminal_shows_fits_it(tiny: TinyModels, columns: int) -> None:
+def test_answer_and_status_line_fit_the_terminal(tiny: TinyModels, columns: int) -> None:
     from tests.support.terminal import Terminal
 
     arguments = command("chat", "--target", tiny.target, "--draft", "none", "--depth", "0", "--max-tokens", "3")
@@ -423,9 +423,9 @@ def test_notes_in_columns_hang_where_there_is_room(
     columns: int, indent: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "stderr_columns", lambda: columns)
-    output.note("/set          how answers are drawn, in words that take several lines", hang=14)
+    output.note("/set          the sampling settings, in words that take several lines", hang=14)
     first, *others = capsys.readouterr().err.splitlines()
-    assert first.startswith("/set          how")
+    assert first.startswith("/set          the")
     assert len(others) > 0
     assert all(re.match(f" {{{indent}}}\\S", line) for line in others)
 

@@ -14,7 +14,7 @@ from tests.support.command_line import command, environment
 
 @pytest.fixture(autouse=True)
 def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A home of its own, and no models of other programs."""
+    """A separate home without models of other programs."""
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
@@ -28,14 +28,14 @@ def values(found: object) -> list[str]:
     return [value for value, _ in found]  # type: ignore[attr-defined]
 
 
-def test_models_and_drafters() -> None:
+def test_completion_suggests_models_and_drafters() -> None:
     assert values(suggestions.for_model("qwen2.5-coder-1")) == ["qwen2.5-coder-1.5b"]
     assert values(suggestions.for_drafter("")) == ["auto", "none", *values(suggestions.for_model(""))]
     assert values(suggestions.for_drafter("n")) == ["none"]
     assert values(suggestions.for_stored_model("")) == [], "nothing was fetched"
 
 
-def test_paths_once_one_is_begun(tmp_path: Path) -> None:
+def test_completion_suggests_paths_after_a_path_prefix(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("model.gguf", "notes.txt", "mine.toml", "own.jsonl"):
         (tmp_path / name).touch()
@@ -46,7 +46,7 @@ def test_paths_once_one_is_begun(tmp_path: Path) -> None:
     assert values(suggestions.for_model("/no/such/folder/")) == []
 
 
-def test_profiles_and_suites() -> None:
+def test_completion_suggests_profiles_and_suites() -> None:
     assert values(suggestions.for_profile("laptop")) == ["laptop", "laptop-battery"]
     assert values(suggestions.for_suite("")) == ["ours", "quick", "long-prompts", "short", "verify"]
     assert suggestions.one_of("stable", "near")("n") == [("near", "")]
@@ -62,7 +62,7 @@ def test_profiles_and_suites() -> None:
         ("edgespec plan --exactness n", "near"),
     ],
 )
-def test_a_shell_is_told(tmp_path: Path, words: str, found: str) -> None:
+def test_shell_completion_prints_suggestions(tmp_path: Path, words: str, found: str) -> None:
     """Through the program, as bash asks it."""
     env = environment(tmp_path / "home", {"_EDGESPEC_COMPLETE": "complete_bash", "COMP_WORDS": words})
     env["COMP_CWORD"] = str(len(words.split()) - 1)

@@ -50,7 +50,7 @@ class FakeEngine:
 
 
 class Machine:
-    """Loads engines, of which it has memory for so many at once; some names fail."""
+    """Loads up to ``room`` engines; some names fail."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -82,8 +82,8 @@ def open_engines(machine: Machine) -> list[str | None]:
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_another_model_takes_over(room: int) -> None:
-    """Beside the old one where there is memory, else after it, and without the thinking."""
+def test_switching_models_keeps_the_conversation(room: int) -> None:
+    """Both models are loaded if memory allows; the thinking is removed."""
     machine = Machine(room)
     with talk_on(machine) as talk:
         talk.switch("other")
@@ -99,7 +99,7 @@ def test_another_model_takes_over(room: int) -> None:
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_the_old_one_goes_on_where_the_new_one_cannot_be_loaded(room: int) -> None:
+def test_the_old_model_stays_if_the_new_one_cannot_be_loaded(room: int) -> None:
     machine = Machine(room)
     with talk_on(machine) as talk:
         machine.failing = {"other"}
@@ -109,7 +109,7 @@ def test_the_old_one_goes_on_where_the_new_one_cannot_be_loaded(room: int) -> No
         assert not talk.session.closed
 
 
-def test_the_old_one_is_loaded_again() -> None:
+def test_a_closed_old_model_is_reloaded_if_the_new_one_fails() -> None:
     """There is no memory for both, and the new one turns out to be no use: the conversation is kept."""
     machine = Machine(1)
     with talk_on(machine) as talk:
@@ -130,7 +130,7 @@ def test_the_old_one_is_loaded_again() -> None:
         assert [message["content"] for message in talk.session.messages] == ["be kind", "hello", "hi"]
 
 
-def test_neither_can_be_loaded() -> None:
+def test_the_session_is_closed_if_neither_model_can_be_loaded() -> None:
     machine = Machine(1)
     with talk_on(machine) as talk:
 
@@ -145,7 +145,7 @@ def test_neither_can_be_loaded() -> None:
         assert talk.session.closed, "which ends the chat"
 
 
-def test_sampling_is_the_files_until_something_was_said() -> None:
+def test_sampling_settings_come_from_the_file_until_the_user_sets_them() -> None:
     machine = Machine(2)
     with talk_on(machine) as talk:
         assert talk.sampling == Sampling(temperature=0.6)

@@ -43,7 +43,7 @@ def diverging(report: EqualityReport) -> EqualityReport:
     return replace(report, results=(replace(report.results[0], proposed=4, divergences=(differs,)),))
 
 
-def test_a_promise_that_holds(verify: Verify) -> None:
+def test_verify_succeeds_if_all_tokens_are_identical(verify: Verify) -> None:
     found = verify(lambda report: report)
     assert found.code == 0
     assert found.out.splitlines()[0] == "exactness   same text as without guessing (W)"
@@ -55,7 +55,7 @@ def test_a_promise_that_holds(verify: Verify) -> None:
     assert (greedy["temperature"], sampled["temperature"], sampled["top_p"], sampled["seed"]) == (0.0, 0.7, 0.9, 1)
 
 
-def test_a_broken_promise_says_what_to_do(verify: Verify) -> None:
+def test_verify_fails_with_a_hint_if_tokens_differ(verify: Verify) -> None:
     found = verify(diverging)
     assert found.code == 1
     assert "divergence  p at token 3, depth 1, greedy: gap 0.5000, bound 0.0000" in found.out
@@ -66,13 +66,13 @@ def test_a_broken_promise_says_what_to_do(verify: Verify) -> None:
     assert (told.code, told.json["identical"], told.hint) == (1, 0, found.hint)
 
 
-def test_a_broken_promise_of_near_exactness_has_a_safer_one(verify: Verify) -> None:
+def test_verify_of_near_exactness_hints_at_stable_if_tokens_differ(verify: Verify) -> None:
     found = verify(lambda report: replace(diverging(report), level="N"))
     assert found.code == 1
     assert found.hint == f"--exactness stable keeps this model to plain decoding's text; {HINT}"
 
 
-def test_a_promise_that_was_not_put_to_the_test(verify: Verify) -> None:
+def test_verify_fails_if_nothing_was_guessed(verify: Verify) -> None:
     def silent(report: EqualityReport) -> EqualityReport:
         return replace(report, results=(replace(report.results[0], proposed=0),), why="the drafter was lost")
 

@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def test_a_pair_drafts_and_says_what_plain_decoding_says(run: Run, tiny: TinyModels) -> None:
+def test_without_llama_cpp_drafted_text_equals_plain_decoding(run: Run, tiny: TinyModels) -> None:
     models = ("--target", tiny.target, "--draft", tiny.drafter, "--max-tokens", "40", "--json")
     guessed = json.loads(run("generate", "hello there", *models, "--depth", "3").stdout)
     plain = json.loads(run("generate", "hello there", *models, "--plain").stdout)
@@ -50,22 +50,22 @@ def test_a_pair_drafts_and_says_what_plain_decoding_says(run: Run, tiny: TinyMod
 
 
 @pytest.mark.parametrize("command", ["plan", "doctor", "models", "profiles"])
-def test_commands_work(run: Run, tiny: TinyModels, command: str) -> None:
+def test_commands_work_without_llama_cpp(run: Run, tiny: TinyModels, command: str) -> None:
     models = ("--target", tiny.target) if command == "plan" else ()
     done = run(command, *models)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_plan_says_what_the_extra_would_add(run: Run, tiny: TinyModels) -> None:
+def test_plan_says_what_installing_llama_cpp_adds(run: Run, tiny: TinyModels) -> None:
     done = run("plan", "--explain", "--target", tiny.target)
     (missing,) = (line for line in done.stdout.splitlines() if line.startswith("missing"))
-    assert "llama.cpp is not installed: it would add GPUs" in missing
+    assert "llama.cpp is not installed: it adds GPUs" in missing
     assert "pip install 'edgespec[llama]'" in missing
     assert "llama.cpp" not in run("plan", "--target", tiny.target).stdout
 
 
-def test_a_chat_answers(run: Run, tiny: TinyModels) -> None:
+def test_a_chat_answers_without_llama_cpp(run: Run, tiny: TinyModels) -> None:
     done = run("chat", "--target", tiny.target, "--max-tokens", "4", stdin="hello\nagain\n")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 2

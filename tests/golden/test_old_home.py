@@ -77,7 +77,7 @@ def is_sidecar(name: str) -> bool:
     "arguments",
     [("models",), ("profiles",), ("profiles", "show", "mine"), ("plan", "--simulate", "board-4gb"), ("doctor",)],
 )
-def test_looking_changes_nothing(old: Home, here: InProcess, arguments: tuple[str, ...]) -> None:
+def test_read_only_commands_do_not_change_an_old_home(old: Home, here: InProcess, arguments: tuple[str, ...]) -> None:
     before = contents(old.root)
     result = succeeded(here(*arguments))
     assert contents(old.root) == before
@@ -107,7 +107,7 @@ def test_an_answer_keeps_everything_and_numbers_the_home(old: Home, here: InProc
 # -------------------------------------------------------------------------------------------------------- profiles
 
 
-def test_profiles(old: Home, here: InProcess) -> None:
+def test_profiles_of_an_old_home_are_read(old: Home, here: InProcess) -> None:
     written = tomllib.loads((old.profiles / "mine.toml").read_text(encoding="utf-8"))
     assert written.pop("inherits") == "laptop"
     assert len(written) == 12
@@ -125,7 +125,7 @@ def test_profiles(old: Home, here: InProcess) -> None:
 
 
 @pytest.mark.parametrize("name", [TARGET, DRAFTER])
-def test_models(old: Home, here: InProcess, name: str) -> None:
+def test_models_of_an_old_home_are_read(old: Home, here: InProcess, name: str) -> None:
     before = contents(old.root)
     manifest = json.loads(before[f"models/{name}/manifest.json"])
     verified = succeeded(here("models", "verify", name, "--json")).json["verified"]
@@ -169,7 +169,7 @@ def test_a_sidecar_is_read_or_replaced(old: Home, name: str) -> None:
 
 
 def facts_of(key: dict[str, Any]) -> ModelFacts:
-    """What a key was made of; the rest is no part of it."""
+    """The parts of a key."""
     return ModelFacts(
         name=key["model_name"],
         sha256=key["model_sha256"],
@@ -222,7 +222,7 @@ def machine() -> tuple[Machine, str]:
 
 
 @pytest.mark.parametrize("kind", ["times", "plain", "contention"])
-def test_what_its_kernels_were_timed_at_serves_those_of_today(old: Home, kind: str) -> None:
+def test_kernel_times_of_an_old_home_are_used(old: Home, kind: str) -> None:
     """And what else was timed does not: another build of llama.cpp may be another program."""
     served = {True: 0, False: 0}
     for name in MEASUREMENTS:
@@ -240,7 +240,7 @@ def test_what_its_kernels_were_timed_at_serves_those_of_today(old: Home, kind: s
     assert all(served.values())
 
 
-def test_its_probe_of_our_kernels_is_believed_of_their_build_alone(old: Home) -> None:
+def test_a_kernel_probe_of_an_old_home_is_valid_only_for_its_build(old: Home) -> None:
     for name in MEASUREMENTS:
         stored = json.loads((OLD / "home" / "measurements" / name).read_text(encoding="utf-8"))
         if name.startswith("widths") and stored["key"]["runtime"] == "native":
@@ -257,7 +257,7 @@ def test_there_is_a_measurement_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MEASUREMENTS if not name.startswith("machine-")])
-def test_measurements(old: Home, name: str) -> None:
+def test_measurements_of_an_old_home_are_read(old: Home, name: str) -> None:
     kind = name.partition("-")[0]
     stored = json.loads((old.measurements / name).read_text(encoding="utf-8"))
     before = contents(old.root)
@@ -285,7 +285,7 @@ def test_a_machine_keeps_its_fingerprint() -> None:
     assert (OLD / "home" / "measurements" / f"machine-{fingerprint}.json").is_file()
 
 
-def test_the_bandwidth(old: Home) -> None:
+def test_the_bandwidth_of_an_old_home_is_read(old: Home) -> None:
     described, fingerprint = machine()
     stored = json.loads((old.measurements / f"machine-{fingerprint}.json").read_text(encoding="utf-8"))
     measured = load_bandwidth(old.measurements, described)
@@ -296,7 +296,7 @@ def test_the_bandwidth(old: Home) -> None:
 # --------------------------------------------------------------------------------- exports, and what they counted
 
 
-def test_the_answers_counted_for_a_trimmed_head(old: Home) -> None:
+def test_counted_answers_of_an_old_home_are_read(old: Home) -> None:
     (path,) = old.counted_answers.iterdir()
     stored = json.loads(path.read_text(encoding="utf-8"))
     key = CountedAnswersKey(
@@ -315,7 +315,7 @@ def test_the_answers_counted_for_a_trimmed_head(old: Home) -> None:
 
 
 @pytest.mark.parametrize("name", ["trimmed-gguf", "onnx"])
-def test_exports(old: Home, here: InProcess, exports: Path, name: str) -> None:
+def test_exports_of_an_old_version_are_read(old: Home, here: InProcess, exports: Path, name: str) -> None:
     if name == "onnx":
         pytest.importorskip("onnxruntime")
     folder = exports / name
@@ -339,7 +339,7 @@ def test_exports(old: Home, here: InProcess, exports: Path, name: str) -> None:
 # --------------------------------------------------------------------------------------------------------- history
 
 
-def test_the_lines_typed_into_chats(old: Home) -> None:
+def test_the_chat_history_of_an_old_home_is_read(old: Home) -> None:
     lines = old.history.read_text(encoding="utf-8").splitlines()
     options = ("--target", TARGET, "--draft", "none", "--depth", "0", "--max-tokens", "2", "--offline")
     chat = Terminal(command("chat", *options), environment(old.root), term="xterm-256color")

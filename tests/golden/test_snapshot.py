@@ -1,6 +1,6 @@
 """What users and scripts see, held against snapshots: names, help, JSON keys, exit codes, errors, hints, profiles.
 
-A snapshot is a file in ``snapshot/``. EDGESPEC_UPDATE_GOLDEN=1 writes the files anew instead of comparing: for
+A snapshot is a file in ``snapshot/``. EDGESPEC_UPDATE_GOLDEN=1 writes the files instead of comparing: for
 changes that are meant. The product is asked through its command line and ``edgespec.__all__`` wherever that is
 possible, so that modules can move.
 """
@@ -110,11 +110,11 @@ def _written(parameters: list[inspect.Parameter]) -> str:
     return ", ".join(words)
 
 
-def test_the_public_names() -> None:
+def test_public_names_match_the_snapshot() -> None:
     check_json("names.json", edgespec.__all__)
 
 
-def test_what_the_public_names_offer() -> None:
+def test_members_of_public_names_match_the_snapshot() -> None:
     check_json("members.json", {name: found for name in edgespec.__all__ if (found := public_attributes(name))})
 
 
@@ -130,7 +130,7 @@ def help_texts(here: InProcess, *command: str) -> Iterator[tuple[tuple[str, ...]
         yield from help_texts(here, *command, name)
 
 
-def test_help(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_texts_match_the_snapshot(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("NO_COLOR", "1")
     texts = dict(help_texts(here))
@@ -260,7 +260,7 @@ def test_the_keys_of_exports(tiny: TinyModels, here: InProcess, tmp_path: Path) 
 # ------------------------------------------------------------------------------------------------------ profiles
 
 
-def test_profiles(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_profiles_match_the_snapshot(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith("EDGESPEC_") and name != "EDGESPEC_HOME"]:
         if variable != UPDATE_VARIABLE:
             monkeypatch.delenv(variable)
@@ -293,7 +293,9 @@ def outcome(result: Result) -> str:
     return f"{result.code}{kind}"
 
 
-def test_exit_codes(tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_codes_match_the_snapshot(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = ("--target", tiny.target, "--draft", "none")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny.target.read_bytes()[:2000])
@@ -309,7 +311,7 @@ def test_exit_codes(tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypat
         "unknown command": ("speak",),
         "unknown option": ("generate", "hi", "--nonsense", json_),
         "missing argument": ("generate", json_),
-        "a value that is no number": ("generate", "hi", "--depth", "deep", json_),
+        "a value that is not a number": ("generate", "hi", "--depth", "deep", json_),
         "an answer": (*say, *target),
         "an answer as json": (*say, *target, json_),
         "a chat from a pipe": ("chat", *target, "--max-tokens", "2"),
@@ -370,7 +372,7 @@ def made(kind: type[edgespec.EdgespecError]) -> edgespec.EdgespecError:
     return kind(**{name: _VALUES.get(name, 1) for name in needed})
 
 
-def test_errors(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_types_match_the_snapshot(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for name in sorted(edgespec.errors.__all__):
         error = made(getattr(edgespec, name))
@@ -465,7 +467,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 VARIABLE = re.compile(r"\b(?:EDGESPEC|HF|PIP)_[A-Z_]+\b")
 
 
-def test_the_commands_in_hints() -> None:
+def test_commands_in_hints_match_the_snapshot() -> None:
     """Each with the number of different hints that name it."""
     found: Counter[str] = Counter()
     for text in hint_texts():
@@ -475,7 +477,7 @@ def test_the_commands_in_hints() -> None:
     check("hints.txt", "".join(f"{found[each]:3} {each}\n" for each in sorted(found)))
 
 
-def test_hints_name_only_what_there_is(here: InProcess) -> None:
+def test_hints_name_only_existing_commands_and_options(here: InProcess) -> None:
     texts = dict(help_texts(here))
     options = set(OPTION.findall(" ".join(texts.values())))
     commands = {command[0] for command in texts if command}
@@ -497,7 +499,7 @@ def test_a_difference_names_the_file_and_how_to_update_it(
         use("names.json", "something else")
 
 
-def test_what_is_empty_on_this_machine_is_not_missing() -> None:
+def test_empty_values_of_this_machine_do_not_differ_from_the_snapshot() -> None:
     assert key_paths({"a": {"b": [{"c": 1}, {"d": 2}]}, "arms": {"x": {"y": 1}}}) == {
         ".a", ".a.b", ".a.b[].c", ".a.b[].d", ".arms", ".arms.*", ".arms.*.y",
     }  # fmt: skip

@@ -18,13 +18,13 @@ def test_every_built_in_machine_can_be_read() -> None:
         assert isinstance(table["description"], str)
 
 
-def test_a_built_in_machine_is_no_profile() -> None:
+def test_a_built_in_machine_is_not_listed_as_a_profile() -> None:
     from edgespec.profiles.profile import list_profiles
 
     assert not {summary.name for summary in list_profiles(Path("/nowhere"))} & set(machine_names())
 
 
-def test_a_path_is_relative_to_where_one_stands(tmp_path: Path) -> None:
+def test_a_machine_file_path_is_relative_to_the_working_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("description = 'mine'\n", encoding="utf-8")
     expected = (str(tmp_path / "mine.toml"), "mine", {"description": "mine"})
     assert read_machine("mine.toml", cwd=tmp_path) == expected
@@ -33,7 +33,7 @@ def test_a_path_is_relative_to_where_one_stands(tmp_path: Path) -> None:
     assert read_machine("./plain", cwd=tmp_path)[1] == "plain"
 
 
-def test_an_unknown_name_comes_with_the_nearest_known(tmp_path: Path) -> None:
+def test_an_unknown_machine_name_hints_at_the_nearest_known(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match='no described machine "ultrabok-8gb"') as raised:
         read_machine("ultrabok-8gb", cwd=tmp_path)
     assert raised.value.hint is not None
@@ -41,7 +41,7 @@ def test_an_unknown_name_comes_with_the_nearest_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none.toml", "a/b", "../x.toml", "nul\0.toml", "." + "/"])
-def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path, name: str) -> None:
+def test_a_missing_machine_file_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(ProfileError, match="no machine file") as raised:
         read_machine(name, cwd=tmp_path)
     assert raised.value.hint
@@ -56,7 +56,7 @@ def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path, name: str) -> No
         (b"a = " + b"9" * 5000, "a number that is too long"),
     ],
 )
-def test_a_file_that_is_not_toml_is_a_sentence(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_machine_file_that_is_not_toml_is_an_error(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "m.toml").write_bytes(content)
     with pytest.raises(ProfileError, match=words):
         read_machine("m.toml", cwd=tmp_path)

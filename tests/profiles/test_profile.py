@@ -76,7 +76,7 @@ def failure(load: Load, *args: object, **kwargs: object) -> ProfileError:
         ("native_sidecar", True),
     ],
 )
-def test_defaults(load: Load, name: str | None, key: str, value: object) -> None:
+def test_default_values_of_each_profile(load: Load, name: str | None, key: str, value: object) -> None:
     found = getattr(load(name), key)
     assert found == value
     assert type(found) is type(value)
@@ -118,7 +118,7 @@ def test_every_built_in_profile_loads_and_says_where_its_values_are_from(load: L
             assert profile.origins[key] == f"built-in {name}.toml"
 
 
-def test_a_desktop_for_models_takes_back_the_devices_and_inherits_the_rest(load: Load) -> None:
+def test_desktop_gpu_resets_the_devices_and_inherits_the_rest(load: Load) -> None:
     profile = load("desktop-gpu")
     assert (profile.device, profile.origins["device"]) == ("auto", "built-in desktop-gpu.toml")
     assert (profile.draft_device, profile.origins["draft_device"]) == ("auto", "built-in desktop-gpu.toml")
@@ -134,7 +134,7 @@ def test_the_npu_profile_does_not_promise_an_npu(load: Load) -> None:
     assert "only if you name it" in load("npu").description
 
 
-def test_each_built_in_profile_has_a_description_of_its_own_that_fits_a_line(user: Path) -> None:
+def test_built_in_profiles_have_distinct_descriptions_of_one_line(user: Path) -> None:
     descriptions = [summary.description for summary in list_profiles(user)]
     assert len(set(descriptions)) == len(BUILT_IN)
     assert all(10 < len(description) <= 100 for description in descriptions)
@@ -161,7 +161,7 @@ def test_each_layer_overrides_the_one_below(load: Load, user: Path, project: Pat
     own = user / "profiles" / "laptop.toml"
     own.write_text("context = 1002\n")
     assert (load("laptop").context, load("laptop").origins["context"]) == (1002, str(own))
-    assert load("default").context == 1001, "the user's laptop profile is no business of the default's"
+    assert load("default").context == 1001, "the user's laptop profile does not change the default"
 
     at_project = project / "edgespec.toml"
     at_project.write_text("[profile]\ncontext = 1003\n")
@@ -176,7 +176,7 @@ def test_each_layer_overrides_the_one_below(load: Load, user: Path, project: Pat
     assert profile.origins["target"] == "built-in laptop.toml", "an override touches its own key only"
 
 
-def test_the_nearest_project_file_of_the_parents_counts(load: Load, project: Path) -> None:
+def test_the_nearest_project_file_in_parent_folders_is_used(load: Load, project: Path) -> None:
     (project / "edgespec.toml").write_text("[profile]\nthreads = 3\n")
     inner = project / "a" / "b"
     inner.mkdir(parents=True)
@@ -233,7 +233,7 @@ def test_an_empty_variable_and_an_option_not_given_count_as_unset(load: Load) ->
     assert (profile.name, profile.context) == ("default", 4096)
 
 
-def test_variables_of_other_parts_are_left_alone(load: Load) -> None:
+def test_unrelated_edgespec_variables_are_ignored(load: Load) -> None:
     assert load(environ={"EDGESPEC_HOME": "/x", "EDGESPEC_SOMETHING": "1"}).context == 4096
 
 
@@ -388,7 +388,7 @@ def test_a_malformed_file_names_file_and_line(load: Load, user: Path, content: b
     assert says in message
 
 
-def test_a_byte_order_mark_is_no_error(load: Load, user: Path) -> None:
+def test_a_profile_may_start_with_a_byte_order_mark(load: Load, user: Path) -> None:
     (user / "profiles" / "mine.toml").write_bytes(b"\xef\xbb\xbfcontext = 900\n")
     assert load("mine").context == 900
 
@@ -411,12 +411,12 @@ def test_profiles_that_inherit_in_a_circle_are_an_error(load: Load, user: Path) 
     assert failure(load, "a").message == "profile a inherits from itself: a -> b -> a"
 
 
-def test_a_profile_table_that_is_no_table_is_an_error(load: Load, project: Path) -> None:
+def test_a_profile_key_that_is_not_a_table_is_an_error(load: Load, project: Path) -> None:
     (project / "edgespec.toml").write_text('profile = "laptop"\n')
     assert "must be a table" in failure(load).message
 
 
-def test_the_catalogue_beside_the_profiles_is_not_one(load: Load) -> None:
+def test_the_catalogue_file_is_not_listed_as_a_profile(load: Load) -> None:
     assert failure(load, "catalogue").message == 'there is no profile "catalogue"'
 
 
