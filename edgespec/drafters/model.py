@@ -29,8 +29,8 @@ from edgespec.interfaces.rows import Distribution, Rows
 
 KIND = "model"
 
-# Tokens read between two checks of the clock. At least: a forward of two target steps or less. At most: a sixteenth
-# of a long text, since short forwards read the weights more often.
+# Limits of the tokens read between two checks of the clock, a sixteenth of the unread text: such a forward takes two
+# steps of the target at most, and longer texts use longer forwards, which read the weights less often.
 _LEAST_SLICE, _MOST_SLICE = 16, 64
 
 # The longest wait for reading ahead to stop: many times a slice's duration on any machine where a drafter is useful.
