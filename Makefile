@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make chat        talk to the default model; ARGS="--system TEXT" and the like are passed on'
+	@echo 'make chat        talk to the default model; ARGS="--system TEXT" and other options are passed on'
 	@echo 'make demo        plain against speculative decoding, side by side'
 	@echo 'make setup       only prepare .venv; PYTHON=python3.12 chooses the interpreter'
 	@echo 'make test        ruff, mypy, import-linter and the tests, with a short pass over real models'
@@ -58,7 +58,7 @@ test-neon:
 wheels:
 	@$${PYTHON:-python3} scripts/build_wheels.py --check $(ARGS)
 
-# The library is built anew with the sanitizers in it, and without them afterwards. Tests of memory would measure the
+# The library is rebuilt with the sanitizers, and without them afterwards. Tests of memory would measure the
 # sanitizers, those of the build would replace the library.
 SANITIZED = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
 test-sanitized:

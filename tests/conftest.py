@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from edgespec.files.home import Home
@@ -15,11 +16,14 @@ from tests.support.tiny_models import TinyModels
 
 
 def pytest_configure() -> None:
-    """Undo ignored signals, which the tests send: background jobs of a shell ignore Ctrl-C, nohup ignores SIGHUP."""
+    """Undo ignored signals, which the tests send: shells let background jobs ignore Ctrl-C, nohup ignores SIGHUP."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Tests do not time: an example may take long while other programs run.
+    hypothesis.settings.register_profile("edgespec", deadline=None)
+    hypothesis.settings.load_profile("edgespec")
 
 
 def pytest_collection_finish() -> None:

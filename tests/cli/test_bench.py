@@ -442,7 +442,7 @@ def test_bench_names_a_prompt_longer_than_the_context(here: InProcess, tiny: Tin
 # ------------------------------------------------------------------------------------------- logs and plots
 
 
-def test_a_log_of_predictions_is_written_beside_the_report(
+def test_bench_writes_the_report_and_a_log_of_predictions(
     here: InProcess, pair: tuple[str, ...], suite: Path, tmp_path: Path, fake: FakeRun
 ) -> None:
     path = tmp_path / "log.jsonl"
