@@ -1,4 +1,4 @@
-"""``edgespec calibrate``, and a chat that learns its machine between answers."""
+"""``edgespec calibrate``, and a chat that measures between answers."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_calibrate_reports_a_busy_machine(
     with monkeypatch.context() as patch:
         patch.setattr(neighbours, "processor_seconds", half)
         found = succeeded(here("calibrate", "--quick", *options))
-        assert "other programs took 50 % of the processor" in found.err
+        assert "other programs used 50 % of the processor" in found.err
         assert "the times are rough" in found.out
         assert succeeded(here("calibrate", "--quick", *options, "--json")).json["others_share"] == 0.5
     quiet = succeeded(here("calibrate", "--quick", *options))
@@ -344,19 +344,18 @@ def test_a_chat_measures_the_machine_between_answers(tiny: TinyModels, home: Hom
         terminal.wait_for(r"> ")
         assert stored(home) == {}
         terminal.type("hello\r")
-        terminal.wait_for(r"no\s+guesses:\s+this\s+machine\s+is\s+measured\s+between\s+answers")
+        terminal.wait_for(r"no\s+guesses:\s+measuring\s+this\s+machine\s+between\s+answers")
         terminal.wait_for(r"> ")
         until = time.monotonic() + WAIT_S
         while measured(home) != {"contention": 1, "times": 2, "widths": 1} and time.monotonic() < until:
             time.sleep(0.05)
-        # The result is printed before the next answer. Where the drafter could pay there is a
-        # little more to measure, which one more pause may take.
+        # The result is printed before the next answer. A drafter that may be faster takes one more pause.
         status = ""
         while "measured: " not in terminal.screen and time.monotonic() < until:
             time.sleep(0.5)
             terminal.type("hello again\r")
             status = terminal.wait_for(r"tok/s(.|\n)*?> ")
-        assert re.search(r"^measured: .+ here \(/plan says why\)|pay \(/plan says why\)", terminal.screen, re.M)
+        assert re.search(r"^measured: .+ here \(/plan says why\)|faster \(/plan says why\)", terminal.screen, re.M)
         assert "between answers" not in status
         terminal.type("once more\r")
         assert "between answers" not in terminal.wait_for(r"tok/s(.|\n)*?> ")
@@ -381,7 +380,7 @@ def test_a_chat_can_be_left_while_it_measures(tiny: TinyModels, home: Home) -> N
     for terminal in opened(Terminal(arguments, environment(home.root, NOTHING_KNOWN))):
         terminal.wait_for(r"> ")
         terminal.type("hello\r")
-        terminal.wait_for(r"measured\s+between\s+answers")
+        terminal.wait_for(r"machine\s+between\s+answers")
         terminal.wait_for(r"> ")
         terminal.type("/exit\r")
         assert terminal.exit_code() == 0

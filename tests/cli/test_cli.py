@@ -121,7 +121,7 @@ def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
     for words in (
         "no answer yet",
         "answer         5 tokens, ",
-        "forgotten",
+        "the conversation was cleared",
         "/nonsense is not a command",
         "/clear ",
     ):
@@ -621,7 +621,7 @@ def test_no_arguments_show_the_help(tmp_path: Path) -> None:
         (("chat", "--context", "1"), "context"),
         (("models", "nonsense"), "nonsense"),
         (("pull", "hf:not a repo"), "repository"),
-        (("pull", "./file.gguf"), "nothing to fetch"),
+        (("pull", "./file.gguf"), "nothing to download"),
         (("verify", "--suite", "missing.jsonl"), "missing.jsonl"),
     ],
 )

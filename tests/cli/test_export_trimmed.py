@@ -307,6 +307,6 @@ def test_trim_auto_with_too_little_text_is_an_error(
 ) -> None:
     (tmp_path / "short.txt").write_text("hello water")
     result = here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO, "--trim-from", tmp_path / "short.txt")
-    result.failed_well("too little text", code=2)
+    result.failed_well("too short", code=2)
     assert "--trim-vocab" in result.hint
     assert not (tmp_path / "out").exists()
