@@ -33,7 +33,7 @@ COMMANDS = (
     ("/copy", "copy the last answer to the clipboard"),
     ("/clear", "forget the conversation"),
     ("/stats", "show times and counts of the last answer"),
-    ("/plan", "show which drafter is used, and why"),
+    ("/plan", "show where models run, which drafter guesses, and why"),
     ("/exit", "leave the chat (also Ctrl-D)"),
 )
 

@@ -51,7 +51,7 @@ ProfileOption = Annotated[
 ]
 ContextOption = Annotated[int | None, typer.Option("--context", metavar="N", help="Context length, in tokens.")]
 DepthOption = Annotated[
-    str | None, typer.Option("--depth", metavar="N|auto", help="Most guesses checked in one pass; 0: no guesses.")
+    str | None, typer.Option("--depth", metavar="N|auto", help="Most guesses in a row per pass; 0: no guesses.")
 ]
 ExactnessOption = Annotated[
     str | None,

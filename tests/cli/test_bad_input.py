@@ -145,7 +145,9 @@ def test_offline_commands_use_no_network(command: tuple[str, ...], home: Home) -
 
 
 @pytest.mark.slow
-def test_a_drafter_with_another_vocabulary_is_an_error(tiny: TinyModels, here: InProcess) -> None:
+def test_a_drafter_with_another_vocabulary_is_not_used_and_the_reason_is_shown(
+    tiny: TinyModels, here: InProcess
+) -> None:
     options = ("--target", tiny.target, "--draft", tiny.stranger, "--max-tokens", "12")
     assert here("calibrate", "--quick", *options[:4]).code == 0
     spoken = here("generate", "hello", *options)
@@ -216,7 +218,7 @@ def test_pull_does_not_suggest_models_that_cannot_be_downloaded(here: InProcess)
     assert "A path to a .gguf file" in here("generate", "hi", "--target", "nope").hint
 
 
-def test_an_empty_prompt_is_an_error(tiny: TinyModels, here: InProcess) -> None:
+def test_an_empty_prompt_is_an_error_in_generate_and_skipped_in_chat(tiny: TinyModels, here: InProcess) -> None:
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4")
     for prompt in ("", "  \n", "-"):
         result = here("generate", prompt, *options)
@@ -229,7 +231,7 @@ def test_an_empty_prompt_is_an_error(tiny: TinyModels, here: InProcess) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="arguments are text, not bytes, on this system")
-def test_arguments_that_are_not_utf8_are_an_error(tiny: TinyModels, home: Home) -> None:
+def test_prompts_and_paths_may_contain_bytes_that_are_not_utf8(tiny: TinyModels, home: Home) -> None:
     options = ("--target", str(tiny.target), "--draft", "none", "--max-tokens", "4")
     spoken = run_cli("generate", "caf\udce9", *options, "--json", home=home.root)
     assert spoken.code == 0
@@ -338,7 +340,7 @@ def test_a_home_folder_that_is_a_file_is_an_error(tiny: TinyModels, tmp_path: Pa
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may write everywhere, read-only or not"
 )
-def test_a_read_only_home_folder_is_an_error(tiny: TinyModels, tmp_path: Path) -> None:
+def test_with_a_read_only_home_generate_works_and_pull_fails(tiny: TinyModels, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     locked.chmod(0o500)

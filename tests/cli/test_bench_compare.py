@@ -261,7 +261,7 @@ def test_compare_with_an_unsupported_runtime_says_why(
     assert fake.calls == []
 
 
-def test_compare_with_a_runtime_but_no_model_is_an_error(
+def test_compare_with_a_runtime_and_a_missing_model_is_an_error(
     here: InProcess, target: tuple[str, ...], tmp_path: Path, fake: FakeRun
 ) -> None:
     here("bench", *target, *SMALL, "--compare", f"llama:{tmp_path / 'nowhere.gguf'}").failed_well("nowhere.gguf")

@@ -428,7 +428,7 @@ def test_a_chat_continues_if_measuring_fails() -> None:
     assert engine.calls == 1
 
 
-def test_ctrl_c_while_the_measuring_thread_starts_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_measuring_thread_starts_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread may begin later, or never: leaving waits for neither, and a late one measures nothing."""
     late: list[threading.Thread] = []
 
@@ -446,7 +446,7 @@ def test_ctrl_c_while_the_measuring_thread_starts_leaves_no_thread(monkeypatch: 
     assert engine.calls == 0
 
 
-def test_ctrl_c_in_thread_start_stops_a_thread_that_already_measures() -> None:
+def test_after_ctrl_c_in_thread_start_stop_waits_for_the_measuring_thread() -> None:
     """It is waited for as any other: nothing is closed under a measurement."""
     engine, begin = Failing(), threading.Thread.start
 

@@ -281,7 +281,7 @@ def test_a_child_process_that_cannot_start_is_reported(monkeypatch: pytest.Monke
     assert module._broken()["llama"].startswith("the check could not run: ")
 
 
-def test_the_child_processs_finding_is_the_reason_in_the_device_list(
+def test_crashes_of_the_child_process_are_passed_to_the_device_list(
     here: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Mapping[str, str]] = []

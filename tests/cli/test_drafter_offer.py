@@ -169,7 +169,7 @@ def test_a_failing_hub_does_not_stop_the_chat(
         terminal.wait_for(QUESTION)
         terminal.type("\r")
         terminal.wait_for(r"edgespec: ")
-        terminal.wait_for(r"the\s+chat\s+goes\s+on\s+without\s+it")
+        terminal.wait_for(r"the\s+chat\s+continues\s+without\s+this\s+drafter")
         terminal.wait_for(r"is ready")
         leave(terminal)
     assert stored(env) == []
@@ -216,7 +216,7 @@ def test_sigterm_at_the_question_ends_the_program(chat: Callable[..., Terminal])
 
 
 @pytest.mark.parametrize("more", [("--offline",), ("--json",), ("--draft", "none"), ("--depth", "0")])
-def test_no_drafter_is_offered_with_draft_none(
+def test_no_drafter_is_offered_offline_with_json_or_without_guesses(
     chat: Callable[..., Terminal], hub: HubServer, more: tuple[str, ...]
 ) -> None:
     terminal = chat(*more)

@@ -234,7 +234,7 @@ def test_a_dumb_terminal_gets_words_that_wrap_and_no_codes(opened: Open) -> None
     assert "\x1b" not in chat.screen
 
 
-def test_slash_guesses_shades_guessed_tokens(opened: Open) -> None:
+def test_slash_guesses_turns_shading_on_and_off(opened: Open) -> None:
     chat = opened()
     chat.type("/guesses\r")
     chat.wait_for("guessed correctly are shaded")
@@ -326,7 +326,7 @@ def test_typed_bytes_that_are_not_utf8_are_an_error(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("generate", "hello"), ("chat",)], ids=" ".join)
-def test_commands_without_a_prompt_do_not_import_the_editor(
+def test_commands_without_a_terminal_do_not_import_the_editor(
     tiny: TinyModels, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     code = (

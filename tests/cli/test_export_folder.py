@@ -95,10 +95,10 @@ def test_exports_of_a_folder_generate_the_same_text(folder: Path, here: InProces
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((*ONNX, "--trim-vocab", "300"), ("only be trimmed in a GGUF", "--to gguf")),
-        ((*GGUF, "--trim-vocab", "auto"), ("only be trimmed in a GGUF", "--to gguf")),
-        ((*ONNX, "--static-cache", "256"), ("only be made of a GGUF", "--to gguf")),
-        ((*GGUF, "--python", sys.executable), ("becomes gguf",)),
+        ((*ONNX, "--trim-vocab", "300"), ("only a GGUF's output head can be trimmed", "--to gguf")),
+        ((*GGUF, "--trim-vocab", "auto"), ("only a GGUF's output head can be trimmed", "--to gguf")),
+        ((*ONNX, "--static-cache", "256"), ("--static-cache needs a GGUF", "--to gguf")),
+        ((*GGUF, "--python", sys.executable), ("is only for --to onnx",)),
         (("--to", "onnx", "--python", "missing/python"), ("missing/python is not a program",)),
         ((*ONNX, "--quant", "q8_0"), ("q8_0", "keep or q4")),
     ],
@@ -114,7 +114,7 @@ def test_wrong_options_for_a_hugging_face_folder_are_errors(
 
 def test_the_python_option_is_an_error_for_a_gguf(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     result = here("export", tiny.drafter, *ONNX, "-o", tmp_path / "out")
-    result.failed_well("--python", "is none", code=2)
+    result.failed_well("--python", "is not one", code=2)
 
 
 def test_an_output_folder_in_use_is_reported_before_converting(folder: Path, here: InProcess, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_triple_quotes_enclose_a_prompt_of_several_lines(text: str, prompt: Prom
         ("/system be brief\nand kind", True),
     ],
 )
-def test_only_known_commands_may_have_several_lines(text: str, command: bool) -> None:
+def test_a_line_with_a_slash_is_a_command_and_several_lines_only_if_it_is_known(text: str, command: bool) -> None:
     assert is_command(text) is command
 
 

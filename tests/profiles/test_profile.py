@@ -76,7 +76,7 @@ def failure(load: Load, *args: object, **kwargs: object) -> ProfileError:
         ("native_sidecar", True),
     ],
 )
-def test_default_values_of_each_profile(load: Load, name: str | None, key: str, value: object) -> None:
+def test_default_values_of_the_default_profile(load: Load, name: str | None, key: str, value: object) -> None:
     found = getattr(load(name), key)
     assert found == value
     assert type(found) is type(value)
