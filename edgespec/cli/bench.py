@@ -126,7 +126,7 @@ def bench(
     if plot is not None:
         _check_plot(plot)
     if log is not None and not log.parent.is_dir():
-        raise InvalidRequestError(f"there is no folder {log.parent} to write {log.name} into")
+        raise InvalidRequestError(f"the folder {log.parent} for the log {log.name} does not exist")
     chosen = resolve_profile(
         profile,
         target=target,

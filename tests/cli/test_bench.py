@@ -398,12 +398,8 @@ def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monk
         (("--seed", "-1"), "seed cannot be -1"),
         (("--plot", "figure.txt"), "figure.txt"),
         (("--plot", "figure"), "cannot be written as figure"),
-<<<<<<< ours
-        (("--plot", "nowhere/figure.png"), "there is no folder nowhere"),
-        (("--log", "nowhere/log.jsonl"), "there is no folder nowhere"),
-=======
         (("--plot", "nowhere/figure.png"), "the folder nowhere for the plot figure.png does not exist"),
->>>>>>> theirs
+        (("--log", "nowhere/log.jsonl"), "the folder nowhere for the log log.jsonl does not exist"),
         (("--exactness", "sometimes"), "exactness"),
         (("extra",), "extra"),
     ],
