@@ -148,10 +148,9 @@ def bench(
         settings = RunSettings(
             passes=passes, max_tokens=max_tokens, cold=cold, sampling=sampling, rest_s=REST_S if own else 0.0
         )
-        every = ", ".join((*names, *own))
-        note(
-            f"{len(prompts)} prompts; {every}; {passes} ABBA passes; {max_tokens} tokens; depth to {cap}; {sampling}"
-        )
+        arm_names = ", ".join((*names, *own))
+        run = f"{passes} ABBA passes; {max_tokens} tokens; depths up to {cap}; {sampling}"
+        note(f"{len(prompts)} prompts; arms {arm_names}; {run}")
         answers = run_until_quiet(
             engine, opened, prompts, settings, on_answer=_Progress((FASTEST, *own)), on_repeat=_tell_repeat
         )

@@ -27,7 +27,7 @@ class IdleCalibration:
         self._given_up = False
 
     def start(self) -> None:
-        """Start measuring if a measurement is missing."""
+        """Start measuring on a thread if ``Engine.can_calibrate`` and no earlier measurement failed."""
         if self._given_up or not self.engine.can_calibrate:
             return
         self._stop = threading.Event()

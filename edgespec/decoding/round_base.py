@@ -334,7 +334,7 @@ class DecodeStats:
         return None if self.decode_s is None else max(0.0, self.decode_s - self.draft_s)
 
     def as_json(self) -> dict[str, Any]:
-        """The shape of CLI.md's ``stats`` object."""
+        """The ``stats`` object of ``generate --json``."""
         longest = max(self.accepted_lengths, default=-1)
         return {
             "prompt_tokens": self.prompt_tokens,

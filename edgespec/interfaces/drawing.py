@@ -193,7 +193,10 @@ def penalised(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = N
 
 
 def seen_columns(seen: Mapping[int, int], count: int, ids: IdArray | None) -> tuple[IdArray, IdArray]:
-    """Columns of the tokens seen among ``count`` scores, and their occurrences: int64, same length."""
+    """Columns, in a row of ``count`` scores, of the tokens in ``seen``, and their occurrences: int64, same length.
+
+    ``ids``: the token of each column, ascending; None if columns are token ids. Tokens without a column are left out.
+    """
     tokens, occurrences = Seen.of(seen).arrays
     if ids is None:
         inside = (tokens >= 0) & (tokens < count)

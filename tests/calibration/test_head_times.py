@@ -124,7 +124,7 @@ def test_a_text_without_context_is_predicted_from_its_second_token() -> None:
     assert worth([([], text), ([], []), ([], [3])], range(20), model) == 1.0
 
 
-def test_too_few_lost_tokens_give_no_share() -> None:
+def test_right_of_lost_is_none_if_too_few_tokens_are_outside_the_head() -> None:
     model = FakeModel(40, seed=3)
     assert worth([([1], greedy(model, [1], ENOUGH_LOST - 1))], range(0), model) is None
     assert worth([([1], greedy(model, [1], ENOUGH_LOST))], range(0), model) == 1.0

@@ -97,7 +97,7 @@ def check_finite(value: object) -> None:
 
 
 def check_report(found: dict[str, Any], arms: tuple[str, ...]) -> None:
-    """CLI.md's shape."""
+    """The shape of ``bench --json``."""
     assert found["schema_version"] == 1
     assert found["machine"].keys() >= {"processor", "read_bytes_per_s"}
     assert found["suite"].keys() >= {"name", "sha256"}
@@ -205,7 +205,9 @@ def test_bench_prints_its_table_without_a_terminal(tiny: TinyModels, pair: tuple
     assert "plain against itself: " in result.out
     assert "memory: plain " in result.out
     assert "- target on cpu, 1 thread" in result.out
-    assert "3 prompts; plain, planned, again, oracle, depth-1; 1 ABBA passes; 8 tokens; depth to" in result.err
+    assert (
+        "3 prompts; arms plain, planned, again, oracle, depth-1; 1 ABBA passes; 8 tokens; depths up to" in result.err
+    )
     assert "30 of 30 answers" in result.err
 
 

@@ -147,7 +147,7 @@ def test_the_gain_shown_is_at_most_the_tokens_per_round() -> None:
     assert "0.80x the speed without" in line(done(useless, plain_tokens_per_s=39.25))
 
 
-def test_disturbed_rounds_without_guesses_do_not_reduce_the_gain() -> None:
+def test_slow_rounds_without_guesses_are_not_charged_to_guessing() -> None:
     """One round of 10 tokens took 0.1 s; 148 others 4.9 s, more than plain decoding takes for them."""
     stats = drafted(rounds=149, guessing_rounds=1, guessing_s=0.1)
     assert stats.times_plain(100.0) == pytest.approx((4.9 + 9 / 100) / 5.0)

@@ -314,7 +314,7 @@ def test_a_combination_branches_with_its_first_capable_drafter() -> None:
     assert (without.forks, without.branch(Context(PROMPT), 3)) == (False, NOTHING)
 
 
-def test_the_policy_does_not_limit_branches() -> None:
+def test_a_branch_is_drafted_without_asking_the_depth_policy() -> None:
     state = combined(("b", Brancher(5)))
 
     class Off(FixedDepth):

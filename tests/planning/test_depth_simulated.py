@@ -116,7 +116,9 @@ def check_never_slower(sources: Sequence[Source], machine: Machine, seed: int) -
 @pytest.mark.parametrize("confidence", ["informative", "useless", "none"])
 @pytest.mark.parametrize("cost", [MODEL, FREE, DraftCost(token_s=0.02), DraftCost(token_s=0.004, round_s=0.003)])
 @pytest.mark.parametrize("curve", [FLAT, STEEP], ids=["flat", "steep"])
-def test_a_drafter_that_is_never_right_costs_almost_no_time(curve: Curve, cost: DraftCost, confidence: str) -> None:
+def test_a_drafter_that_is_almost_never_right_costs_little_time(
+    curve: Curve, cost: DraftCost, confidence: str
+) -> None:
     for rate in (0.0, 0.05):
         text = always(rate, confidence)  # type: ignore[arg-type]
         check_never_slower([Source(text=text, cost=cost)], Machine(curve=curve), seed=1)
@@ -369,7 +371,7 @@ def test_a_drafter_that_was_slow_for_a_while_is_resumed() -> None:
 
 
 @pytest.mark.parametrize("slower", [60.0, 200.0])
-def test_a_drafter_that_has_become_useless_is_parked(slower: float) -> None:
+def test_a_drafter_far_slower_than_calibrated_drafts_in_six_rounds_at_most(slower: float) -> None:
     sources = [Source(text=always(0.8), cost=READING)]
     answer = decode(taught(0.8), sources, Machine(curve=NATIVE, drafter_slower=lambda place: slower), tokens=1000)
     assert len(answer.drafted_at()) <= 6

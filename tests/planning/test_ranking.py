@@ -295,7 +295,7 @@ def test_a_gain_within_the_margin_is_rejected() -> None:
     assert len(rank([target(curve=steep(0.1))], [LOOKUP], ROOMY, margin=1.0).candidates) == 1
 
 
-def test_a_drafter_that_could_pay_is_ranked_before_plain_decoding_at_its_speed() -> None:
+def test_a_drafter_without_a_gain_yet_is_ranked_first_with_the_speed_of_plain_decoding() -> None:
     ranking = rank([target()], [replace(LOOKUP, acceptance=(0.0,))], ROOMY)
     assert [candidate.mode for candidate in ranking.candidates] == ["serial", "plain"]
     best, plain = ranking.candidates

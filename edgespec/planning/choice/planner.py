@@ -120,7 +120,7 @@ def target_option(facts: ModelFacts, curve: Curve, context_length: int, depth_ca
 
 
 def depth_cap(target: ModelFacts, probe: WidthProbe | None) -> int | None:
-    """The deepest depth that is bit-equal to plain decoding; None if not measured."""
+    """The largest depth that is bit-equal to plain decoding: 0 if the target cannot rewind, None if not measured."""
     if not target.can_rewind:
         return 0
     return None if probe is None else probe.depth_cap

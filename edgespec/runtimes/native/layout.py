@@ -182,7 +182,11 @@ class _Reader:
             return 0, 0
         period = self._integer("attention.sliding_window_pattern", _WINDOW_PERIOD)
         if window < 0 or period < 1:
-            raise ModelFileError(self._header.path, f"a window of {window} in a pattern of {period} is out of range")
+            raise ModelFileError(
+                self._header.path,
+                f"its sliding window is {window} and its window pattern {period}: the first must be at least 0, "
+                "the second at least 1",
+            )
         return window, period
 
     def _ropes(self, rope_length: int) -> tuple[Rope, ...]:

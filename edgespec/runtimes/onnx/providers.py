@@ -108,7 +108,7 @@ def list_devices() -> tuple[Provider, ...]:
 
 
 def broken_plugins() -> Mapping[str, str]:
-    """Why an installed plugin cannot be used, by module name. Raises RuntimeUnavailableError."""
+    """Why an installed plugin cannot be used, by module name. Raises what ``load`` raises."""
     with _LOADING:
         return _discover()[1]
 

@@ -65,7 +65,10 @@ class HubHttp:
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise DownloadError(f"{self.endpoint} does not answer like a model hub (no JSON)") from error
+            raise DownloadError(
+                f"{self.endpoint} does not answer like a model hub (no JSON)",
+                hint="check HF_ENDPOINT, the proxy, and any sign-in page",
+            ) from error
 
     def get_listing(self, wanted: HubFile) -> Any:
         """The hub's description of the repository of ``wanted`` at its revision, with the sizes of its files.

@@ -83,7 +83,7 @@ class Budget:
         if self._steps < 0:
             raise TemplateError(f"it takes more than the {self._limits.steps} steps allowed")
         if time.monotonic() > self._deadline:
-            raise TemplateError(f"it runs longer than the {self._limits.deadline_s} s allowed")
+            raise TemplateError(f"rendering takes longer than the {self._limits.deadline_s} s allowed")
 
     def scan(self, size: int) -> None:
         """Count the reading of ``size`` bytes."""
@@ -198,7 +198,9 @@ def _text(*values: Any) -> None:
 
 def _bounded_index(value: Any) -> None:
     if value is not None and (type(value) is not int or value.bit_length() > INTEGER_BITS):
-        raise TemplateError("it uses something that is not an index as an index")
+        raise TemplateError(
+            f"it uses {kind(value)} as an index or a count, which must be an integer of at most {INTEGER_BITS} bits"
+        )
 
 
 def trimmed(budget: Budget, text: str, characters: str | None = None, side: str = "strip") -> str:
