@@ -131,7 +131,7 @@ class ModelTimes:
             repetitions=int(stored["repetitions"]),
         )
         if not 0 < times.prompt_token_s < float("inf") or times.repetitions < 1:
-            raise ValueError("the seconds of a prompt token are positive and finite")
+            raise ValueError("prompt_token_s must be positive and finite, and repetitions at least 1")
         times.curves  # noqa: B018  (checks the rest)
         return times
 

@@ -45,7 +45,7 @@ class Device:
 
     @property
     def holds_models(self) -> bool:
-        """Whether a model can be put on this device by name."""
+        """Whether a model's weights can be put on this device. False for the CPU, which needs no device for that."""
         return self.kind in ("gpu", "igpu", "npu")
 
     def as_json(self) -> dict[str, Any]:

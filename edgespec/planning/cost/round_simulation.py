@@ -271,7 +271,11 @@ class Laps:
         self._known: dict[tuple[int, int], tuple[float, float, float, int]] = {}
 
     def flight(self, pending: int, window: int) -> Flight:
-        """A flight of the tokens that the next round can verify and there is time for, and the one compared now."""
+        """A flight of the tokens that there is time for, at most as many as then leave ``depth_cap`` in the pipe.
+
+        ``pending`` tokens are in the pipe before the round. The round takes out ``window`` + 1: those it verifies,
+        and one that it compares in place of a bonus.
+        """
         pair = self.pair
         most = window + 1 + self.depth_cap - pending
         if most > 1:

@@ -111,7 +111,7 @@ class _Reader:
         if share < 1:
             raise ModelFileError(header.path, f"{heads} attention heads cannot share {embedding} columns")
         if header.value_length != head_length:
-            raise _UnsupportedError("its keys and values differ in length")
+            raise _UnsupportedError("its attention keys and values differ in length")
         feed_forward = self._integer("feed_forward_length", None)
         for what, count in (("embedding", embedding), ("feed-forward", feed_forward), ("heads", heads * head_length)):
             if count < BLOCK or count % BLOCK:
