@@ -284,7 +284,7 @@ def test_a_drafter_without_room_in_memory_is_rejected(user: User, tiny: TinyMode
     with load(tiny.slow, home, limits=Limits(max_memory_bytes=needed + 1_000_000)) as engine:
         assert drafter_of(engine) is None
         said = " ".join([engine.plan.drafter_off or "", *(one.sentence for one in engine.considered_drafters)])
-        assert "may be used" in said or "left beside" in said
+        assert "may be used" in said or "free with the target loaded" in said
 
 
 # ------------------------------------------------------------------------------------------------ notes
