@@ -175,7 +175,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_library_for_another_processor_is_refused_with_both_names(folder: Path) -> None:
     other = 183 if compiling.platform.machine() == "x86_64" else 62
     (folder / "libedgespec_kernels.so").write_bytes(elf(other))
-    with pytest.raises(RuntimeUnavailableError, match=r"library is for (64-bit ARM|x86-64) on Linux, and this is"):
+    with pytest.raises(RuntimeUnavailableError, match=r"library is for (64-bit ARM|x86-64) on Linux, and this process is"):
         native_library.load()
 
 
@@ -183,7 +183,7 @@ def test_a_library_for_another_system_is_refused_with_both_names(folder: Path) -
     (folder / "libedgespec_kernels.dylib").write_bytes(mach_o(0x0100000C, (11, 0)))
     if sys.platform == "darwin":
         pytest.skip("this system's own")
-    with pytest.raises(RuntimeUnavailableError, match="is for 64-bit ARM on macOS, and this is") as caught:
+    with pytest.raises(RuntimeUnavailableError, match="is for 64-bit ARM on macOS, and this process is") as caught:
         native_library.load()
     assert caught.value.hint is not None
     assert "install the wheel for" in caught.value.hint
