@@ -175,7 +175,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_library_for_another_processor_is_refused_with_both_names(folder: Path) -> None:
     other = 183 if compiling.platform.machine() == "x86_64" else 62
     (folder / "libedgespec_kernels.so").write_bytes(elf(other))
-    with pytest.raises(RuntimeUnavailableError, match=r"library is for (64-bit ARM|x86-64) on Linux, and this process is"):
+    with pytest.raises(
+        RuntimeUnavailableError, match=r"library is for (64-bit ARM|x86-64) on Linux, and this process is"
+    ):
         native_library.load()
 
 
