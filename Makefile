@@ -28,7 +28,7 @@ demo: setup
 
 acceptance:
 	@sh scripts/setup.sh dev
-	@exec .venv/bin/python scripts/acceptance.py $(ARGS)
+	@exec .venv/bin/python -m scripts.acceptance_run $(ARGS)
 
 # The theme's notice about its own future goes to stderr at every build.
 docs:

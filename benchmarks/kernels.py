@@ -18,9 +18,11 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from edgespec.files.gguf.header import read_header
 from edgespec.hardware.bandwidth import measure_read_bandwidth
+from edgespec.runtimes.native.library import PORTABLE, load
 from edgespec.runtimes.native.model import NativeSettings, load_native
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 256)
@@ -49,26 +51,17 @@ def time_widths(path: Path, settings: NativeSettings, context: int, passes: int)
     return {width: statistics.median(seconds) for width, seconds in times.items()}, read_bytes
 
 
-def main() -> None:
-    """Print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--level", default="auto")
-    parser.add_argument("--context", type=int, default=0)
-    parser.add_argument("--passes", type=int, default=15)
-    arguments = parser.parse_args()
-    threads = arguments.threads
+def measure(model: Path, threads: int, level: str, context: int, passes: int) -> dict[str, Any]:
+    """The times of one instruction set, and the read bandwidth before and after."""
     before = measure_read_bandwidth([threads]).by_threads[0].best_bytes_per_s
-    settings = NativeSettings(threads=threads, level=arguments.level)
-    forward_s, read_bytes = time_widths(arguments.model, settings, arguments.context, arguments.passes)
+    forward_s, read_bytes = time_widths(model, NativeSettings(threads=threads, level=level), context, passes)
     after = measure_read_bandwidth([threads]).by_threads[0].best_bytes_per_s
     plain_s = forward_s[1]
-    report = {
-        "model": arguments.model.name,
+    return {
+        "model": model.name,
         "threads": threads,
-        "level": arguments.level,
-        "context": arguments.context,
+        "level": level,
+        "context": context,
         "forward_ms": {width: round(seconds * 1e3, 3) for width, seconds in forward_s.items()},
         "ratio_to_plain": {width: round(seconds / plain_s, 3) for width, seconds in forward_s.items()},
         "prompt_tokens_per_s": round(max(WIDTHS) / forward_s[max(WIDTHS)], 1),
@@ -77,6 +70,26 @@ def main() -> None:
         "read_bytes_per_s": [round(before), round(after)],
         "share_of_read_bandwidth": round(read_bytes / plain_s / max(before, after), 3),
     }
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--level", default="auto", help="auto: the fastest; all: each but portable C, one after the other"
+    )
+    parser.add_argument("--context", type=int, default=0)
+    parser.add_argument("--passes", type=int, default=15)
+    given = parser.parse_args()
+
+    def report_of(level: str) -> dict[str, Any]:
+        return measure(given.model, given.threads, level, given.context, given.passes)
+
+    # Portable C is the reference of the tests and would take a quarter of an hour.
+    levels = [level for level in reversed(load().levels) if level != PORTABLE] if given.level == "all" else ()
+    report = {level: report_of(level) for level in levels} if levels else report_of(given.level)
     json.dump(report, sys.stdout, indent=1)
     print()
 

@@ -1,255 +1,472 @@
-"""The long checks on real models: every promise of the current release, seen on this machine, written as JSON.
+"""The long checks on real models: one table of steps, each with its commands and the predicate on their reports.
 
-    make acceptance                      run what has no result for this source yet
-    make acceptance ARGS="--only equality-1 --fresh"
-    make acceptance ARGS=--list
-
-Results go to acceptance/results.json as they come, so that a run that was stopped goes on where it was. A result
-counts for the source it was measured on (a digest of the code and the tests); after a change everything is due again.
+scripts/acceptance_run.py runs the steps.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from acceptance_bench import BENCH_STEPS
-from acceptance_equality import PROMPTS, row_of, verification_prompts
-from acceptance_export import EXPORT_STEPS
-from acceptance_native import NATIVE_STEPS
-from acceptance_optimum import OPTIMUM_STEPS
-from acceptance_pipelined import PIPELINED_STEPS
-from acceptance_promises import PROMISE_STEPS
-from acceptance_quality import QUALITY_STEPS
-from acceptance_sampling import SAMPLING_STEPS
-from acceptance_sound import SOUND_STEPS
-from acceptance_static import STATIC_STEPS
-from acceptance_trim import TRIM_STEPS
+from scripts import acceptance_predicates as p
+from scripts.acceptance_predicates import Holds, at_least, at_most, each, every, identical, only
 
-ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "acceptance"
-RESULTS = OUT / "results.json"
+Command = tuple[str, ...]
 
-EQUALITY_TOKENS = 96
-LONG_PROMPT_TOKENS = 700
-LEAST_LONG_PROMPTS = 8
+TARGET, DRAFTER, SMALL = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m"
+QUESTION = "What is a hash map? One sentence."
 
 
-def source_digest() -> str:
-    """Identifies the code, the tests and the prompts that a result was measured with."""
-    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
-    for folder in ("edgespec", "tests", "benchmarks", "scripts"):
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".toml", ".jsonl", ".sh"):
-                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+@dataclass(frozen=True)
+class Step:
+    """Commands that each print one JSON object, and whether the list of these reports fulfils the promise.
+
+    In ``commands``, {work} is the step's temporary folder, {unseen} the suite of $UNSEEN_SUITE, and {target} the file
+    of the default target. ``files`` are texts that are written into {work} first. ``fresh_home``: the commands share
+    a new home that has only the models of the user's home.
+    """
+
+    name: str
+    says: str
+    commands: tuple[Command, ...]
+    holds: Holds
+    fresh_home: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
-class Results:
-    """What was measured so far, saved after every change."""
-
-    def __init__(self, *, fresh: bool) -> None:
-        self.digest = source_digest()
-        self.steps: dict[str, dict[str, Any]] = {}
-        if RESULTS.exists() and not fresh:
-            stored = json.loads(RESULTS.read_text(encoding="utf-8"))
-            self.steps = {n: s for n, s in stored["steps"].items() if s.get("source") == self.digest}
-
-    def save(self, name: str, **values: Any) -> None:
-        self.steps.setdefault(name, {"source": self.digest}).update(values)
-        OUT.mkdir(exist_ok=True)
-        temporary = RESULTS.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"schema_version": 1, "steps": self.steps}, indent=1), encoding="utf-8")
-        temporary.replace(RESULTS)
+def bench(*options: str) -> Command:
+    return ("edgespec", "bench", "--profile", "laptop", *options)
 
 
-@contextmanager
-def busy_neighbour() -> Iterator[None]:
-    """One spinning process: the machine under load."""
-    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        child.kill()
-        child.wait()
+def quick(arms: str, *options: str) -> Command:
+    return bench("--suite", "quick", "--arms", arms, *options)
 
 
-def run(*command: str, cwd: Path = ROOT, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, text=True, capture_output=True, check=False, **more)
+def unseen(*options: str) -> Command:
+    return bench("--suite", "{unseen}", "--passes", "2", "--arms", "again,planned", *options)
 
 
-# ---------------------------------------------------------------------------------------------- steps
+def export(model: str, to: str, quant: str, out: str, *options: str) -> Command:
+    return ("edgespec", "export", model, "--to", to, "--quant", quant, "-o", out, *options)
 
 
-def equality(results: Results, name: str) -> bool:
-    """`edgespec verify` on the default pair: 40 prompts, every stable depth, greedy and sampled, under load."""
-    from edgespec.bench.equality import PromptResult, check_equality
-    from edgespec.engine.engine import Engine
+def generate(target: str, *options: str) -> Command:
+    return ("edgespec", "generate", QUESTION, "--target", target, "--max-tokens", "32", *options)
 
-    prompts = verification_prompts()
-    rows: dict[str, Any] = dict(results.steps.get(name, {}).get("prompts", {}))
-    with busy_neighbour(), Engine.load(profile="laptop", download=True, calibrate=True) as engine:
-        plan = engine.plan.as_json()
 
-        def keep(result: PromptResult) -> None:
-            rows[result.prompt_id] = row_of(result)
-            results.save(name, prompts=rows, plan=plan)
-            print(f"  {len(rows)}/{len(prompts)} {result.prompt_id}: {not result.divergences}", flush=True)
+def oracle(depths: range, *options: str) -> tuple[Command, ...]:
+    """A drafter that is always right, as planned and at every fixed depth."""
+    fixed = ",".join(f"oracle-depth-{depth}" for depth in depths)
+    return (quick(f"again,oracle,{fixed}", "--limit", "1", "--passes", "1", *options),)
 
-        left = [prompt for prompt in prompts if prompt.id not in rows]
-        check_equality(engine, left, max_tokens=EQUALITY_TOKENS, on_result=keep)
-    identical = sum(row["identical"] for row in rows.values())
-    long_prompts = sum(row["prompt_tokens"] > LONG_PROMPT_TOKENS for row in rows.values())
-    results.save(
-        name,
-        identical=identical,
-        of=len(rows),
-        comparisons=sum(row["comparisons"] for row in rows.values()),
-        prompts_past_700_tokens=long_prompts,
-        accepted_per_proposed=sum(r["accepted"] for r in rows.values()) / sum(r["proposed"] for r in rows.values()),
+
+ORACLE_HOLDS = every(
+    at_least(1.35, "arms", "oracle", "speedup", "geomean"), each(p.oracle_depth_near_best), p.predicted("oracle")
+)
+
+
+def worst(tokens: str) -> Command:
+    categories = ("--category", "chat", "--category", "code")
+    return quick("again,worst", *categories, "--limit", "2", "--passes", "1", "--max-tokens", tokens)
+
+
+def cold(suite: str, passes: str, tokens: str, *options: str) -> Command:
+    """Whole requests: every prompt is read again for every answer."""
+    return bench(
+        "--suite", suite, "--cold", "--passes", passes, "--arms", "again,planned", "--max-tokens", tokens, *options
     )
-    return identical == len(rows) == PROMPTS and long_prompts >= LEAST_LONG_PROMPTS
 
 
-def near(results: Results, name: str) -> bool:
-    """A depth outside the class, asked for by name: reported N, every divergence's gap under the bound."""
-    done = run(
-        sys.executable, "-m", "edgespec", "verify", "--profile", "laptop", "--exactness", "near", "--depth", "5",
-        "--prompts", "6", "--json",
-    )  # fmt: skip
-    report = json.loads(done.stdout)
-    gaps = [divergence["gap"] for divergence in report.get("divergences", [])]
-    results.save(name, exit_code=done.returncode, level=report.get("level"), bound=report.get("bound"), gaps=gaps)
-    return done.returncode == 0 and report["level"] == "N" and all(gap <= report["bound"] for gap in gaps)
+def requests(suite: str) -> tuple[Command, ...]:
+    return (bench("--suite", suite, "--cold", "--passes", "2", "--arms", "again,planned"),)
 
 
-def busy_thread(results: Results, name: str) -> bool:
-    """Decoding beside a busy Python thread stays within 10 % of decoding beside a busy process."""
-    done = run(sys.executable, "benchmarks/busy_thread.py")
-    measured = json.loads(done.stdout)
-    results.save(name, **measured)
-    return bool(measured["thread_over_process_median"] >= 0.9)
+REQUESTS_HOLD = every(
+    identical,
+    at_least(1.08, "arms", "planned", "request_speedup", "geomean"),
+    p.categories_not_below(0.98, "arms", "planned", "request_speedup"),
+    at_most(1.02, "arms", "planned", "ttft_ratio", "geomean"),
+)
 
 
-def pytest_step(*paths: str) -> Callable[[Results, str], bool]:
-    """A step that runs tests."""
-
-    def step(results: Results, name: str) -> bool:
-        done = run(sys.executable, "-m", "pytest", "-q", *paths)
-        results.save(name, exit_code=done.returncode, summary=done.stdout.strip().splitlines()[-1:])
-        return done.returncode == 0
-
-    return step
-
-
-def fresh_clone(results: Results, name: str) -> bool:
-    """The README's two commands in a new clone with no .venv and an empty store; then the second start's time."""
-    folder = Path(tempfile.mkdtemp(prefix="edgespec fresh "))
-    environment = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    environment["EDGESPEC_HOME"] = str(folder / "home")
-    clone = folder / "clone"
-    try:
-        run("git", "clone", "-q", str(ROOT), str(clone))
-        started = time.monotonic()
-        prompts = "What is a hash map? One sentence.\nAnd a set? One sentence.\n"
-        chat = run("make", "-s", "chat", cwd=clone, input=prompts, env=environment)
-        chat_s = time.monotonic() - started
-        answers = [line for line in chat.stdout.splitlines() if line.strip()]
-        status = [line for line in chat.stderr.splitlines() if "tok/s" in line]
-        started = time.monotonic()
-        run("make", "-s", "setup", cwd=clone, env=environment)
-        second_start_s = time.monotonic() - started
-        started = time.monotonic()
-        test = run("make", "-s", "test", cwd=clone, env=environment, stdin=subprocess.DEVNULL)
-        test_s = time.monotonic() - started
-        results.save(
-            name,
-            chat_exit_code=chat.returncode,
-            chat_s=chat_s,
-            answers=answers,
-            status_lines=status,
-            second_start_s=second_start_s,
-            test_exit_code=test.returncode,
-            test_s=test_s,
-            test_summary=test.stdout.strip().splitlines()[-1:],
-            test_failures=[line for line in test.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))],
-        )
-        return (
-            chat.returncode == 0
-            and len(status) == 2
-            and len(answers) >= 2
-            and second_start_s < 3
-            and test.returncode == 0
-            and test_s < 25 * 60
-        )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def trim(source: str, to: str, quant: str, *target: str) -> tuple[Command, ...]:
+    """Export with the whole and with a trimmed head, time both three times, and draft with both."""
+    whole, trimmed = "{work}/whole", "{work}/trimmed"
+    short = ("--category", "chat", "--limit", "1", "--passes", "1", "--max-tokens", "16")
+    timed = bench("--target", whole, "--draft", "none", "--compare", trimmed, "--arms", "again", *short)
+    asked = ("--arms", "model-depth-2", "--limit", "2", "--passes", "1", "--max-tokens", "64")
+    return (
+        export(source, to, quant, whole),
+        export(source, to, quant, trimmed, "--trim-vocab", "auto", *target),
+        *(timed,) * 3,
+        *(bench(*target, "--draft", drafter, *asked) for drafter in (whole, trimmed)),
+    )
 
 
-STEPS: dict[str, Callable[[Results, str], bool]] = {
-    "laws-and-mutations": pytest_step("tests/decoding"),
-    "drafters-and-loop": pytest_step("tests/decoding/test_loop.py", "tests/drafters", "tests/runtimes"),
-    "import-and-manners": pytest_step("tests/architecture/test_import.py"),
-    "bad-input": pytest_step("tests/cli", "tests/files", "tests/text"),
-    "busy-thread": busy_thread,
-    "near": near,
-    "equality-1": equality,
-    "equality-2": equality,
-    "export-safety": pytest_step("tests/export", "tests/cli/test_export.py", "tests/files/test_onnx_folder.py"),
-    **EXPORT_STEPS,
-    **QUALITY_STEPS,
-    **OPTIMUM_STEPS,
-    **STATIC_STEPS,
-    **TRIM_STEPS,
-    **PIPELINED_STEPS,
-    **NATIVE_STEPS,
-    **SAMPLING_STEPS,
-    **PROMISE_STEPS,
-    **SOUND_STEPS,
-    **BENCH_STEPS,
-    "fresh-clone": fresh_clone,
-}
+TRIM_FASTER = every(only(2, 5, p.faster_trimmed), only(5, 7, identical))
+TRIM_HOLDS = every(TRIM_FASTER, only(5, 7, p.loses_little))
 
 
-def main() -> int:
-    """Run the steps that are due; 0 if every promise holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=[*STEPS], help="run this step (repeatable)")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
-    parser.add_argument("--list", action="store_true", help="list the steps and their results")
-    arguments = parser.parse_args()
-    results = Results(fresh=arguments.fresh and not arguments.only)
-    for name in arguments.only or STEPS:
-        if arguments.list:
-            print(f"{name:34} {results.steps.get(name, {}).get('holds', 'due')}")
-            continue
-        if results.steps.get(name, {}).get("holds") and not arguments.fresh:
-            print(f"{name}: holds (measured before)", flush=True)
-            continue
-        print(f"{name}: running", flush=True)
-        started = time.monotonic()
-        if arguments.fresh:
-            results.steps.pop(name, None)
-        try:
-            holds = STEPS[name](results, name)
-        except Exception as error:  # one broken step must not cost the others their run
-            results.save(name, error=f"{type(error).__name__}: {error}")
-            holds = False
-        results.save(name, holds=holds, seconds=round(time.monotonic() - started, 1))
-        print(f"{name}: {'holds' if holds else 'DOES NOT HOLD'}", flush=True)
-    return 0 if arguments.list or all(results.steps.get(n, {}).get("holds") for n in arguments.only or STEPS) else 1
+def same_weights(model: str, quant: str) -> Step:
+    """A quantised GGUF and its ONNX twin against the same weights as float32."""
+    gguf, onnx, float32 = "{work}/gguf", "{work}/onnx", "{work}/float32"
+    return Step(
+        name=f"quality-{model}-{quant}",
+        says=f"ONNX Runtime computes {model} with {quant} weights as accurately as llama.cpp.",
+        commands=(
+            export(model, "gguf", quant, gguf),
+            export(gguf, "onnx", "keep", onnx),
+            export(gguf, "gguf", "f32", float32),
+            ("benchmarks/export_quality.py", gguf, onnx, float32),
+        ),
+        holds=every(only(1, 2, each(p.twin_has_the_same_weights)), only(3, 4, each(p.onnx_equals_llama))),
+    )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def native_quality(model: str) -> Step:
+    return Step(
+        name=f"native-quality-{model}",
+        says=f"The native kernels compute {model} as accurately as llama.cpp.",
+        commands=(
+            export(model, "gguf", "f32", "{work}/float32"),
+            ("benchmarks/native_quality.py", model, "{work}/float32"),
+        ),
+        holds=only(1, 2, each(p.native_equals_llama)),
+    )
+
+
+def native_suite(*drafting: str) -> Command:
+    return bench(
+        "--suite", "ours", "--passes", "1", "--arms", "again,planned", "--compare", f"llama:{TARGET}", *drafting
+    )
+
+
+def first_answers(part: str) -> tuple[Command, ...]:
+    return (("benchmarks/first_answers.py", "{unseen}", part),)
+
+
+OPTIMUM_EXPORTS = tuple(
+    command
+    for quant in ("keep", "q4")
+    for command in (
+        export("{work}/smollm2", "onnx", quant, f"{{work}}/{quant}"),
+        generate(f"{{work}}/{quant}", "--plain"),
+        generate(SMALL, "--draft", f"{{work}}/{quant}", "--depth", "3"),
+    )
+)
+TRIM_TEXTS = tuple(
+    option for text in ("README.md", "CHANGELOG.md", "edgespec/engine/session.py") for option in ("--trim-from", text)
+)
+
+STEPS: tuple[Step, ...] = (
+    Step(
+        "busy-thread",
+        "Decoding while a Python thread is busy reaches 90 % of decoding while a process is busy.",
+        (("benchmarks/busy_thread.py",),),
+        at_least(0.9, "thread_over_process_median"),
+    ),
+    Step(
+        "near",
+        "At a requested depth outside the stable widths, every divergence is within the reported bound.",
+        (("edgespec", "verify", "--profile", "laptop", "--exactness", "near", "--depth", "5", "--prompts", "6"),),
+        each(p.near_within_bound),
+    ),
+    Step(
+        "native-equality",
+        "Serial drafting in the native kernels gives plain decoding's tokens, greedy and sampled, at every depth.",
+        (("edgespec", "verify", "--profile", "{work}/serial.toml", "--prompts", "40"),),
+        every(each(p.verified), each(p.as_deep_as_eight)),
+        files={"serial.toml": 'inherits = "laptop"\nmode = "serial"\nruntime = "native"\n'},
+    ),
+    Step(
+        "pipelined-equality",
+        "Pipelined drafting gives plain decoding's tokens, greedy and sampled, at every depth.",
+        (("edgespec", "verify", "--profile", "{work}/pipelined.toml", "--prompts", "40", "--max-tokens", "64"),),
+        every(each(p.verified), each(p.bitwise)),
+        files={"pipelined.toml": 'inherits = "laptop"\nmode = "pipelined"\n'},
+    ),
+    Step(
+        "export-transformers",
+        "Exported Hugging Face folders compute what transformers computes.",
+        (("benchmarks/transformers_logits.py",),),
+        each(p.same_logits),
+    ),
+    *(same_weights(model, quant) for model in (SMALL, DRAFTER) for quant in ("q8_0", "q4_0")),
+    Step(
+        "export-q4",
+        "A 4-bit ONNX export is at most 1.15 times a Q4_0 GGUF and reports its perplexity.",
+        tuple(
+            export(model, to, quant, f"{{work}}/{model}-{to}")
+            for model in (SMALL, DRAFTER)
+            for to, quant in (("onnx", "q4"), ("gguf", "q4_0"))
+        ),
+        p.small_in_four_bits,
+    ),
+    Step(
+        "optimum-chats",
+        "A folder exported with Optimum answers as the same weights do in llama.cpp, and drafts for the GGUF.",
+        (
+            ("benchmarks/hf_folder.py", SMALL, "{work}/smollm2"),
+            export("{work}/smollm2", "gguf", "keep", "{work}/gguf"),
+            generate("{work}/gguf", "--plain"),
+            generate(SMALL, "--plain"),
+            *OPTIMUM_EXPORTS,
+        ),
+        only(2, 10, p.optimum_answers),
+    ),
+    Step(
+        "static-cache",
+        "A drafter of fixed shapes drafts on the processor, and through OpenVINO where the processor is its device.",
+        (
+            export(DRAFTER, "onnx", "keep", "{work}/usual"),
+            export(DRAFTER, "onnx", "keep", "{work}/fixed", "--static-cache", "1024"),
+            ("benchmarks/static_scores.py", "{work}/usual", "{work}/fixed"),
+        ),
+        only(2, 3, each(p.fixed_shapes_hold)),
+    ),
+    Step(
+        "trim-gguf",
+        "The default drafter in 4 bits is 1.25 times faster with a trimmed head and loses at most 5 points.",
+        trim(DRAFTER, "gguf", "q4_0"),
+        TRIM_HOLDS,
+    ),
+    Step(
+        "trim-onnx",
+        "The same as ONNX in 4 bits.",
+        trim(DRAFTER, "onnx", "q4"),
+        TRIM_HOLDS,
+    ),
+    Step(
+        "trim-gemma",
+        "A model that is mostly head drafts for itself 1.25 times faster; its acceptance is only reported.",
+        trim("gemma3-270m", "gguf", "keep", "--target", "gemma3-270m"),
+        TRIM_FASTER,
+    ),
+    Step(
+        "sleeping-drafter",
+        "With a drafter that only sleeps, pipelined rounds reach what the times of their parts allow.",
+        (("benchmarks/sleeping_drafter.py",),),
+        each(p.reaches_its_bound),
+    ),
+    Step(
+        "pipelined-one-device",
+        "On one device the plan is serial or plain, because both models slow each other down.",
+        (
+            bench("--arms", "again,planned,model-depth-2,pipelined-depth-2", "--limit", "1", "--passes", "2",
+                  "--max-tokens", "64"),
+        ),
+        every(identical, each(p.one_device_is_not_pipelined)),
+    ),
+    Step(
+        "native-speed",
+        "The native kernels are as fast as llama.cpp in its fastest setting, and twice as fast on prompts.",
+        (("benchmarks/native_against_llama.py", "{target}"),),
+        each(p.native_is_fast),
+    ),
+    Step(
+        "native-levels",
+        "The times of every instruction set of this processor, except portable C, are measured.",
+        (("benchmarks/kernels.py", "{target}", "--level", "all", "--passes", "5"),),
+        each(p.measured),
+    ),
+    Step(
+        "native-memory",
+        "Peak memory and loading times of the native kernels are within their limits.",
+        (("benchmarks/native_memory.py", "{target}"),),
+        each(p.memory_within_limits),
+    ),
+    *(native_quality(model) for model in (TARGET, DRAFTER, SMALL, "gemma3-270m")),
+    Step(
+        "native-rows",
+        "A row has the same bits at every width, position and number of threads.",
+        (("benchmarks/native_rows.py", TARGET),),
+        each(p.rows_equal),
+    ),
+    Step(
+        "native-suite-stock",
+        "With the published drafter the suite is 1.3 times faster than llama.cpp's plain decoding.",
+        (native_suite(),),
+        every(identical, p.faster_than_llama(1.3)),
+    ),
+    Step(
+        "native-suite-trimmed",
+        "With a trimmed 4-bit drafter the suite is 1.45 times faster than llama.cpp's plain decoding.",
+        (
+            export(DRAFTER, "gguf", "q4_0", "{work}/drafter", "--trim-vocab", "auto"),
+            native_suite("--draft", "{work}/drafter"),
+        ),
+        only(1, 2, every(identical, p.faster_than_llama(1.45))),
+    ),
+    Step(
+        "sampling-draws",
+        "On a million rows every instruction set and numpy draw the token of the specification.",
+        (("benchmarks/draws_checked.py",),),
+        each(p.draws_equal),
+    ),
+    Step(
+        "requests-short",
+        "Whole requests with short prompts are 1.08 times faster, and the first token is at most 2 % later.",
+        requests("short"),
+        REQUESTS_HOLD,
+    ),
+    Step(
+        "requests-unseen",
+        "Whole requests on the unseen suite are 1.08 times faster, and the first token is at most 2 % later.",
+        requests("{unseen}"),
+        REQUESTS_HOLD,
+    ),
+    Step(
+        "short-answers",
+        "Answers of at most 8, 16 and 32 tokens to prompts of 300 to 3000 tokens are not slower than plain.",
+        (
+            ("benchmarks/prompt_lengths.py", "{work}/lengths.jsonl"),
+            *(cold("{work}/lengths.jsonl", "2", tokens) for tokens in ("8", "16", "32")),
+        ),
+        only(1, 4, every(identical, p.categories_at_least(0.96, "arms", "planned", "request_speedup"))),
+    ),
+    Step(
+        "decode-unseen",
+        "Decoding the unseen suite is 1.42 times faster, and no category is slower than plain.",
+        (unseen(),),
+        every(
+            identical,
+            at_least(1.42, "arms", "planned", "speedup", "geomean"),
+            p.categories_not_below(1.0, "arms", "planned", "speedup"),
+        ),
+    ),
+    Step(
+        "sampled-unseen",
+        "Sampled decoding keeps most of greedy's gain and is not slower than plain.",
+        (
+            unseen("--limit", "2"),
+            unseen("--limit", "2", "--temperature", "0.7", "--top-p", "0.95"),
+            unseen("--limit", "2", "--temperature", "1.0", "--top-k", "40"),
+            unseen("--limit", "2", "--temperature", "1.0", "--min-p", "0.05"),
+        ),
+        every(identical, p.sampled_keeps_gain),
+    ),
+    Step(
+        "first-answers",
+        "In a home without measurements the first process drafts and is not slower, and the second one gains.",
+        first_answers("first"),
+        each(p.second_process_gains),
+        fresh_home=True,
+    ),
+    Step(
+        "cut-after-a-purchase",
+        "An answer that ends right after its first round with the drafter takes at most 1 / 0.88 of plain's time.",
+        first_answers("cut"),
+        each(p.cut_answers_lose_little),
+        fresh_home=True,
+    ),
+    Step(
+        "order",
+        "Tokens a round of code and of translations do not depend on the order of the processes.",
+        first_answers("order"),
+        each(p.order_changes_little),
+    ),
+    Step(
+        "one-text",
+        "The text is the same with every drafter, before and after calibrations.",
+        (
+            export(DRAFTER, "gguf", "q4_0", "{work}/trimmed", "--trim-vocab", "40960", *TRIM_TEXTS),
+            export(DRAFTER, "onnx", "q4", "{work}/onnx"),
+            ("benchmarks/one_text.py", "{unseen}", "{work}/trimmed", "{work}/onnx"),
+        ),
+        only(2, 3, each(p.same_with_every_drafter)),
+        fresh_home=True,
+    ),
+    Step(
+        "leaving",
+        "Leaving an answer takes at most 150 ms at every moment.",
+        (("benchmarks/leaving.py",),),
+        each(p.left_quickly),
+    ),
+    Step(
+        "forgotten",
+        "Answers that the caller drops leave no object, no thread and no memory behind.",
+        (("benchmarks/forgotten.py",),),
+        each(p.nothing_remains),
+    ),
+    Step(
+        "calibrate-busy",
+        "`calibrate --quick` takes at most a minute while every processor is busy.",
+        (("benchmarks/calibrate_busy.py",),),
+        each(p.every_run_within_a_minute),
+        fresh_home=True,
+    ),
+    Step(
+        "calibrate",
+        "`calibrate --quick` takes at most a minute.",
+        (("edgespec", "calibrate", "--quick", "--profile", "laptop"),),
+        at_most(60, "took_s"),
+    ),
+    Step(
+        "bench-quick",
+        "In the quick suite no category is slower than plain.",
+        (quick("again,planned"),),
+        every(identical, p.categories_at_least(0.97, "speedup")),
+    ),
+    Step(
+        "bench-oracle-stable",
+        "A drafter that is always right gains 1.35 at about the best depth of the stable widths, as predicted.",
+        oracle(range(1, 3)),
+        every(identical, ORACLE_HOLDS),
+    ),
+    Step(
+        "bench-oracle-near",
+        "The same with near exactness, up to depth 6.",
+        oracle(range(1, 7), "--exactness", "near"),
+        ORACLE_HOLDS,
+    ),
+    Step(
+        "bench-copy-heavy",
+        "Copies of the text gain 1.15 where the answer repeats the text, as predicted.",
+        (quick("again,planned,lookup,depth-2", "--category", "code-edit", "--max-tokens", "192"),),
+        every(
+            identical,
+            at_least(1.15, "arms", "lookup", "speedup", "geomean"),
+            p.predicted("lookup"),
+            p.predicted("depth-2"),
+        ),
+    ),
+    Step(
+        "bench-worst",
+        "A drafter that is never right costs under 5 % of 128 tokens and under 3 % of 512.",
+        (worst("128"), worst("512")),
+        every(
+            identical,
+            only(0, 1, at_least(0.95, "arms", "worst", "speedup", "geomean")),
+            only(1, 2, at_least(0.97, "arms", "worst", "speedup", "geomean")),
+        ),
+    ),
+    Step(
+        "bench-requests",
+        "Whole requests with long prompts, and their first token, are not slower than plain.",
+        (
+            cold("long-prompts", "1", "16"),
+            cold("long-prompts", "1", "128"),
+            cold("long-prompts", "1", "512", "--limit", "1"),
+        ),
+        every(
+            identical,
+            at_least(0.97, "arms", "planned", "request_speedup", "geomean"),
+            at_most(1.03, "arms", "planned", "ttft_ratio", "geomean"),
+        ),
+    ),
+    Step(
+        "bench-regret",
+        "With near exactness the plan loses at most 5 % to the best fixed depth in every category.",
+        (
+            quick("again,planned,depth-1,depth-2,depth-3,depth-4,depth-5,depth-6", "--limit", "1", "--passes", "1",
+                  "--exactness", "near", "--max-tokens", "64"),
+        ),
+        each(lambda report: all(own["loss"] <= 0.05 for own in report["regret"].values())),
+    ),
+    Step(
+        "fresh-clone",
+        "The README's commands work in a new clone with an empty home, and `make test` passes.",
+        (("benchmarks/fresh_clone.py",),),
+        each(p.clone_works),
+    ),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Makes a tiny random model with transformers and writes what it computes: the reference of acceptance_export.py.
+"""Makes a tiny random model with transformers and writes what it computes, for benchmarks/transformers_logits.py.
 
 Runs in a Python that has torch and transformers (4.51 or newer), and imports nothing else of this repository:
 
@@ -89,7 +89,7 @@ def random_model(kind: str) -> Any:
     name, changes = KINDS[kind]
     own = COMMON | changes
     if name == "Qwen2":
-        del own["head_dim"]  # it has none of its own
+        del own["head_dim"]  # this kind has no such setting
     text = "Text" if name == "Gemma3" else ""
     config = getattr(transformers, f"{name}{text}Config")(**own)
     config._attn_implementation = "eager"

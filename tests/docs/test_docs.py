@@ -45,7 +45,7 @@ RUN = [
 MEASURED = re.compile(r"\d+\.\d+x\b|\d tok(ens)?/s|\d ms\b|\d times as (fast|long)")
 MACHINE = re.compile(r"AMD EPYC|Intel Xeon|x86-64 server|simulated clock")
 HOW = re.compile(
-    r"[Tt]o reproduce|`python (-m )?benchmarks|`scripts/\S+` does the comparison again"
+    r"[Tt]o reproduce|`python (-m )?benchmarks"
     r"|\]\((\.\./)?results/|\(\.\./start\.md"
 )
 # Pages whose figures are not measurements, with the reason.

@@ -1,10 +1,10 @@
-"""The acceptance step for exported Hugging Face folders: the same logits as transformers, for each architecture.
+"""Do exported Hugging Face folders compute the logits that transformers computes?
 
-    python scripts/acceptance_export.py --transformers PYTHON [--only KIND]
+    python -m benchmarks.transformers_logits [--transformers PYTHON] [--only KIND]
 
-PYTHON is an interpreter with torch and transformers, which edgespec itself never needs; as a step of
-`make acceptance` it is named by EDGESPEC_TRANSFORMERS_PYTHON. Each kind of model is made there with random weights,
-exported here, and run by llama.cpp on the float32 GGUF.
+PYTHON is an interpreter with torch and transformers (by default EDGESPEC_TRANSFORMERS_PYTHON); edgespec itself needs
+neither. PYTHON makes each kind of model with random weights; the model is exported and run by llama.cpp on the
+float32 GGUF. Prints one JSON object: the largest difference of a logit, by kind.
 """
 
 from __future__ import annotations
@@ -15,46 +15,34 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for the tests' tokenizer
-
-from transformers_reference import KINDS, POSITIONS, REAL  # noqa: E402
-
-from edgespec.export.huggingface.gguf import export_from_folder  # noqa: E402
-from edgespec.export.onnx.export import export_onnx  # noqa: E402
-from edgespec.files.home import home  # noqa: E402
-from edgespec.files.onnx.folder import read_onnx_folder  # noqa: E402
-from edgespec.runtimes.llama.library import load  # noqa: E402
-from edgespec.runtimes.onnx.model import load_onnx  # noqa: E402
-from edgespec.runtimes.onnx.session import OnnxSettings  # noqa: E402
-from edgespec.runtimes.sequence import MAX_SCORED_ROWS  # noqa: E402
-from edgespec.store.catalogue import lookup  # noqa: E402
-from edgespec.store.store import Store  # noqa: E402
-from tests.support.hf_folder import write_byte_level_tokenizer, write_hf_folder  # noqa: E402
+from benchmarks.processes import ROOT
+from edgespec.export.huggingface.gguf import export_from_folder
+from edgespec.export.onnx.export import export_onnx
+from edgespec.files.home import home
+from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.runtimes.llama.library import load
+from edgespec.runtimes.onnx.model import load_onnx
+from edgespec.runtimes.onnx.session import OnnxSettings
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
+from edgespec.store.catalogue import lookup
+from edgespec.store.store import Store
+from scripts.transformers_reference import KINDS, POSITIONS, REAL
+from tests.support.hf_folder import write_byte_level_tokenizer, write_hf_folder
 
 INTERPRETER = "EDGESPEC_TRANSFORMERS_PYTHON"
 
 REAL_MODEL = "smollm2-135m"  # as a folder made from its GGUF
 
-# What the issue asks for, of logits of about 1.
-WITHIN = 1e-3
-
-
-# llama.cpp looks GELU up in a table of float16 by float16, which alone moves these logits by 2e-3. What the file says
-# is held against the bound by ONNX Runtime, which computes it; llama.cpp's own difference has a bound above that.
+# llama.cpp reads GELU from a table in float16, which moves these logits by 2e-3. ONNX Runtime computes GELU, so that
+# its logits show whether the export is right; llama.cpp's difference is reported separately.
 TABLED = ("gemma3",)
-TABLED_WITHIN = 5e-3
-
-
-class Results(Protocol):
-    def save(self, name: str, **values: Any) -> None: ...
 
 
 def llama_logits(path: Path, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -93,7 +81,7 @@ def llama_logits(path: Path, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.fl
 
 
 def onnx_logits(source: Path, folder: Path, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """ONNX Runtime's logits after each of the tokens, float32 (positions, rows), of the file exported once more."""
+    """ONNX Runtime's logits after each of the tokens, float32 (positions, rows), of the GGUF exported as ONNX."""
     export_onnx(source, folder, name=source.parent.name, sha256=None)
     rows = []
     with load_onnx(read_onnx_folder(folder), OnnxSettings()) as model, model.open(len(tokens)) as sequence:
@@ -105,13 +93,13 @@ def onnx_logits(source: Path, folder: Path, tokens: npt.NDArray[np.int64]) -> np
 
 
 def largest_difference(interpreter: str, kind: str, folder: Path) -> dict[str, float]:
-    """How far the logits of one kind are apart, and their own spread."""
+    """The largest difference of the logits of one kind, and the spread of the reference's logits."""
     source = folder / kind
     if kind == REAL_MODEL:
         write_hf_folder(Store(home()).fetch(lookup(REAL_MODEL)).path, source)
     else:
         source.mkdir()
-    reference = Path(__file__).with_name("transformers_reference.py")
+    reference = ROOT / "scripts" / "transformers_reference.py"
     command = [interpreter, str(reference), REAL if kind == REAL_MODEL else kind, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -130,52 +118,29 @@ def largest_difference(interpreter: str, kind: str, folder: Path) -> dict[str, f
     return found
 
 
-def compare(interpreter: str, kinds: Iterable[str], tell: Callable[[str], None]) -> dict[str, Any]:
-    """``largest_difference`` of each kind, or the error that it ended in."""
+def compare(interpreter: str, kinds: Iterable[str]) -> dict[str, Any]:
+    """``largest_difference`` of each kind, or its error."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="edgespec export ") as folder:
         for kind in kinds:
             try:
                 found[kind] = largest_difference(interpreter, kind, Path(folder))
-            except Exception as error:  # one broken kind must not cost the others their run
+            except Exception as error:  # the other kinds still run
                 found[kind] = {"error": f"{type(error).__name__}: {error}"}
-            tell(f"{kind}: {json.dumps(found[kind])}")
+            print(f"{kind}: {json.dumps(found[kind])}", file=sys.stderr, flush=True)
     return found
 
 
-def holds(found: dict[str, Any]) -> bool:
-    """Whether every kind is within the bound, and its logits are not all alike."""
-    return bool(found) and all(
-        each.get("largest_difference", WITHIN) < WITHIN
-        and each.get("llama_difference", 0.0) < TABLED_WITHIN
-        and each["spread"] > 100 * WITHIN
-        for each in found.values()
-    )
-
-
-def transformers_logits(results: Results, name: str) -> bool:
-    """Exported folders compute what transformers computes."""
-    interpreter = os.environ.get(INTERPRETER)
-    if not interpreter:
-        raise RuntimeError(f"set {INTERPRETER} to a Python that has torch and transformers")
-    found = compare(interpreter, (*KINDS, REAL_MODEL), lambda _line: None)
-    results.save(name, kinds=found)
-    return holds(found)
-
-
-EXPORT_STEPS: dict[str, Callable[[Results, str], bool]] = {"export-transformers": transformers_logits}
-
-
-def main() -> int:
-    """Compare the kinds asked for; 0 if all are within the bound."""
+def main() -> None:
+    """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transformers", default=os.environ.get(INTERPRETER), help="a Python with transformers")
     parser.add_argument("--only", action="append", choices=[*KINDS, REAL_MODEL], help="this kind (repeatable)")
-    arguments = parser.parse_args()
-    if not arguments.transformers:
-        parser.error(f"give --transformers PYTHON, or set {INTERPRETER}")
-    return 0 if holds(compare(arguments.transformers, arguments.only or (*KINDS, REAL_MODEL), print)) else 1
+    given = parser.parse_args()
+    if not given.transformers:
+        parser.error(f"give --transformers PYTHON, or set {INTERPRETER} to a Python with torch and transformers")
+    print(json.dumps({"kinds": compare(given.transformers, given.only or (*KINDS, REAL_MODEL))}))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,149 @@
+"""Requests in new processes: the first answers of a home, answers cut short, and the order of texts.
+
+    python -m benchmarks.first_answers SUITE first|cut|order
+
+`first`: in a home without measurements, one coding answer in the first process, then all prompts in a second
+process, planned and plain. `cut`: plain seconds over planned seconds of ten answers that end after their first round
+with the drafter. `order`: tokens a round of code and of translations, alone and in both orders, each in a new home.
+`first` and `cut` need a new home in EDGESPEC_HOME. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import Answers, answers, fresh_home
+from edgespec.bench.suite import load_suite
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Round
+from edgespec.engine.session import Session
+
+CUT_PROMPTS = 10
+
+
+def seconds(row: dict[str, Any]) -> float:
+    """Seconds of the whole request."""
+    return float(row["ttft_s"] + row["decode_s"])
+
+
+def request_gains(rows: Answers) -> dict[str, float]:
+    """Plain seconds over planned seconds by prompt, the geometric mean over the turns."""
+    logs: dict[str, list[float]] = {}
+    plain = {(row["id"], row["turn"]): seconds(row) for row in rows if row["arm"] == "plain"}
+    for row in rows:
+        if row["arm"] == "planned":
+            logs.setdefault(row["id"], []).append(math.log(plain[row["id"], row["turn"]] / seconds(row)))
+    return {prompt: math.exp(statistics.fmean(own)) for prompt, own in logs.items()}
+
+
+def geomean(values: Iterable[float]) -> float:
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def first_answers(suite: str) -> dict[str, Any]:
+    """Gains of the first answer and of the second process, by category, and whether all ids are equal."""
+    both = ("--arms", "planned,plain", "--turns", "2")
+    first = answers(os.environ, suite, "--category", "coding", "--limit", "1", *both)
+    second = answers(os.environ, suite, "--max-tokens", "96", *both)
+    return first_gains(first, second)
+
+
+def first_gains(first: Answers, second: Answers) -> dict[str, Any]:
+    """The figures of the rows of both processes."""
+    categories = {row["id"]: row["category"] for row in second}
+    gains = request_gains(second)
+    by_category = {
+        category: geomean(gain for prompt, gain in gains.items() if categories[prompt] == category)
+        for category in sorted(set(categories.values()))
+    }
+    opening = {row["arm"]: row for row in first if row["turn"] == 0}
+    return {
+        "first": seconds(opening["plain"]) / seconds(opening["planned"]),
+        "drafted": bool(opening["planned"]["proposed"]),
+        "second": geomean(gains.values()),
+        "by_category": by_category,
+        "identical": same_ids(first) and same_ids(second),
+    }
+
+
+def same_ids(rows: Answers) -> bool:
+    ids: dict[str, set[tuple[int, ...]]] = {}
+    for row in rows:
+        ids.setdefault(row["id"], set()).add(tuple(row["token_ids"]))
+    return all(len(own) == 1 for own in ids.values())
+
+
+def cut(suite_file: str) -> dict[str, Any]:
+    """Plain seconds over planned seconds, by prompt; answers end before the drafter's loading is earned back."""
+    suite, ratios = load_suite(Path(suite_file)), {}
+    engine = Engine.load(profile="laptop")
+    with engine, engine.session() as planned, engine.session() as plain:
+        engine.load_drafter()
+        for prompt in suite[:: max(1, len(suite) // 13)]:
+            turns = []
+            for _ in range(3):
+                tokens, bought_s = _until_drafted(planned, prompt.prompt)
+                if tokens:
+                    plain.clear(keep_cache=False)
+                    started = time.perf_counter()
+                    with plain.generate(prompt.prompt, max_tokens=tokens, depth=0) as generation:
+                        sum(1 for _ in generation)
+                    turns.append((time.perf_counter() - started) / bought_s)
+            if turns and len(ratios) < CUT_PROMPTS:
+                ratios[prompt.id] = statistics.median(turns)
+    return {"ratios": ratios}
+
+
+def _until_drafted(session: Session, prompt: str) -> tuple[int, float]:
+    """Tokens and seconds of an answer that ends after its first round with the drafter; 0 without such a round."""
+    session.clear(keep_cache=False)
+    tokens, started = 1, time.perf_counter()
+    with session.generate(prompt, max_tokens=256) as generation:
+        for event in generation:
+            if isinstance(event, Round):
+                tokens += event.record.emitted
+                if event.record.source == "model":
+                    return tokens, time.perf_counter() - started
+    return 0, 0.0
+
+
+def order(suite: str) -> dict[str, Any]:
+    """Tokens a round by category: each kind alone, then both kinds in both orders."""
+    kinds = ("translation", "coding")
+
+    def tokens_a_round(sequence: Sequence[str]) -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as folder:
+            environment = fresh_home(Path(folder) / "home")
+            rows: dict[str, Answers] = {}
+            answers(environment, suite, "--category", "stem", "--limit", "1")  # the first answer of a home differs
+            for kind in sequence:
+                rows[kind] = answers(environment, suite, "--category", kind, "--max-tokens", "128")
+        return {kind: geomean(row["tokens_per_round"] for row in own) for kind, own in rows.items()}
+
+    alone = {kind: tokens_a_round([kind])[kind] for kind in kinds}
+    return {"alone": alone, "translations_first": tokens_a_round(kinds), "code_first": tokens_a_round(kinds[::-1])}
+
+
+PARTS: dict[str, Callable[[str], dict[str, Any]]] = {"first": first_answers, "cut": cut, "order": order}
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite")
+    parser.add_argument("part", choices=[*PARTS])
+    given = parser.parse_args()
+    print(json.dumps(PARTS[given.part](given.suite)))
+
+
+if __name__ == "__main__":
+    main()
