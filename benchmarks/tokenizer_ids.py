@@ -1,6 +1,6 @@
 """Compare our tokenizer with llama.cpp's on drawn texts: the number of different results, and the time.
 
-    python -m benchmarks.tokenizers [FILE.gguf ...] [--texts 100000] [--seed 0]
+    python -m benchmarks.tokenizer_ids [FILE.gguf ...] [--texts 100000] [--seed 0]
 
 Without files: the vocabularies of llama.cpp's tests. Texts with a character of Unicode 16, which llama.cpp does not
 know yet, are counted separately. Exit status 1 if any other text differs.
