@@ -22,7 +22,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.score_distance import agreements, kl_divergences, text_to_predict, tokens_to_predict, windows
+from benchmarks.score_distance import (
+    FLOAT32,
+    KL_TOKENS,
+    TOKENS,
+    WINDOW,
+    agreements,
+    kl_divergences,
+    reference_settings,
+    text_to_predict,
+    tokens_to_predict,
+    windows,
+)
 from edgespec.bench import quality
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
@@ -34,10 +45,6 @@ from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
-TOKENS, KL_TOKENS = 4096, 512
-WINDOW = 1024  # tokens that are predicted from an empty cache
-
-FLOAT32 = "float32"
 LLAMA, LLAMA_OURS, ONNX = "llama", "llama_our_cache", "onnx"
 
 
@@ -57,7 +64,7 @@ def settings_here() -> dict[str, Settings]:
     """Settings of the reference, which rounds nothing to fewer bits than float32, and of both models."""
     threads = describe_machine().physical_cores
     return {
-        FLOAT32: LlamaSettings(threads=threads, kv_type="f32", flash_attention=False, repack=False),
+        FLOAT32: reference_settings(threads),
         LLAMA: LlamaSettings(threads=threads, kv_type="f16"),
         ONNX: OnnxSettings(threads=threads),
     }

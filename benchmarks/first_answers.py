@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import Answers, answers, fresh_home
+from edgespec.bench.statistics import geomean
 from edgespec.bench.suite import load_suite
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Round
@@ -37,16 +37,12 @@ def seconds(row: dict[str, Any]) -> float:
 
 def request_gains(rows: Answers) -> dict[str, float]:
     """Plain seconds over planned seconds by prompt, the geometric mean over the turns."""
-    logs: dict[str, list[float]] = {}
+    gains: dict[str, list[float]] = {}
     plain = {(row["id"], row["turn"]): seconds(row) for row in rows if row["arm"] == "plain"}
     for row in rows:
         if row["arm"] == "planned":
-            logs.setdefault(row["id"], []).append(math.log(plain[row["id"], row["turn"]] / seconds(row)))
-    return {prompt: math.exp(statistics.fmean(own)) for prompt, own in logs.items()}
-
-
-def geomean(values: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) for value in values))
+            gains.setdefault(row["id"], []).append(plain[row["id"], row["turn"]] / seconds(row))
+    return {prompt: geomean(own) for prompt, own in gains.items()}
 
 
 def first_answers(suite: str) -> dict[str, Any]:

@@ -20,7 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.score_distance import kl_divergences, tokens_to_predict, windows
+from benchmarks.score_distance import (
+    FLOAT32,
+    KL_TOKENS,
+    TOKENS,
+    WINDOW,
+    kl_divergences,
+    reference_settings,
+    tokens_to_predict,
+    windows,
+)
 from edgespec.bench import quality
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
@@ -32,9 +41,7 @@ from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
-TOKENS, KL_TOKENS = 4096, 512
-WINDOW = 1024
-FLOAT32, NATIVE = "float32", "native"
+NATIVE = "native"
 LLAMA_FLASH = {"llama": False, "llama_flash": True}  # flash attention of llama.cpp, by name
 
 
@@ -119,9 +126,8 @@ def measure(model: str, float32: str) -> dict[str, Any]:
     text = tokens_to_predict(located.path, TOKENS)
     threads = describe_machine().physical_cores
     with ExitStack() as stack:
-        exact = LlamaSettings(threads=threads, kv_type="f32", flash_attention=False, repack=False)
         models = {
-            FLOAT32: stack.enter_context(load(exported, exact)),
+            FLOAT32: stack.enter_context(load(exported, reference_settings(threads))),
             NATIVE: stack.enter_context(load(located, NativeSettings(threads=threads))),
         }
         for llama, flash in LLAMA_FLASH.items():

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.calibrate_busy import calibrate
 from benchmarks.processes import Answers, answers, busy_loops
-from edgespec.bench.suite import load_suite
+from edgespec.bench.suite import first_of_each, load_suite
 
 DRAFTER = "qwen2.5-coder-0.5b"
 TEXT_PROMPTS, TEXT_TOKENS = 20, "48"
@@ -28,13 +28,9 @@ SAMPLINGS = {"greedy": (), "seeded": ("--temperature", "0.7", "--top-p", "0.95",
 
 def text_prompts(suite: str, path: Path) -> str:
     """Write a suite with the first two prompts of each category, twenty in all."""
-    taken: dict[str, int] = defaultdict(int)
-    lines = []
-    for prompt in load_suite(Path(suite)):
-        taken[prompt.category] += 1
-        if taken[prompt.category] <= 2:
-            lines.append(json.dumps({"id": prompt.id, "category": prompt.category, "prompt": prompt.prompt}))
-    path.write_text("\n".join(lines[:TEXT_PROMPTS]) + "\n", encoding="utf-8")
+    prompts = first_of_each(load_suite(Path(suite)), 2)[:TEXT_PROMPTS]
+    lines = [json.dumps({"id": own.id, "category": own.category, "prompt": own.prompt}) for own in prompts]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)
 
 

@@ -11,9 +11,18 @@ import numpy.typing as npt
 
 from edgespec.bench import quality
 from edgespec.bench.suite import builtin_suite
+from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.text.llama_tokenizer import LlamaTokenizer
 
+TOKENS, KL_TOKENS = 4096, 512  # of the text: for the perplexity, and for the KL divergence
+WINDOW = 1024  # tokens that are predicted from an empty cache
+FLOAT32 = "float32"  # the name of the reference
 SUITES = ("long-prompts", "ours")  # prose of several kinds, and functions of Python's standard library
+
+
+def reference_settings(threads: int) -> LlamaSettings:
+    """Settings of the reference, in which llama.cpp rounds nothing to fewer bits than float32."""
+    return LlamaSettings(threads=threads, kv_type="f32", flash_attention=False, repack=False)
 
 
 def text_to_predict() -> str:

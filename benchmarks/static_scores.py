@@ -34,8 +34,6 @@ from edgespec.runtimes.onnx.model import load_onnx
 from edgespec.runtimes.onnx.session import OnnxSettings
 
 TARGET = "qwen2.5-coder-1.5b"
-
-
 PROMPT_TOKENS, SCORED_TOKENS = 192, 64
 PROMPTS = (
     "Write a Python function that merges two sorted lists, and explain it.",
@@ -43,7 +41,6 @@ PROMPTS = (
     "Rename the variable a to total in: a = 0\nfor x in xs:\n    a += x\nprint(a)",
 )
 ANSWER_TOKENS = 64
-
 
 # Plugins and memory stay with a process: every device is measured in a separate process.
 

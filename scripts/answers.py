@@ -13,10 +13,9 @@ import argparse
 import json
 import sys
 import time
-from collections import defaultdict
 from pathlib import Path
 
-from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, load_suite
+from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, first_of_each, load_suite
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
@@ -26,13 +25,8 @@ from edgespec.engine.session import Session
 def chosen(suite: str, categories: list[str], limit: int | None) -> list[Prompt]:
     """Prompts of those categories (all without any), at most ``limit`` of each."""
     prompts = builtin_suite(suite) if suite in BUILTIN_SUITES else load_suite(Path(suite))
-    taken: dict[str, int] = defaultdict(int)
-    kept = []
-    for prompt in prompts:
-        taken[prompt.category] += 1
-        if (not categories or prompt.category in categories) and (limit is None or taken[prompt.category] <= limit):
-            kept.append(prompt)
-    return kept
+    wanted = [prompt for prompt in prompts if not categories or prompt.category in categories]
+    return wanted if limit is None else first_of_each(wanted, limit)
 
 
 def answer(session: Session, prompt: Prompt, max_tokens: int, sampling: Sampling, *, plain: bool) -> Done:

@@ -120,11 +120,9 @@ def best_of(row: Logits, count: int = MOST_PREDICTIONS) -> Predictions:
 
 
 def _drafting_model(engine: Engine) -> Model | None:
-    """The plan's drafting model, loaded; None without one, or if loading it fails."""
-    if engine.pair.pool.drafter is None:
-        return None
-    model = engine.pair.pool.drafter_model()
-    return model if model.wait() else None
+    """The plan's drafting model, loaded; None without one. Raises what loading raises."""
+    engine.load_drafter()
+    return None if engine.pair.pool.drafter is None else engine.pair.pool.drafter_model()
 
 
 def _write_line(file: TextIO, line: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import textwrap
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -111,6 +112,17 @@ def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
         if len(prompts) == n:
             return _unique(prompts, str(path))
     raise InvalidRequestError(f"{path} has {len(prompts)} problems, fewer than the requested {n}")
+
+
+def first_of_each(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """The first ``limit`` prompts of each category, in their order."""
+    taken: Counter[str] = Counter()
+    kept = []
+    for prompt in prompts:
+        taken[prompt.category] += 1
+        if taken[prompt.category] <= limit:
+            kept.append(prompt)
+    return kept
 
 
 def suite_sha256(prompts: Sequence[Prompt]) -> str:

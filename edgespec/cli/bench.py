@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.bench.statistics import LEAST_PASSES
-from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, load_suite, missing_prompts, suite_sha256
+from edgespec.bench.suite import (
+    BUILTIN_SUITES,
+    Prompt,
+    builtin_suite,
+    first_of_each,
+    load_suite,
+    missing_prompts,
+    suite_sha256,
+)
 from edgespec.cli import suggestions
 from edgespec.cli.options import (
     ContextOption,
@@ -208,15 +215,7 @@ def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str,
             raise InvalidRequestError(f'the suite {name} has no category "{category}"', hint=f"it has {known}")
     if categories:
         prompts = [prompt for prompt in prompts if prompt.category in categories]
-    if limit is None:
-        return name, prompts
-    taken: dict[str, int] = defaultdict(int)
-    kept = []
-    for prompt in prompts:
-        taken[prompt.category] += 1
-        if taken[prompt.category] <= limit:
-            kept.append(prompt)
-    return name, kept
+    return name, prompts if limit is None else first_of_each(prompts, limit)
 
 
 # ------------------------------------------------------------------------------------------ files side by side

@@ -10,23 +10,7 @@ import pytest
 from edgespec.bench import quality
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from tests.support.fake_runtime import FakeModel
-
-
-def logits(*rows: list[float]) -> np.ndarray:
-    return np.array(rows, dtype=np.float32)
-
-
-def probabilities(row: list[float]) -> list[float]:
-    total = math.fsum(math.exp(each) for each in row)
-    return [math.exp(each) / total for each in row]
-
-
-@pytest.fixture
-def random_rows() -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(7)
-    first = random.normal(0, 3, (5, 40)).astype(np.float32)
-    return first, first + random.normal(0, 0.3, first.shape).astype(np.float32)
-
+from tests.support.logits import logits, probabilities
 
 # ------------------------------------------------------------------------------------------- log-softmax
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.score_distance import agreements, kl_divergences, tokens_to_predict, windows
+from tests.support.logits import logits, probabilities
 from tests.support.tiny_models import TinyModels
 
 
@@ -15,22 +16,6 @@ def test_a_request_for_more_tokens_than_the_text_has_is_refused(tiny: TinyModels
     assert len(tokens_to_predict(tiny.target, 4096)) == 4097
     with pytest.raises(RuntimeError, match="only"):
         tokens_to_predict(tiny.target, 10**7)
-
-
-def logits(*rows: list[float]) -> np.ndarray:
-    return np.array(rows, dtype=np.float32)
-
-
-def probabilities(row: list[float]) -> list[float]:
-    total = math.fsum(math.exp(each) for each in row)
-    return [math.exp(each) / total for each in row]
-
-
-@pytest.fixture
-def random_rows() -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(7)
-    first = random.normal(0, 3, (5, 40)).astype(np.float32)
-    return first, first + random.normal(0, 0.3, first.shape).astype(np.float32)
 
 
 def test_kl_divergence_of_two_tokens_equals_the_hand_computed_value() -> None:

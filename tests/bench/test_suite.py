@@ -18,6 +18,7 @@ from edgespec.bench.suite import (
     Prompt,
     builtin_suite,
     calibration_prompts,
+    first_of_each,
     function_source,
     load_humaneval,
     load_suite,
@@ -374,3 +375,11 @@ def test_a_small_gzip_file_that_unpacks_to_too_much_is_refused(
     assert path.stat().st_size < 100_000
     with pytest.raises(InvalidRequestError, match="more than 1 MB"):
         load_humaneval(path)
+
+
+def test_first_of_each_keeps_the_first_prompts_of_each_category_in_order() -> None:
+    names = [("a", "chat"), ("b", "code"), ("c", "chat"), ("d", "chat"), ("e", "code")]
+    prompts = [Prompt(id=name, category=category, prompt="x") for name, category in names]
+    assert [prompt.id for prompt in first_of_each(prompts, 1)] == ["a", "b"]
+    assert [prompt.id for prompt in first_of_each(prompts, 2)] == ["a", "b", "c", "e"]
+    assert first_of_each(prompts, 9) == prompts

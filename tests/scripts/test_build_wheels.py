@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import platform
 import re
@@ -16,6 +15,7 @@ import pytest
 
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native import library as native_library
+from scripts import build_wheels
 from tests.support.binaries import elf
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -24,13 +24,7 @@ SCRIPT = CHECKOUT / "scripts" / "build_wheels.py"
 
 @pytest.fixture(scope="module")
 def wheels() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_wheels", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return build_wheels
 
 
 def test_each_system_has_both_processors(wheels: ModuleType) -> None:

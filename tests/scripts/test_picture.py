@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -12,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from edgespec import Text
+from scripts import picture
 from tests.support.tiny_models import TinyModels, read_all, require_speculation, shown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,13 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("picture_under_test", ROOT / "scripts" / "picture.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made  # dataclasses look their module up
-    spec.loader.exec_module(made)
-    return made
+    return picture
 
 
 def shapes(svg: str, kind: str, css_class: str) -> list[ElementTree.Element]:
