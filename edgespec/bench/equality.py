@@ -15,11 +15,13 @@ from edgespec.engine.events import Done, Round
 from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
+from edgespec.interfaces.drafting import Choice, DraftTree
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.choice.plan import Exactness, Plan
 from edgespec.planning.cost.widths import WidthProbe, width_classes
 from edgespec.planning.depth.base import OFF, FixedDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
+from edgespec.planning.depth.price import choose_nodes
 
 # The sampling that is checked besides greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
@@ -335,7 +337,7 @@ def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampli
 class FullTrees(FixedDepth):
     """Proposes the widest permitted tree in every round, for checking the exactness of trees.
 
-    Half of the tokens are a chain, the other half siblings. Only ``source`` drafts.
+    Half of the tokens are a chain of ``source``, the others its alternatives and copies of the text.
     """
 
     def __init__(self, depth_cap: int, source: str) -> None:
@@ -347,20 +349,29 @@ class FullTrees(FixedDepth):
 
 
 class _FullTree:
-    """Admits ``length`` tokens and every sibling, the best alternative at each position first."""
+    """Admits a chain of ``length`` tokens, and chooses the likeliest nodes whatever they cost."""
 
     needs_entropy = False
 
     def __init__(self, length: int) -> None:
         self._left = length
+        self.believed: list[float] = []
 
     def admits(self, confidence: float, entropy: float | None) -> bool:
         self._left -= 1
-        return self._left >= 0
+        if self._left < 0:
+            return False
+        self.believed.append(0.5)  # leaves as much to the guesses beside the chain
+        return True
 
     def goes_on(self) -> bool:
         return self._left > 0
 
-    def siblings(self, odds: Sequence[Sequence[float]], most: int) -> list[tuple[int, int]]:
-        every = sorted((rank, place) for place, each in enumerate(odds) for rank in range(len(each)))
-        return sorted((place, rank) for rank, place in every[: max(0, most)])
+    def believes(self, confidence: float) -> float:
+        return confidence
+
+    def believes_alternative(self, odds: float) -> float:
+        return odds
+
+    def choose(self, tree: DraftTree, most: int) -> Choice:
+        return choose_nodes([0.0] * (len(tree) + 1), tree, most, tokens_per_s=0.0)

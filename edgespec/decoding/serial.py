@@ -95,7 +95,7 @@ class DecodeLoop(Rounds):
         """The valid part of the drafter's proposal, and the number of tokens cut off as invalid."""
         if depth == 0:
             return NOTHING, 0
-        context = Context(self._history, wants_siblings=self._tree_target is not None)
+        context = Context(self._history, wants_tree=self._tree_target is not None)
         proposal = self._drafter.propose(context, depth)
         within = proposal.cut(depth)
         usable = valid_length(

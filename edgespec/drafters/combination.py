@@ -1,15 +1,18 @@
-"""Several drafters in order of preference: the first one that proposes something is used.
+"""Several drafters in one proposal: copies that cost nothing, and a drafting model where its round brings more.
 
-Without drafters the combination proposes nothing, which is plain decoding.
+A target that verifies trees gets one tree of all guesses: the model's chain, its alternatives, and copies beside and
+behind them (as Goose, CaPE and RASD combine sources; the likeliest nodes are the best tree: OPT-Tree, Wang et al.,
+2024). Without drafters the combination proposes nothing, which is plain decoding.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.interfaces.drafting import (
@@ -20,12 +23,15 @@ from edgespec.interfaces.drafting import (
     DraftRequest,
     DraftsBranches,
     DraftState,
+    DraftTree,
     ExplainsSilence,
+    GrowsTree,
     LoadsAtLeisure,
     Outcome,
     Proposal,
     ReadsAhead,
     SkipsText,
+    TreeGate,
     admitted,
 )
 from edgespec.interfaces.policy import AnswerPolicy
@@ -36,6 +42,9 @@ _WATCHED = 16
 
 # Confidence of a drafter that reports none, so that its share of right guesses is counted too.
 _UNSURE = 0.5
+
+# Where the policy does not value guesses: a copy is proposed if it is rather right than wrong.
+_RATHER_RIGHT = 0.5
 
 # Tokens before a watched proposal that must be unchanged for the proposal to be judged.
 _TAIL = 4
@@ -120,47 +129,88 @@ class CombinationState:
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         self._judge_watched(context)
+        copies, gain = NOTHING, -math.inf
         for kind, state in self._parts:
             if kind in self.failures or depth < 1:
                 continue
             try:
-                proposal = self._ask(kind, state, context, depth, gate)
+                if state.free:
+                    own, own_gain = self._copy(kind, state, context, depth)
+                    if own_gain > gain:
+                        copies, gain = own, own_gain
+                elif gain < self.depth.round_gain(kind):
+                    proposal = self._ask(kind, state, context, depth, gate)
+                    if proposal.drafted_by is not None:
+                        return proposal
             except CancelledError:
                 raise
             except EdgespecError as error:
                 self.failures[kind] = error.message
-                continue
-            if proposal.drafted_by is not None:
-                return proposal
-        return NOTHING
+        return copies
 
-    def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
-        if not state.free:
-            lag = state.lag(context)
-            if isinstance(state, LoadsAtLeisure) and not state.ready:
-                if self.depth.buys_load(kind, lag):
-                    state.load()
-                return NOTHING
-            unread = state.unread(context) if isinstance(state, SkipsText) else 0
-            allowance = self.depth.allow(kind, lag, unread)
-            allowed = min(depth, allowance.depth)
-            if allowed < 1:
-                return NOTHING
-            context.window, context.patience_s = allowance.window, allowance.patience_s
-            context.hindsight = allowance.hindsight
-            proposal = state.propose(context, allowed, both(outer, allowance.gate))
-            if proposal.hindsight:
-                self.depth.learn_hindsight(kind, proposal.hindsight)
-            return proposal
+    def _copy(self, kind: str, state: DraftState, context: Context, depth: int) -> tuple[Proposal, float]:
+        """A free drafter's guesses that are worth verifying on their own, and the tokens they gain over none."""
         idea = state.propose(context, depth)
         if not idea.tokens:
-            return NOTHING
+            return NOTHING, -math.inf
         self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
         allowance = self.depth.allow(kind)
-        kept = min(depth, allowance.depth, len(idea.tokens))
-        if allowance.gate is not None:
-            kept = admitted(allowance.gate, _confidences(idea)[:kept])
-        return idea.cut(kept) if kept > 0 else NOTHING
+        most, gate = min(depth, allowance.depth), allowance.gate
+        if most < 1:
+            return NOTHING, -math.inf
+        sure = _confidences(idea)
+        if not isinstance(gate, TreeGate):
+            kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
+            copy = idea.cut(min(most, kept))
+            return (copy, math.inf) if kept else (NOTHING, -math.inf)
+        tree = DraftTree()
+        if context.wants_tree and isinstance(state, GrowsTree):
+            state.grow(context, tree, 0, gate.believes)
+        else:
+            for place, token in enumerate(idea.tokens[:most]):
+                tree.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
+        choice = gate.choose(tree, most)
+        if not choice.nodes:
+            return NOTHING, -math.inf
+        if not context.wants_tree:
+            return idea.cut(len(choice.nodes)), choice.gain
+        return _proposal(tree, choice.nodes, Proposal(drafted_by=idea.drafted_by), 0), choice.gain
+
+    def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
+        """What a drafter that takes time proposes, with the guesses of the free ones beside it."""
+        lag = state.lag(context)
+        if isinstance(state, LoadsAtLeisure) and not state.ready:
+            if self.depth.buys_load(kind, lag):
+                state.load()
+            return NOTHING
+        unread = state.unread(context) if isinstance(state, SkipsText) else 0
+        allowance = self.depth.allow(kind, lag, unread)
+        allowed = min(depth, allowance.depth)
+        if allowed < 1:
+            return NOTHING
+        context.window, context.patience_s = allowance.window, allowance.patience_s
+        context.hindsight = allowance.hindsight
+        chain = state.propose(context, allowed, both(outer, allowance.gate))
+        if chain.hindsight:
+            self.depth.learn_hindsight(kind, chain.hindsight)
+        gate = allowance.gate
+        if not context.wants_tree or chain.draft_probs is not None or not isinstance(gate, TreeGate):
+            return chain
+        return self._grown(chain, context, gate, allowed)
+
+    def _grown(self, chain: Proposal, context: Context, gate: TreeGate, most: int) -> Proposal:
+        """The nodes worth verifying of the tree of a drafter's chain, its alternatives and the free guesses."""
+        tree, length = DraftTree(), len(chain.tokens)
+        for place, (token, odds) in enumerate(zip(chain.tokens, gate.believed, strict=False)):
+            tree.add(place - 1, token, odds, chain.source_of(place))
+        for place, others in enumerate(chain.alternatives[:length]):
+            for token, odds in others:
+                tree.add(place - 1, token, gate.believes_alternative(odds), chain.source_of(place))
+        for kind, state in self._parts:
+            if state.free and kind not in self.failures and isinstance(state, GrowsTree):
+                own = self.depth.allow(kind).gate
+                state.grow(context, tree, length, own.believes if isinstance(own, TreeGate) else float)
+        return _proposal(tree, gate.choose(tree, most).nodes, chain, length)
 
     @property
     def forks(self) -> bool:
@@ -208,7 +258,8 @@ class CombinationState:
             if kind != proposal.drafted_by or kind in self.failures:
                 continue
             if not state.free:  # ``_judge_watched`` judges free drafters
-                hits = [index < outcome.accepted for index in range(outcome.evaluated)]
+                own = next((n for n, name in enumerate(proposal.sources) if name != kind), outcome.evaluated)
+                hits = [index < outcome.accepted for index in range(min(own, outcome.evaluated))]
                 self.depth.learn(kind, proposal.confidences[: len(hits)], hits)
                 for odds, right in seen_alternatives(outcome):
                     self.depth.learn_siblings(kind, odds, right)
@@ -233,6 +284,21 @@ class CombinationState:
 def _may_pay(why: Reason | None) -> bool:
     """Whether a drafter that was off for this reason may be useful in the next answer."""
     return why is None or why.code in ("answer_too_short", "not_paying_now")
+
+
+def _proposal(tree: DraftTree, nodes: Sequence[int], chain: Proposal, length: int) -> Proposal:
+    """The chosen ``nodes`` as a proposal; the first ``length`` nodes of the tree are those of the ``chain``."""
+    place = {node: index for index, node in enumerate(nodes)}
+    parents = tuple(place.get(tree.parents[node], -1) for node in nodes)
+    kept = sum(node < length for node in nodes)
+    return replace(
+        chain.cut(kept),
+        tokens=tuple(tree.tokens[node] for node in nodes),
+        sources=tuple(tree.sources[node] for node in nodes),
+        parents=None if parents == tuple(range(-1, len(nodes) - 1)) else parents,
+        sync_s=chain.sync_s,
+        hindsight=chain.hindsight,
+    )
 
 
 def _confidences(proposal: Proposal) -> tuple[float, ...]:

@@ -1,80 +1,87 @@
 """Copying from the conversation itself: what followed the same tokens before is likely to follow them again.
 
-Source: prompt lookup decoding (Saxena, 2023) and CopySpec (Dumitru et al., 2025), over the whole conversation.
+Sources: prompt lookup decoding (Saxena, 2023), CopySpec (Dumitru et al., 2025) and SuffixDecoding (Oliaro et al.,
+2024), over the whole conversation.
 """
 
 from __future__ import annotations
 
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal, admitted
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from edgespec.drafters.text_index import LONGEST_MATCH_TOKENS, Match, TextIndex
+from edgespec.interfaces.drafting import (
+    NOTHING,
+    ChainGate,
+    Context,
+    DraftRequest,
+    DraftTree,
+    Outcome,
+    Proposal,
+    admitted,
+)
 
 KIND = "lookup"
 
-# Tokens that must match before anything is copied. Prompt lookup decoding uses up to 3; shorter matches are
-# mostly chance in running text.
-MINIMUM_MATCH_TOKENS = 3
+# Share of copies that are wrong after a match of one token, and the factor for each further token. Measured after 1,
+# 2, 3, 4 and 6 tokens: 0.74, 0.57, 0.42, 0.35 and 0.20 (docs/results/drafting.md).
+_WRONG_AFTER_ONE, _LESS_WRONG = 0.74, 0.77
 
-# Earlier occurrences that are compared, most recent first: bounds the time on text that repeats one phrase thousands
-# of times.
-_CANDIDATES = 64
+# Different tokens that followed the same match and are guessed side by side.
+_MOST_BRANCHES = 3
 
-# Longer matches than this say nothing more about what follows.
-_LONGEST_MATCH_TOKENS = 32
+# Guesses below this probability pay in no round: a further row costs a hundredth of a step at least.
+_LEAST_REACH = 0.01
+
+# Guesses added to a tree in a round. Rows beyond the eighth are expensive (docs/results/native.md).
+_MOST_ADDED = 8
 
 
 def match_confidence(matched_tokens: int) -> float:
-    """A number from 0 to 1 that grows with the length of the match.
-
-    Only its order matters: the policy counts what share of such copies is right (planning/cost/acceptance.py).
-    1 - 2/(n + 1) spreads matches of 3 to 32 tokens evenly over the bins counted there.
-    """
-    return 1.0 - 2.0 / (matched_tokens + 1)
+    """How likely a copy after that many matching tokens is right, before the policy has counted any."""
+    return 1.0 - _WRONG_AFTER_ONE * _LESS_WRONG ** (matched_tokens - 1)
 
 
 class LookupDrafter:
-    """Proposes a copy of what followed the longest, then most recent, earlier match. Needs no model."""
+    """Proposes what followed the longest earlier match. Needs no model."""
 
     kind = KIND
 
-    def __init__(self, *, minimum_match_tokens: int = MINIMUM_MATCH_TOKENS) -> None:
-        self._minimum_match_tokens = minimum_match_tokens
-
     def start(self, request: DraftRequest) -> LookupDraftState:
-        return LookupDraftState(request, self._minimum_match_tokens)
+        return LookupDraftState(request)
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
 
 
 class LookupDraftState:
-    """An index from every run of ``minimum_match_tokens`` tokens to where it ended, grown as the text grows."""
+    """Copies from an index of the conversation."""
 
     free = True
 
-    def __init__(self, request: DraftRequest, minimum_match_tokens: int) -> None:
+    def __init__(self, request: DraftRequest) -> None:
         self._stop_ids = request.stop_ids
-        self._minimum = minimum_match_tokens
-        self._indexed: list[int] = []
-        self._ends: dict[tuple[int, ...], list[int]] = {}
+        self._index = TextIndex()
 
     def lag(self, context: Context) -> int:
-        """0, since indexing takes a microsecond a token."""
+        """0, since indexing takes microseconds a token."""
         return 0
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        tokens = context.tokens
-        self._sync(context)
-        if depth < 1 or len(tokens) <= self._minimum:
+        """A copy of what followed the longest match; of several, the most recent one."""
+        self._index.follow(context.tokens)
+        found = self._index.matches(context.tokens[-LONGEST_MATCH_TOKENS:])
+        if depth < 1 or not found:
             return NOTHING
-        source, matched = self._longest_match(tokens)
-        if source is None:
-            return NOTHING
-        copied = tokens[source : source + depth]
+        source, matched = max(found, key=_length)
+        copied = context.tokens[source : source + depth]
         for index, token in enumerate(copied):
             if token in self._stop_ids:
                 copied = copied[: index + 1]
                 break
         # If a copied token is right, the match before the next token is one token longer.
-        sure = [match_confidence(matched + index) for index in range(len(copied))]
+        sure = [match_confidence(min(matched + index, LONGEST_MATCH_TOKENS)) for index in range(len(copied))]
         kept = len(copied) if gate is None else admitted(gate, sure)
         return Proposal(
             tokens=tuple(copied[:kept]),
@@ -83,29 +90,54 @@ class LookupDraftState:
             confidences=tuple(sure[:kept]),
         )
 
-    def _sync(self, context: Context) -> None:
-        """Index every run that has a following token; start over if earlier tokens changed."""
-        shared = context.common_prefix(self._indexed)
-        if shared < len(self._indexed):
-            self._indexed.clear()
-            self._ends.clear()
-            shared = 0
-        tokens, size = context.tokens, self._minimum
-        for end in range(max(shared, size), len(tokens)):
-            self._ends.setdefault(tuple(tokens[end - size : end]), []).append(end)
-        self._indexed.extend(tokens[shared:])
+    def grow(self, context: Context, tree: DraftTree, chain: int, believes: Callable[[float], float]) -> None:
+        """Add what followed the text and each prefix of the chain; the likeliest guesses first.
 
-    def _longest_match(self, tokens: list[int]) -> tuple[int | None, int]:
-        """Where the text after the best match begins, or None, and the number of matching tokens."""
-        best_end, best_length = None, 0
-        for end in reversed(self._ends.get(tuple(tokens[-self._minimum :]), [])[-_CANDIDATES:]):
-            length = self._minimum
-            limit = min(end, _LONGEST_MATCH_TOKENS)
-            while length < limit and tokens[end - length - 1] == tokens[len(tokens) - length - 1]:
-                length += 1
-            if length > best_length:
-                best_end, best_length = end, length
-        return best_end, best_length
+        Where the tree has guesses of others, a different guess only gets the probability that they leave.
+        """
+        self._index.follow(context.tokens)
+        tail, reach = context.tokens[-LONGEST_MATCH_TOKENS:], [1.0]
+        open_: list[tuple[float, int, int, list[Match]]] = []  # by descending reach; the count breaks ties
+        for node in range(-1, chain):
+            if node >= 0:
+                tail = [*tail[1:], tree.tokens[node]]
+                reach.append(reach[-1] * tree.odds[node])
+            if node < 0 or tree.tokens[node] not in self._stop_ids:
+                open_.append((-reach[-1], len(open_), node, self._index.matches(tail)))
+        heapq.heapify(open_)
+        limit = len(tree) + _MOST_ADDED
+        count = len(open_)
+        while open_ and len(tree) < limit:
+            negative, _, parent, found = heapq.heappop(open_)
+            left = tree.left_over(parent)
+            for token, share, longest in self._followers(found):
+                known = len(tree)
+                odds = believes(match_confidence(longest)) * share
+                node = tree.add(parent, token, odds * left, KIND)
+                here = negative * tree.odds[node]
+                if node < known or token in self._stop_ids or here > -_LEAST_REACH:
+                    continue  # others guessed it, nothing follows it, or it is too unlikely
+                count += 1
+                heapq.heappush(open_, (here, count, node, self._beyond(found, token)))
+
+    def _followers(self, found: Sequence[Match]) -> list[tuple[int, float, int]]:
+        """The tokens that followed the longest match: each with its share of the places, and the match's length."""
+        if not found:
+            return []
+        longest = max(length for _, length in found)
+        tokens = self._index.tokens
+        after = Counter(tokens[end] for end, length in found if length == longest)
+        places = after.total()
+        return [(token, times / places, longest) for token, times in after.most_common(_MOST_BRANCHES)]
+
+    def _beyond(self, found: Sequence[Match], token: int) -> list[Match]:
+        """The matches that go on with ``token``, one token longer."""
+        tokens, last = self._index.tokens, len(self._index.tokens) - 1
+        return [
+            (end + 1, min(length + 1, LONGEST_MATCH_TOKENS))
+            for end, length in found
+            if end < last and tokens[end] == token
+        ]
 
     def observe(self, outcome: Outcome) -> None:
         """Do nothing: the next proposal indexes committed tokens."""
@@ -117,5 +149,8 @@ class LookupDraftState:
         """Do nothing."""
 
     def close(self) -> None:
-        self._indexed.clear()
-        self._ends.clear()
+        self._index.clear()
+
+
+def _length(match: Match) -> int:
+    return match[1]

@@ -21,7 +21,7 @@ from edgespec.interfaces.drafting import (
     DraftRequest,
     Outcome,
     Proposal,
-    SiblingGate,
+    TreeGate,
     common_prefix,
 )
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
@@ -335,7 +335,7 @@ class ModelDraftState:
         confidences: list[float] = []
         others: list[int | None] = []
         alternatives: list[tuple[tuple[int, float], ...]] = []
-        weighs = gate if context.wants_siblings and depth > 1 and isinstance(gate, SiblingGate) else None
+        branching = context.wants_tree and depth > 1 and isinstance(gate, TreeGate)
         text = self._text
         text.follow(context.tokens)
         forwards = 1
@@ -346,7 +346,7 @@ class ModelDraftState:
                 text,
                 gate,
                 runner_up=context.wants_runners_up,
-                alternatives=MOST_ALTERNATIVES if weighs is not None else 0,
+                alternatives=MOST_ALTERNATIVES if branching else 0,
             )
             if draft is None:
                 break
@@ -357,7 +357,9 @@ class ModelDraftState:
             if draft.confidence is not None:
                 confidences.append(draft.confidence)
             others.append(draft.runner_up)
-            alternatives.append(draft.alternatives)
+            # Nothing can follow a stop token, and the target's own choice covers it.
+            stop_ids = self._request.stop_ids
+            alternatives.append(tuple(other for other in draft.alternatives if other[0] not in stop_ids))
             text.extend((draft.token,))
             ended = len(tokens) == depth or draft.token in self._request.stop_ids
             if ended or (gate is not None and not gate.goes_on()):
@@ -366,7 +368,7 @@ class ModelDraftState:
             cache.known.append(draft.token)
             forwards += 1
         drawn = any(own is not None for own in probs)
-        chain = Proposal(
+        return Proposal(
             tokens=tuple(tokens),
             sources=(KIND,) * len(tokens),
             draft_probs=tuple(probs) if drawn else None,
@@ -374,9 +376,8 @@ class ModelDraftState:
             forwards=forwards,
             confidences=tuple(confidences),
             runners_up=tuple(others) if context.wants_runners_up else (),
-            alternatives=tuple(alternatives) if weighs is not None else (),
+            alternatives=tuple(alternatives) if branching else (),
         )
-        return chain if weighs is None else with_siblings(chain, weighs, depth, self._request.stop_ids)
 
     def _known_ids(self, rows: Rows) -> Rows:
         """Scores of the target's ids only: a drafter's vocabulary may be padded at its end."""
@@ -414,32 +415,3 @@ def _undrawn(draft: Draft) -> Draft:
     best = own.likeliest
     rest = None if draft.runner_up is None else own.without(best)
     return Draft(best, None, draft.confidence, None if rest is None else rest.likeliest)
-
-
-def with_siblings(chain: Proposal, gate: SiblingGate, most: int, stop_ids: frozenset[int]) -> Proposal:
-    """The chain followed by the alternatives that ``gate`` finds worth verifying: at most ``most`` tokens in all.
-
-    At the first token of a chain that is not the target's, the drafter's second or third choice is the target's token
-    about as often as its odds say. A sibling adds a row to the target's forward and no forward of the drafter; an
-    accepted sibling adds a token to the round. Goose builds such trees around copied text. OPT-Tree (Wang et al.,
-    2024) and EAGLE-2 (Li et al., 2024) draft below the second choices as well, with wider drafter forwards.
-
-    A stop token is never proposed as a sibling: nothing can follow it, and the target's own choice covers it.
-    """
-    known = chain.alternatives[: len(chain.tokens)]
-    odds = [[0.0 if token in stop_ids else own for token, own in place] for place in known]
-    tokens: list[int] = []
-    parents: list[int] = []
-    for place, rank in gate.siblings(odds, most - len(chain.tokens)):
-        token = known[place][rank][0]
-        if token not in stop_ids:
-            tokens.append(token)
-            parents.append(place - 1)
-    if not tokens:
-        return chain
-    return replace(
-        chain,
-        tokens=(*chain.tokens, *tokens),
-        sources=(*chain.sources, *(chain.sources[0],) * len(tokens)),
-        parents=(*range(-1, len(chain.tokens) - 1), *parents),
-    )

@@ -22,7 +22,7 @@ class Context:
 
     A view without a copy. Between two calls the tokens grow, or change after ``committed_length``; a drafter calls
     ``common_prefix`` to see how far it agrees. ``wants_runners_up``: the caller uses ``Proposal.runners_up``.
-    ``wants_siblings``: the caller can verify a chain with siblings. ``window`` and ``patience_s`` are those of an
+    ``wants_tree``: the caller can verify a tree. ``window`` and ``patience_s`` are those of an
     Allowance (interfaces/policy.py): how much of the text a drafter must have read, and how long reading may take.
     """
 
@@ -32,7 +32,7 @@ class Context:
         "patience_s",
         "tokens",
         "wants_runners_up",
-        "wants_siblings",
+        "wants_tree",
         "window",
     )
 
@@ -42,12 +42,12 @@ class Context:
         committed_length: int | None = None,
         *,
         wants_runners_up: bool = False,
-        wants_siblings: bool = False,
+        wants_tree: bool = False,
     ) -> None:
         self.tokens = tokens
         self.committed_length = len(tokens) if committed_length is None else committed_length
         self.wants_runners_up = wants_runners_up
-        self.wants_siblings = wants_siblings
+        self.wants_tree = wants_tree
         self.window: int | None = None
         self.patience_s = math.inf
         self.hindsight = 0
@@ -160,8 +160,7 @@ class Proposal:
     places are drafted again from noise that has decided nothing yet.
 
     ``alternatives[i]`` are the tokens most likely to be the target's instead of token i of a chain, best first, each
-    with the drafter's odds (empty: not asked for). The ones worth verifying are proposed as siblings: after the chain
-    in ``tokens``, each with the parent that token i has.
+    with the drafter's odds (empty: not asked for).
 
     ``hindsight`` says which of the text's last tokens the drafter would have guessed, as computed while it read them
     (empty: not asked for, or the drafter had read them before).
@@ -380,11 +379,82 @@ def admitted(gate: ChainGate, confidences: abc.Sequence[float]) -> int:
 
 
 @runtime_checkable
-class SiblingGate(ChainGate, Protocol):
-    """A gate that also decides which siblings of the admitted chain are worth verifying."""
+class TreeGate(ChainGate, Protocol):
+    """A gate that also says how likely guesses are, and which nodes of a tree are worth verifying."""
 
-    def siblings(self, odds: abc.Sequence[abc.Sequence[float]], most: int) -> abc.Sequence[tuple[int, int]]:
-        """At most ``most`` pairs (i, j), ascending: the j-th alternative of the chain's token i is worth verifying.
+    @property
+    def believed(self) -> abc.Sequence[float]:
+        """For each admitted token of the chain, the probability that it is the target's if all before it are."""
 
-        ``odds[i][j]`` are the drafter's odds of that alternative, best first; one entry for each admitted token.
+    def believes(self, confidence: float) -> float:
+        """The probability that a guess of this confidence is the target's token."""
+
+    def believes_alternative(self, odds: float) -> float:
+        """The same for an alternative with the drafter's ``odds``."""
+
+    def choose(self, tree: DraftTree, most: int) -> Choice:
+        """At most ``most`` nodes that are worth verifying. The nodes above a chosen node are chosen too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Chosen nodes of a tree, ascending, and the tokens they gain over a plain step, after what their rows cost."""
+
+    nodes: tuple[int, ...]
+    gain: float
+
+
+class DraftTree:
+    """Guesses about what follows a text. Node i follows node ``parents[i]`` < i, or the text's end if that is -1.
+
+    ``odds[i]`` is the probability that token i is the target's if all tokens above it are. ``sources[i]`` names who
+    guessed the token first. The children of a node are different tokens.
+    """
+
+    __slots__ = ("_below", "odds", "parents", "sources", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.odds: list[float] = []
+        self.sources: list[str] = []
+        self._below: dict[int, dict[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, odds: float, source: str) -> int:
+        """The node of ``token`` below ``parent``. If the node is there already, the higher odds count."""
+        below = self._below.setdefault(parent, {})
+        node = below.get(token)
+        if node is None:
+            node = below[token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.odds.append(odds)
+            self.sources.append(source)
+        else:
+            self.odds[node] = max(self.odds[node], odds)
+        return node
+
+    def left_over(self, parent: int) -> float:
+        """The probability that the target's token is none of the guesses below ``parent``."""
+        return max(0.0, 1.0 - sum(self.odds[node] for node in self._below.get(parent, {}).values()))
+
+    def reach(self) -> list[float]:
+        """For each node, the probability that it and all nodes above it are the target's tokens."""
+        reached: list[float] = []
+        for parent, odds in zip(self.parents, self.odds, strict=True):
+            reached.append(odds if parent < 0 else odds * reached[parent])
+        return reached
+
+
+@runtime_checkable
+class GrowsTree(Protocol):
+    """A free DraftState that adds its guesses to a tree of other guesses."""
+
+    def grow(self, context: Context, tree: DraftTree, chain: int, believes: abc.Callable[[float], float]) -> None:
+        """Add guesses after the text and after each node of the tree's first ``chain`` nodes, which are a chain.
+
+        ``believes`` turns the state's confidence into a probability.
         """

@@ -74,6 +74,12 @@ class AnswerPolicy(Protocol):
     def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
         """What ``source`` may do in the next round; it lacks the last ``lag`` tokens and skipped ``unread``."""
 
+    def round_gain(self, source: str) -> float:
+        """Tokens that a round with ``source`` usually gains over a plain step, after what its time costs.
+
+        Guesses that cost no drafting are verified alone if they gain more.
+        """
+
     def buys_load(self, source: str, lag: int = 0) -> bool:
         """Whether to begin loading ``source`` now, given that it will lack ``lag`` tokens of the text."""
 

@@ -235,34 +235,3 @@ class SiblingOdds:
     def worth(self) -> float:
         """The factor by which odds are multiplied."""
         return (self.right + PRIOR_STRENGTH) / (self.claimed + PRIOR_STRENGTH)
-
-
-def choose_siblings(
-    forward_s: Sequence[float],
-    reach: Sequence[float],
-    odds: Sequence[Sequence[float]],
-    most: int,
-    tokens_per_s: float,
-    least_gain: float = 0.0,
-) -> list[tuple[int, int]]:
-    """Choose at most ``most`` siblings of a chain; returns their (position, rank), ascending.
-
-    The chain has ``len(reach)`` tokens. ``reach[i]`` is the probability that all tokens before token i are accepted,
-    ``odds[i][j]`` that its j-th alternative is the target's token in that case. A sibling brings one token if it is
-    the target's, and lengthens the forward: ``forward_s[d]`` with d drafted tokens. The likeliest are added as long
-    as they bring more than that time is worth at ``tokens_per_s``, by ``least_gain`` tokens (Dinkelbach, 1967); where
-    T(w) rises in steps, several together.
-    """
-    chances = sorted(
-        (-before * own, place, rank)
-        for place, (before, each) in enumerate(zip(reach, odds, strict=False))
-        for rank, own in enumerate(each)
-    )[: max(0, most)]
-    length, taken, gained = len(reach), 0, 0.0
-    before_s = forward_s[length]
-    for count, (loss, _, _) in enumerate(chances, start=1):
-        gained -= loss
-        after_s = forward_s[length + count]
-        if gained > tokens_per_s * (after_s - before_s) + least_gain:
-            taken, gained, before_s = count, 0.0, after_s
-    return sorted((place, rank) for _, place, rank in chances[:taken])

@@ -8,7 +8,7 @@ share of plain decoding's speed.
 A drafter that reads tokens of the target also tells which of them it would have guessed. So one short forward
 measures whether the drafter knows this text, without proposing a token.
 
-A chain and its siblings grow by fractional programming (Dinkelbach, 1967): add what brings more tokens than its time
+A chain and its tree grow by fractional programming (Dinkelbach, 1967): add what brings more tokens than its time
 would bring elsewhere.
 """
 
@@ -18,7 +18,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.planning.cost.acceptance import Acceptance, choose_siblings
+from edgespec.interfaces.drafting import Choice, DraftTree
+from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 
 # The largest loss of a request, as a share of plain decoding's time: 1 / (1 + RISK) is 0.91 of plain speed, and
@@ -146,7 +147,7 @@ class PricedGate:
     """A gate for one chain of at most ``most`` tokens.
 
     ``forward_s[d]`` is the time of a target forward with d drafted tokens, ``token_s`` that of a drafted token, in
-    seconds. Time is worth ``tokens_per_s``. The odds of siblings are multiplied by ``odds_factor``.
+    seconds. Time is worth ``tokens_per_s``. The odds of alternatives are multiplied by ``odds_factor``.
     """
 
     needs_entropy = False
@@ -163,31 +164,35 @@ class PricedGate:
         self._forward_s, self._token_s, self._acceptance = forward_s, token_s, acceptance
         self._most, self._tokens_per_s, self._odds_factor = most, tokens_per_s, odds_factor
         self._survives = 1.0
-        self._reach: list[float] = []  # probability that each token of the chain is compared
+        self.believed: list[float] = []
         self._next = acceptance.overall
 
     def admits(self, confidence: float, entropy: float | None) -> bool:
         probability = self._acceptance.given(confidence)
         if not self._worth(probability, 0.0):  # the forward that gave the confidence is already paid
             return False
-        self._reach.append(self._survives)
+        self.believed.append(probability)
         self._survives *= probability
         return True
 
     def goes_on(self) -> bool:
         return self._worth(self._next, self._token_s)
 
-    def siblings(self, odds: Sequence[Sequence[float]], most: int) -> list[tuple[int, int]]:
-        believed = [[min(1.0, self._odds_factor * own) for own in place] for place in odds]
-        room = min(most, self._most - len(self._reach))
-        return choose_siblings(self._forward_s, self._reach, believed, room, self._tokens_per_s, _LEAST_GAIN)
+    def believes(self, confidence: float) -> float:
+        return self._acceptance.given(confidence)
+
+    def believes_alternative(self, odds: float) -> float:
+        return min(1.0, self._odds_factor * odds)
+
+    def choose(self, tree: DraftTree, most: int) -> Choice:
+        return choose_nodes(self._forward_s, tree, min(most, self._most), self._tokens_per_s, _LEAST_GAIN)
 
     def _worth(self, probability: float, drafted_s: float) -> bool:
         """Whether the chain should grow by a token of that probability, ``drafted_s`` of drafting away.
 
         Looks ahead, because T(w) may rise in steps; further tokens are assumed to be accepted at the overall rate.
         """
-        length = len(self._reach)
+        length = len(self.believed)
         before_s, survives, gained = self._forward_s[length], self._survives * probability, 0.0
         for depth in range(length + 1, self._most + 1):
             gained += survives
@@ -196,3 +201,25 @@ class PricedGate:
             survives *= self._next
             drafted_s += self._token_s
         return False
+
+
+def choose_nodes(
+    forward_s: Sequence[float], tree: DraftTree, most: int, tokens_per_s: float, least_gain: float = 0.0
+) -> Choice:
+    """Choose the at most ``most`` nodes of a tree that are worth their rows.
+
+    A node brings one token if it and all nodes above it are the target's tokens, and lengthens the forward:
+    ``forward_s[n]`` with n nodes. The likeliest nodes are the best tree of any size (OPT-Tree, Wang et al., 2024).
+    They are added while they bring more than that time is worth at ``tokens_per_s``, by ``least_gain`` tokens
+    (Dinkelbach, 1967); where T(w) rises in steps, several together.
+    """
+    # A node is never likelier than the nodes above it, and comes after them, so a prefix of this order is a tree.
+    likeliest = sorted((-reach, node) for node, reach in enumerate(tree.reach()))[: max(0, most)]
+    taken, gained, gain, before_s = 0, 0.0, 0.0, forward_s[0]
+    for count, (loss, _) in enumerate(likeliest, start=1):
+        gained -= loss
+        costs = tokens_per_s * (forward_s[count] - before_s)
+        if gained > costs + least_gain:
+            gain += gained - costs
+            taken, gained, before_s = count, 0.0, forward_s[count]
+    return Choice(tuple(sorted(node for _, node in likeliest[:taken])), gain)

@@ -1,0 +1,74 @@
+"""An index of a text that finds where the text's end occurred before."""
+
+from __future__ import annotations
+
+from edgespec.interfaces.drafting import common_prefix
+
+# Earlier places that are compared, most recent first: bounds the time on text that repeats one phrase thousands of
+# times.
+_CANDIDATES = 64
+
+# Longer matches than this say nothing more about what follows.
+LONGEST_MATCH_TOKENS = 32
+
+# Runs of these lengths are indexed, longest first. Places of the short run serve where the long run is new; the long
+# run finds the best of thousands of places of a common token.
+_RUNS = (3, 1)
+
+Match = tuple[int, int]  # where the text after the matching tokens begins, and the number of matching tokens
+
+
+class TextIndex:
+    """Where each run of one and of three tokens ended, in a text that grows and whose end may change.
+
+    Indexing takes about two microseconds a token.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+
+    def follow(self, tokens: list[int]) -> None:
+        """Index ``tokens``: every run that has a following token. Only what changed since the last call is read."""
+        self._cut(common_prefix(self.tokens, tokens))
+        known = len(self.tokens)
+        for size in _RUNS:
+            for end in range(max(known, size), len(tokens)):
+                self._ends.setdefault(tuple(tokens[end - size : end]), []).append(end)
+        self.tokens.extend(tokens[known:])
+
+    def matches(self, tail: list[int]) -> list[Match]:
+        """Earlier places whose text ends as ``tail`` does, most recent first.
+
+        ``tail`` is the end of the indexed text, possibly with guessed tokens: at most LONGEST_MATCH_TOKENS tokens
+        are compared.
+        """
+        tokens, last = self.tokens, len(tail) - 1
+        for size in _RUNS:
+            ends = self._ends.get(tuple(tail[-size:]))
+            if ends is None or len(tail) < size:
+                continue
+            found = []
+            for end in reversed(ends[-_CANDIDATES:]):
+                length, limit = size, min(end, last + 1, LONGEST_MATCH_TOKENS)
+                while length < limit and tokens[end - length - 1] == tail[last - length]:
+                    length += 1
+                found.append((end, length))
+            return found
+        return []
+
+    def clear(self) -> None:
+        """Forget the text."""
+        self.tokens.clear()
+        self._ends.clear()
+
+    def _cut(self, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        for size in _RUNS:
+            for end in range(len(self.tokens) - 1, max(length, size) - 1, -1):
+                run = tuple(self.tokens[end - size : end])
+                ends = self._ends[run]
+                ends.pop()
+                if not ends:
+                    del self._ends[run]
+        del self.tokens[length:]
