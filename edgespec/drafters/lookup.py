@@ -75,7 +75,7 @@ class LookupDraftState:
         if depth < 1 or not found:
             return NOTHING
         source, matched = max(found, key=_length)
-        copied = context.tokens[source : source + depth]
+        copied = self._index.copy(source, depth)
         for index, token in enumerate(copied):
             if token in self._stop_ids:
                 copied = copied[: index + 1]
@@ -102,6 +102,8 @@ class LookupDraftState:
             if node >= 0:
                 tail = [*tail[1:], tree.tokens[node]]
                 reach.append(reach[-1] * tree.odds[node])
+            if reach[-1] < _LEAST_REACH:
+                break
             if node < 0 or tree.tokens[node] not in self._stop_ids:
                 open_.append((-reach[-1], len(open_), node, self._index.matches(tail)))
         heapq.heapify(open_)

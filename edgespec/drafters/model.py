@@ -323,7 +323,7 @@ class ModelDraftState:
             return []
         found = self._index.matches(tokens[-LONGEST_MATCH_TOKENS:])
         place, matched = max(found, key=lambda match: match[1], default=(0, 0))
-        return self._index.tokens[place : place + most] if matched >= _GUESS_AFTER_TOKENS else []
+        return self._index.copy(place, most) if matched >= _GUESS_AFTER_TOKENS else []
 
     def _read(
         self, cache: _Cache, lag: list[int], guesses: list[int], started: float, patience_s: float, before: int

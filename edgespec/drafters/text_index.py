@@ -57,6 +57,14 @@ class TextIndex:
             return found
         return []
 
+    def copy(self, place: int, count: int) -> list[int]:
+        """``count`` tokens from ``place`` on. At the text's end the copy goes on with its own first tokens."""
+        copied = self.tokens[place : place + count]
+        period = len(copied)
+        while len(copied) < count:
+            copied.append(copied[-period])
+        return copied
+
     def clear(self) -> None:
         """Forget the text."""
         self.tokens.clear()

@@ -19,7 +19,7 @@ from edgespec.decoding.verify import TreeVerdict, Verdict
 from edgespec.drafters.model import ModelDraftState
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
-from edgespec.interfaces.drafting import SiblingGate
+from edgespec.interfaces.drafting import DraftTree, TreeGate
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime
 from tests.support.tiny_models import TinyModels, require_speculation
@@ -213,14 +213,25 @@ def test_the_equality_check_waits_for_a_slow_drafter(
 
 @pytest.mark.parametrize(("cap", "length"), [(1, 1), (2, 1), (5, 3), (8, 4)])
 def test_half_of_a_full_tree_is_a_chain(cap: int, length: int) -> None:
-    assert FullTrees(cap, "model").allow("lookup").depth == 0
+    assert FullTrees(cap, "model").allow("lookup").depth == 0, "copies alone are chains"
     allowance = FullTrees(cap, "model").allow("model")
     gate = allowance.gate
-    assert isinstance(gate, SiblingGate)
+    assert isinstance(gate, TreeGate)
     assert (allowance.depth, gate.needs_entropy) == (cap, False)
     for place in range(length):
         assert gate.admits(0.0, None)
         assert gate.goes_on() == (place + 1 < length)
     assert not gate.admits(1.0, None)
-    assert gate.siblings([[0.1, 0.0], [0.3], [0.2, 0.1]], 4) == [(0, 0), (0, 1), (1, 0), (2, 0)]
-    assert gate.siblings([[0.1, 0.0], [0.3]], -1) == []
+    assert gate.believed == [0.5] * length
+    tree = DraftTree()
+    for parent, odds in (
+        (-1, gate.believes(0.5)),
+        (0, 0.5),
+        (-1, gate.believes_alternative(0.3)),
+        (-1, 0.01),
+        (0, 0.9),
+    ):
+        tree.add(parent, len(tree), odds, "model")
+    assert gate.choose(tree, 4).nodes == (0, 1, 2, 4)
+    assert gate.choose(tree, 9).nodes == (0, 1, 2, 3, 4)
+    assert gate.choose(tree, -1).nodes == ()

@@ -52,6 +52,9 @@ class Depths:
         self.unread.append(unread)
         return Allowance(self.depths[source], self.gate, hindsight=self.hindsight)
 
+    def round_gain(self, source: str) -> float:
+        return 0.0
+
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         self.looked_back.append((source, tuple(hits)))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.drafters.lookup import match_confidence
-from edgespec.interfaces.drafting import ChainGate, admitted
+from edgespec.interfaces.drafting import ChainGate, DraftTree, TreeGate
 from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.depth.control import DepthControl
@@ -221,6 +221,8 @@ class Decider(Protocol):
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None: ...
 
+    def round_gain(self, source: str) -> float: ...
+
     def record(self, record: RoundRecord) -> None: ...
 
     def end(self) -> None: ...
@@ -243,6 +245,9 @@ class Plain:
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None: ...
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None: ...
+
+    def round_gain(self, source: str) -> float:
+        return 0.0
 
     def record(self, record: RoundRecord) -> None: ...
 
@@ -286,6 +291,9 @@ class Controlled(Plain):
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         self.answer.learn_hindsight(source, hits)
+
+    def round_gain(self, source: str) -> float:
+        return self.answer.round_gain(source)
 
     def record(self, record: RoundRecord) -> None:
         self.answer.record(record)
@@ -376,11 +384,11 @@ def serve(
         if limit > 0:
             if watched:
                 _judge(watched, emitted, decider)
-            chain = _copied(course, decider, emitted, limit, watched)
-            if chain is not None:
-                source = "lookup"
-            else:
+            copied, gain = _copied(course, decider, emitted, limit, watched)
+            if gain < decider.round_gain("model"):
                 source, chain = _drafted(course, decider, emitted, limit)
+            if source is None and copied is not None:
+                source, chain = "lookup", copied
         drafted = clock.now_s
         proposed = 0 if chain is None else len(chain.right)
         course.forward(proposed + 1, emitted)
@@ -427,17 +435,24 @@ def serve(
 
 def _copied(
     course: Course, decider: Decider, place: int, limit: int, watched: deque[tuple[int, Drafted]]
-) -> Drafted | None:
-    """As ``CombinationState._ask`` for a drafter with free proposals; None if nothing is proposed."""
+) -> tuple[Drafted | None, float]:
+    """As ``CombinationState._copy``; None if nothing is proposed."""
     idea = course.copy(place, limit)
     if idea is None:
-        return None
+        return None, -math.inf
     watched.append((place, idea))
     allowance = decider.allow("lookup", 0)
-    kept = min(limit, allowance.depth, len(idea.right))
-    if allowance.gate is not None:
-        kept = admitted(allowance.gate, idea.sure[:kept])
-    return idea.cut(kept) if kept > 0 else None
+    most, gate = min(limit, allowance.depth), allowance.gate
+    if most < 1:
+        return None, -math.inf
+    if not isinstance(gate, TreeGate):
+        kept = most if idea.sure[0] >= 0.5 else 0
+        return (idea.cut(kept), math.inf) if kept else (None, -math.inf)
+    tree = DraftTree()
+    for index, sure in enumerate(idea.sure[:most]):
+        tree.add(index - 1, index, gate.believes(sure), "lookup")
+    choice = gate.choose(tree, most)
+    return (idea.cut(len(choice.nodes)), choice.gain) if choice.nodes else (None, -math.inf)
 
 
 def _drafted(course: Course, decider: Decider, place: int, limit: int) -> tuple[str | None, Drafted | None]:

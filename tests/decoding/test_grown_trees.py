@@ -1,4 +1,4 @@
-"""Siblings in the serial loop: plain decoding's text, more tokens a round, and depth statistics."""
+"""Alternatives of a chain in the serial loop: plain decoding's text, more tokens a round, and depth statistics."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.decoding.test_loop import (
     check_statistics,
     start,
 )
-from tests.drafters.test_siblings import Evaluation
 from tests.support.fake_runtime import FakeModel, noise_words
+from tests.support.gates import Shape
 
 TARGET = FakeModel(can_branch=True)
 
@@ -45,7 +45,7 @@ class Beside(FixedDepth):
     """Chains of ``depth`` with ``ranks[i]`` siblings at place i."""
 
     def __init__(self, depth: int, ranks: Sequence[int]) -> None:
-        super().__init__(99, gate=lambda: Evaluation(forwards=depth - 1, ranks=ranks))
+        super().__init__(99, gate=lambda: Shape(forwards=depth - 1, ranks=ranks))
         self.learned: list[tuple[list[float], list[bool]]] = []
 
     def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
