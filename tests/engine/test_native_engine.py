@@ -17,7 +17,7 @@ from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.native.sequence import NativeSequence
-from tests.decoding.test_sibling_rounds import Beside
+from tests.decoding.test_grown_trees import Beside
 from tests.support.budgets import FixedBudget
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf

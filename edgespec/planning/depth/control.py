@@ -37,6 +37,7 @@ from edgespec.planning.depth.price import (
     LEAST_READ,
     LOOK,
     TRIAL,
+    USUAL_GAIN,
     Ledger,
     PricedGate,
     Trust,
@@ -64,10 +65,6 @@ PATIENCE = 1.25
 PLAIN_EVERY = 64
 PLAIN_AGAIN, MOVED = 4, 1.25
 
-# Tokens that a round with the drafting model gains over a plain step, before such rounds were seen: 3 tokens in 1.75
-# steps, where a step is worth 1.7 tokens (the default pair, docs/results/promises.md).
-USUAL_GAIN = 0.7
-
 Priors = Mapping[str, AcceptancePrior]
 
 _RATE_DECAY = 0.95
@@ -90,7 +87,6 @@ class DepthControl:
         self.lock = threading.RLock()
         self.plain = PlainTimes()
         self.lengths = Lengths(history.lengths)
-        self.round_gain = USUAL_GAIN  # of recent rounds with the drafting model, in tokens over a plain step
         self.missed_s = 0.0  # what a drafter that was not loaded would have saved so far
         self.modes = {False: Experience(*history.greedy), True: Experience(*history.sampled)}  # keyed by ``sampled``
         self._priors: dict[str, AcceptancePrior] = {}
@@ -283,7 +279,7 @@ class AnswerDepth:
 
     def round_gain(self, source: str) -> float:
         with self._control.lock:
-            return self._control.round_gain
+            return max(USUAL_GAIN, self._going_rate() * self._now[0] - 1.0)
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         control = self._control
@@ -434,8 +430,6 @@ class AnswerDepth:
                     now_s = times.now_s(record.width, record.context_length)
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s
                     plain_s = max(plain_s, record.emitted * usual_s * times.factor / MOVED)
-                over_plain = record.emitted - 1 - self._going_rate() * (working_s - usual_s * shown)
-                control.round_gain += (1 - _RATE_DECAY) * (over_plain - control.round_gain)
                 self._judge(plain_s, working_s, record.emitted)
             elif control.load_s and not control.hopeless:
                 control.missed_s += self._gain * plain_s

@@ -51,6 +51,11 @@ LOOK = 20
 # Weight of the earlier estimate, in tokens guessed in hindsight.
 KNOWN_BEFORE = 4.0
 
+# The least that a round with the drafting model is taken to gain over a plain step, in tokens: 3 in 1.75 steps, where
+# a step is worth 1.7 tokens (the default pair, docs/results/promises.md). An answer's rounds gain what its rate says,
+# but the rate is low until the drafter has begun.
+USUAL_GAIN = 0.7
+
 _LEAST_GAIN = DRAFT_MARGIN - 1.0
 
 
