@@ -29,7 +29,16 @@ from edgespec.engine.loaded_pair import Speculation
 from edgespec.errors import CancelledError
 from edgespec.hardware.machine import describe_machine
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
-from edgespec.planning.cost.curve import Curve, DraftCost, choose_depth, choose_window, expected_tokens, round_seconds
+from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.curve import (
+    ContextCurves,
+    Curve,
+    DraftCost,
+    choose_depth,
+    choose_window,
+    expected_tokens,
+    round_seconds,
+)
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
@@ -185,6 +194,7 @@ def measure(engine: Engine, ratio: float, acceptance: float, passes: int, depth_
     depth = max(1, choose_depth(curve, cost, (acceptance,), depth_cap).depth)
     script = Script()
     drafter = SleepingDrafter(script, token_s=cost.token_s, acceptance=acceptance, seed=1)
+    costs = Costs(curves=ContextCurves(contexts=(0,), curves=(curve,)))
     arms = {
         "plain": Speculation(drafters=(), policy=FixedDepth(0), depth_cap=0),
         "serial": Speculation(drafters=(drafter,), policy=FixedDepth(depth), depth_cap=depth),
@@ -192,7 +202,7 @@ def measure(engine: Engine, ratio: float, acceptance: float, passes: int, depth_
             drafters=(drafter,),
             policy=FixedDepth(depth_cap + 1),
             depth_cap=depth_cap,
-            budget=lambda: MeasuredBudget(depth_cap, curve),
+            budget=lambda: MeasuredBudget(depth_cap, costs),
         ),
     }
     samples = {name: Samples() for name in arms}

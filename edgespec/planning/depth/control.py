@@ -8,8 +8,8 @@ rules, each with one number:
   may lose more than the ledger still allows.
 - The purchase. Loading the drafter and reading the text are done when they are expected to be earned back
   (planning/depth/price.py).
-- Trust. Each drafted round adds what it saved, in plain steps, and subtracts what it lost. Below zero drafting
-  pauses. Trust is capped, so that a change of text costs at most the cap (CUSUM: Page, 1954).
+- Trust. A drafted round adds what it saved, in plain steps, and subtracts what it lost. Below zero drafting pauses.
+  Trust is capped, so that a change of text costs at most the cap (CUSUM: Page, 1954).
 
 If target and drafter run in parallel, reading and drafting cost only the mutual slowdown, no chain ends early, and a
 chain has one token more: a window's forward also scores the first token of the next window.
