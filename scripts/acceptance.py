@@ -168,7 +168,10 @@ STEPS: tuple[Step, ...] = (
     Step(
         "near",
         "At a requested depth outside the stable widths, every divergence is within the reported bound.",
-        (("edgespec", "verify", "--profile", "{work}/llama.toml", "--exactness", "near", "--depth", "5", "--prompts", "6"),),
+        (
+            ("edgespec", "verify", "--profile", "{work}/llama.toml", "--exactness", "near", "--depth", "5",
+             "--prompts", "6"),
+        ),
         each(p.near_within_bound),
         files={"llama.toml": 'inherits = "laptop"\nruntime = "llama"\n'},
     ),

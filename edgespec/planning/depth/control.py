@@ -208,8 +208,7 @@ class AnswerDepth:
         self._saved = 0.0  # by drafted rounds, in plain steps
         self._bought_at: int | None = None
         self._rate_tokens = self._rate_s = 0.0
-        self._loading = False
-        self._read = 0
+        self._loading, self._read = False, 0
         self.ledger = Ledger(0.0, 0.0)
         self._now = times.all_now(prompt_tokens)
 
