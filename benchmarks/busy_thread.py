@@ -72,7 +72,7 @@ def measure(model: str, pairs: int, threads: int | None) -> dict[str, object]:
     with Engine.load(model, draft="none", depth=0, threads=threads, download=True) as engine, engine.session() as s:
         used = engine.plan.target.threads
         decode_tokens_per_s(s)
-        alone, beside_process, beside_thread = [], [], []
+        alone, beside_process, beside_thread = list[float](), list[float](), list[float]()
         for pair in range(pairs):
             alone.append(decode_tokens_per_s(s))
             arms = [(busy_process, beside_process), (busy_thread, beside_thread)]

@@ -33,7 +33,7 @@ from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_nat
 from edgespec.runtimes.native.runtime import frequent_head_ids, frequent_head_rows
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.choice import open_tokenizer
 
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -77,8 +77,8 @@ def open_model(name: str, *, drafts: bool) -> tuple[NativeModel, list[int]]:
     header = read_header(path)
     head = frequent_head_ids(header) if drafts and frequent_head_rows(header) is not None else None
     settings = NativeSettings(threads=describe_machine().physical_cores)
-    with closing(LlamaVocabulary(path, header)) as vocabulary:
-        tokens = vocabulary.encode("\n".join(prompt.prompt for prompt in builtin_suite("verify")))
+    with closing(open_tokenizer(path, header)) as tokenizer:
+        tokens = tokenizer.encode("\n".join(prompt.prompt for prompt in builtin_suite("verify")))
     return load_native(path, settings, header=header, frequent_head=head), tokens
 
 
@@ -103,14 +103,14 @@ def measure(sequence: Sequence, tokens: list[int], count: int, *, drafts: bool) 
     """Milliseconds by sampling, with our kernels and with numpy."""
     sequence.forward(tokens[:-count], 0)
     result: dict[str, dict[str, float]] = {name: {} for name in SAMPLINGS}
-    choose = draft if drafts else Chooser.target_token
+    choose: Callable[[Chooser, Rows, int, list[int]], object] = draft if drafts else Chooser.target_token
     seen: dict[tuple[str, str], list[object]] = {}
     for name, sampling in SAMPLINGS.items():
         for way in ("kernels", "numpy"):
             sequence.rewind(len(tokens) - count)
             native = sequence.forward(tokens[-count:], count)
             rows = native if way == "kernels" else _WithNumpy(native)
-            calls = [
+            calls: list[Callable[[], object]] = [
                 functools.partial(choose, Chooser(sampling), rows, index, tokens[: len(tokens) - count + index + 1])
                 for index in range(count)
             ]

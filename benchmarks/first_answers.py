@@ -80,7 +80,8 @@ def same_ids(rows: Answers) -> bool:
 
 def cut(suite_file: str) -> dict[str, Any]:
     """Plain seconds over planned seconds, by prompt; answers end before the drafter's loading is earned back."""
-    suite, ratios = load_suite(Path(suite_file)), {}
+    suite = load_suite(Path(suite_file))
+    ratios: dict[str, float] = {}
     engine = Engine.load(profile="laptop")
     with engine, engine.session() as planned, engine.session() as plain:
         engine.load_drafter()

@@ -18,6 +18,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
 from edgespec.text.gguf_tokenizer import GgufTokenizer
 from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.vocabulary import unsupported
 from tests.support.token_texts import is_of_unicode_16, token_texts
 from tests.support.vocabularies import real_vocabularies
@@ -34,11 +35,12 @@ def compare(path: Path, texts: int, seed: int) -> int:
     reference = LlamaTokenizer(path, header)
     reference_s = time.perf_counter() - started
     pieces = [ours.token_bytes(token).decode("utf-8", "replace") for token in range(ours.vocabulary_size)]
+    tokenizers: tuple[Tokenizer, Tokenizer] = (ours, reference)
     different = newer = 0
     spent = [0.0, 0.0]
     for number, text in enumerate(islice(token_texts(seed, pieces, ours.special_texts), texts)):
         found = []
-        for place, tokenizer in enumerate((ours, reference)):
+        for place, tokenizer in enumerate(tokenizers):
             started = time.perf_counter()
             found.append(tokenizer.encode(text, special=number % 2 == 0, add_bos=number % 3 == 0))
             spent[place] += time.perf_counter() - started

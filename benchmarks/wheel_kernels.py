@@ -20,12 +20,16 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.model import Sequence
-from edgespec.runtimes.native import library as native_library, model as native_model
+from edgespec.runtimes.native.layout import read_layout
+from edgespec.runtimes.native.library import LIBRARY_NAMES, NativeLibrary, load, load_from
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, describe_native
+from edgespec.runtimes.native.weights import ModelPart, load_weights
 
 WIDTHS = (1, 8)
 FORWARDS = 8  # of a turn's part: at least a tenth of a second for a model of a billion parameters
@@ -33,17 +37,16 @@ RESAMPLED = 2000
 
 
 @contextlib.contextmanager
-def opened(library: native_library.NativeLibrary, path: Path, threads: int) -> Iterator[Sequence]:
-    """A sequence of the model with that library's kernels, whatever library the process otherwise uses."""
-    usual = native_model.load
-    native_model.load = lambda: library
-    try:
-        model = native_model.load_native(
-            path, native_model.NativeSettings(threads=threads, sidecar=False), header=read_header(path)
-        )
-    finally:
-        native_model.load = usual
-    with model, model.open(256) as sequence:
+def opened(library: NativeLibrary, path: Path, threads: int) -> Iterator[Sequence]:
+    """A sequence of the model with that library's kernels and its fastest level.
+
+    The process otherwise uses the installed library, which also describes the model here.
+    """
+    header, settings = read_header(path), NativeSettings(threads=threads, sidecar=False)
+    facts = describe_native(header, settings, name=path.stem, sha256=None)
+    facts = replace(facts, build=library.build, settings={**facts.settings, "level": library.levels[-1]})
+    part = ModelPart(load_weights(library, header, read_layout(header), threads))
+    with NativeModel(part, header, settings, facts) as model, model.open(256) as sequence:
         yield sequence
 
 
@@ -57,7 +60,7 @@ def timed(sequence: Sequence, tokens: list[int]) -> float:
             sequence.rewind(64)
         return time.perf_counter() - started
 
-    return float(sequence.run(forwards))
+    return sequence.run(forwards)
 
 
 def compared(wheel: Sequence, local: Sequence, width: int, turns: int, vocabulary: int) -> dict[str, Any]:
@@ -90,12 +93,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    local = native_library.load()
+    local = load()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         with zipfile.ZipFile(arguments.wheel) as file:
-            (member,) = [n for n in file.namelist() if Path(n).name in native_library.LIBRARY_NAMES]
-            wheel = native_library.load_from(Path(file.extract(member, name)))
-        sequences = [stack.enter_context(opened(each, arguments.model, arguments.threads)) for each in (wheel, local)]
+            (member,) = [n for n in file.namelist() if Path(n).name in LIBRARY_NAMES]
+            wheel = load_from(Path(file.extract(member, name)))
+        of_wheel, of_local = (
+            stack.enter_context(opened(each, arguments.model, arguments.threads)) for each in (wheel, local)
+        )
         vocabulary = read_header(arguments.model).vocabulary_size
         report: dict[str, Any] = {
             "model": arguments.model.name,
@@ -105,7 +110,7 @@ def main() -> None:
             "local": local.build,
         }
         for width in WIDTHS:
-            report[f"T({width})"] = compared(*sequences, width, arguments.turns, vocabulary)
+            report[f"T({width})"] = compared(of_wheel, of_local, width, arguments.turns, vocabulary)
     print(json.dumps(report, indent=2))
 
 

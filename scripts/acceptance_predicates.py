@@ -138,11 +138,11 @@ def near_within_bound(report: Report) -> bool:
 def verified(report: Report) -> bool:
     """All 40 prompts are identical, with proposals, and at least eight are longer than 700 tokens."""
     long_prompts = sum(result["prompt_tokens"] > 700 for result in report["results"])
-    return report["identical"] == report["prompts"] == 40 and report["proposed"] > 0 and long_prompts >= 8
+    return bool(report["identical"] == report["prompts"] == 40 and report["proposed"] > 0) and long_prompts >= 8
 
 
 def as_deep_as_eight(report: Report) -> bool:
-    return max(report["depths"]) >= 8
+    return bool(max(report["depths"]) >= 8)
 
 
 def bitwise(report: Report) -> bool:

@@ -157,9 +157,8 @@ def main(arguments: Sequence[str] | None = None, *, steps: Sequence[Step] = STEP
     chosen = [step for step in steps if not given.only or step.name in given.only]
     if given.list:
         for step in chosen:
-            verdict = {True: "holds", False: "does not hold"}.get(
-                results.steps.get(step.name, {}).get("holds"), "due"
-            )
+            holds = results.steps.get(step.name, {}).get("holds")
+            verdict = "due" if holds is None else "holds" if holds else "does not hold"
             print(f"{step.name:34} {verdict:14} {step.says}")
         return 0
     return 0 if run_steps(chosen, results, fresh=given.fresh) else 1

@@ -358,12 +358,12 @@ def compute(programs: tuple[Path, Path], begins: list[str], draws: int) -> tuple
 
 def run_elsewhere(place: Path, draws: int) -> None:
     """Run programs that another machine built for this one. Raises WheelError if the bits are others than there."""
-    programs = [next(iter(sorted(place.resolve().glob(f"{name}*"))), None) for name in TEST_PROGRAMS]
-    if programs[0] is None or programs[1] is None:
+    compare, pool = (next(iter(sorted(place.resolve().glob(f"{name}*"))), None) for name in TEST_PROGRAMS)
+    if compare is None or pool is None:
         raise WheelError(f"{place} has no programs")
-    for program in programs:
+    for program in (compare, pool):
         program.chmod(0o755)
-    digest, levels = compute((programs[0], programs[1]), [], draws)
+    digest, levels = compute((compare, pool), [], draws)
     told = place.resolve().parent / DIGEST_NAME
     print(f"{place.name}: digest {digest} ({', '.join(levels)})")
     if told.exists() and digest != told.read_text(encoding="utf-8").strip():

@@ -69,7 +69,7 @@ class World:
 
     def missed(self, read_tokens: int, context: int) -> float:
         """The share of right tokens that a drafter loses if it has read only the last ``read_tokens``."""
-        return 1.0 - min(1.0, read_tokens / context) ** self.window_power
+        return 1.0 - math.pow(min(1.0, read_tokens / context), self.window_power)
 
 
 # Measured T(w)/T(1) of a 1.5B target at four bits: our kernels on two and on four cores, llama.cpp on two cores.
@@ -353,6 +353,7 @@ class Scenario:
 def draw_length(random: Random, lengths: Lengths, scale: float = 1.0) -> tuple[int, int | None, bool]:
     """Tokens of an answer, its limit (None: no limit given), and whether the limit ended it."""
     most: int | None = None
+    tokens: float
     if lengths == "short":
         tokens = random.geometric(1.0 / (16.0 * scale))
     elif lengths == "long":

@@ -220,7 +220,7 @@ def byte_level(pre: str) -> dict[str, Any]:
         return {"type": "Sequence", "pretokenizers": [first, plain | {"use_regex": False}]}
 
     digits = {"type": "Digits", "individual_digits": True}
-    return {
+    known: dict[str, dict[str, Any]] = {
         "gpt-2": {"normalizer": None, "pre_tokenizer": plain, "more": {}},
         "smollm": {
             "normalizer": None,
@@ -229,7 +229,8 @@ def byte_level(pre: str) -> dict[str, Any]:
         },
         "llama-bpe": {"normalizer": None, "pre_tokenizer": split(LLAMA3_REGEX), "more": {"ignore_merges": True}},
         "qwen2": {"normalizer": {"type": "NFC"}, "pre_tokenizer": split(QWEN2_REGEX), "more": {}},
-    }[pre]
+    }
+    return known[pre]
 
 
 def write_byte_level_tokenizer(folder: Path, pre: str = "gpt-2", **config: Any) -> None:

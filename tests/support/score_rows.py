@@ -75,15 +75,15 @@ def shaped(draw: np.random.Generator, shape: str, count: int) -> NDArray[np.floa
     if shape == "neighbours":  # values that differ in the last bit or two
         scores[:] = np.abs(scores[0]) + np.float32(1.0)
         scores.view(np.int32)[...] += draw.integers(0, 4, count).astype(np.int32)
-        scores *= draw.choice(np.float32([-1.0, 1.0]))
+        scores *= draw.choice(np.array([-1.0, 1.0], dtype=np.float32))
     if shape == "subnormal":
         scores = (draw.integers(-9, 10, count) * 2.0**-149).astype(np.float32)
     if shape == "extreme":
-        few = np.float32([LARGEST, -LARGEST, -np.inf, 0.0, -0.0, 1e-38, -60.0, 1e30])
+        few = np.array([LARGEST, -LARGEST, -np.inf, 0.0, -0.0, 1e-38, -60.0, 1e30], dtype=np.float32)
         scores = draw.choice(few, size=count)
-        scores[draw.integers(0, count)] = draw.choice(np.float32([LARGEST, 0.0, -LARGEST]))
+        scores[draw.integers(0, count)] = draw.choice(np.array([LARGEST, 0.0, -LARGEST], dtype=np.float32))
     if shape == "spoilt":
-        scores[draw.integers(0, count, 2)] = draw.choice(np.float32([np.nan, np.inf, -np.inf]))
+        scores[draw.integers(0, count, 2)] = draw.choice(np.array([np.nan, np.inf, -np.inf], dtype=np.float32))
     return scores
 
 
