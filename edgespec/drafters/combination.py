@@ -33,6 +33,7 @@ from edgespec.interfaces.drafting import (
     SkipsText,
     TreeGate,
     admitted,
+    values_trees,
 )
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
@@ -89,6 +90,7 @@ class CombinationState:
 
     def __init__(self, parts: Sequence[tuple[str, DraftState]], depth: AnswerPolicy) -> None:
         self._parts = tuple(parts)
+        self._growing = tuple((kind, state) for kind, state in parts if state.free and isinstance(state, GrowsTree))
         self._watched: deque[_Watched] = deque(maxlen=_WATCHED)
         self.depth = depth
         self.failures: dict[str, str] = {}
@@ -159,13 +161,14 @@ class CombinationState:
         if most < 1:
             return NOTHING, -math.inf
         sure = _confidences(idea)
-        if not isinstance(gate, TreeGate):
+        if not values_trees(gate):
             kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
             copy = idea.cut(min(most, kept))
             return (copy, math.inf) if kept else (NOTHING, -math.inf)
         tree = DraftTree()
-        if context.wants_tree and isinstance(state, GrowsTree):
-            state.grow(context, tree, 0, gate.believes)
+        grows = dict(self._growing).get(kind) if context.wants_tree else None
+        if grows is not None:
+            grows.grow(context, tree, 0, gate.believes)
         else:
             for place, token in enumerate(idea.tokens[:most]):
                 tree.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
@@ -194,7 +197,7 @@ class CombinationState:
         if chain.hindsight:
             self.depth.learn_hindsight(kind, chain.hindsight)
         gate = allowance.gate
-        if not context.wants_tree or chain.draft_probs is not None or not isinstance(gate, TreeGate):
+        if not context.wants_tree or chain.draft_probs is not None or not values_trees(gate):
             return chain
         return self._grown(chain, context, gate, allowed)
 
@@ -206,10 +209,10 @@ class CombinationState:
         for place, others in enumerate(chain.alternatives[:length]):
             for token, odds in others:
                 tree.add(place - 1, token, gate.believes_alternative(odds), chain.source_of(place))
-        for kind, state in self._parts:
-            if state.free and kind not in self.failures and isinstance(state, GrowsTree):
+        for kind, state in self._growing:
+            if kind not in self.failures:
                 own = self.depth.allow(kind).gate
-                state.grow(context, tree, length, own.believes if isinstance(own, TreeGate) else float)
+                state.grow(context, tree, length, own.believes if values_trees(own) else float)
         return _proposal(tree, gate.choose(tree, most).nodes, chain, length)
 
     @property
@@ -239,12 +242,12 @@ class CombinationState:
         """Report watched proposals to the policy once the text shows which tokens were right."""
         for _ in range(len(self._watched)):
             watched = self._watched.popleft()
-            start, tokens = watched.length, context.tokens[: context.committed_length]
-            if tuple(tokens[max(0, start - len(watched.tail)) : start]) != watched.tail:
+            start, tokens, committed = watched.length, context.tokens, context.committed_length
+            if start > committed or tuple(tokens[max(0, start - len(watched.tail)) : start]) != watched.tail:
                 continue  # another conversation, or an answer that was removed
             hits: list[bool] = []
             for place, token in enumerate(watched.proposal.tokens):
-                if start + place >= len(tokens) or (hits and not hits[-1]):
+                if start + place >= committed or (hits and not hits[-1]):
                     break
                 hits.append(tokens[start + place] == token)
             if len(hits) == len(watched.proposal.tokens) or (hits and not hits[-1]):

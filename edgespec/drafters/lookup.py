@@ -29,13 +29,14 @@ KIND = "lookup"
 _WRONG_AFTER_ONE, _LESS_WRONG = 0.74, 0.77
 
 # Different tokens that followed the same match and are guessed side by side.
-_MOST_BRANCHES = 3
+_MOST_BRANCHES = 2
 
-# Guesses below this probability pay in no round: a further row costs a hundredth of a step at least.
-_LEAST_REACH = 0.01
+# Guesses below this probability pay in no round: a further row costs two hundredths of a step at least, in which more
+# than one token is usual.
+_LEAST_REACH = 0.03
 
-# Guesses added to a tree in a round. Rows beyond the eighth are expensive (docs/results/native.md).
-_MOST_ADDED = 8
+# Guesses added to a tree in a round: as many as a round verifies at most (planning/cost/widths.py).
+_MOST_ADDED = 11
 
 
 def match_confidence(matched_tokens: int) -> float:
@@ -63,6 +64,8 @@ class LookupDraftState:
     def __init__(self, request: DraftRequest) -> None:
         self._stop_ids = request.stop_ids
         self._index = TextIndex()
+        self._context: Context | None = None  # of the latest proposal
+        self._found: list[Match] = []  # the matches of its end
 
     def lag(self, context: Context) -> int:
         """0, since indexing takes microseconds a token."""
@@ -70,8 +73,7 @@ class LookupDraftState:
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         """A copy of what followed the longest match; of several, the most recent one."""
-        self._index.follow(context.tokens)
-        found = self._index.matches(context.tokens[-LONGEST_MATCH_TOKENS:])
+        found = self._matches(context)
         if depth < 1 or not found:
             return NOTHING
         source, matched = max(found, key=_length)
@@ -95,18 +97,15 @@ class LookupDraftState:
 
         Where the tree has guesses of others, a different guess only gets the probability that they leave.
         """
-        self._index.follow(context.tokens)
-        tail, reach = context.tokens[-LONGEST_MATCH_TOKENS:], [1.0]
-        open_: list[tuple[float, int, int, list[Match]]] = []  # by descending reach; the count breaks ties
-        for node in range(-1, chain):
-            if node >= 0:
-                tail = [*tail[1:], tree.tokens[node]]
-                reach.append(reach[-1] * tree.odds[node])
-            if reach[-1] < _LEAST_REACH:
+        # By descending reach; the count breaks ties.
+        open_: list[tuple[float, int, int, list[Match]]] = [(-1.0, 0, -1, self._matches(context))]
+        tail, reach = context.tokens[-LONGEST_MATCH_TOKENS:], 1.0
+        for node in range(chain):
+            tail = [*tail[1:], tree.tokens[node]]
+            reach *= tree.odds[node]
+            if reach < _LEAST_REACH or tree.tokens[node] in self._stop_ids:
                 break
-            if node < 0 or tree.tokens[node] not in self._stop_ids:
-                open_.append((-reach[-1], len(open_), node, self._index.matches(tail)))
-        heapq.heapify(open_)
+            open_.append((-reach, len(open_), node, self._index.matches(tail)))
         limit = len(tree) + _MOST_ADDED
         count = len(open_)
         while open_ and len(tree) < limit:
@@ -122,12 +121,19 @@ class LookupDraftState:
                 count += 1
                 heapq.heappush(open_, (here, count, node, self._beyond(found, token)))
 
+    def _matches(self, context: Context) -> list[Match]:
+        """Earlier places that end as the text does; found once for each context."""
+        if context is not self._context:
+            self._index.follow(context.tokens)
+            self._context, self._found = context, self._index.matches(context.tokens[-LONGEST_MATCH_TOKENS:])
+        return self._found
+
     def _followers(self, found: Sequence[Match]) -> list[tuple[int, float, int]]:
         """The tokens that followed the longest match: each with its share of the places, and the match's length."""
-        if not found:
-            return []
-        longest = max(length for _, length in found)
         tokens = self._index.tokens
+        if len(found) < 2:  # as after most guesses: no counting
+            return [(tokens[end], 1.0, length) for end, length in found]
+        longest = max(found, key=_length)[1]
         after = Counter(tokens[end] for end, length in found if length == longest)
         places = after.total()
         return [(token, times / places, longest) for token, times in after.most_common(_MOST_BRANCHES)]

@@ -22,8 +22,8 @@ from edgespec.interfaces.drafting import (
     DraftRequest,
     Outcome,
     Proposal,
-    TreeGate,
     common_prefix,
+    values_trees,
 )
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
@@ -376,7 +376,7 @@ class ModelDraftState:
         confidences: list[float] = []
         others: list[int | None] = []
         alternatives: list[tuple[tuple[int, float], ...]] = []
-        branching = context.wants_tree and depth > 1 and isinstance(gate, TreeGate)
+        branching = context.wants_tree and depth > 1 and values_trees(gate)
         text = self._text
         text.follow(context.tokens)
         forwards = 1

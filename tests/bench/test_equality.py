@@ -19,7 +19,7 @@ from edgespec.decoding.verify import TreeVerdict, Verdict
 from edgespec.drafters.model import ModelDraftState
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
-from edgespec.interfaces.drafting import DraftTree, TreeGate
+from edgespec.interfaces.drafting import DraftTree, values_trees
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime
 from tests.support.tiny_models import TinyModels, require_speculation
@@ -216,7 +216,7 @@ def test_half_of_a_full_tree_is_a_chain(cap: int, length: int) -> None:
     assert FullTrees(cap, "model").allow("lookup").depth == 0, "copies alone are chains"
     allowance = FullTrees(cap, "model").allow("model")
     gate = allowance.gate
-    assert isinstance(gate, TreeGate)
+    assert values_trees(gate)
     assert (allowance.depth, gate.needs_entropy) == (cap, False)
     for place in range(length):
         assert gate.admits(0.0, None)

@@ -159,10 +159,10 @@ def test_nothing_is_guessed_behind_a_stop_token() -> None:
     assert grown([1, 9, 5, 6, 7, 1], (9, 0.5), (5, 0.5), stop_ids=frozenset({5})).tokens == [9, 5]
 
 
-def test_a_tree_grows_by_eight_guesses_and_only_by_likely_ones() -> None:
+def test_a_tree_grows_by_eleven_guesses_and_only_by_likely_ones() -> None:
     tree = grown(list(range(20)) * 2)
-    assert (len(tree), tree.tokens) == (8, list(range(8)))
-    assert min(tree.reach()) > 0.01
+    assert (len(tree), tree.tokens) == (11, list(range(11)))
+    assert min(tree.reach()) > 0.03
     assert len(grown([1, 2, 3, 4, 1], (2, 1e-4), (3, 0.5))) == 2, "what follows an unlikely chain is unlikely"
 
 
@@ -170,7 +170,7 @@ def test_a_tree_grows_by_eight_guesses_and_only_by_likely_ones() -> None:
 @settings(max_examples=200)
 def test_any_text_gives_a_well_formed_tree(tokens: list[int], chain: list[tuple[int, float]]) -> None:
     tree = grown(tokens, *chain)
-    assert len(tree) <= len(chain) + 10
+    assert len(tree) <= len(chain) + 12
     assert all(-1 <= parent < node for node, parent in enumerate(tree.parents))
     assert all(0 <= odds <= 1 for odds in tree.odds)
     assert len({*zip(tree.parents, tree.tokens, strict=True)}) == len(tree)

@@ -18,7 +18,7 @@ from edgespec.interfaces.drafting import (
     DraftTree,
     Outcome,
     Proposal,
-    TreeGate,
+    values_trees,
 )
 from edgespec.interfaces.rows import Rows
 from tests.drafters.test_combination import Depths
@@ -62,7 +62,7 @@ def gated(gate: Shape, depth: int) -> Shape:
 def test_alternatives_of_a_chain_are_the_next_best_tokens() -> None:
     model = FakeModel(seed=1)
     gate = Shape(ranks=(2, 0, 1))
-    assert isinstance(gate, TreeGate)
+    assert values_trees(gate)
     proposal = proposed(started(model), gated(gate, 3), 9)
     chain = proposal.tokens[:3]
     at = [[*PROMPT, *chain[:place]] for place in range(3)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.drafters.lookup import match_confidence
-from edgespec.interfaces.drafting import ChainGate, DraftTree, TreeGate
+from edgespec.interfaces.drafting import ChainGate, DraftTree, values_trees
 from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.depth.control import DepthControl
@@ -445,7 +445,7 @@ def _copied(
     most, gate = min(limit, allowance.depth), allowance.gate
     if most < 1:
         return None, -math.inf
-    if not isinstance(gate, TreeGate):
+    if not values_trees(gate):
         kept = most if idea.sure[0] >= 0.5 else 0
         return (idea.cut(kept), math.inf) if kept else (None, -math.inf)
     tree = DraftTree()
