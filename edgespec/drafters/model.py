@@ -46,10 +46,10 @@ _ORDINARY_LAG_TOKENS = 2
 # 1.8 % (the places of planning/cost/acceptance.py), and all other tokens together in 4 %.
 MOST_ALTERNATIVES = 3
 
-# The drafter's own next tokens are guessed from the text if at least so many tokens match an earlier place: such
-# guesses are right in 50 % of places and more (docs/results/drafting.md). A drafter's forward with 4 rows takes 1.1
-# to 1.2 times as long as with one.
-_GUESS_AFTER_TOKENS, _MOST_GUESSES = 2, 3
+# The drafter's own next tokens are guessed from the text. With 3 guesses a drafter that drafts four tokens a round
+# needs 0.79 forwards a token, with 5 or 7 as many; a forward with guesses takes as long as one without
+# (docs/results/drafting.md).
+_MOST_GUESSES = 3
 
 
 class ModelDrafter:
@@ -322,8 +322,7 @@ class ModelDraftState:
         if self._index is None or most < 1:
             return []
         found = self._index.matches(tokens[-LONGEST_MATCH_TOKENS:])
-        place, matched = max(found, key=lambda match: match[1], default=(0, 0))
-        return self._index.copy(place, most) if matched >= _GUESS_AFTER_TOKENS else []
+        return self._index.copy(max(found, key=lambda match: match[1])[0], most) if found else []
 
     def _read(
         self, cache: _Cache, lag: list[int], guesses: list[int], started: float, patience_s: float, before: int
