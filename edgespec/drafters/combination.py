@@ -165,19 +165,20 @@ class CombinationState:
             kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
             copy = idea.cut(min(most, kept))
             return (copy, math.inf) if kept else (NOTHING, -math.inf)
-        tree = DraftTree()
+        chain = DraftTree()
+        for place, token in enumerate(idea.tokens[:most]):
+            chain.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
+        choice = gate.choose(chain, most)
         grows = dict(self._growing).get(kind) if context.wants_tree else None
-        if grows is not None:
-            grows.grow(context, tree, 0, gate.believes)
-        else:
-            for place, token in enumerate(idea.tokens[:most]):
-                tree.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
-        choice = gate.choose(tree, most)
-        if not choice.nodes:
-            return NOTHING, -math.inf
-        if not context.wants_tree:
-            return idea.cut(len(choice.nodes)), choice.gain
-        return _proposal(tree, choice.nodes, Proposal(drafted_by=idea.drafted_by), 0), choice.gain
+        if grows is None:
+            kept = len(choice.nodes)
+            return (idea.cut(kept), choice.gain) if kept else (NOTHING, -math.inf)
+        tree = DraftTree()
+        grows.grow(context, tree, 0, gate.believes)
+        nodes = gate.choose(tree, most).nodes
+        # Many unlikely nodes add up to a gain too, but a drafter tells which of them are right: the chain decides.
+        own = _proposal(tree, nodes, Proposal(drafted_by=idea.drafted_by), 0) if nodes else NOTHING
+        return own, choice.gain if nodes else -math.inf
 
     def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
         """What a drafter that takes time proposes, with the guesses of the free ones beside it."""
