@@ -156,7 +156,7 @@ class CombinationState:
         if not idea.tokens:
             return NOTHING, -math.inf
         self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
-        allowance = self.depth.allow(kind)
+        allowance = self.depth.allow_free(kind)
         most, gate = min(depth, allowance.depth), allowance.gate
         if most < 1:
             return NOTHING, -math.inf
@@ -212,7 +212,7 @@ class CombinationState:
                 tree.add(place - 1, token, gate.believes_alternative(odds), chain.source_of(place))
         for kind, state in self._growing:
             if kind not in self.failures:
-                own = self.depth.allow(kind).gate
+                own = self.depth.allow_free(kind).gate
                 state.grow(context, tree, length, own.believes if values_trees(own) else float)
         return _proposal(tree, gate.choose(tree, most).nodes, chain, length)
 

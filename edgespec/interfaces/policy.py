@@ -74,6 +74,9 @@ class AnswerPolicy(Protocol):
     def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
         """What ``source`` may do in the next round; it lacks the last ``lag`` tokens and skipped ``unread``."""
 
+    def allow_free(self, source: str) -> Allowance:
+        """The same for a source whose proposals take negligible time. Any source may be named, known or not."""
+
     def round_gain(self, source: str) -> float:
         """Tokens that a round with ``source`` usually gains over a plain step, after what its time costs.
 

@@ -142,14 +142,14 @@ def test_control_arms_draft_with_one_free_drafter_at_full_depth(engine: Engine, 
     assert drafter.kind == name
     assert isinstance(found.policy, DepthControl)
     assert found.depth_cap == CAP
-    assert begun(found).allow(name).depth == CAP, "free, so only its gate may stop it"
+    assert begun(found).allow_free(name).depth == CAP, "free, so only its gate may stop it"
     assert begun(found).allow("model").depth == 0
 
 
 def test_the_lookup_arm_has_no_drafting_model(engine: Engine) -> None:
     found = speculation(engine, "lookup")
     assert [drafter.kind for drafter in found.drafters] == ["lookup"]
-    assert begun(found).allow("lookup").depth == CAP
+    assert begun(found).allow_free("lookup").depth == CAP
     assert begun(found).allow("model").depth == 0
 
 

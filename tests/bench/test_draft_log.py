@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import draft_counts
+from benchmarks import draft_counts, draft_rounds
 from edgespec.bench.draft_log import MOST_PREDICTIONS, best_of, predictions, write_draft_log
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError
+from edgespec.interfaces.drafting import DraftTree
 from tests.support.fake_runtime import FakeModel
 from tests.support.tiny_models import TinyModels
 
@@ -144,3 +145,42 @@ def test_a_re_ranking_learns_from_the_text_what_the_drafter_gets_wrong() -> None
     lines = [line([1, 2, 3, 4] * 3, [1, 2, 3, 4] * 3, drafter=[0, 1, 2, 3] * 3) for _ in range(4)]
     found = draft_counts.reranked(lines)
     assert (found["before"], found["after"]) == (0.0, 1.0)
+
+
+# -------------------------------------------------------------------------------------------- simulated rounds
+
+
+def twice(eight_rows: float) -> Callable[[int], float]:
+    return lambda rows: 1 + (eight_rows - 1) * (rows - 1) / 7
+
+
+@pytest.mark.parametrize("variant", ["chain-1", "chain-2", "chain-3", "tree", "tree+recycled"])
+def test_simulated_rounds_save_time_where_the_answer_repeats_the_text_and_none_elsewhere(variant: str) -> None:
+    repeated = line([*range(10, 40)], [*range(10, 40)])
+    assert draft_rounds.steps(repeated, variant, twice(1.4)) < 12, "at most eight tokens a round, in 1.4 steps"
+    fresh = line([*range(10, 40)], [*range(50, 80)])
+    assert draft_rounds.steps(fresh, variant, twice(1.4)) == 29, "plain"
+
+
+def test_short_matches_and_recycled_predictions_are_guessed_by_the_variants_that_have_them() -> None:
+    short = line([1, 2, 9, 3, 2], [2, 9, 4, 2, 9, 5, 2, 9, 6, 2, 9, 7])
+    spent = {name: draft_rounds.steps(short, name, twice(1.1)) for name in ("chain-1", "chain-3")}
+    assert spent["chain-1"] < spent["chain-3"] == 11
+    tree = DraftTree()
+    tree.add(-1, 5, 0.8, "lookup")
+    draft_rounds.recycle(tree, [1, 2], {(1, 2): [(6, 0.5)], (5,): [(7, 1.0)]})
+    assert list(zip(tree.tokens, tree.parents, tree.odds, strict=True)) == [
+        (5, -1, 0.8),
+        (6, -1, pytest.approx(0.5 * 0.5 * 0.2)),
+        (7, 0, 0.5),
+    ]
+
+
+def test_accepted_guesses_are_those_on_the_answers_path() -> None:
+    tree = DraftTree()
+    for parent, token in ((-1, 1), (-1, 2), (1, 3), (2, 4)):
+        tree.add(parent, token, 0.5, "lookup")
+    assert draft_rounds.accepted(tree, (0, 1, 2, 3), [2, 3, 4, 5]) == 3
+    assert draft_rounds.accepted(tree, (0, 1, 2), [2, 3, 4, 5]) == 2
+    assert draft_rounds.accepted(tree, (0, 1, 2, 3), [2]) == 1
+    assert draft_rounds.accepted(tree, (), [1]) == 0

@@ -52,6 +52,9 @@ class Depths:
         self.unread.append(unread)
         return Allowance(self.depths[source], self.gate, hindsight=self.hindsight)
 
+    def allow_free(self, source: str) -> Allowance:
+        return self.allow(source)
+
     def round_gain(self, source: str) -> float:
         return 0.0
 

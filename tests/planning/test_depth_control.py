@@ -235,7 +235,7 @@ def test_a_draft_that_the_answer_cannot_afford_to_lose_is_not_made() -> None:
     answer = begun(control(), 1, prompt_s=0.0, first_s=NATIVE.forward_s(1, 0))
     depths = []
     for _ in range(30):
-        depths.append(answer.allow("lookup").depth)
+        depths.append(answer.allow_free("lookup").depth)
         answer.record(round_of())
     assert depths[0] <= 2
     assert depths == sorted(depths)
@@ -360,11 +360,11 @@ def test_the_whole_text_is_read_once_that_repays() -> None:
 def test_plain_decoding_is_timed_at_intervals() -> None:
     answer = begun(control())
     for _ in range(PLAIN_EVERY):
-        assert answer.allow("lookup").depth > 0
+        assert answer.allow_free("lookup").depth > 0
         answer.record(round_of(4, 4))
-    assert answer.allow("lookup").depth == 0
+    assert answer.allow_free("lookup").depth == 0
     answer.record(round_of())
-    assert answer.allow("lookup").depth > 0
+    assert answer.allow_free("lookup").depth > 0
 
 
 def test_a_drafter_that_cannot_pay_is_never_bought() -> None:
@@ -469,20 +469,37 @@ def test_without_calibration_plain_speed_is_measured_but_no_token_drafted() -> N
     assert (closed.allow("model").depth, closed.why_off("model")) == (0, None)
 
 
-def test_a_source_without_a_measured_cost_never_drafts() -> None:
+def test_a_model_without_a_measured_cost_never_drafts() -> None:
     costs = believed(NATIVE)
-    answer = begun(DepthControl(replace(costs, drafts={"model": costs.drafts["model"]}), 7))
-    answer.learn("lookup", (), [True] * 7)
-    answer.learn_siblings("lookup", (0.5,), [True])
-    assert answer.allow("lookup").depth == 0
-    assert answer.why_off("lookup") == NOT_CALIBRATED
+    answer = begun(DepthControl(replace(costs, drafts={"lookup": costs.drafts["lookup"]}), 7))
+    answer.learn("model", (), [True] * 7)
+    answer.learn_siblings("model", (0.5,), [True])
+    assert answer.allow("model").depth == 0
+    assert answer.why_off("model") == NOT_CALIBRATED
+
+
+def test_a_free_source_needs_no_price_and_is_learned_from() -> None:
+    own = DepthControl(replace(believed(NATIVE), drafts={}), 7)
+    answer = begun(own)
+    assert answer.allow_free("new").depth > 0
+
+    def believed_now() -> float:
+        gate = answer.allow_free("new").gate
+        assert isinstance(gate, PricedGate)
+        return gate.believes(0.5)
+
+    assert believed_now() == pytest.approx(0.5, abs=0.1), "as it claims"
+    for _ in range(50):
+        answer.learn("new", (0.5,), [True])
+    assert believed_now() > 0.9
+    assert own.priors()["new"].by_confidence[5] is not None
 
 
 def test_a_free_source_is_allowed_from_the_first_token_and_gated() -> None:
     answer = begun(control())
     for _ in range(50):
         answer.learn("lookup", (0.55,), [False])
-    allowance = answer.allow("lookup")
+    allowance = answer.allow_free("lookup")
     assert allowance.depth > 0
     assert allowance.gate is not None
     assert not allowance.gate.admits(0.55, None)
@@ -582,11 +599,11 @@ def test_estimated_times_are_used_until_the_drafter_was_timed() -> None:
 def test_plain_decoding_is_timed_sooner_after_a_change_of_pace() -> None:
     answer = begun(control())
     for _ in range(8):
-        assert answer.allow("lookup").depth > 0
+        assert answer.allow_free("lookup").depth > 0
         answer.record(round_of(4, 4))
     allowed = []
     for _ in range(8):
-        allowed.append(answer.allow("lookup").depth > 0)
+        allowed.append(answer.allow_free("lookup").depth > 0)
         answer.record(round_of(4, 4, factor=MOVED * 1.2) if allowed[-1] else round_of(factor=MOVED * 1.2))
     assert not all(allowed)
     assert PLAIN_AGAIN < PLAIN_EVERY
@@ -665,7 +682,7 @@ def test_new_measurements_keep_experience_and_add_missing_priors() -> None:
     sure = AcceptancePrior(by_position=(0.1,) * 8)
     own.replan(believed(NATIVE), 5, {"model": sure, "lookup": sure})
     assert own.priors() == {**before, "lookup": sure}
-    assert begun(own, prompt_s=100.0).allow("lookup").depth <= 5
+    assert begun(own, prompt_s=100.0).allow_free("lookup").depth <= 5
     own.replan(replace(believed(NATIVE), drafts={}), 5)
     assert begun(own).why_off("model") == NOT_CALIBRATED
     own.replan(Costs(), 5)
@@ -684,7 +701,9 @@ def test_threads_can_share_a_depth_control() -> None:
                 answer = begun(own, sampled=place % 2 == 0)
                 for step in range(50):
                     for source in ("model", "lookup"):
-                        allowance = answer.allow(source, step % 3)
+                        allowance = (
+                            answer.allow_free(source) if source == "lookup" else answer.allow(source, step % 3)
+                        )
                         assert 0 <= allowance.depth <= 7
                         if allowance.gate is not None:
                             allowance.gate.admits(0.5, None)
@@ -722,7 +741,7 @@ def test_pipelined_drafting_allows_one_more_token_and_sets_no_gate() -> None:
     allowance = answer.allow("model", 1)
     assert (allowance.depth, allowance.gate, allowance.window, allowance.patience_s) == (5, None, None, math.inf)
     assert answer.why_off("model") is None
-    copies = answer.allow("lookup")
+    copies = answer.allow_free("lookup")
     assert copies.depth == 4
     assert copies.gate is not None
 

@@ -221,6 +221,8 @@ class Decider(Protocol):
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None: ...
 
+    def allow_free(self, source: str) -> Allowance: ...
+
     def round_gain(self, source: str) -> float: ...
 
     def record(self, record: RoundRecord) -> None: ...
@@ -245,6 +247,9 @@ class Plain:
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None: ...
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None: ...
+
+    def allow_free(self, source: str) -> Allowance:
+        return self.allow(source)
 
     def round_gain(self, source: str) -> float:
         return 0.0
@@ -291,6 +296,9 @@ class Controlled(Plain):
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         self.answer.learn_hindsight(source, hits)
+
+    def allow_free(self, source: str) -> Allowance:
+        return self.answer.allow_free(source)
 
     def round_gain(self, source: str) -> float:
         return self.answer.round_gain(source)
@@ -441,7 +449,7 @@ def _copied(
     if idea is None:
         return None, -math.inf
     watched.append((place, idea))
-    allowance = decider.allow("lookup", 0)
+    allowance = decider.allow_free("lookup")
     most, gate = min(limit, allowance.depth), allowance.gate
     if most < 1:
         return None, -math.inf

@@ -60,6 +60,9 @@ class FixedDepth:
     def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
         return Allowance(self.depth, self._gate and self._gate())
 
+    def allow_free(self, source: str) -> Allowance:
+        return self.allow(source)
+
     def round_gain(self, source: str) -> float:
         return 0.0
 

@@ -41,6 +41,7 @@ from edgespec.planning.depth.price import (
     Ledger,
     PricedGate,
     Trust,
+    plausible,
     rate_in_hindsight,
     readings,
     worth_buying,
@@ -132,7 +133,7 @@ class DepthControl:
                 return FixedDepth(0, NOT_CALIBRATED, self.plain)
             if self.depth_cap < 1:
                 return FixedDepth(0, None, self.plain)
-            for source in self.costs.drafts:
+            for source in {*self.costs.drafts, *self.modes[sampled].sources}:
                 self.modes[sampled].acceptance(source, self._priors, sampled=sampled).fade(FADED)
             return AnswerDepth(self, self.times, self.modes[sampled], prompt_tokens, most)
 
@@ -177,11 +178,11 @@ class DepthControl:
             return False  # a read that was stopped early does not report how many tokens it read
         forwards = record.draft_forwards - (record.sync_s > 0)
         if record.sync_s > 0:
-            slow = _plausible(record.sync_s / (slower * cost.seconds(1, read)))
+            slow = plausible(record.sync_s / (slower * cost.seconds(1, read)))
             if read >= LEAST_READ:
                 self._slow_reading.append(slow)
         if forwards > 0:
-            slow = _plausible((record.draft_s - record.sync_s) / (slower * cost.seconds(forwards)))
+            slow = plausible((record.draft_s - record.sync_s) / (slower * cost.seconds(forwards)))
         self._slow.append(slow)
         return True
 
@@ -195,8 +196,7 @@ class AnswerDepth:
         self._control, self._times, self._experience = control, times, experience
         self._cap, self._pipelined = control.depth_cap, control.pipelined
         self._most = most
-        self._done, self._context = 0, prompt_tokens
-        self._trust = Trust()
+        self._done, self._context, self._trust = 0, prompt_tokens, Trust()
         self._rate: float | None = None  # how often the drafter would have been right recently, in hindsight
         self._guessed: tuple[bool, ...] = ()
         self._seen_gain = 0.0  # saved share of each token, from the hindsight guesses
@@ -227,17 +227,22 @@ class AnswerDepth:
     # ---------------------------------------------------------------------------------------- deciding
 
     def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
-        control, times = self._control, self._times
+        control = self._control
         with control.lock:
-            cost = control.price(source, times)
-            if cost is None or (cost != FREE and control.hopeless):
+            cost = control.price(source, self._times)
+            if cost is None or control.hopeless or self._times_plain():
                 return OFF
-            if times.since_plain >= PLAIN_EVERY or (times.since_plain >= PLAIN_AGAIN and times.moved > MOVED):
-                return OFF
-            if cost != FREE:
-                return self._allow_model(cost, lag, unread)
-            depth = self._affordable(cost, 0)
-            return Allowance(depth, self._gate(source, cost, depth)) if depth else OFF
+            return self._allow_model(cost, lag, unread)
+
+    def allow_free(self, source: str) -> Allowance:
+        with self._control.lock:
+            depth = 0 if self._times_plain() else self._affordable(FREE, 0)
+            return Allowance(depth, self._gate(source, FREE, depth)) if depth else OFF
+
+    def _times_plain(self) -> bool:
+        """Whether the next round is plain, to time it."""
+        times = self._times
+        return times.since_plain >= PLAIN_EVERY or (times.since_plain >= PLAIN_AGAIN and times.moved > MOVED)
 
     def _allow_model(self, cost: DraftCost, lag: int, unread: int) -> Allowance:
         self._loading, self._control.load_s = False, 0.0  # a drafter that is asked is loaded
@@ -477,11 +482,6 @@ class AnswerDepth:
                 return Reason("not_paying_now", said)
             said = "this answer was too short to repay the drafting model's reading; longer answers get guesses"
             return Reason("answer_too_short", said)
-
-
-def _plausible(slowness: float) -> float:
-    """Limit one draft's slowness to the range in which a clock can be believed."""
-    return min(50.0, max(0.02, slowness))
 
 
 def make_policy(

@@ -148,6 +148,11 @@ def rate_in_hindsight(hits: Sequence[bool], worth: float, before: float, known: 
     return min(1.0, (sum(hits) / worth + known * before) / (len(hits) + known))
 
 
+def plausible(slowness: float) -> float:
+    """Limit one draft's slowness to the range in which a clock can be believed."""
+    return min(50.0, max(0.02, slowness))
+
+
 class PricedGate:
     """A gate for one chain of at most ``most`` tokens.
 
