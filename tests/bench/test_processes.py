@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import calibrate_busy, processes, prompt_lengths
+from benchmarks import agent_suite, calibrate_busy, processes, prompt_lengths
 
 
 def ended(out: str, err: str = "", code: int = 1) -> subprocess.CompletedProcess[str]:
@@ -71,3 +71,12 @@ def test_the_suite_of_prompt_lengths_has_four_prompts_of_each_length() -> None:
     prompts = [json.loads(line) for line in prompt_lengths.lines()]
     assert len({prompt["id"] for prompt in prompts}) == len(prompts) == 12
     assert [prompt["category"] for prompt in prompts[::4]] == ["prompt 300", "prompt 1000", "prompt 3000"]
+
+
+def test_the_agent_suite_has_eight_conversations_and_half_of_them_hold_real_files() -> None:
+    found = agent_suite.requests()
+    assert len({name for name, _, _ in found}) == 8
+    assert [kind for _, kind, _ in found] == ["library"] * 4 + ["made-up"] * 4
+    assert all("read_file(" in prompt and "run returned:" in prompt for _, _, prompt in found)
+    assert "def rgb_to_yiq" in found[1][2]
+    assert agent_suite.LOG.count("ERROR") == 4
