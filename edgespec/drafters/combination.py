@@ -204,9 +204,10 @@ class CombinationState:
 
     def _grown(self, chain: Proposal, context: Context, gate: TreeGate, most: int) -> Proposal:
         """The nodes worth verifying of the tree of a drafter's chain, its alternatives and the free guesses."""
-        tree, length = DraftTree(), len(chain.tokens)
+        tree = DraftTree()
         for place, (token, odds) in enumerate(zip(chain.tokens, gate.believed, strict=False)):
             tree.add(place - 1, token, odds, chain.source_of(place))
+        length = len(tree)
         for place, others in enumerate(chain.alternatives[:length]):
             for token, odds in others:
                 tree.add(place - 1, token, gate.believes_alternative(odds), chain.source_of(place))
