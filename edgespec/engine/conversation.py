@@ -106,6 +106,7 @@ class Turn:
     """A prompt as the model reads it. ``message`` is None for plain text outside the conversation.
 
     ``dropped`` old messages were left out because the conversation outgrew the context; ``notice`` says so.
+    ``points`` are those of the Prompt. ``earlier`` replaces the conversation before the message (None: it stays).
     """
 
     message: str | None
@@ -113,6 +114,8 @@ class Turn:
     tokens: list[int]
     dropped: int = 0
     notice: str | None = None
+    points: tuple[int, ...] = ()
+    earlier: tuple[dict[str, str], ...] | None = None
 
 
 class Conversation:
@@ -130,6 +133,7 @@ class Conversation:
         self._think = think
         self._messages: list[dict[str, str]] = [dict(message) for message in messages]
         self._rendered = ""  # the text of the history's tokens
+        self._points: tuple[int, ...] | None = ()  # of that text; None: its answer spells out a control token
         self.system = system
         self.history: list[int] = []
 
@@ -165,15 +169,23 @@ class Conversation:
         """Forget the history's text: the next prompt is tokenised as a whole."""
         self._rendered = ""
 
-    def turn(self, prompt: str, max_tokens: int | None, context_length: int, *, raw: bool) -> Turn:
-        """The next turn, or ``raw`` text unchanged.
+    def turn(
+        self,
+        prompt: str,
+        max_tokens: int | None,
+        context_length: int,
+        *,
+        raw: bool,
+        earlier: Sequence[Mapping[str, str]] | None = None,
+    ) -> Turn:
+        """The next turn, or ``raw`` text unchanged. ``earlier`` replaces the conversation so far.
 
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
         """
         if raw:
             turn = Turn(message=None, text=prompt, tokens=self._prompts.encode(Prompt(prompt)))
         else:
-            turn = self._next(prompt, max_tokens, context_length)
+            turn = self._next(prompt, max_tokens, context_length, earlier)
         if not turn.tokens:
             raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if len(turn.tokens) >= context_length:
@@ -183,17 +195,20 @@ class Conversation:
             )
         return turn
 
-    def _next(self, prompt: str, max_tokens: int | None, context: int) -> Turn:
+    def _next(
+        self, prompt: str, max_tokens: int | None, context: int, earlier: Sequence[Mapping[str, str]] | None
+    ) -> Turn:
         """The conversation with ``prompt`` added, without the oldest turns if it would not fit.
 
         Whole turns are dropped, the oldest first, and a few more than needed: after a drop the rest is read again,
         which must not happen at every later turn.
         """
         reserve = min(max_tokens or context, context // _ANSWER_SHARE)
-        kept, dropped = list(self._messages), 0
+        head, messages = (self._head, self._messages) if earlier is None else _split(earlier)
+        kept, dropped = list(messages), 0
         while True:
-            asked = self._prompts.read([*self._head, *kept, {"role": "user", "content": prompt}], think=self._think)
-            tokens = self._encode(asked)
+            asked = self._prompts.read([*head, *kept, {"role": "user", "content": prompt}], think=self._think)
+            tokens = self._encode(asked, own=earlier is None)
             room = context - context // _ANSWER_SHARE if dropped else context
             if len(tokens) + reserve <= room or not kept:
                 break
@@ -203,7 +218,13 @@ class Conversation:
             dropped += 1
         notice = self._dropped(dropped, context) if dropped else None
         return Turn(
-            message=prompt, text=asked.text, tokens=tokens, dropped=len(self._messages) - len(kept), notice=notice
+            message=prompt,
+            text=asked.text,
+            tokens=tokens,
+            dropped=len(messages) - len(kept),
+            notice=notice,
+            points=asked.points,
+            earlier=None if earlier is None else (*head, *messages),
         )
 
     def _dropped(self, turns: int, context: int) -> str:
@@ -213,13 +234,16 @@ class Conversation:
         oldest = "turn was" if turns == 1 else f"{turns} turns were"
         return f"the conversation outgrew the context: the oldest {oldest} dropped ({more})"
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt, *, own: bool) -> list[int]:
         """Tokens of ``prompt``. If its text continues the history, the history's tokens are kept.
 
-        Tokenising an answer again could give other tokens, and the cache would be lost.
+        Tokenising an answer again could give other tokens, and the cache would be lost. ``own``: the messages are the
+        history's. Messages of a caller may only spell out the history's text: the names of control tokens must come
+        from the same places.
         """
         tokenizer = self._prompts.tokenizer
-        if self._rendered and prompt.text.startswith(self._rendered):
+        same = own or tuple(point for point in prompt.points if point < len(self._rendered)) == self._points
+        if self._rendered and same and prompt.text.startswith(self._rendered):
             kept = self.history
             if kept and kept[-1] in tokenizer.stop_ids:
                 kept = kept[:-1]  # the template writes the end of the turn itself
@@ -233,6 +257,8 @@ class Conversation:
 
     def begin(self, turn: Turn, history: list[int]) -> None:
         """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""
+        if turn.earlier is not None:
+            self._head, self._messages = _split(turn.earlier)
         del self._messages[: turn.dropped]
         self.history = history
 
@@ -247,6 +273,14 @@ class Conversation:
         # After a stop string the tokens hold more than the text: the text is tokenised again.
         if self._prompts.tokenizer.detokenize(answer_ids) == answer:
             self._rendered = turn.text + answer
+            self._points = None if spelled_controls(self._prompts.tokenizer, answer) else turn.points
+
+
+def _split(messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """The system message, if there is one, and the others."""
+    own = [dict(message) for message in messages]
+    head = own[:1] if own and own[0]["role"] == "system" else []
+    return head, own[len(head) :]
 
 
 # ------------------------------------------------------------------------- control tokens that are text

@@ -11,15 +11,15 @@ from edgespec.errors import InvalidRequestError
 
 
 def check_request(
-    prompt: str,
+    prompt: str | None,
     *,
     max_tokens: int | None = None,
     sampling: Sampling | None = None,
     stop: Sequence[str] = (),
     depth: int | None = None,
     raw: bool = False,
-) -> None:
-    """Raise InvalidRequestError for arguments of ``Session.generate`` that are invalid for every model."""
+) -> str:
+    """The prompt. Raises InvalidRequestError for arguments of ``Session.generate`` that no model accepts."""
     if not isinstance(prompt, str):
         raise InvalidRequestError(
             f"the prompt must be text, not {_kind(prompt)}", hint="the session itself keeps the earlier messages"
@@ -38,10 +38,41 @@ def check_request(
     if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
         raise InvalidRequestError(f"stop strings must be a list of texts, not {_kind(stop)}")
     StopStrings(stop)
+    return prompt
+
+
+def check_conversation(
+    prompt: str | None, messages: Sequence[Mapping[str, str]], *, raw: bool
+) -> tuple[str, Sequence[Mapping[str, str]]]:
+    """The last message's text, and the messages before it. Raises InvalidRequestError for any other conversation."""
+    if prompt is not None or raw:
+        raise InvalidRequestError(
+            "messages were given together with a prompt" if prompt is not None else "messages cannot be raw",
+            hint="the last of the messages is the prompt",
+        )
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+        raise InvalidRequestError(
+            "the conversation has no message", hint="give a list with at least one user message"
+        )
+    first = messages[0]
+    system = isinstance(first, Mapping) and first.get("role") == "system"
+    if system and not isinstance(first.get("content"), str):
+        raise InvalidRequestError("the system message must be text")
+    turns = messages[system:]
+    _check_turns(turns)
+    if not len(turns) % 2:
+        raise InvalidRequestError("the conversation does not end with a user message")
+    return turns[-1]["content"], messages[:-1]
 
 
 def check_messages(messages: Sequence[Mapping[str, str]]) -> None:
     """Raise InvalidRequestError unless prompts and their answers alternate."""
+    _check_turns(messages)
+    if len(messages) % 2:
+        raise InvalidRequestError("the conversation ends with a prompt", hint="pass that prompt to generate")
+
+
+def _check_turns(messages: Sequence[Mapping[str, str]]) -> None:
     roles = ["user", "assistant"] * ((len(messages) + 1) // 2)
     for number, (message, role) in enumerate(zip(messages, roles, strict=False)):
         own = isinstance(message, Mapping)
@@ -50,8 +81,6 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> None:
                 f"message {number} of the conversation is not a text with the role {role}",
                 hint="user and assistant messages alternate, the user's first; pass a system message as system=",
             )
-    if len(messages) % 2:
-        raise InvalidRequestError("the conversation ends with a prompt", hint="pass that prompt to generate")
 
 
 def check_system(text: object) -> None:

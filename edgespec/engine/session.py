@@ -21,7 +21,7 @@ from edgespec.engine.answer import AnswerTask, AnswerText, Generation
 from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.request_checks import check_request, check_system
+from edgespec.engine.request_checks import check_conversation, check_request, check_system
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
 from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
 from edgespec.interfaces.model import Sequence as TokenSequence
@@ -138,8 +138,9 @@ class Session:
 
     def generate(
         self,
-        prompt: str,
+        prompt: str | None = None,
         *,
+        messages: Sequence[Mapping[str, str]] | None = None,
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
@@ -148,16 +149,24 @@ class Session:
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
+        ``messages`` in place of ``prompt`` are a whole conversation as the caller keeps it: mappings with a role and
+        a content, a system message first if there is one, then user and assistant alternately, the user's last. They
+        replace this session's conversation; the caches keep what both share.
+
         ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
         plain decoding. ``sampling`` None is greedy. Raises InvalidRequestError, PromptTooLongError, TemplateError and
         ClosedError here, everything else from the iteration. The turn joins the conversation when its answer ends for
         any reason, unless the answer is empty.
         """
         started = time.perf_counter()
-        check_request(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw)
+        earlier = None
+        if messages is not None:
+            prompt, earlier = check_conversation(prompt, messages, raw=raw)
+        prompt = check_request(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw)
         self._settle_forgotten()
         self._pair.begin_answer()
-        turn = self._conversation.turn(prompt, max_tokens, self._target.context_length, raw=raw)
+        context = self._target.context_length
+        turn = self._conversation.turn(prompt, max_tokens, context, raw=raw, earlier=earlier)
         self._reopen_if_broken()
         answer = self._make_answer(turn, max_tokens, sampling, stop, depth, started)
         return Generation(
