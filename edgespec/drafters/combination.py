@@ -152,7 +152,7 @@ class CombinationState:
 
     def _copy(self, kind: str, state: DraftState, context: Context, depth: int) -> tuple[Proposal, float]:
         """A free drafter's guesses that are worth verifying on their own, and the tokens they gain over none."""
-        idea = state.propose(context, depth)
+        idea = _sound(state.propose(context, depth))
         if not idea.tokens:
             return NOTHING, -math.inf
         self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
@@ -160,7 +160,7 @@ class CombinationState:
         most, gate = min(depth, allowance.depth), allowance.gate
         if most < 1:
             return NOTHING, -math.inf
-        sure = _confidences(idea)
+        sure = idea.confidences
         if not values_trees(gate):
             kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
             copy = idea.cut(min(most, kept))
@@ -253,7 +253,7 @@ class CombinationState:
                     break
                 hits.append(tokens[start + place] == token)
             if len(hits) == len(watched.proposal.tokens) or (hits and not hits[-1]):
-                self.depth.learn(watched.kind, _confidences(watched.proposal)[: len(hits)], hits)
+                self.depth.learn(watched.kind, watched.proposal.confidences[: len(hits)], hits)
             else:
                 self._watched.append(watched)
 
@@ -306,9 +306,14 @@ def _proposal(tree: DraftTree, nodes: Sequence[int], chain: Proposal, length: in
     )
 
 
-def _confidences(proposal: Proposal) -> tuple[float, ...]:
-    """One confidence for each token, also if the drafter reports none."""
-    return proposal.confidences or (_UNSURE,) * len(proposal.tokens)
+def _sound(idea: Proposal) -> Proposal:
+    """A free drafter's proposal up to the first token that is no number, with one confidence from 0 to 1 for each."""
+    length = next((place for place, token in enumerate(idea.tokens) if type(token) is not int), len(idea.tokens))
+    sure = idea.confidences
+    if length == len(idea.tokens) == len(sure) and all(0.0 <= own <= 1.0 for own in sure):
+        return idea
+    known = [own if 0.0 <= own <= 1.0 else _UNSURE for own in sure[:length]]
+    return replace(idea.cut(length), confidences=(*known, *(_UNSURE,) * (length - len(known))))
 
 
 def both(first: ChainGate | None, second: ChainGate | None) -> ChainGate | None:

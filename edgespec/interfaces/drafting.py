@@ -428,7 +428,14 @@ class DraftTree:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, odds: float, source: str) -> int:
-        """The node of ``token`` below ``parent``. If the node is there already, the higher odds count."""
+        """The node of ``token`` below ``parent``. If the node is there already, the higher odds count.
+
+        Odds outside of 0 to 1 count as the nearer one of the two, and NaN as 0. Raises ValueError for a parent that
+        is not there.
+        """
+        if not -1 <= parent < len(self.tokens):
+            raise ValueError(f"node {parent} is not in this tree of {len(self.tokens)}")
+        odds = odds if 0.0 <= odds <= 1.0 else float(odds > 1.0)
         below = self._below.setdefault(parent, {})
         node = below.get(token)
         if node is None:

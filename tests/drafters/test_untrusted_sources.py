@@ -1,0 +1,89 @@
+"""A source of guesses may be wrong in any way: the text stays plain decoding's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from edgespec.decoding.round_base import LoopLimits
+from edgespec.decoding.sampling import Chooser
+from edgespec.decoding.serial import DecodeLoop
+from edgespec.drafters.combination import CombinationState
+from edgespec.drafters.model import ModelDrafter
+from edgespec.interfaces.drafting import Context, DraftRequest, DraftTree, Proposal
+from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
+from edgespec.planning.depth.control import DepthControl
+from tests.decoding.test_loop import PLAIN, PROMPT, TEXT_RULES, TOKENS, VOCABULARY_SIZE, Answer, start
+from tests.support.fake_runtime import FakeModel
+from tests.support.scripted_drafters import Scripted
+
+CURVE = Curve(widths=(1, 8), forward_s=(1.0, 1.01))
+COSTS = Costs(
+    curves=ContextCurves(contexts=(0,), curves=(CURVE,)),
+    drafts={"model": DraftCost(token_s=0.01, lag_token_s=0.0001)},
+)
+
+numbers = st.one_of(
+    st.integers(-3, VOCABULARY_SIZE + 3), st.sampled_from([2**40, -(2**70), True, None, 1.5, "a", (1,)])
+)
+odds = st.one_of(st.floats(0, 1), st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 2.0]))
+
+
+class Garbage(Scripted):
+    """Proposes and grows whatever ``draw`` returns."""
+
+    kind = "garbage"
+
+    def __init__(self, draw: Callable[[Any], Any]) -> None:
+        super().__init__(lambda tokens, depth: [], free=True)
+        self._draw = draw
+
+    def propose(self, context: Context, depth: int, gate: Any = None) -> Proposal:
+        tokens = self._draw(st.lists(numbers, max_size=14))
+        sure = self._draw(st.lists(odds, max_size=14))
+        return Proposal(tokens=tuple(tokens), sources=("x",) * 3, drafted_by="garbage", confidences=tuple(sure))
+
+
+class Growing(Garbage):
+    """Adds nodes of any token and odds below any node, those of others included."""
+
+    def grow(self, context: Context, tree: DraftTree, chain: int, believes: Callable[[float], float]) -> None:
+        for token, sure in self._draw(st.lists(st.tuples(st.integers(-5, VOCABULARY_SIZE + 5), odds), max_size=20)):
+            tree.add(self._draw(st.integers(-1, len(tree) - 1)), token, sure, "garbage")
+
+
+@pytest.mark.parametrize("kind", [Garbage, Growing])
+@pytest.mark.parametrize("rule", TEXT_RULES)
+@pytest.mark.parametrize("siblings", [True, False])
+@given(data=st.data())
+@settings(max_examples=15)
+def test_a_source_of_garbage_changes_no_token(
+    kind: type[Garbage], rule: str, siblings: bool, data: st.DataObject
+) -> None:
+    own: Answer = start(FakeModel(can_branch=True), PROMPT)
+    chooser = Chooser(TEXT_RULES[rule])
+    request = DraftRequest(chooser=chooser, vocabulary_size=VOCABULARY_SIZE, context_length=100)
+    policy = DepthControl(COSTS, 7).answer(prompt_tokens=len(PROMPT))
+    model = ModelDrafter(lambda: FakeModel(seed=3)).start(request)
+    state = CombinationState([("garbage", kind(data.draw)), ("model", model)], policy)
+    limits = LoopLimits(max_tokens=TOKENS, depth_cap=7, vocabulary_size=VOCABULARY_SIZE)
+    loop = DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, siblings=siblings)
+    own.take(loop.steps())
+    assert own.tokens == PLAIN[rule][:TOKENS]
+    assert state.failures == {}
+    assert all(record.width <= 8 for record in own.records)
+
+
+def test_a_tree_takes_no_odds_that_are_no_probability_and_no_node_below_nothing() -> None:
+    tree = DraftTree()
+    for token, given_odds in enumerate((math.nan, math.inf, -math.inf, -0.5, 1.5, 0.25)):
+        tree.add(-1, token, given_odds, "x")
+    assert tree.odds == [0.0, 1.0, 0.0, 0.0, 1.0, 0.25]
+    for parent in (-2, 6, 99):
+        with pytest.raises(ValueError, match=f"node {parent} is not in this tree of 6"):
+            tree.add(parent, 1, 0.5, "x")
