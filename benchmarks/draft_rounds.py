@@ -5,8 +5,8 @@
 Copies are edgespec's own (drafters/lookup.py), and so is the choice of what is verified. A forward of eight rows
 takes ``--eight-rows`` plain steps, and T(w) is a line. The variants:
 
-- `chain-3`, `chain-2`, `chain-1`: one copy after a match of at least so many tokens.
-- `tree`: what edgespec does without a drafting model.
+- `chain-3`, `chain-2`, `chain-1`: one copy after a match of at least 3, 2 or 1 tokens.
+- `tree`: edgespec's proposals when it has no drafting model.
 - `tree+recycled`: the same with the target's own earlier predictions below each node (Token Recycling, Luo et al.,
   2024): the four best after the same two tokens, else after the same one, with half of their probability.
 
@@ -31,7 +31,7 @@ from edgespec.interfaces.drafting import Context, DraftRequest, DraftTree
 from edgespec.planning.depth.price import choose_nodes
 
 MOST_NODES = 7
-RECYCLED_WORTH = 0.5  # the share of recycled predictions that come true is about half of what they claim
+RECYCLED_WORTH = 0.5  # recycled predictions are right about half as often as their odds say
 REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=2**31 - 1, context_length=2**31 - 1)
 
 Recycled = dict[tuple[int, ...], list[tuple[int, float]]]

@@ -3,8 +3,8 @@
     python scripts/answers.py SUITE [--category NAME] [--limit N] [--turns N] [--max-tokens N] [--draft MODEL|none]
                                     [--depth N] [--temperature T] [--top-p P] [--seed N] [--arms planned,plain]
 
-Every prompt is a conversation of its own and is read again for every answer. In each turn the arms answer in the
-order given, then in the opposite order. ``plain`` is ``depth=0`` in a session of its own.
+Every prompt is a separate conversation and is read again for every answer. In each turn the arms answer in the
+order given, then in the opposite order. ``plain`` is ``depth=0`` in a separate session.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ nothing else is needed but Python and pip. Levels and flags are those of local b
     --only TAG      build these wheels alone, by a part of their tag; may be repeated
     --check         then check each as far as this machine can: see docs/kernels.md
     --sysroot DIR   where an emulator finds another system's C library; may be repeated
-    --draws N       compare so many draws of tokens, not 3000
+    --draws N       compare N draws of tokens; default: 3000
     --programs DIR  keep each library in DIR/TAG with the programs that try it, for machines that can run them
     --run DIR/TAG   build nothing, run these programs and compare their digest with that of the machine they came from
     --json          print what came of it as one object
@@ -75,7 +75,7 @@ ALLOWED = {
 }
 NEWEST_GLIBC = (2, 17)
 # What tests/kernels/pool_check.c is asked and answers: steps in turn, a cancel in the seventh, each item once, and
-# two pools at once.
+# two pools in parallel.
 POOL_ANSWERS = (
     (("steps", "1"), ("0 0",)),
     (("steps", "7"), ("0 0",)),
@@ -89,7 +89,10 @@ LINKERS_OWN = {"_mh_dylib_header", "__dso_handle"}
 
 @dataclass
 class Result:
-    """What is known of one wheel: `checked` is "run", "emulated", "linked" or "built", `why` why it is no more."""
+    """What is known of one wheel.
+
+    `checked` is "run", "emulated", "linked" or "built"; `why` says what prevented a stronger check.
+    """
 
     tag: str
     wheel: str
@@ -222,7 +225,7 @@ def check_content(wanted: Platform, wheel: Path, library: Path) -> None:
 
 
 def check_linked(wanted: Platform, library: Path) -> None:
-    """The library exports what the header says, for this processor, and asks for nothing that a system may lack."""
+    """The library exports what the header says, for this processor, and needs only what every such system has."""
     sys.path.insert(0, str(TOOLS))
     try:
         import lief
@@ -277,7 +280,7 @@ def _glibc_versions(binary: Any) -> list[str]:
 
 
 def compile_test(wanted: Platform, library: Path, name: str, *, calls_library: bool) -> Path:
-    """A program of tests/kernels for that system, beside the library that it calls, or with its sources in it."""
+    """A program of tests/kernels for that system, linked with the library in its folder or with the sources in it."""
     program = library.parent / (f"{name}.exe" if wanted.system == "win32" else name)
     command = [*zig("cc"), "-target", wanted.target, "-std=c11", "-O1", "-ffp-contract=off", f"-I{KERNELS}"]
     command += ["-DOLD_C_LIBRARY"]
@@ -294,7 +297,7 @@ def compile_test(wanted: Platform, library: Path, name: str, *, calls_library: b
 
 
 def runner(wanted: Platform, sysroots: list[Path]) -> tuple[list[str] | None, str]:
-    """What runs that system's programs here ([] for nothing), and how that counts; None with the reason."""
+    """The command that runs that system's programs here ([]: none is needed), and how it counts; or None and why."""
     here = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     machine = {"arm64": "aarch64"}.get(wanted.machine, wanted.machine)
     if wanted.system == "win32":

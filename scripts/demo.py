@@ -21,7 +21,7 @@ MAX_TOKENS = 96
 
 
 def answer(engine: Engine, prompt: str, depth: int | None) -> Done:
-    """One answer in a conversation of its own; the first forwards of a session are not special."""
+    """One answer in a new conversation; the first forwards of a session are not special."""
     with engine.session() as session:
         for event in session.generate(prompt, max_tokens=MAX_TOKENS, depth=depth):
             if isinstance(event, Done):
@@ -30,7 +30,7 @@ def answer(engine: Engine, prompt: str, depth: int | None) -> Done:
 
 
 def columns(left: str, right: str) -> str:
-    """Two texts beside each other, as wide as the terminal allows."""
+    """Two texts in two columns, as wide as the terminal allows."""
     width = max(24, (min(shutil.get_terminal_size().columns, 140) - 3) // 2)
 
     def lines(text: str) -> list[str]:

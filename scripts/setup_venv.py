@@ -1,7 +1,7 @@
 """Create or update ``.venv`` in this checkout. Called by scripts/setup.sh; standard library only.
 
 Everything goes to stderr, stdin is never read. A finished setup leaves a stamp, so that the next start costs
-milliseconds; an interrupted one leaves none, and the next start goes on with what pip has already installed.
+milliseconds; an interrupted one leaves none, and the next start continues with what pip has already installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 VENV = CHECKOUT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 LOG = VENV / "setup.log"
-# Made before anything else is written, so it also tells a .venv of ours from one that somebody else made.
+# Made before anything else is written, so a .venv without it was not made by this script.
 LOCK = VENV / "setup.lock"
 
 WANTED = "{}.{}".format(*sys.version_info[:2])
@@ -74,7 +74,7 @@ def stamp_of() -> str:
     """Changes whenever a finished setup would have to be repeated.
 
     The checkout's own path is part of it because the scripts in ``.venv/bin`` name it: a moved checkout needs them
-    written anew.
+    written again.
     """
     digest = hashlib.sha256()
     kernels = CHECKOUT / "edgespec" / "kernels"  # compiled by the installation
@@ -177,7 +177,7 @@ def locked() -> Iterator[None]:
             "this setup needs Linux, macOS or WSL; on Windows run pip install -e . in a virtual environment instead."
         )
     if (VENV / "pyvenv.cfg").exists() and not LOCK.exists() and python_of_venv() != WANTED:
-        stop(f".venv is somebody else's and has no working Python {WANTED} with pip; move it away and run again.")
+        stop(f".venv is not from this setup and has no working Python {WANTED} with pip; move it away and run again.")
     try:
         VENV.mkdir(exist_ok=True)
         LOCK.touch()
@@ -190,7 +190,7 @@ def locked() -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another setup is at work here (process {handle.read().strip() or '?'}); waiting for it to end.")
+            say(f"another setup is running here (process {handle.read().strip() or '?'}); waiting for it to end.")
             fcntl.flock(handle, fcntl.LOCK_EX)
         handle.seek(0)
         handle.truncate()
@@ -200,9 +200,9 @@ def locked() -> Iterator[None]:
 
 
 def run_logged(what: str, command: list[str], expectation: str = "") -> None:
-    """Run ``command`` with its output in the log, and say every half minute that it is still at work.
+    """Run ``command`` with its output in the log, and say every half minute that it is still running.
 
-    It gets a process group of its own: pip does not pass signals on, and an interrupted setup must not leave a
+    It gets a new process group: pip does not pass signals on, and an interrupted setup must not leave a
     compiler running behind it.
     """
     env = {k: v for k, v in os.environ.items() if k not in {"PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX"}}
@@ -230,7 +230,7 @@ def run_logged(what: str, command: list[str], expectation: str = "") -> None:
                     break
                 except subprocess.TimeoutExpired:
                     minutes, seconds = divmod(round(time.monotonic() - started), 60)
-                    say(f"{what}: still at work after {minutes} min {seconds:02} s")
+                    say(f"{what}: still running after {minutes} min {seconds:02} s")
         except BaseException:
             end_group(process)
             raise
@@ -272,7 +272,7 @@ def ensure_venv() -> None:
     if python_of_venv() == WANTED:
         return
     if (VENV / "pyvenv.cfg").exists():
-        say(f".venv has no working Python {WANTED}: making it anew.")
+        say(f".venv has no working Python {WANTED}: making it again.")
         # Emptied rather than removed: the lock and the log in it are in use.
         for entry in VENV.iterdir():
             if entry in (LOCK, LOG):
@@ -319,7 +319,7 @@ def install(extra: str) -> None:
         run_logged(
             "installing llama-cpp-python",
             [*pip, *prebuilt_options(), llama_requirement()],
-            " (seconds if a wheel is at hand, about 5 minutes on 2 cores if it is compiled)",
+            " (seconds if a wheel is available, about 5 minutes on 2 cores if it is compiled)",
         )
     target = f"{CHECKOUT}[{extra}]" if extra else str(CHECKOUT)
     run_logged("installing edgespec and what it needs", [*pip, *prebuilt_options(), "--editable", target])

@@ -4,7 +4,7 @@
 # docs/kernels.md says what to install.
 #
 #   PYTHON=python3.12   compile with this interpreter; any that runs edgespec will do
-#   DRAWS=1000000       compare so many draws of tokens, not 3000
+#   DRAWS=1000000       compare that many draws of tokens; default: 3000
 #   SYSROOT=FOLDER      where ARM's C library is, if not in /usr/aarch64-linux-gnu
 set -eu
 cd -- "$(dirname -- "$0")/.."

@@ -1,7 +1,7 @@
 #!/bin/sh
-# `make test-vulkan`: the tests that need a second device. Builds llama.cpp with its Vulkan backend into an environment
-# of its own (once; about 10 minutes on 2 cores), then runs tests/vulkan on the first Vulkan device of the machine, which
-# may be Mesa's device in software. docs/vulkan.md says what to install. Arguments go to pytest.
+# `make test-vulkan`: the tests that need a second device. Builds llama.cpp with its Vulkan backend into a separate
+# environment (once; about 10 minutes on 2 cores), then runs tests/vulkan on the first Vulkan device of the machine,
+# which may be Mesa's device in software. docs/vulkan.md says what to install. Arguments go to pytest.
 #
 #   PYTHON=python3.12        make the environment with this interpreter
 #   VULKAN_VENV=FOLDER       use this environment instead of .venv-vulkan

@@ -4,8 +4,8 @@
 
 The default pair, greedy, serial; calibrates first if this machine is not. The drafter is in memory, or with
 ``--loading`` it is loaded when the answer buys that. Prints the files in the order in which they are entered, and
-their number. It fails if no token was accepted, and with ``--most`` if there are more files. ``--by`` goes on until a
-token of that drafter is accepted, of any otherwise.
+their number. It fails if no token was accepted, and with ``--most`` if there are more files. ``--by`` traces until
+a token of that drafter is accepted; without it any drafter's token ends the trace.
 """
 
 from __future__ import annotations

@@ -361,7 +361,7 @@ class _FullTree:
         self._left -= 1
         if self._left < 0:
             return False
-        self.believed.append(0.5)  # leaves as much to the guesses beside the chain
+        self.believed.append(0.5)  # half of the probability is left for the guesses outside the chain
         return True
 
     def goes_on(self) -> bool:

@@ -1,4 +1,4 @@
-"""Several drafters in one proposal: copies that cost nothing, and a drafting model where its round brings more.
+"""Several drafters in one proposal: free copies, and a drafting model where its round brings more.
 
 A target that verifies trees gets one tree of all guesses: the model's chain, its alternatives, and copies beside and
 behind them (as Goose, CaPE and RASD combine sources; the likeliest nodes are the best tree: OPT-Tree, Wang et al.,
@@ -181,7 +181,7 @@ class CombinationState:
         return own, choice.gain if nodes else -math.inf
 
     def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
-        """What a drafter that takes time proposes, with the guesses of the free ones beside it."""
+        """What a drafter that takes time proposes, together with the guesses of the free drafters."""
         lag = state.lag(context)
         if isinstance(state, LoadsAtLeisure) and not state.ready:
             if self.depth.buys_load(kind, lag):

@@ -139,7 +139,7 @@ class LookupDraftState:
         return [(token, times / places, longest) for token, times in after.most_common(_MOST_BRANCHES)]
 
     def _beyond(self, found: Sequence[Match], token: int) -> list[Match]:
-        """The matches that go on with ``token``, one token longer."""
+        """The matches that continue with ``token``, one token longer."""
         tokens, last = self._index.tokens, len(self._index.tokens) - 1
         return [
             (end + 1, min(length + 1, LONGEST_MATCH_TOKENS))

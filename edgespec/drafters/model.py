@@ -103,8 +103,8 @@ class ModelDraftState:
     the cache. Otherwise branches rewind the one cache. ``forks`` says which, once the model is open.
 
     A forward of the drafter also takes guesses of the tokens that it will draft, copied from the text: each right
-    guess saves a forward (Cascade Speculative Drafting, Chen et al., 2023). The chain stays the same, since a row
-    does not depend on the rows beside it. Models without that property get no guesses.
+    guess saves a forward (Cascade Speculative Drafting, Chen et al., 2023). The chain stays the same, since a
+    row's result does not depend on which rows are computed with it. Models without that property get no guesses.
     """
 
     free = False

@@ -58,7 +58,7 @@ class TextIndex:
         return []
 
     def copy(self, place: int, count: int) -> list[int]:
-        """``count`` tokens from ``place`` on. At the text's end the copy goes on with its own first tokens."""
+        """``count`` tokens from ``place`` on. At the text's end the copy repeats from its first token."""
         copied = self.tokens[place : place + count]
         period = len(copied)
         while len(copied) < count:

@@ -57,7 +57,7 @@ def test_lookup_copies_after_the_longest_then_most_recent_match(tokens: list[int
         assert proposal is NOTHING
         return
     end, matched = max(found, key=lambda match: (match[1], match[0]))
-    assert list(proposal.tokens) == (tokens[end:] * 5)[:5], "a text that ends in a repetition goes on repeating"
+    assert list(proposal.tokens) == (tokens[end:] * 5)[:5], "a text that ends in a repetition keeps repeating"
     assert (proposal.drafted_by, proposal.draft_probs) == ("lookup", None)
     assert proposal.sources == ("lookup",) * len(proposal.tokens)
     assert proposal.confidences[0] == match_confidence(matched)
@@ -135,7 +135,7 @@ def test_what_followed_the_text_is_guessed_by_its_share_of_the_places() -> None:
     assert odds == pytest.approx([match_confidence(1) * 2 / 3, match_confidence(1) / 3])
 
 
-def test_a_copy_goes_on_with_the_places_that_agree() -> None:
+def test_a_copy_continues_with_the_places_that_agree() -> None:
     tree = grown([5, 1, 2, 3, 9, 9, 1, 2, 4, 8, 7, 1])
     assert tree.tokens[:3] == [2, 4, 3] or tree.tokens[:3] == [2, 3, 4]
     assert tree.parents[:3] == [-1, 0, 0]
@@ -150,7 +150,7 @@ def test_copies_get_what_others_leave_over() -> None:
     agreeing = grown([1, 2, 3, 9, 5, 1, 2, 3], (9, 0.75))
     assert (agreeing.tokens[:2], agreeing.parents[:2]) == ([9, 5], [-1, 0])
     assert (agreeing.odds[0], agreeing.sources[0]) == (0.75, "model")
-    assert agreeing.odds[1] == pytest.approx(match_confidence(4)), "the copy goes on behind the chain"
+    assert agreeing.odds[1] == pytest.approx(match_confidence(4)), "the copy continues behind the chain"
 
 
 def test_nothing_is_guessed_behind_a_stop_token() -> None:

@@ -215,7 +215,7 @@ def test_other_copies_stand_beside_and_behind_the_drafters_chain() -> None:
     state, _ = model_and_copies(policy, 4, 7)
     proposal = state.propose(Context(TEXT, wants_tree=True), 9)
     assert (proposal.drafted_by, proposal.tokens[:2], proposal.confidences) == ("model", (4, 7), (0.9, 0.9))
-    assert proposal.tokens[2:4] == (5, 6), "the copy goes on where the chain differs"
+    assert proposal.tokens[2:4] == (5, 6), "the copy continues where the chain differs"
     assert proposal.parents is not None
     assert proposal.parents[:4] == (-1, 0, 0, 2)
     assert proposal.sources[:4] == ("model", "model", "lookup", "lookup")
@@ -225,7 +225,7 @@ def test_other_copies_stand_beside_and_behind_the_drafters_chain() -> None:
     assert tree.odds[3] == pytest.approx(match_confidence(5))
 
 
-def test_a_copy_goes_on_behind_the_chains_end() -> None:
+def test_a_copy_continues_behind_the_chains_end() -> None:
     state, _ = model_and_copies(WithCopies(1.1, lookup=9, model=9), 4, 5)
     proposal = state.propose(Context(TEXT, wants_tree=True), 4)
     assert (proposal.tokens, proposal.sources) == ((4, 5, 6, 9), ("model", "model", "lookup", "lookup"))

@@ -16,7 +16,7 @@ CHEAP = Costs(curves=ContextCurves(contexts=(0,), curves=(Curve(widths=(1, 8), f
 
 
 class Remembering:
-    """Guesses that the text goes on as a known answer did. Its own drafter and state."""
+    """Guesses that the text continues as a known answer did. The class is both drafter and state."""
 
     kind = "remembering"
     free = True

@@ -141,7 +141,7 @@ def test_a_wheel_is_built_and_computes_what_it_should(tmp_path: Path) -> None:
     words = ("--only", tag, "--check", "--draws", "200", "--json", "--out", str(tmp_path))
     done = run(*words, "--programs", str(tmp_path / "programs"))
     if "the tools cannot be installed" in done.stderr:
-        pytest.skip(f"the cross compiler is not to be had: {done.stderr.strip()}")
+        pytest.skip(f"the cross compiler is not available: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)
     assert result["wheel"].endswith(f"-py3-none-{tag}.whl")

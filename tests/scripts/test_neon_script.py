@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 
 TOOLS = ("aarch64-linux-gnu-gcc", "qemu-aarch64", "cc")
-# A compiler whose programs say what the file beside it does, and end as it says.
+# A compiler that copies the script {says} of its folder instead of compiling.
 COMPILER = """#!/bin/sh
 while [ $# -gt 0 ]; do
     [ "$1" = -o ] && made="$2"

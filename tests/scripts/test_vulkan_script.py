@@ -68,7 +68,7 @@ def test_a_device_in_software_gets_what_it_needs(built: Path) -> None:
     assert not Path(folder).exists(), "it is gone afterwards"
 
 
-def test_a_real_card_is_left_as_it_is(built: Path) -> None:
+def test_a_real_card_gets_no_settings_but_the_callers(built: Path) -> None:
     done = run(VULKAN_VENV=str(built), VULKAN_HARDWARE="1", XDG_RUNTIME_DIR="/nowhere")
     assert "GGML_" not in done.stdout
     assert "XDG_RUNTIME_DIR=/nowhere" in done.stdout.splitlines()
