@@ -307,7 +307,7 @@ def _proposal(tree: DraftTree, nodes: Sequence[int], chain: Proposal, length: in
 
 
 def _sound(idea: Proposal) -> Proposal:
-    """A free drafter's proposal up to the first token that is no number, with one confidence from 0 to 1 for each."""
+    """A free drafter's proposal up to the first token that is not an int, with one probability for each token."""
     length = next((place for place, token in enumerate(idea.tokens) if type(token) is not int), len(idea.tokens))
     sure = idea.confidences
     if length == len(idea.tokens) == len(sure) and all(0.0 <= own <= 1.0 for own in sure):

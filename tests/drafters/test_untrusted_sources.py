@@ -79,7 +79,7 @@ def test_a_source_of_garbage_changes_no_token(
     assert all(record.width <= 8 for record in own.records)
 
 
-def test_a_tree_takes_no_odds_that_are_no_probability_and_no_node_below_nothing() -> None:
+def test_a_tree_clamps_odds_and_refuses_a_missing_parent() -> None:
     tree = DraftTree()
     for token, given_odds in enumerate((math.nan, math.inf, -math.inf, -0.5, 1.5, 0.25)):
         tree.add(-1, token, given_odds, "x")

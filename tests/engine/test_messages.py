@@ -64,7 +64,7 @@ def test_other_messages_replace_the_conversation_and_keep_what_both_share(engine
         assert list(session.messages)[: len(sent)] == sent
 
 
-def test_refused_messages_leave_the_conversation_as_it_was(engine: Engine) -> None:
+def test_refused_messages_leave_the_conversation_unchanged(engine: Engine) -> None:
     with engine.session() as session:
         answer(session.generate("hello", max_tokens=5))
         before = session.messages
