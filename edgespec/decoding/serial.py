@@ -34,8 +34,7 @@ class _Compared:
 class DecodeLoop(Rounds):
     """Drafts and verifies one after the other.
 
-    With ``siblings`` proposals may be trees if the target is a TreeSequence: chains with siblings where these are
-    worth verifying.
+    With ``siblings`` proposals may be trees if the target is a TreeSequence.
     """
 
     def __init__(

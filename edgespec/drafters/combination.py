@@ -78,6 +78,20 @@ class _Watched:
     proposal: Proposal
 
 
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """A free drafter's guesses for one round: ``gain`` tokens over a plain step if they are verified alone.
+
+    With a ``gate`` they grow to a tree of at most ``most`` nodes; without one the ``idea`` is proposed as it is.
+    """
+
+    kind: str
+    idea: Proposal
+    gate: TreeGate | None
+    most: int
+    gain: float
+
+
 class CombinationState:
     """One session's states of the combined drafters.
 
@@ -90,7 +104,7 @@ class CombinationState:
 
     def __init__(self, parts: Sequence[tuple[str, DraftState]], depth: AnswerPolicy) -> None:
         self._parts = tuple(parts)
-        self._growing = tuple((kind, state) for kind, state in parts if state.free and isinstance(state, GrowsTree))
+        self._growing = {kind: state for kind, state in parts if state.free and isinstance(state, GrowsTree)}
         self._watched: deque[_Watched] = deque(maxlen=_WATCHED)
         self.depth = depth
         self.failures: dict[str, str] = {}
@@ -131,54 +145,62 @@ class CombinationState:
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         self._judge_watched(context)
-        copies, gain = NOTHING, -math.inf
+        copies: _Copies | None = None
         for kind, state in self._parts:
             if kind in self.failures or depth < 1:
                 continue
             try:
                 if state.free:
-                    own, own_gain = self._copy(kind, state, context, depth)
-                    if own_gain > gain:
-                        copies, gain = own, own_gain
-                elif gain < self.depth.round_gain(kind):
+                    own = self._copy(kind, state, context, depth)
+                    if own is not None and (copies is None or own.gain > copies.gain):
+                        copies = own
+                elif copies is None or copies.gain < self.depth.round_gain(kind):
                     proposal = self._ask(kind, state, context, depth, gate)
-                    if proposal.drafted_by is not None:
+                    if proposal.tokens or (copies is None and proposal.drafted_by is not None):
                         return proposal
+                    if proposal.drafted_by is not None and copies is not None:  # it took time and has no guess
+                        alone = self._alone(copies, context)
+                        return replace(proposal, tokens=alone.tokens, sources=alone.sources, parents=alone.parents)
             except CancelledError:
                 raise
             except EdgespecError as error:
                 self.failures[kind] = error.message
-        return copies
+        return NOTHING if copies is None else self._alone(copies, context)
 
-    def _copy(self, kind: str, state: DraftState, context: Context, depth: int) -> tuple[Proposal, float]:
-        """A free drafter's guesses that are worth verifying on their own, and the tokens they gain over none."""
+    def _copy(self, kind: str, state: DraftState, context: Context, depth: int) -> _Copies | None:
+        """A free drafter's guesses, and the tokens they gain alone over no guess."""
         idea = _sound(state.propose(context, depth))
         if not idea.tokens:
-            return NOTHING, -math.inf
+            return None
         self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
         allowance = self.depth.allow_free(kind)
-        most, gate = min(depth, allowance.depth), allowance.gate
+        most, gate, sure = min(depth, allowance.depth), allowance.gate, idea.confidences
         if most < 1:
-            return NOTHING, -math.inf
-        sure = idea.confidences
+            return None
         if not values_trees(gate):
             kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
-            copy = idea.cut(min(most, kept))
-            return (copy, math.inf) if kept else (NOTHING, -math.inf)
+            return _Copies(kind, idea.cut(min(most, kept)), None, most, math.inf) if kept else None
         chain = DraftTree()
         for place, token in enumerate(idea.tokens[:most]):
             chain.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
         choice = gate.choose(chain, most)
-        grows = dict(self._growing).get(kind) if context.wants_tree else None
-        if grows is None:
-            kept = len(choice.nodes)
-            return (idea.cut(kept), choice.gain) if kept else (NOTHING, -math.inf)
+        grows = context.wants_tree and kind in self._growing
+        if not grows and not choice.nodes:
+            return None
+        # A chain that is rather right goes first: without a tree it cannot join the drafter's guesses.
+        first = not grows and chain.odds[0] >= _RATHER_RIGHT
+        kept = len(idea.tokens) if grows else len(choice.nodes)
+        return _Copies(kind, idea.cut(kept), gate if grows else None, most, math.inf if first else choice.gain)
+
+    def _alone(self, copies: _Copies, context: Context) -> Proposal:
+        """The free guesses that are worth verifying without others."""
+        gate = copies.gate
+        if gate is None:
+            return copies.idea
         tree = DraftTree()
-        grows.grow(context, tree, 0, gate.believes)
-        nodes = gate.choose(tree, most).nodes
-        # Many unlikely nodes add up to a gain too, but a drafter tells which of them are right: the chain decides.
-        own = _proposal(tree, nodes, Proposal(drafted_by=idea.drafted_by), 0) if nodes else NOTHING
-        return own, choice.gain if nodes else -math.inf
+        self._growing[copies.kind].grow(context, tree, 0, gate.believes)
+        nodes = gate.choose(tree, copies.most).nodes
+        return _proposal(tree, nodes, Proposal(drafted_by=copies.idea.drafted_by), 0) if nodes else NOTHING
 
     def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
         """What a drafter that takes time proposes, together with the guesses of the free drafters."""
@@ -211,10 +233,14 @@ class CombinationState:
         for place, others in enumerate(chain.alternatives[:length]):
             for token, odds in others:
                 tree.add(place - 1, token, gate.believes_alternative(odds), chain.source_of(place))
-        for kind, state in self._growing:
-            if kind not in self.failures:
-                own = self.depth.allow_free(kind).gate
+        for kind, state in self._growing.items():
+            if kind in self.failures:
+                continue
+            own = self.depth.allow_free(kind).gate
+            try:
                 state.grow(context, tree, length, own.believes if values_trees(own) else float)
+            except EdgespecError as error:  # the drafter's own chain is still good
+                self.failures[kind] = error.message
         return _proposal(tree, gate.choose(tree, most).nodes, chain, length)
 
     @property
@@ -264,6 +290,8 @@ class CombinationState:
                 continue
             if not state.free:  # ``_judge_watched`` judges free drafters
                 own = next((n for n, name in enumerate(proposal.sources) if name != kind), outcome.evaluated)
+                if proposal.confidences:  # they end with the drafter's chain
+                    own = min(own, len(proposal.confidences))
                 hits = [index < outcome.accepted for index in range(min(own, outcome.evaluated))]
                 self.depth.learn(kind, proposal.confidences[: len(hits)], hits)
                 for odds, right in seen_alternatives(outcome):

@@ -64,8 +64,7 @@ class LookupDraftState:
     def __init__(self, request: DraftRequest) -> None:
         self._stop_ids = request.stop_ids
         self._index = TextIndex()
-        self._context: Context | None = None  # of the latest proposal
-        self._found: list[Match] = []  # the matches of its end
+        self._latest: tuple[Context, int, list[Match]] | None = None  # a text, its length, the matches of its end
 
     def lag(self, context: Context) -> int:
         """0, since indexing takes microseconds a token."""
@@ -112,21 +111,21 @@ class LookupDraftState:
             negative, _, parent, found = heapq.heappop(open_)
             left = tree.left_over(parent)
             for token, share, longest in self._followers(found):
-                known = len(tree)
                 odds = believes(match_confidence(longest)) * share
                 node = tree.add(parent, token, odds * left, KIND)
                 here = negative * tree.odds[node]
-                if node < known or token in self._stop_ids or here > -_LEAST_REACH:
-                    continue  # others guessed it, nothing follows it, or it is too unlikely
+                if node < chain or token in self._stop_ids or here > -_LEAST_REACH:
+                    continue  # the chain's own end comes later, nothing follows it, or it is too unlikely
                 count += 1
                 heapq.heappush(open_, (here, count, node, self._beyond(found, token)))
 
     def _matches(self, context: Context) -> list[Match]:
         """Earlier places that end as the text does; found once for each context."""
-        if context is not self._context:
+        if self._latest is None or self._latest[:2] != (context, len(context)):
             self._index.follow(context.tokens)
-            self._context, self._found = context, self._index.matches(context.tokens[-LONGEST_MATCH_TOKENS:])
-        return self._found
+            found = self._index.matches(context.tokens[-LONGEST_MATCH_TOKENS:])
+            self._latest = context, len(context), found
+        return self._latest[2]
 
     def _followers(self, found: Sequence[Match]) -> list[tuple[int, float, int]]:
         """The tokens that followed the longest match: each with its share of the places, and the match's length."""
@@ -158,6 +157,7 @@ class LookupDraftState:
 
     def close(self) -> None:
         self._index.clear()
+        self._latest = None
 
 
 def _length(match: Match) -> int:

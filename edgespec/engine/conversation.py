@@ -131,7 +131,7 @@ class Conversation:
     ) -> None:
         self._prompts = prompts
         self._think = think
-        self._messages: list[dict[str, str]] = [dict(message) for message in messages]
+        self._messages = [_plain(message) for message in messages]
         self._rendered = ""  # the text of the history's tokens
         self._points: tuple[int, ...] | None = ()  # of that text; None: its answer spells out a control token
         self.system = system
@@ -206,6 +206,9 @@ class Conversation:
         reserve = min(max_tokens or context, context // _ANSWER_SHARE)
         head, messages = (self._head, self._messages) if earlier is None else _split(earlier)
         kept, dropped = list(messages), 0
+        own = self._messages
+        if earlier is not None and head == self._head and own and messages[-len(own) :] == own:
+            kept = list(own)  # the older messages were dropped before: what is kept stays in the cache
         while True:
             asked = self._prompts.read([*head, *kept, {"role": "user", "content": prompt}], think=self._think)
             tokens = self._encode(asked, own=earlier is None)
@@ -276,9 +279,14 @@ class Conversation:
             self._points = None if spelled_controls(self._prompts.tokenizer, answer) else turn.points
 
 
+def _plain(message: Mapping[str, str]) -> dict[str, str]:
+    """Role and content only: a template would render other fields, which were not searched for control tokens."""
+    return {"role": message["role"], "content": message["content"]}
+
+
 def _split(messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """The system message, if there is one, and the others."""
-    own = [dict(message) for message in messages]
+    own = [_plain(message) for message in messages]
     head = own[:1] if own and own[0]["role"] == "system" else []
     return head, own[len(head) :]
 

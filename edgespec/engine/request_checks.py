@@ -22,7 +22,7 @@ def check_request(
     """The prompt. Raises InvalidRequestError for arguments of ``Session.generate`` that no model accepts."""
     if not isinstance(prompt, str):
         raise InvalidRequestError(
-            f"the prompt must be text, not {_kind(prompt)}", hint="the session itself keeps the earlier messages"
+            f"the prompt must be text, not {_kind(prompt)}", hint="a whole conversation is given as messages="
         )
     if not raw and not prompt.strip():
         raise InvalidRequestError("the prompt is empty", hint="give at least one character")
@@ -54,12 +54,13 @@ def check_conversation(
         raise InvalidRequestError(
             "the conversation has no message", hint="give a list with at least one user message"
         )
+    messages = list(messages)  # another thread may change the caller's list
     first = messages[0]
     system = isinstance(first, Mapping) and first.get("role") == "system"
     if system and not isinstance(first.get("content"), str):
         raise InvalidRequestError("the system message must be text")
     turns = messages[system:]
-    _check_turns(turns)
+    _check_turns(turns, int(system), "user and assistant messages alternate, the user's first")
     if not len(turns) % 2:
         raise InvalidRequestError("the conversation does not end with a user message")
     return turns[-1]["content"], messages[:-1]
@@ -67,19 +68,21 @@ def check_conversation(
 
 def check_messages(messages: Sequence[Mapping[str, str]]) -> None:
     """Raise InvalidRequestError unless prompts and their answers alternate."""
-    _check_turns(messages)
+    hint = "user and assistant messages alternate, the user's first; pass a system message as system="
+    _check_turns(messages, 0, hint)
     if len(messages) % 2:
         raise InvalidRequestError("the conversation ends with a prompt", hint="pass that prompt to generate")
 
 
-def _check_turns(messages: Sequence[Mapping[str, str]]) -> None:
+def _check_turns(messages: Sequence[Mapping[str, str]], first: int, hint: str) -> None:
+    """``first`` is the number of the first of these messages."""
     roles = ["user", "assistant"] * ((len(messages) + 1) // 2)
-    for number, (message, role) in enumerate(zip(messages, roles, strict=False)):
+    for number, (message, role) in enumerate(zip(messages, roles, strict=False), first):
         own = isinstance(message, Mapping)
         if not own or message.get("role") != role or not isinstance(message.get("content"), str):
             raise InvalidRequestError(
                 f"message {number} of the conversation is not a text with the role {role}",
-                hint="user and assistant messages alternate, the user's first; pass a system message as system=",
+                hint=hint,
             )
 
 

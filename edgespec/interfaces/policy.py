@@ -78,9 +78,9 @@ class AnswerPolicy(Protocol):
         """The same for a source whose proposals take negligible time. Any source may be named, known or not."""
 
     def round_gain(self, source: str) -> float:
-        """Tokens that a round with ``source`` usually gains over a plain step, after what its time costs.
+        """Tokens that a round of this answer usually gains over a plain step, after what its time costs.
 
-        Guesses that cost no drafting are verified alone if they gain more.
+        Free guesses are verified alone, without asking ``source``, if they gain more.
         """
 
     def buys_load(self, source: str, lag: int = 0) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edgespec.decoding.sampling import Sampling
+from edgespec.drafters import model as module
 from edgespec.drafters.model import ModelDraftState
 from edgespec.errors import ForwardError
 from edgespec.interfaces.drafting import Context, Proposal
@@ -90,3 +91,15 @@ def test_a_failed_forward_with_guesses_leaves_the_cache_consistent(call: int) ->
             text += state.propose(Context(list(text)), 4).tokens
         check_synced(state)
     assert same(state.propose(Context(text), 4), drafter(guesses=False, order=1).propose(Context(text), 4))
+
+
+def test_in_a_long_text_only_guesses_after_three_matching_tokens_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = [1, 2, 9, 3, 2, 9, 4, 2]
+    state = drafter(guesses=True)
+    state.propose(Context(list(text)), 2)
+    assert state._guesses(text, 3) == [9, 4, 2]
+    monkeypatch.setattr(module, "_LONG_TEXT_TOKENS", 7)
+    assert state._guesses(text, 3) == []
+    repeated = [*text, 5, 2, 9, 4, 2]
+    state.propose(Context(list(repeated)), 2)
+    assert state._guesses(repeated, 1) == [5]

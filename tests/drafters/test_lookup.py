@@ -183,6 +183,16 @@ def test_lookup_is_free_and_has_no_lag() -> None:
     assert state.propose(Context([1, 2, 3, 4, 1, 2, 3]), 1).forwards == 0
 
 
+def test_a_context_that_has_grown_is_looked_up_again() -> None:
+    state, tokens = started(), [1, 2, 3, 9, 1, 2]
+    context = Context(tokens)
+    assert state.propose(context, 1).tokens == (3,)
+    tokens += [3]
+    assert state.propose(context, 1).tokens == (9,)
+    state.close()
+    assert state.propose(context, 1).tokens == (9,)
+
+
 def test_observe_and_cancel_do_not_change_lookup_proposals() -> None:
     tokens = [1, 2, 3, 4, 1, 2, 3]
     state = started()

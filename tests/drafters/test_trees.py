@@ -9,6 +9,7 @@ from edgespec.decoding.sampling import Chooser, Purpose, Sampling, draw
 from edgespec.drafters.combination import CombinationState, seen_alternatives
 from edgespec.drafters.lookup import LookupDrafter, match_confidence
 from edgespec.drafters.model import MOST_ALTERNATIVES, ModelDrafter, ModelDraftState
+from edgespec.errors import ForwardError
 from edgespec.interfaces.drafting import (
     NOTHING,
     Choice,
@@ -243,8 +244,48 @@ def test_without_a_tree_copies_are_chains_and_stay_apart_from_the_drafters() -> 
     state, _ = model_and_copies(WithCopies(0.9, lookup=9, model=9), 4, 7)
     alone = state.propose(Context(TEXT), 9)
     assert (alone.tokens[:4], alone.parents, alone.drafted_by) == ((4, 5, 6, 9), None, "lookup")
+    short = [4, 1, 2, 5, 9, 2]  # one token matches
     state, _ = model_and_copies(WithCopies(1.1, lookup=9, model=9), 4, 7)
-    assert state.propose(Context(TEXT), 9).tokens == (4, 7)
+    assert state.propose(Context(short), 9).tokens == (4, 7), "the drafter's chain, if the copy is rather wrong"
+    state, _ = model_and_copies(WithCopies(0.0, lookup=9, model=9), 4, 7)
+    assert state.propose(Context(short), 9).tokens[:2] == (5, 9)
+
+
+@pytest.mark.parametrize("wants_tree", [True, False])
+def test_copies_are_verified_if_the_drafter_took_time_and_has_no_guess(wants_tree: bool) -> None:
+    state, model = model_and_copies(WithCopies(99.0, lookup=9, model=9))
+    context = Context([4, 1, 2, 5, 9, 2], wants_tree=wants_tree)
+    proposal = state.propose(context, 9)
+    assert (len(model.asked), proposal.drafted_by, proposal.tokens[:2]) == (1, "model", (5, 9))
+    assert set(proposal.sources) == {"lookup"}
+    state.observe(Outcome(proposal=proposal, evaluated=2, accepted=1, committed=(5, 8)))
+
+
+def test_a_copy_stands_behind_an_alternative_too() -> None:
+    class Alternatives(WithCopies):
+        pass
+
+    state, model = model_and_copies(Alternatives(9.0, lookup=9, model=9), 8)
+    model._proposal = lambda tokens, depth: (  # type: ignore[method-assign]
+        model.gates[-1].believed.append(0.5)  # type: ignore[union-attr, func-returns-value]
+        or Proposal(
+            tokens=(8,), sources=("model",), drafted_by="model", confidences=(0.5,), alternatives=(((4, 0.3),),)
+        )
+    )
+    proposal = state.propose(Context(TEXT, wants_tree=True), 4)
+    assert (proposal.tokens[:3], proposal.parents) == ((8, 4, 5), (-1, -1, 1, 2))
+    assert proposal.sources == ("model", "model", "lookup", "lookup")
+
+
+def test_a_free_drafter_that_fails_beside_a_chain_loses_only_itself() -> None:
+    state, _ = model_and_copies(WithCopies(99.0, lookup=9, model=9), 4, 7)
+
+    def failing(*_: object) -> None:
+        raise ForwardError("out of memory")
+
+    state._growing["lookup"].grow = failing  # type: ignore[method-assign]
+    assert state.propose(Context(TEXT, wants_tree=True), 9).tokens == (4, 7)
+    assert state.failures == {"lookup": "out of memory"}
 
 
 def test_without_a_value_copies_must_be_rather_right_than_wrong() -> None:

@@ -388,15 +388,18 @@ def serve(
     while emitted < tokens:
         limit = cap if most is None else min(cap, most - emitted - 1)
         started = clock.now_s
-        source, chain = None, None
+        source, chain, own = None, None, True
         if limit > 0:
             if watched:
                 _judge(watched, emitted, decider)
             copied, gain = _copied(course, decider, emitted, limit, watched)
             if gain < decider.round_gain("model"):
                 source, chain = _drafted(course, decider, emitted, limit)
-            if source is None and copied is not None:
+            own = chain is None or bool(chain.right)
+            if copied is not None and source is None:
                 source, chain = "lookup", copied
+            elif copied is not None and chain is not None and not own:  # drafting took time and guessed nothing
+                chain = replace(copied, forwards=chain.forwards, sync_s=chain.sync_s)
         drafted = clock.now_s
         proposed = 0 if chain is None else len(chain.right)
         course.forward(proposed + 1, emitted)
@@ -420,7 +423,7 @@ def serve(
             draft_forwards=0 if chain is None else chain.forwards,
         )
         decider.record(record)
-        if chain is not None and proposed and source == "model":
+        if chain is not None and proposed and source == "model" and own:
             decider.learn("model", chain.sure[:evaluated], [index < kept for index in range(evaluated)])
         depths.append(proposed)
         tokens_at.append(emitted)
@@ -460,7 +463,8 @@ def _copied(
     for index, sure in enumerate(idea.sure[:most]):
         tree.add(index - 1, index, gate.believes(sure), "lookup")
     choice = gate.choose(tree, most)
-    return (idea.cut(len(choice.nodes)), choice.gain) if choice.nodes else (None, -math.inf)
+    gain = math.inf if tree.odds[0] >= 0.5 else choice.gain
+    return (idea.cut(len(choice.nodes)), gain) if choice.nodes else (None, -math.inf)
 
 
 def _drafted(course: Course, decider: Decider, place: int, limit: int) -> tuple[str | None, Drafted | None]:

@@ -154,7 +154,7 @@ def plausible(slowness: float) -> float:
 
 
 class PricedGate:
-    """A gate for one chain of at most ``most`` tokens.
+    """A gate for one chain of at most ``most`` tokens, and for trees of as many nodes.
 
     ``forward_s[d]`` is the time of a target forward with d drafted tokens, ``token_s`` that of a drafted token, in
     seconds. Time is worth ``tokens_per_s``. The odds of alternatives are multiplied by ``odds_factor``.
