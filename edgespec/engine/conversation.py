@@ -133,7 +133,8 @@ class Conversation:
         self._think = think
         self._messages = [_plain(message) for message in messages]
         self._rendered = ""  # the text of the history's tokens
-        self._points: tuple[int, ...] | None = ()  # of that text; None: its answer spells out a control token
+        self._read = ""  # the prompt that this text begins with
+        self._points: tuple[int, ...] = ()  # of that prompt
         self.system = system
         self.history: list[int] = []
 
@@ -242,16 +243,22 @@ class Conversation:
 
         Tokenising an answer again could give other tokens, and the cache would be lost. ``own``: the messages are the
         history's. Messages of a caller may only spell out the history's text: the names of control tokens must come
-        from the same places.
+        from the same places, and an answer with such a name is read again.
         """
         tokenizer = self._prompts.tokenizer
-        same = own or tuple(point for point in prompt.points if point < len(self._rendered)) == self._points
-        if self._rendered and same and prompt.text.startswith(self._rendered):
+        if self._rendered and prompt.text.startswith(self._rendered) and (own or self._same_names(prompt)):
             kept = self.history
             if kept and kept[-1] in tokenizer.stop_ids:
                 kept = kept[:-1]  # the template writes the end of the turn itself
             return [*kept, *encode(tokenizer, prompt, len(self._rendered))]
         return self._prompts.encode(prompt)
+
+    def _same_names(self, prompt: Prompt) -> bool:
+        """Whether a prompt that begins with the history's text has the same names of control tokens in it."""
+        points = tuple(point for point in prompt.points if point < len(self._rendered))
+        return points == self._points and not spelled_controls(
+            self._prompts.tokenizer, self._rendered[len(self._read) :]
+        )
 
     def begins_thinking(self, turn: Turn) -> bool:
         """Whether the template has opened the thinking that the answer continues."""
@@ -276,7 +283,7 @@ class Conversation:
         # After a stop string the tokens hold more than the text: the text is tokenised again.
         if self._prompts.tokenizer.detokenize(answer_ids) == answer:
             self._rendered = turn.text + answer
-            self._points = None if spelled_controls(self._prompts.tokenizer, answer) else turn.points
+            self._read, self._points = turn.text, turn.points
 
 
 def _plain(message: Mapping[str, str]) -> dict[str, str]:

@@ -60,5 +60,5 @@ class Shape(Gate):
         nodes = list(range(chain))
         for place in range(chain):
             below = [node for node in range(chain, len(tree)) if tree.parents[node] == place - 1]
-            nodes += below[: self.ranks[place]]
+            nodes += below[: self.ranks[place] if place < len(self.ranks) else 0]
         return Choice(tuple(sorted(nodes[:most])), 0.0)
