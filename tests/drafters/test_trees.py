@@ -277,7 +277,7 @@ def test_a_copy_stands_behind_an_alternative_too() -> None:
     assert proposal.sources == ("model", "model", "lookup", "lookup")
 
 
-def test_a_free_drafter_that_fails_beside_a_chain_loses_only_itself() -> None:
+def test_a_free_drafter_that_fails_while_a_chain_grows_loses_only_itself() -> None:
     state, _ = model_and_copies(WithCopies(99.0, lookup=9, model=9), 4, 7)
 
     def failing(*_: object) -> None:
