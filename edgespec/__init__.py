@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from edgespec import errors as _errors
 
 if TYPE_CHECKING:
+    from edgespec.decoding.logprobs import TokenLogprob as TokenLogprob
     from edgespec.decoding.round_base import DecodeStats as DecodeStats
     from edgespec.decoding.sampling import Sampling as Sampling
     from edgespec.engine.answer import Generation as Generation
@@ -70,6 +71,7 @@ _HOMES = {
     "Sampling": "decoding.sampling",
     "Session": "engine.session",
     "Text": "engine.events",
+    "TokenLogprob": "decoding.logprobs",
     "WorkerSettings": "runtimes.process.settings",
 }
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edgespec.decoding.logprobs import TokenLogprob, token_logprob
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
@@ -33,13 +34,14 @@ class Step:
 
     ``guessed_by`` names for each token the drafter that proposed it, or None if the token is the target's own: a
     correction, a bonus, the prefill's. ``finish`` is ``stop`` if the last token is one of the stop ids, ``length`` if
-    the budget or the context is used up, else None.
+    the budget or the context is used up, else None. ``logprobs`` has an entry for each token, if they were asked for.
     """
 
     tokens: tuple[int, ...]
     guessed_by: tuple[str | None, ...]
     record: RoundRecord | None
     finish: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,8 @@ class LoopLimits:
     """``max_tokens`` to emit at most (None: until the context is full), ``depth_cap`` tokens a round may propose.
 
     Nothing is proposed that would make a forward end beyond ``exact_length`` tokens, the longest context at which the
-    target's widths were compared (None: widths are bit-equal at any length).
+    target's widths were compared (None: widths are bit-equal at any length). ``logprobs``: how many of the likeliest
+    tokens each emitted token's log-probability is reported with (None: no log-probabilities).
     """
 
     max_tokens: int | None
@@ -55,6 +58,7 @@ class LoopLimits:
     vocabulary_size: int
     stop_ids: frozenset[int] = frozenset()
     exact_length: int | None = None
+    logprobs: int | None = None
 
 
 class Rounds(ABC):
@@ -110,7 +114,7 @@ class Rounds(ABC):
         rows = target.forward(history[-1:], 1)
         token = self._chooser.target_token(rows, 0, self._assuming(()))
         self._depth.began(read - started, clock() - read)
-        return self._commit([token], None, [])
+        return self._commit([token], None, [], self._logprobs(rows, [0], [token]))
 
     def _depth_limit(self) -> int:
         """The most tokens to propose: within the depth cap, the exact length, the budget and the context."""
@@ -143,6 +147,13 @@ class Rounds(ABC):
             bonus=bonus,
         )
 
+    def _logprobs(self, rows: Rows, indices: Sequence[int], tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        """The log-probability of each token in its row, if asked for; the rows must still be valid."""
+        top = self._limits.logprobs
+        if top is None:
+            return ()
+        return tuple(token_logprob(rows.logits(i), token, top) for i, token in zip(indices, tokens, strict=True))
+
     def _assuming(self, tokens: Sequence[int]) -> CountedText:
         """The history followed by ``tokens``; valid until the next call."""
         self._text.cut(len(self._history))
@@ -161,7 +172,13 @@ class Rounds(ABC):
         with contextlib.suppress(EdgespecError):
             self._target.rewind(min(self._target.length, len(self._history) - 1))
 
-    def _commit(self, tokens: list[int], record: RoundRecord | None, guessed_by: Sequence[str]) -> Step:
+    def _commit(
+        self,
+        tokens: list[int],
+        record: RoundRecord | None,
+        guessed_by: Sequence[str],
+        logprobs: tuple[TokenLogprob, ...],
+    ) -> Step:
         """``guessed_by`` names who proposed each of the leading tokens; the rest are the target's own."""
         self._assuming(tokens)
         self._history.extend(tokens)
@@ -172,7 +189,9 @@ class Rounds(ABC):
         elif self._depth_room() < 0:
             finish = "length"
         own = (None,) * (len(tokens) - len(guessed_by))
-        return Step(tokens=tuple(tokens), guessed_by=(*guessed_by, *own), record=record, finish=finish)
+        return Step(
+            tokens=tuple(tokens), guessed_by=(*guessed_by, *own), record=record, finish=finish, logprobs=logprobs
+        )
 
 
 # Tolerance for the sum of a proposal's probabilities (DESIGN.md): loose enough for float32 drafters over large

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import LoopLimits, Rounds, Step, first_chain, height, valid_length
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import verify_tree
@@ -25,6 +26,7 @@ class _Compared:
     evaluated: int
     guessed_by: list[str]
     outcome: Outcome
+    logprobs: tuple[TokenLogprob, ...]
 
     @property
     def accepted(self) -> int:
@@ -84,7 +86,7 @@ class DecodeLoop(Rounds):
             draft_forwards=proposal.forwards,
             sibling_count=proposed - height(proposal),
         )
-        step = self._commit(committed, record, compared.guessed_by)
+        step = self._commit(committed, record, compared.guessed_by, compared.logprobs)
         self._depth.record(record)
         if proposed:
             self._drafter.observe(compared.outcome)
@@ -116,12 +118,14 @@ class DecodeLoop(Rounds):
         rows = target.forward([history[-1], *draft], len(draft) + 1)
         verdict = self._verify(draft, proposal.draft_probs or (None,) * len(draft), rows)
         committed = self._until_stop([*draft[: verdict.accepted], *verdict.following])
+        logprobs = self._logprobs(rows, range(len(committed)), committed)
         target.rewind(len(history) + len(committed) - 1)
         # An accepted end-of-sequence ends the comparison: it is a stop, not a rejection.
         accepted = min(verdict.accepted, len(committed))
         evaluated = min(verdict.evaluated, len(committed))
         outcome = Outcome(proposal=proposal, evaluated=evaluated, accepted=accepted, committed=tuple(committed))
-        return _Compared(committed, evaluated, [proposal.source_of(index) for index in range(accepted)], outcome)
+        guessed_by = [proposal.source_of(index) for index in range(accepted)]
+        return _Compared(committed, evaluated, guessed_by, outcome, logprobs)
 
     def _compare_tree(self, proposal: Proposal, parents: tuple[int, ...], target: TreeSequence) -> _Compared:
         """Compare a tree whose root is the last committed token; each row is that of its path."""
@@ -137,7 +141,9 @@ class DecodeLoop(Rounds):
 
         verdict = verify_tree(draft, parents, target_token)
         committed = self._until_stop([*(draft[index] for index in verdict.path), verdict.next_token])
-        target.keep([0, *(index + 1 for index in verdict.path[: len(committed) - 1])])
+        kept = [0, *(index + 1 for index in verdict.path[: len(committed) - 1])]
+        logprobs = self._logprobs(rows, kept, committed)
+        target.keep(kept)
         accepted = min(len(verdict.path), len(committed))
         evaluated = min(accepted + (verdict.kind == "correction"), len(committed))
         # Drafters learn acceptance from chains only.
@@ -146,4 +152,5 @@ class DecodeLoop(Rounds):
         leading = next((place for place, index in enumerate(taken) if index != place), len(taken))
         seen = min(leading + (leading == accepted < evaluated or leading < accepted), len(chain.tokens))
         outcome = Outcome(proposal=chain, evaluated=seen, accepted=leading, committed=tuple(committed))
-        return _Compared(committed, evaluated, [proposal.source_of(index) for index in taken], outcome)
+        guessed_by = [proposal.source_of(index) for index in taken]
+        return _Compared(committed, evaluated, guessed_by, outcome, logprobs)

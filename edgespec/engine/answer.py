@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 
+from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats, Rounds, Step
 from edgespec.engine.events import Done, Event, FinishReason, Notice, Round, Text
 from edgespec.errors import CancelledError, InvalidRequestError
@@ -168,6 +169,7 @@ class AnswerTask:
         self._started = started
         self._first_token_at: float | None = None
         self._unshown: list[tuple[int, str | None, int]] = []  # token, its drafter, characters of text
+        self._logprobs: list[TokenLogprob] = []  # of the same tokens, if asked for
         self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
         self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
@@ -222,6 +224,7 @@ class AnswerTask:
             self.stats.guessed_tokens += guessed_by is not None
             piece, stopped = self._answer.feed(token)
             self._unshown.append((token, guessed_by, len(piece)))
+            self._logprobs += step.logprobs[place : place + 1]
             shown += piece
             if stopped:
                 # The round's further tokens are not part of the answer: plain decoding would have stopped here.
@@ -237,8 +240,9 @@ class AnswerTask:
 
     def _show(self, text: str) -> None:
         tokens, guessed_by, lengths = zip(*self._unshown, strict=True) if self._unshown else ((), (), ())
-        self._put(Text(text, tokens, guessed_by, lengths))
+        self._put(Text(text, tokens, guessed_by, lengths, tuple(self._logprobs)))
         self._unshown.clear()
+        self._logprobs.clear()
 
     def _put(self, event: Event | BaseException | None) -> None:
         # A reader that stopped reading must not keep the interpreter from exiting.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.files.progress import ProgressEvent
@@ -21,13 +22,15 @@ class Text:
 
     ``guessed_by`` has an entry for each token: the drafter that guessed it (``model``, ``lookup``), or None for the
     target's own. ``lengths`` has the number of characters that came with each token. Bytes of the last token may be
-    held back, so text can lag behind its tokens; the rest at the end of the answer comes without tokens.
+    held back, so text can lag behind its tokens; the rest at the end of the answer comes without tokens. ``logprobs``
+    has an entry for each token; empty unless ``generate`` was asked for them.
     """
 
     text: str
     token_ids: tuple[int, ...] = ()
     guessed_by: tuple[str | None, ...] = ()
     lengths: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

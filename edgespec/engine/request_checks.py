@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 
+from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.answer import StopStrings
 from edgespec.errors import InvalidRequestError
@@ -18,6 +19,7 @@ def check_request(
     stop: Sequence[str] = (),
     depth: int | None = None,
     raw: bool = False,
+    logprobs: int | None = None,
 ) -> str:
     """The prompt. Raises InvalidRequestError for arguments of ``Session.generate`` that no model accepts."""
     if not isinstance(prompt, str):
@@ -26,11 +28,13 @@ def check_request(
         )
     if not raw and not prompt.strip():
         raise InvalidRequestError("the prompt is empty", hint="give at least one character")
-    for name, value, least in (("max_tokens", max_tokens, 1), ("depth", depth, 0)):
+    for name, value, least in (("max_tokens", max_tokens, 1), ("depth", depth, 0), ("logprobs", logprobs, 0)):
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
             raise InvalidRequestError(f"{name} must be a whole number, not {_kind(value)}")
         if value is not None and value < least:
             raise InvalidRequestError(f"{name} must be {f'at least {least}' if least else '0 or more'}, not {value}")
+    if logprobs is not None and logprobs > MOST_TOP:
+        raise InvalidRequestError(f"logprobs can be at most {MOST_TOP}, not {logprobs}")
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidRequestError(
             f"sampling must be a Sampling, not {_kind(sampling)}", hint="for example Sampling(temperature=0.7)"

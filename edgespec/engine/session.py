@@ -146,6 +146,7 @@ class Session:
         stop: Sequence[str] = (),
         raw: bool = False,
         depth: int | None = None,
+        logprobs: int | None = None,
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
@@ -154,21 +155,25 @@ class Session:
         replace this session's conversation; the caches keep what both share.
 
         ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
-        plain decoding. ``sampling`` None is greedy. Raises InvalidRequestError, PromptTooLongError, TemplateError and
-        ClosedError here, everything else from the iteration. The turn joins the conversation when its answer ends for
-        any reason, unless the answer is empty.
+        plain decoding. ``sampling`` None is greedy. With ``logprobs`` Text events have each token's log-probability
+        and those of this many of the likeliest tokens, at most 20 (TokenLogprob).
+
+        Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else from the
+        iteration. The turn joins the conversation when its answer ends for any reason, unless the answer is empty.
         """
         started = time.perf_counter()
         earlier = None
         if messages is not None:
             prompt, earlier = check_conversation(prompt, messages, raw=raw)
-        prompt = check_request(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw)
+        prompt = check_request(
+            prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw, logprobs=logprobs
+        )
         self._settle_forgotten()
         self._pair.begin_answer()
         context = self._target.context_length
         turn = self._conversation.turn(prompt, max_tokens, context, raw=raw, earlier=earlier)
         self._reopen_if_broken()
-        answer = self._make_answer(turn, max_tokens, sampling, stop, depth, started)
+        answer = self._make_answer(turn, max_tokens, sampling, stop, depth, logprobs, started)
         return Generation(
             answer.task,
             start=partial(self._start, answer),
@@ -190,6 +195,7 @@ class Session:
         sampling: Sampling | None,
         stop: Sequence[str],
         depth: int | None,
+        logprobs: int | None,
         started: float,
     ) -> _Answer:
         pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
@@ -212,6 +218,7 @@ class Session:
             vocabulary_size=pair.vocabulary_size,
             stop_ids=pair.tokenizer.stop_ids,
             exact_length=pair.exact_length,
+            logprobs=logprobs,
         )
         task = AnswerTask(
             loop=self._loop(drafts, own, history, limits, budget, siblings=speculating.siblings),

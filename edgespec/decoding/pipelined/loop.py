@@ -98,6 +98,7 @@ class PipelinedLoop(Rounds):
             tokens, probs = [each.token for each in chain], [each.probs for each in chain]
             verdict = self._verify(tokens, probs, rows, bonus=len(chain) == window)
             committed = self._until_stop([*tokens[: verdict.accepted], *verdict.following])
+            logprobs = self._logprobs(rows, range(len(committed)), committed)
             target.rewind(base + len(committed) - 1)
             rest = self._going_on(verdict, window, committed)
         except BaseException:
@@ -127,7 +128,7 @@ class PipelinedLoop(Rounds):
             draft_forwards=branching.forwards + (0 if drafted is None else drafted.forwards),
             overlapped=overlapped,
         )
-        step = self._commit(committed, record, [each.source for each in chain[:accepted]])
+        step = self._commit(committed, record, [each.source for each in chain[:accepted]], logprobs)
         self._depth.record(record)
         self._budget.record(record)
         self._settle(chain[:evaluated], accepted, rest, tuple(committed))

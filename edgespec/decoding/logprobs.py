@@ -1,0 +1,53 @@
+"""Log-probabilities of emitted tokens, as the target gave them before sampling changed anything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.interfaces.drawing import LogitsArray
+
+# The most other tokens to report: OpenAI's limit for ``top_logprobs``.
+MOST_TOP = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The natural logarithm of the probability that the target gave an emitted token.
+
+    The probability is from the softmax over the target's raw scores: before bias, penalties, temperature and
+    truncation, as OpenAI's ``logprobs``. ``top`` has the likeliest tokens and their log-probabilities, the likeliest
+    first, ties by lowest id; the emitted token may be among them. A token without a score has -infinity.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def token_logprob(scores: LogitsArray, token: int, top: int) -> TokenLogprob:
+    """The log-probability of ``token`` in a row of finite scores, and of the ``top`` likeliest tokens.
+
+    ``scores``: float32 of shape (vocabulary,), in natural-logarithm units. The sum is taken in float64, relative to
+    the highest score (log-sum-exp): equal rows give equal bits.
+    """
+    peak = float(scores.max())
+    total = peak + math.log(float(np.exp(scores.astype(np.float64) - peak).sum()))
+    best = _highest(scores, min(top, len(scores)))
+    return TokenLogprob(
+        token, float(scores[token]) - total, tuple((each, float(scores[each]) - total) for each in best)
+    )
+
+
+def _highest(scores: LogitsArray, count: int) -> list[int]:
+    """The ids of the ``count`` highest scores, the highest first; ties go to the lowest id."""
+    if not count:
+        return []
+    border = np.partition(scores, len(scores) - count)[len(scores) - count]
+    likely = np.flatnonzero(
+        scores >= border
+    )  # all ties at the border: the ids decide, not the order of the partition
+    best: list[int] = likely[np.argsort(-scores[likely], kind="stable")][:count].tolist()
+    return best

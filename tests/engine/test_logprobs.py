@@ -1,0 +1,72 @@
+"""Log-probabilities of a session's answers: plain decoding's, bit for bit, one for each token of a Text."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edgespec.decoding.logprobs import TokenLogprob
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Text
+from edgespec.engine.session import Session
+from edgespec.errors import InvalidRequestError
+from tests.engine.answers import SAMPLED
+from tests.support.tiny_models import TinyModels, read_all, require_speculation
+
+
+def found(session: Session, sampling: Sampling, depth: int | None, *, top: int | None) -> list[TokenLogprob]:
+    events, done = read_all(
+        session.generate("hello world", max_tokens=40, sampling=sampling, depth=depth, logprobs=top)
+    )
+    texts = [event for event in events if isinstance(event, Text)]
+    if top is not None:
+        for text in texts:
+            assert tuple(each.token_id for each in text.logprobs) == text.token_ids
+    assert (done.stats.proposed > 0) == (depth != 0)
+    session.clear()
+    return [each for text in texts for each in text.logprobs]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=str)
+def test_drafting_gives_the_log_probabilities_of_plain_decoding(
+    engine: Engine, session: Session, sampling: Sampling
+) -> None:
+    require_speculation(engine, 3)
+    plain = found(session, sampling, 0, top=2)
+    assert len(plain) == 40
+    assert found(session, sampling, 3, top=2) == plain
+    for each in plain:
+        best, second = (value for _, value in each.top)
+        assert best >= second
+        assert best >= each.logprob > -math.inf
+    if sampling.greedy:
+        assert all(each.top[0] == (each.token_id, each.logprob) for each in plain)
+
+
+def test_pipelined_decoding_gives_the_log_probabilities_of_plain_decoding(tiny: TinyModels) -> None:
+    with tiny.load_speculating(mode="pipelined") as engine, engine.session() as session:
+        assert engine.plan.mode == "pipelined"
+        plain = found(session, SAMPLED, 0, top=0)
+        assert found(session, SAMPLED, 3, top=0) == plain
+        assert all(each.top == () for each in plain)
+
+
+def test_without_asking_there_are_no_log_probabilities(session: Session) -> None:
+    assert found(session, Sampling(), 3, top=None) == []
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "said"),
+    [
+        (-1, "logprobs must be 0 or more, not -1"),
+        (21, "logprobs can be at most 20, not 21"),
+        (True, "logprobs must be a whole number, not bool True"),
+        ("3", "logprobs must be a whole number, not str '3'"),
+    ],
+)
+def test_a_wrong_number_of_log_probabilities_is_refused(session: Session, logprobs: int, said: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        session.generate("hello", logprobs=logprobs)
+    assert str(raised.value).splitlines()[0].startswith(said)
