@@ -45,6 +45,15 @@ def check_request(
     return prompt
 
 
+def check_bias(sampling: Sampling, vocabulary_size: int) -> None:
+    """Raise InvalidRequestError if the sampling's bias names a token that the model does not have."""
+    highest = max(dict(sampling.logit_bias), default=0)
+    if highest >= vocabulary_size:
+        raise InvalidRequestError(
+            f"logit_bias names token {highest}, and this model's tokens are 0 to {vocabulary_size - 1}"
+        )
+
+
 def check_conversation(
     prompt: str | None, messages: Sequence[Mapping[str, str]], *, raw: bool
 ) -> tuple[str, Sequence[Mapping[str, str]]]:

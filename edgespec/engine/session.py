@@ -21,7 +21,7 @@ from edgespec.engine.answer import AnswerTask, AnswerText, Generation
 from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.request_checks import check_conversation, check_request, check_system
+from edgespec.engine.request_checks import check_bias, check_conversation, check_request, check_system
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
 from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
 from edgespec.interfaces.model import Sequence as TokenSequence
@@ -168,6 +168,8 @@ class Session:
         prompt = check_request(
             prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw, logprobs=logprobs
         )
+        if sampling is not None:
+            check_bias(sampling, self._pair.vocabulary_size)
         self._settle_forgotten()
         self._pair.begin_answer()
         context = self._target.context_length

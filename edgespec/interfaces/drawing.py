@@ -90,11 +90,12 @@ class Measure(IntEnum):
 class DrawRequest:
     """How a token is drawn from a row of scores.
 
-    ``seen`` has the tokens that are penalised and their numbers of occurrences. Scores are then divided by
-    ``temperature``, and cut to the ``top_k`` best (0: all), to the smallest set of the best that holds ``top_p`` of
-    the mass, and to weights of at least ``min_p`` times the highest. Noise of ``key`` draws the token. Without a key
-    the best score is taken without truncation, and ``temperature`` only affects odds and entropy. ``wanted`` is the
-    number of tokens to return, at most MOST_DRAWN.
+    ``bias`` has distinct tokens, and what is added to the score of each. Next, ``seen`` has the tokens that are
+    penalised and their numbers of occurrences. Scores are then divided by ``temperature``, and cut to the ``top_k``
+    best (0: all), to the smallest set of the best that holds ``top_p`` of the mass, and to weights of at least
+    ``min_p`` times the highest. Noise of ``key`` draws the token. Without a key the best score is taken without
+    truncation, and ``temperature`` only affects odds and entropy. ``wanted`` is the number of tokens to return, at
+    most MOST_DRAWN.
     """
 
     key: NoiseKey | None = None
@@ -106,6 +107,7 @@ class DrawRequest:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seen: Mapping[int, int] = field(default_factory=dict)
+    bias: tuple[tuple[int, float], ...] = ()
     wanted: int = 1
     measure: Measure = Measure.NOTHING
 
@@ -178,7 +180,10 @@ def _best_from(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -
 
 
 def penalised(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = None) -> LogitsArray:
-    """The scores with the penalties of tokens seen; a copy if there are penalties."""
+    """The scores with bias and with the penalties of tokens seen; a copy if there are any."""
+    if request.bias:
+        scores = np.array(scores, dtype=np.float32)
+        add_bias(scores, request, ids)
     if not request.seen:
         return scores
     columns, occurrences = seen_columns(request.seen, len(scores), ids)
@@ -192,18 +197,34 @@ def penalised(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = N
     return scores
 
 
+def add_bias(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -> tuple[IdArray, LogitsArray]:
+    """Add the bias to ``scores`` in place; returns the columns and what they held. As draw_from."""
+    tokens = np.array([token for token, _ in request.bias], dtype=np.int64)
+    values = np.array([value for _, value in request.bias])
+    columns, inside = _columns(tokens, len(scores), ids)
+    before = scores[columns]
+    scores[columns] = (before.astype(np.float64) + values[inside]).astype(np.float32)
+    return columns, before
+
+
 def seen_columns(seen: Mapping[int, int], count: int, ids: IdArray | None) -> tuple[IdArray, IdArray]:
     """Columns, in a row of ``count`` scores, of the tokens in ``seen``, and their occurrences: int64, same length.
 
     ``ids``: the token of each column, ascending; None if columns are token ids. Tokens without a column are left out.
     """
     tokens, occurrences = Seen.of(seen).arrays
+    columns, inside = _columns(tokens, count, ids)
+    return columns, occurrences[inside]
+
+
+def _columns(tokens: IdArray, count: int, ids: IdArray | None) -> tuple[IdArray, NDArray[np.bool_]]:
+    """The columns of the tokens that have one, and which of the tokens these are."""
     if ids is None:
         inside = (tokens >= 0) & (tokens < count)
-        return tokens[inside], occurrences[inside]
+        return tokens[inside], inside
     columns = np.minimum(np.searchsorted(ids, tokens), count - 1)
     inside = ids[columns] == tokens
-    return columns[inside], occurrences[inside]
+    return columns[inside], inside
 
 
 def _best_finite(scores: LogitsArray, ids: IdArray | None) -> int:

@@ -79,11 +79,11 @@ def drafting_model() -> FakeModel:
 
 
 WHOLE: dict[str, object] = {"temperature": 1.0, "rule": "rejection"}
-CUT: dict[str, object] = {"temperature": 1.0, "top_k": 2, "rule": "rejection"}
+CUT: dict[str, object] = {"temperature": 1.0, "top_k": 2, "logit_bias": {1: -0.4}, "rule": "rejection"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [WHOLE, CUT], ids=["whole", "top_k"])
+@pytest.mark.parametrize("options", [WHOLE, CUT], ids=["whole", "top_k and bias"])
 def test_drawn_drafts_leave_the_texts_distribution_unchanged(options: dict[str, object]) -> None:
     model = drafting_model()
     value, limit, accepted = statistic(lambda sampling: scripted.Stochastic(model, sampling), options)

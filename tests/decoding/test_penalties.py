@@ -1,4 +1,4 @@
-"""Penalties in every loop: the specification's tokens, at a cost per token independent of the text's length."""
+"""Penalties and bias in every loop: the specification's tokens; their cost does not grow with the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edgespec.decoding.round_base import LoopLimits, Rounds
-from edgespec.decoding.sampling import Chooser, Sampling, request_of
+from edgespec.decoding.sampling import Chooser, Rule, Sampling, request_of
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import NonFiniteLogitsError
@@ -62,6 +62,7 @@ SAMPLED = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.7]),
     frequency_penalty=st.sampled_from([0.2, -0.1]),
     seed=st.integers(0, 9),
+    logit_bias=st.sampled_from([{}, {3: 2.5, 9: -100.0}]),
 )
 
 
@@ -75,7 +76,9 @@ def drafters(known: list[int], seed: int, chooser: Chooser) -> Iterator[DraftSta
 @settings(max_examples=20)
 @given(sampling=SAMPLED, seed=st.integers(0, 9))
 @pytest.mark.parametrize("begin", [serial, at_once])
-def test_every_loop_applies_penalties_as_the_specification(begin: Begin, sampling: Sampling, seed: int) -> None:
+def test_every_loop_applies_penalties_and_bias_as_the_specification(
+    begin: Begin, sampling: Sampling, seed: int
+) -> None:
     model, chooser = FakeModel(can_branch=True, seed=seed % 3), Chooser(sampling)
     expected = plain(model, sampling)
     for drafter in drafters(PROMPT + expected, seed, chooser):
@@ -150,3 +153,18 @@ def test_penalties_do_not_reread_the_whole_text_for_each_drafted_token() -> None
         assert len(state.propose(Context(text), depth).tokens) == depth
         reads.append(watched.read)
     assert reads[1] - reads[0] <= 3 * 40, "once a proposal, to compare it with the context"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=5)], ids=str)
+@pytest.mark.parametrize("rule", ["keyed", "rejection"])
+def test_drafters_draw_with_the_bias_of_the_target(sampling: Sampling, rule: Rule) -> None:
+    """A drafter equal to the target is always right, and a forbidden token never comes."""
+    model, free = FakeModel(seed=2), plain(FakeModel(seed=2), sampling)
+    forbidden = Counter(free).most_common(3)
+    own = replace(sampling, rule=rule, logit_bias={token: -100.0 for token, _ in forbidden})
+    chooser, answer = Chooser(own), start(model, PROMPT)
+    request = DraftRequest(chooser=chooser, vocabulary_size=VOCABULARY_SIZE, context_length=100)
+    answer.take(serial(answer, ModelDrafter(lambda: FakeModel(seed=2)).start(request), chooser).steps())
+    assert not {token for token, _ in forbidden} & set(answer.tokens)
+    assert all(record.accepted == record.evaluated > 0 for record in answer.records if record.proposed)
+    assert sum(record.accepted for record in answer.records) >= TOKENS // 2

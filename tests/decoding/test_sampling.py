@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ def as_dict(own: Distribution) -> dict[int, float]:
 
 def reference(scores: Sequence[float], options: Sampling, context: Sequence[int] = ()) -> dict[int, float]:
     """The documented order of cuts, applied to one id after another."""
-    values = [float(score) for score in scores]
+    bias = dict(options.logit_bias)
+    values = [float(score) + bias.get(token, 0.0) for token, score in enumerate(scores)]
     for token in set(context):
         factor = options.repeat_penalty
         values[token] = values[token] / factor if values[token] > 0 else values[token] * factor
@@ -90,6 +92,8 @@ SCORES = logits(1.0, 3.0, -2.0, 3.0, 0.5, 2.0)
         Sampling(temperature=1.0, frequency_penalty=-0.75),
         Sampling(temperature=0.6, top_k=5, top_p=0.9, min_p=0.01, repeat_penalty=1.1, frequency_penalty=0.5),
         Sampling(repeat_penalty=2.0),
+        Sampling(logit_bias={1: -4.0, 2: 100}),
+        Sampling(temperature=1.0, logit_bias={1: 0.5, 4: -100}, top_k=4, repeat_penalty=1.5),
     ],
 )
 def test_each_sampling_option_matches_the_reference(options: Sampling) -> None:
@@ -311,7 +315,7 @@ def test_default_sampling_is_greedy_and_untruncated() -> None:
     own = Sampling()
     assert (own.temperature, own.top_k, own.top_p, own.min_p) == (0.0, 0, 1.0, 0.0)
     assert (own.repeat_penalty, own.presence_penalty, own.frequency_penalty) == (1.0, 0.0, 0.0)
-    assert (own.seed, own.noise_seed, own.rule) == (None, 0, "keyed")
+    assert (own.seed, own.noise_seed, own.rule, own.logit_bias) == (None, 0, "keyed", ())
     assert own.greedy
     assert not own.penalises
     assert distribution(SCORES, own).ids.tolist() == [1]
@@ -369,10 +373,43 @@ def test_sampling_options_of_the_wrong_type_are_refused(name: str, value: object
         (Sampling(repeat_penalty=1.1, seed=3), "greedy, repeat-penalty 1.1"),
         (Sampling(temperature=0.7, top_p=0.95, seed=0), "temperature 0.7, top-p 0.95, seed 0"),
         (Sampling(temperature=1.0, rule="rejection"), "temperature 1.0, rule rejection"),
+        (Sampling(logit_bias={4: -1, 2: 1}), "greedy, logit-bias of 2 tokens"),
     ],
 )
 def test_the_text_form_of_sampling_lists_the_options_that_are_on(options: Sampling, words: str) -> None:
     assert str(options) == words
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        ("1", "logit_bias maps tokens to numbers, not str '1'"),
+        ([1, 2], "logit_bias maps tokens to numbers, not list"),
+        ({"1": 2.0}, "logit_bias names tokens by id, not by str '1'"),
+        ({True: 2.0}, "logit_bias names tokens by id, not by bool True"),
+        ({-1: 2.0}, "logit_bias names tokens by id, not by int -1"),
+        ({2**31: 2.0}, "logit_bias names tokens by id, not by int 2147483648"),
+        ({1: "2"}, "logit_bias of token 1 cannot be '2'"),
+        ({1: True}, "logit_bias of token 1 cannot be True"),
+        ({1: 100.5}, "logit_bias of token 1 cannot be 100.5"),
+        ({1: -101}, "logit_bias of token 1 cannot be -101"),
+        ({1: float("nan")}, "logit_bias of token 1 cannot be nan"),
+        ([(1, 1.0), (1, 2.0)], "logit_bias names token 1 twice"),
+        (dict.fromkeys(range(301), 1.0), "logit_bias names 301 tokens"),
+    ],
+)
+def test_a_wrong_bias_is_refused(bias: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Sampling(logit_bias=bias)
+    assert caught.value.message.startswith(words)
+
+
+def test_a_bias_is_kept_as_pairs_by_ascending_token() -> None:
+    own = Sampling(logit_bias={np.int64(7): np.float32(0.5), 2: -100, 5: 100})  # type: ignore[dict-item]
+    assert own.logit_bias == ((2, -100.0), (5, 100.0), (7, 0.5))
+    assert hash(own) == hash(Sampling(logit_bias=[[7, 0.5], [5, 100], [2, -100]]))  # type: ignore[arg-type]
+    assert request_of(own, []).bias == own.logit_bias
+    assert len(Sampling(logit_bias=dict.fromkeys(range(300), 0.0)).logit_bias) == 300
 
 
 def test_numpy_numbers_are_valid_sampling_options() -> None:

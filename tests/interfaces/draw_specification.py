@@ -29,7 +29,9 @@ def f32(value: float) -> float:
 def specified(scores: Sequence[float], request: DrawRequest, ids: Sequence[int] | None = None) -> Drawn | None:
     """The draw from float32 ``scores``; None if a score is NaN or the highest is infinite."""
     ids = range(len(scores)) if ids is None else ids
-    own = [penalised(score, request.seen.get(i, 0), request) for score, i in zip(scores, ids, strict=True)]
+    bias = dict(request.bias)
+    biased = [f32(score + bias[i]) if i in bias else score for score, i in zip(scores, ids, strict=True)]
+    own = [penalised(score, request.seen.get(i, 0), request) for score, i in zip(biased, ids, strict=True)]
     best = max(own)
     if any(math.isnan(score) for score in own) or math.isinf(best):
         return None

@@ -267,6 +267,10 @@ class SequenceContract(OneModel):
                 DrawRequest(key=noise_key(1, index, 0), measure=Measure.ENTROPY, wanted=4),
                 DrawRequest(key=noise_key(1, index, 0), temperature=0.7, top_p=0.9, min_p=0.01, wanted=2),
                 DrawRequest(key=noise_key(1, index, 0), top_k=7, seen=Counter(tokens), repeat_penalty=1.3),
+                DrawRequest(bias=((tokens[0], 30.0), (tokens[1], -100.0))),
+                DrawRequest(
+                    key=noise_key(1, index, 0), bias=((tokens[0], 3.0),), seen={tokens[0]: 2}, repeat_penalty=2
+                ),
             ):
                 assert rows.draw(index, request) == draw_from(row, request)
         assert equal(logits(rows), before)

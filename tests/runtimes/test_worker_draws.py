@@ -17,7 +17,9 @@ from edgespec.runtimes.process.draws import describe_drawn, describe_request, re
 from edgespec.runtimes.process.frames import Frame, ids_bytes
 from tests.support.score_rows import by_numpy, score_rows
 
-ASKED = DrawRequest(key=(1, 2, 3, 4), wanted=3, measure=Measure.ENTROPY, seen={5: 2}, repeat_penalty=1.1)
+ASKED = DrawRequest(
+    key=(1, 2, 3, 4), wanted=3, measure=Measure.ENTROPY, seen={5: 2}, repeat_penalty=1.1, bias=((3, 0.5),)
+)
 DRAWN = Drawn((7, 2, 9), (0.5, 0.3, 0.2), 1.25)
 
 
@@ -68,6 +70,13 @@ NUMBERS = describe_request(ASKED)[0]["request"]
         ({"request": {**NUMBERS, "wanted": True}}, None),
         ({"request": {**NUMBERS, "measure": 3}}, None),
         ({"request": {**NUMBERS, "more": 1}}, None),
+        ({"bias": None}, None),
+        ({"bias": [[1]]}, None),
+        ({"bias": [[1, "2"]]}, None),
+        ({"bias": [[1.0, 2.0]]}, None),
+        ({"bias": [[-1, 2.0]]}, None),
+        ({"bias": [[2**31, 2.0]]}, None),
+        ({"bias": [[1, 2.0], [1, 3.0]]}, None),
         ({"key": 5}, None),
         ({"key": [1, 2, 3]}, None),
         ({"key": [1, 2, 3, 2**32]}, None),

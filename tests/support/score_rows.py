@@ -103,9 +103,12 @@ def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: i
         wanted=int(one_of(1, 1, 1, 2, 4, MOST_DRAWN)),
         measure=Measure(int(draw.integers(3))),
     )
+    among = np.arange(count + 2) if ids is None else np.unique(np.append(ids, [0, ids[-1] + 1]))
+    if draw.random() < 0.2:
+        named = draw.choice(among, size=min(len(among), int(draw.integers(1, 6))), replace=False).tolist()
+        request = replace(request, bias=tuple((token, one_of(-100.0, 100.0, 0.3, -1e-9, 5.0)) for token in named))
     if draw.random() < 0.7:
         return request
-    among = np.arange(count + 2) if ids is None else np.append(ids, [0, ids[-1] + 1])
     return replace(
         request,
         seen=Counter(draw.choice(among, size=int(draw.integers(1, 12))).tolist()),

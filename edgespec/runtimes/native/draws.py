@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ForwardError, RuntimeUnavailableError
-from edgespec.interfaces.drawing import Drawn, DrawRequest, IdArray, draw_from, not_finite, seen_columns
+from edgespec.interfaces.drawing import Drawn, DrawRequest, IdArray, add_bias, draw_from, not_finite, seen_columns
 from edgespec.interfaces.rows import Rows
 from edgespec.runtimes.native.library import LEVELS, NOT_FINITE, DrawnStruct, DrawRequestStruct, load
 
@@ -27,7 +28,14 @@ class NativeDraws:
     def draw(self, address: int, count: int, request: DrawRequest, ids: IdArray | None) -> Drawn:
         """Draw from ``count`` scores at ``address``, and leave the scores unchanged. As ``Rows.draw``."""
         with self._lock:
-            return self._draw(address, count, request, ids)
+            if not request.bias:
+                return self._draw(address, count, request, ids)
+            scores = np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+            columns, before = add_bias(scores, request, ids)
+            try:
+                return self._draw(address, count, request, ids)
+            finally:
+                scores[columns] = before
 
     def _draw(self, address: int, count: int, request: DrawRequest, ids: IdArray | None) -> Drawn:
         columns, occurrences = seen_columns(request.seen, count, ids) if request.seen else (None, None)
@@ -66,8 +74,9 @@ class DrawnRows(Rows):
         row, draws = self._row(index), _fastest()
         if draws is None:
             return draw_from(row, request, ids)
-        # Penalties are written into the scores for a moment, and memory of other owners may be read-only.
-        row = np.array(row, dtype=np.float32) if request.seen else np.ascontiguousarray(row, dtype=np.float32)
+        # Bias and penalties are written into the scores for a moment, and memory of other owners may be read-only.
+        changed = request.seen or request.bias
+        row = np.array(row, dtype=np.float32) if changed else np.ascontiguousarray(row, dtype=np.float32)
         return draws.draw(row.ctypes.data, len(row), request, ids)
 
     def first(self, size: int) -> Rows:

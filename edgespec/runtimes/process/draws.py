@@ -29,7 +29,8 @@ def describe_request(request: DrawRequest) -> tuple[dict[str, Any], bytes]:
     """Header and body of a request: its numbers; the tokens seen, then the count of each."""
     numbers = {name: kind(getattr(request, name)) for name, kind in _NUMBERS.items()}
     seen = np.concatenate(Seen.of(request.seen).arrays)
-    return {"request": numbers, "key": None if request.key is None else list(request.key)}, ids_bytes(seen)
+    key = None if request.key is None else list(request.key)
+    return {"request": numbers, "key": key, "bias": [list(each) for each in request.bias]}, ids_bytes(seen)
 
 
 def read_request(frame: Frame) -> DrawRequest:
@@ -42,6 +43,9 @@ def read_request(frame: Frame) -> DrawRequest:
         isinstance(key, list) and len(key) == 4 and all(type(own) is int and 0 <= own < 2**32 for own in key)
     ):
         raise WorkerLostError("a request to draw has an unknown key")
+    bias = frame.header.get("bias")
+    if not isinstance(bias, list) or not all(map(_is_bias, bias)) or len({token for token, _ in bias}) < len(bias):
+        raise WorkerLostError("a request to draw has an unknown bias")
     if len(seen) % 2 or numbers["measure"] not in list(Measure):
         raise WorkerLostError("a request to draw is not valid")
     half = len(seen) // 2
@@ -49,6 +53,18 @@ def read_request(frame: Frame) -> DrawRequest:
         **{**numbers, "measure": Measure(numbers["measure"])},
         key=None if key is None else (key[0], key[1], key[2], key[3]),
         seen=Seen(seen[:half], seen[half:]),
+        bias=tuple((token, value) for token, value in bias),
+    )
+
+
+def _is_bias(each: Any) -> bool:
+    """Whether this is a token and a finite number."""
+    return (
+        isinstance(each, list)
+        and len(each) == 2
+        and type(each[0]) is int
+        and 0 <= each[0] < 2**31
+        and _is_number(each[1])
     )
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of a session's answers: plain decoding's, bit for bit, one for each token of a Text."""
+"""Log-probabilities and bias of a session's answers: plain decoding's, bit for bit, one for each token of a Text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
+from edgespec.files.gguf.header import read_header
 from tests.engine.answers import SAMPLED
 from tests.support.tiny_models import TinyModels, read_all, require_speculation
 
@@ -70,3 +71,22 @@ def test_a_wrong_number_of_log_probabilities_is_refused(session: Session, logpro
     with pytest.raises(InvalidRequestError) as raised:
         session.generate("hello", logprobs=logprobs)
     assert str(raised.value).splitlines()[0].startswith(said)
+
+
+def test_a_bias_changes_the_text_and_not_the_log_probabilities(engine: Engine, session: Session) -> None:
+    require_speculation(engine, 3)
+    free = found(session, Sampling(), 0, top=1)
+    least = free[0].token_id
+    biased = Sampling(logit_bias={least: -100})
+    plain = found(session, biased, 0, top=1)
+    assert least not in {each.token_id for each in plain}
+    assert plain[0].top == free[0].top, "the target's own probabilities, before bias"
+    assert found(session, biased, 3, top=1) == plain
+
+
+def test_a_bias_for_a_token_that_the_model_does_not_have_is_refused(tiny: TinyModels, session: Session) -> None:
+    size = read_header(tiny.target).vocabulary_size
+    with pytest.raises(InvalidRequestError) as raised:
+        session.generate("hello", sampling=Sampling(logit_bias={size: 1.0}))
+    assert raised.value.message == f"logit_bias names token {size}, and this model's tokens are 0 to {size - 1}"
+    session.generate("hello", sampling=Sampling(logit_bias={size - 1: 1.0})).close()
