@@ -67,7 +67,7 @@ test-sanitized:
 		-fsanitize=address,undefined -fno-sanitize-recover=undefined
 	LD_PRELOAD="$(SANITIZED)" ASAN_OPTIONS=detect_leaks=0 .venv/bin/python -m pytest tests/kernels \
 		tests/runtimes/test_native.py tests/runtimes/test_native_hostile.py tests/runtimes/test_native_tree.py \
-		tests/runtimes/test_native_parts.py tests/runtimes/test_native_trimmed.py \
+		tests/runtimes/test_native_parts.py tests/runtimes/test_native_saved.py tests/runtimes/test_native_trimmed.py \
 		tests/runtimes/test_native_requantized.py \
 		-k 'not compile and not llama_cpp and not leak and not costs' $(ARGS); \
 		status=$$?; .venv/bin/python edgespec/kernels/compile.py; exit $$status

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         PromptTooLongError as PromptTooLongError,
         RewindError as RewindError,
         RuntimeUnavailableError as RuntimeUnavailableError,
+        SessionFileError as SessionFileError,
         StaleRowsError as StaleRowsError,
         StoreLockedError as StoreLockedError,
         TemplateError as TemplateError,

@@ -26,6 +26,7 @@ __all__ = [
     "PromptTooLongError",
     "RewindError",
     "RuntimeUnavailableError",
+    "SessionFileError",
     "StaleRowsError",
     "StoreLockedError",
     "TemplateError",
@@ -66,6 +67,15 @@ class ModelFileError(EdgespecError):
         self.path = Path(path)
         self.reason = reason
         self.offset = offset
+
+
+class SessionFileError(EdgespecError):
+    """A file with a saved session cannot be written, is damaged, or is another model's; nothing was loaded."""
+
+    def __init__(self, path: Path | str, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{path}: {reason}", hint=hint)
+        self.path = Path(path)
+        self.reason = reason
 
 
 class HashMismatchError(ModelFileError):

@@ -20,6 +20,7 @@ from edgespec.cli.status import STATS_COLUMNS, stats_lines
 from edgespec.cli.suggestions import Suggestion, for_model
 from edgespec.cli.talk import Talk
 from edgespec.errors import InvalidRequestError
+from edgespec.files.disk import readable_bytes
 
 # Each command's usage, and what the command does.
 COMMANDS = (
@@ -28,6 +29,8 @@ COMMANDS = (
     ("/undo", "remove the last prompt and its answer"),
     ("/set", "show the sampling settings; to change one: /set temperature 0.7"),
     ("/system TEXT", 'set the system message; "none" removes it; without TEXT, show it'),
+    ("/save FILE", "save the conversation to a file, with what the model has read of it"),
+    ("/load FILE", "continue a saved conversation instead of this one"),
     ("/model NAME", "switch to another model; without NAME, show the current one"),
     ("/guesses", "turn the shading of guessed tokens on or off"),
     ("/copy", "copy the last answer to the clipboard"),
@@ -135,6 +138,13 @@ class Commands:
                 self._set(text.split() if text else [])
             case "/system":
                 self._set_system(text)
+            case "/save":
+                path = _file_named(name, text)
+                size = talk.session.save(path)
+                note(f"{_turns(talk)} saved to {path} ({readable_bytes(size)})", dim=True)
+            case "/load":
+                talk.restore(path := _file_named(name, text))
+                note(f"{_turns(talk)} loaded from {path}; the next prompt continues the conversation", dim=True)
             case "/model":
                 self._set_model(text)
             case "/guesses":
@@ -181,9 +191,7 @@ class Commands:
     def _set_model(self, model: str | None) -> None:
         talk = self._talk
         if model is not None:
-            if model.startswith("~"):  # in a shell, the shell expands ~
-                with contextlib.suppress(RuntimeError):
-                    model = str(Path(model).expanduser())
+            model = _expanded(model)
             talk.switch(model)
             check_thinking(talk.engine, think=talk.think)
         ready = "continues the conversation" if talk.session.messages else "is ready"
@@ -252,6 +260,26 @@ def _setting(words: list[str]) -> dict[str, Any]:
         what = "a whole number" if kind is int else "a number"
         hint = f"for example /set {name} {'7' if kind is int else '0.7'}"
         raise InvalidRequestError(f"{name} must be {what}, got {words[1]!r}", hint=hint) from error
+
+
+def _file_named(command: str, text: str | None) -> Path:
+    """The file that a command names. Raises InvalidRequestError without one."""
+    if text is None:
+        raise InvalidRequestError(f"{command} takes a file", hint=f"for example {command} talk.session")
+    return Path(_expanded(text.strip()))
+
+
+def _expanded(path: str) -> str:
+    """A path as a shell would expand it."""
+    if path.startswith("~"):
+        with contextlib.suppress(RuntimeError):
+            return str(Path(path).expanduser())
+    return path
+
+
+def _turns(talk: Talk) -> str:
+    count = sum(message["role"] == "user" for message in talk.session.messages)
+    return f"{count} turn{'' if count == 1 else 's'}"
 
 
 def _shortened(text: str) -> str:

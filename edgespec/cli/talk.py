@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -89,6 +90,26 @@ class Talk:
                 self._take(self._model, system, turns)
                 raise
 
+    def restore(self, path: Path) -> None:
+        """Continue a saved session instead of this one.
+
+        If memory cannot hold the caches of both, this session's is freed first, and the conversation is read again if
+        the file then turns out to be no use. Raises EdgespecError; this conversation then continues.
+        """
+        system, turns = self.session.system, self._messages()
+        try:
+            session = self.engine.restore(path, think=self.think)
+        except MemoryLimitError:
+            self.session.close()
+            try:
+                session = self.engine.restore(path, think=self.think)
+            except BaseException:
+                self.session = self.engine.session(system=system, messages=turns, think=self.think)
+                raise
+        before, self.session = self.session, session
+        self.asked = self.last = None
+        before.close()
+
     def _take(self, model: str | None, system: str | None, turns: list[dict[str, str]]) -> None:
         engine = self._load(model)
         try:
@@ -109,11 +130,13 @@ class Talk:
 
     def _turns(self) -> list[dict[str, str]]:
         """The conversation without its thinking, whose marks differ between models."""
-        marks = self.engine.pair.prompts.thinking
-        messages = [message for message in self.session.messages if message["role"] != "system"]
+        marks, messages = self.engine.pair.prompts.thinking, self._messages()
         if marks is None:
             return messages
         return [{**each, "content": marks.answer_in(each["content"]) or each["content"]} for each in messages]
+
+    def _messages(self) -> list[dict[str, str]]:
+        return [message for message in self.session.messages if message["role"] != "system"]
 
     def _free(self) -> None:
         self.session.close()

@@ -101,7 +101,16 @@ def load_pair(
         drafter, drafter_off = None, too_large
     request = _plan_request(prepare.profile, context_length, drafter, drafter_off, program=found.program)
     measure = _measure(request, store, own_home, tell, calibrate=calibrate)
-    pool = ModelPool(prepare, target, drafter, _whole(drafter, locator), places, left, worker or WorkerSettings())
+    pool = ModelPool(
+        prepare,
+        target,
+        drafter,
+        _whole(drafter, locator),
+        places,
+        left,
+        worker or WorkerSettings(),
+        memory_needed(target, settings, context_length),
+    )
     model, widths = _open_target(target, settings, request, store, measure, tell)
     try:
         if request.depth != 0:

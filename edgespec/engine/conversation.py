@@ -118,6 +118,22 @@ class Turn:
     earlier: tuple[dict[str, str], ...] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationState:
+    """A conversation as it can be copied and saved.
+
+    ``rendered`` is the text of the ``history``'s tokens, "" if unknown; the prompt in it has ``prompt_length``
+    characters and those ``points``.
+    """
+
+    system: str | None
+    messages: tuple[Mapping[str, str], ...]
+    history: tuple[int, ...]
+    rendered: str = ""
+    prompt_length: int = 0
+    points: tuple[int, ...] = ()
+
+
 class Conversation:
     """The messages so far, and the ``history``: the tokens in the caches now or last."""
 
@@ -137,6 +153,31 @@ class Conversation:
         self._points: tuple[int, ...] = ()  # of that prompt
         self.system = system
         self.history: list[int] = []
+
+    @staticmethod
+    def of(prompts: PromptFormat, state: ConversationState, *, think: bool = True) -> Conversation:
+        """The conversation with that state."""
+        made = Conversation(prompts, state.system, state.messages, think=think)
+        made.history = list(state.history)
+        made._rendered, made._points = state.rendered, state.points
+        made._read = state.rendered[: state.prompt_length]
+        return made
+
+    @property
+    def state(self) -> ConversationState:
+        """What ``of`` makes this conversation from."""
+        return ConversationState(
+            system=self.system,
+            messages=tuple(self._messages),
+            history=tuple(self.history),
+            rendered=self._rendered,
+            prompt_length=len(self._read),
+            points=self._points,
+        )
+
+    def copy(self) -> Conversation:
+        """The same conversation, to be continued separately."""
+        return Conversation.of(self._prompts, self.state, think=self._think)
 
     @property
     def messages(self) -> tuple[dict[str, str], ...]:

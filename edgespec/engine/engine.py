@@ -6,7 +6,8 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields
+from pathlib import Path
 from typing import Any, cast
 
 from edgespec.calibration.timing import QUICK, Scope
@@ -19,13 +20,15 @@ from edgespec.engine.assembly import (
     resolve_profile,
 )
 from edgespec.engine.background_calibration import CALIBRATION_BUDGET_S, BackgroundCalibration
+from edgespec.engine.conversation import Conversation
 from edgespec.engine.drafter_offer import DrafterOffer
-from edgespec.engine.events import LoadProgress
+from edgespec.engine.events import LoadProgress, Text
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.engine.request_checks import check_messages, check_system
+from edgespec.engine.saved_session import SavedSession
 from edgespec.engine.session import Session
-from edgespec.errors import ClosedError, InvalidRequestError
+from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home, home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Cancelled
@@ -33,7 +36,6 @@ from edgespec.hardware.machine import Machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.policy import DepthPolicy
-from edgespec.placement.memory import require_memory
 from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
 from edgespec.profiles.profile import Profile
@@ -41,6 +43,7 @@ from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
+from edgespec.text.thinking import split_thinking
 from edgespec.text.tokenizer import Tokenizer
 
 # How long the processors are observed before they count as idle.
@@ -54,6 +57,8 @@ class Engine:
         self.pair = pair
         self.left_out: tuple[str, ...] = ()  # what the last ``calibrate`` had no time for
         self._calibration: BackgroundCalibration | None = None
+        self._asking = threading.Lock()
+        self._asked: Session | None = None  # the session of ``ask``
         # A weak reference: a forgotten engine must not be kept alive by its own pair.
         pair.on_new_power = weakref.WeakMethod(self._give_up_calibration)
 
@@ -191,19 +196,70 @@ class Engine:
         mappings with a role and a content, user and assistant alternately. Without ``think`` a template that has a
         switch (``has_thinking_switch``) leaves thinking out.
         """
-        pair = self.pair
         check_system(system)
         check_messages(messages)
-        with pair.lock:
-            if pair.closed:
-                raise ClosedError("this engine is closed")
-            others = sum(not session.closed for session in pair.sessions)
-            if others:
-                more = replace(pair.session_memory, weights_bytes=0)
-                require_memory("another session", more, pair.pool.left_bytes - (others - 1) * more.total_bytes)
-            session = Session(pair, system=system, speculation=speculation, messages=messages, think=think)
-            pair.sessions.add(session)
-        return session
+        pair = self.pair
+        conversation = Conversation(pair.prompts, system, messages, think=think)
+        return pair.admit(lambda: Session(pair, conversation, speculation=speculation))
+
+    def restore(self, path: Path | str, *, think: bool = True) -> Session:
+        """The session that ``Session.save`` wrote to a file; the file stays.
+
+        With the same model file, kernels and instruction set the saved cache is used: the session continues bit for
+        bit, without reading the conversation again. Otherwise the next answer reads it again, and a Notice says why.
+        ``think`` is that of ``session``. Raises SessionFileError, before anything is loaded, for a file that was cut
+        or altered, is another model's, or was written by a newer version; ClosedError, MemoryLimitError.
+        """
+        pair = self.pair
+        with SavedSession(Path(path), pair) as saved:
+
+            def make() -> Session:
+                own = saved.conversation(think=think)
+                return Session(pair, own, target=saved.open_cache(), notices=saved.notices)
+
+            return pair.admit(make)
+
+    def ask(
+        self,
+        prompt: str,
+        *,
+        system: str | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        **sampling: Any,
+    ) -> str:
+        """The text of one answer, without its thinking; each call is a separate conversation.
+
+        ``sampling`` are fields of Sampling (``temperature=0.7``); greedy without them. The cache keeps what two calls
+        share, so a common system message is read once. One call at a time: others wait. Raises what
+        ``Session.generate`` raises.
+        """
+        check_system(system)
+        unknown = sorted(set(sampling) - {each.name for each in fields(Sampling)})
+        if unknown:
+            raise InvalidRequestError(
+                f"there is no argument {unknown[0]!r}",
+                hint="for example ask(prompt, temperature=0.7, max_tokens=100)",
+            )
+        drawn = Sampling(**{"rule": self.profile.rule, **sampling})
+        with self._asking:
+            if self._asked is None or self._asked.closed:
+                self._asked = self.session()
+            self._asked.clear()
+            self._asked.system = system
+            answer = self._asked.generate(prompt, max_tokens=max_tokens, sampling=drawn, stop=stop)
+            with answer:
+                text = "".join(event.text for event in answer if isinstance(event, Text))
+            return split_thinking(text, answer.thinking())[1]
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What the models and open sessions take of the machine's memory, in bytes, by name; caches count in full.
+
+        ``allowed_bytes``, ``taken_bytes``, ``left_bytes``; ``sessions`` and ``session_bytes`` of each;
+        ``target_weights_bytes``; ``drafters`` and ``others`` by name. What a graphics card holds is not counted.
+        """
+        return self.pair.pool.memory.as_json()
 
     def load_drafter(self) -> None:
         """Load the drafter and wait for it, so that the next answer may draft from its first round on.

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.decoding.pipelined.budget import Budget
@@ -26,7 +26,7 @@ from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.memory import MemoryEstimate, memory_needed
-from edgespec.placement.model_pool import ModelPool
+from edgespec.placement.model_pool import ModelPool, OpenSession
 from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import PlanRequest, make_plan
@@ -39,6 +39,8 @@ from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
 from edgespec.store.families import Family, family_of
 from edgespec.text.tokenizer import Tokenizer
+
+S = TypeVar("S", bound=OpenSession)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,17 @@ class LoadedPair:
         """Whether an answer is running, or waits for its reader."""
         with self.lock:  # no session may be added during the loop
             return any(session.answering for session in self.sessions)
+
+    def admit(self, make: Callable[[], S]) -> S:
+        """The session that ``make`` opens, if there is memory for it. Raises ClosedError, MemoryLimitError."""
+        with self.lock:
+            if self.closed:
+                raise ClosedError("this engine is closed")
+            self.pool.memory.require_session()
+            session = make()
+            self.sessions.add(session)
+            self.pool.count_session(session)
+        return session
 
     def speculation(self) -> Speculation:
         """The current plan."""

@@ -6,10 +6,12 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.loop import PipelinedLoop
@@ -22,9 +24,11 @@ from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.request_checks import check_bias, check_conversation, check_request, check_system
+from edgespec.engine.saved_session import write_session
+from edgespec.engine.why_no_drafts import why_no_drafts
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
 from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
-from edgespec.interfaces.model import Sequence as TokenSequence
+from edgespec.interfaces.model import Model, Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan, plain_version
@@ -32,8 +36,7 @@ from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.thinking import ThinkingText, split_thinking
 
-# Reason codes that may no longer hold once the drafter is loaded.
-_FOR_NOW = ("answer_too_short", "not_paying_now")
+T = TypeVar("T")
 
 # A user may type a drawn seed again to repeat an answer: nine digits are enough for distinct answers.
 _SEEDS = 10**9
@@ -65,15 +68,20 @@ class Session:
     def __init__(
         self,
         pair: LoadedPair,
+        conversation: Conversation,
         *,
-        system: str | None = None,
         speculation: Speculation | None = None,
-        messages: Sequence[Mapping[str, str]] = (),
-        think: bool = True,
+        target: TokenSequence | None = None,
+        notices: tuple[str, ...] = (),
     ) -> None:
+        """``target`` holds the beginning of the conversation's history; None opens an empty one.
+
+        ``notices`` are for the reader of the first answer.
+        """
         self._pair = pair
         self._speculation = speculation
-        self._conversation = Conversation(pair.prompts, system, messages, think=think)
+        self._conversation = conversation
+        self._notices = notices
         # Re-entrant: a Generation's destructor may call ``cancel`` inside a locked block of the same thread.
         self._lock = threading.RLock()
         self._settling = threading.Lock()
@@ -83,7 +91,8 @@ class Session:
         # Policy and plan of the latest answer: the engine may plan again during an answer.
         self._depth: AnswerPolicy = self._speculating.policy.answer(prompt_tokens=0)
         self._plan: Plan = pair.plan
-        self._target: TokenSequence = self._open_target()
+        self._can_branch = self._target_model.facts.can_branch
+        self._target: TokenSequence = self._open_target() if target is None else target
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
         self._drafts: CombinationState = self._start_drafts()  # kept between answers to keep their caches
         self._draft_thread: WorkerThread | None = None
@@ -124,6 +133,55 @@ class Session:
         """Remove the last turn. Returns its prompt, for another ``generate``; None without a turn."""
         self._settle_forgotten()
         return self._conversation.undo()
+
+    def branch(self) -> Session:
+        """A second session with the same conversation: each continues separately.
+
+        The cache is copied where the runtime can (the native kernels); elsewhere the branch reads the conversation
+        again. Raises ClosedError, MemoryLimitError, InvalidRequestError during an answer.
+        """
+        return self._pair.admit(self._copy)
+
+    def _copy(self) -> Session:
+        self._settle_forgotten()
+        self._reopen_if_broken()
+        fork = self._target.fork if self._target_model.facts.can_fork else lambda: None
+        conversation, target = self._when_free(lambda _stop: (self._conversation.copy(), fork()))
+        return Session(self._pair, conversation, speculation=self._speculation, target=target)
+
+    def save(self, path: Path | str) -> int:
+        """Write the conversation and its cache to a file, for ``Engine.restore``. Returns the file's size in bytes.
+
+        The file is readable by its owner alone, and replaces an earlier saved session, nothing else. Only the native
+        kernels save the cache, at most ``kv_bytes_per_token`` (ModelFacts) for each token. Raises SessionFileError,
+        DiskSpaceError, ClosedError, InvalidRequestError during an answer.
+        """
+
+        def write(stop: threading.Event) -> int:
+            facts, state = self._target_model.facts, self._conversation.state
+            return write_session(Path(path), self._pair, facts, state, self._target, stop)
+
+        return self._when_free(write)
+
+    def _when_free(self, job: Callable[[threading.Event], T]) -> T:
+        """The result of ``job``, run on the target's worker thread between two answers.
+
+        An interrupted wait sets the event that ``job`` gets, and waits for its end.
+        """
+        self._settle_forgotten()
+        stop = threading.Event()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this session is closed")
+            if self._active is not None:
+                raise _busy()
+            future = self._target.submit(partial(job, stop))
+        try:
+            return future.result()
+        except BaseException:
+            stop.set()
+            future.exception()
+            raise
 
     @property
     def system(self) -> str | None:
@@ -227,7 +285,7 @@ class Session:
             history=history,
             answer=AnswerText(pair.tokenizer, stop),
             stats=DecodeStats(prompt_tokens=len(turn.tokens)),
-            notices=[*pair.take_notices(), *([] if turn.notice is None else [turn.notice])],
+            notices=[*pair.take_notices(), *self._take_notices(), *([] if turn.notice is None else [turn.notice])],
             started=started,
         )
         return _Answer(
@@ -291,6 +349,10 @@ class Session:
         answer.drafts.depth = self._depth = answer.depth
         self._plan = answer.plan
 
+    def _take_notices(self) -> tuple[str, ...]:
+        notices, self._notices = self._notices, ()
+        return notices
+
     def _reopen_if_broken(self) -> None:
         """Open an empty cache if the old one cannot be rewound; the conversation continues."""
         try:
@@ -299,11 +361,13 @@ class Session:
             self._target.close()
             self._target = self._open_target()
 
-    def _open_target(self) -> TokenSequence:
+    @property
+    def _target_model(self) -> Model:
         own = None if self._speculation is None else self._speculation.target
-        target = self._pair.target if own is None else own
-        self._can_branch = target.facts.can_branch
-        return target.open(self._pair.plan.context_length)
+        return self._pair.target if own is None else own
+
+    def _open_target(self) -> TokenSequence:
+        return self._target_model.open(self._pair.plan.context_length)
 
     def _start_drafts(self) -> CombinationState:
         return Combination(self._speculating.drafters, self._depth).start(
@@ -384,31 +448,7 @@ class Session:
 
     @property
     def _speculation_off(self) -> Reason | None:
-        if failures := self._drafts.failures:
-            return Reason("drafter_failed", f"{'; '.join(failures.values())}; this session continues without it")
-        plan, drafters = self._plan, self._pair.drafters
-        plain_because, off = plan.plain_because, plan.drafter_off
-        if off is not None and not (plain_because and drafters):
-            return Reason("no_model_drafter", off)
-        if plain_because is not None:
-            lost = [] if off is None else [f"no model drafter: {off}"]
-            return Reason(plain_because.code, "; ".join([plain_because.text.removeprefix("plain: "), *lost]))
-        longest = self._pair.exact_length
-        if drafters and longest is not None and len(self._conversation.history) >= longest:
-            said = (
-                f"guesses are checked to keep the text up to {longest} tokens of context, and this context is longer "
-                "(`edgespec calibrate` checks the whole context)"
-            )
-            return Reason("context_too_long", said)
-        reasons = [why for drafter in drafters if (why := self._why_off(drafter.kind)) is not None]
-        return Reason(reasons[0].code, "; ".join(dict.fromkeys(why.text for why in reasons))) if reasons else None
-
-    def _why_off(self, kind: str) -> Reason | None:
-        """Why an available drafter did not draft: its own reason to wait, else the depth policy's reason."""
-        why, silence = self._depth.why_off(kind), self._drafts.silences.get(kind)
-        if silence is not None and (why is None or why.code in _FOR_NOW):
-            return Reason("drafter_waits", silence)
-        return why
+        return why_no_drafts(self._pair, self._plan, self._depth, self._drafts, len(self._conversation.history))
 
     def _settle_forgotten(self) -> None:
         """Finish an answer whose reader was forgotten without being closed."""

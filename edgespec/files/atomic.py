@@ -85,19 +85,23 @@ def _delete(entry: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path, *, expected_bytes: int = 0, durable: bool = True) -> Iterator[BinaryIO]:
+def replacing(
+    path: Path, *, expected_bytes: int = 0, durable: bool = True, private: bool = False
+) -> Iterator[BinaryIO]:
     """Open a temporary file for writing and rename it to ``path`` when the block ends without an exception.
 
     On any exception the temporary is removed and the file at ``path`` is unchanged. ``expected_bytes`` only
     improves the error. Without ``durable`` there is no fsync, and a power cut may tear the file: only for large
-    files that every reader checks. Raises DiskSpaceError on a full disk, OSError otherwise.
+    files that every reader checks. A ``private`` file can be read by its owner alone. Raises DiskSpaceError on a full
+    disk, OSError otherwise.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale_temporaries(path.parent)
     temporary = path.parent / temporary_name(path.name)
     try:
         with disk_errors(path, expected_bytes):
-            with temporary.open("xb") as file:
+            mode = 0o600 if private else 0o666  # less what the process's umask takes away
+            with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 yield file
                 file.flush()
                 if durable:

@@ -124,6 +124,24 @@ class FrequentHeadSequence(Sequence, Protocol):
 
 
 @runtime_checkable
+class SavableSequence(Sequence, Protocol):
+    """A Sequence whose cache can be kept in a file, and continues from it bit for bit in the same numeric class."""
+
+    def part_sizes(self, length: int) -> tuple[int, int]:
+        """In how many parts the first ``length`` tokens of a cache are kept, and how many bytes each part has."""
+
+    def read_part(self, part: int, length: int) -> bytes:
+        """One part of the cache's first ``length`` tokens. Raises InvalidRequestError, ClosedError."""
+
+    def restore(self, parts: abc.Iterable[bytes], length: int) -> None:
+        """Fill an empty cache with ``length`` tokens from ``parts``, all of them in order.
+
+        On any exception the cache stays empty. Raises InvalidRequestError for other parts or a number that is not
+        finite, CancelledError, ClosedError, and what the iteration raises.
+        """
+
+
+@runtime_checkable
 class Model(Protocol):
     """Weights on one device. Owned by the Engine; opens any number of Sequences."""
 

@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 8
+#define ES_ABI 9
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_DRAWN = 8 };
@@ -173,6 +173,16 @@ ES_EXPORT int32_t es_forward_tree(struct es_sequence *sequence, const int32_t *t
 ES_EXPORT int32_t es_keep(struct es_sequence *sequence, const int32_t *nodes, int32_t count, int64_t start);
 /* Copies the first `length` positions from another cache of the same model. */
 ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length);
+
+/* The first `length` positions of a cache in parts, for a file: the keys of each layer's heads, then the values. All parts
+ * have es_part_bytes bytes, 0 for a length that the cache cannot hold; a part's layout is the cache's own, with zeros after
+ * the last position. */
+ES_EXPORT int64_t es_part_bytes(const struct es_sequence *sequence, int64_t length);
+ES_EXPORT int32_t es_read_part(const struct es_sequence *sequence, int64_t part, int64_t length, uint8_t *to,
+                               int64_t bytes);
+/* Returns ES_NOT_FINITE, and changes nothing, for a part with a number that is not finite. */
+ES_EXPORT int32_t es_write_part(struct es_sequence *sequence, int64_t part, int64_t length, const uint8_t *from,
+                                int64_t bytes);
 
 /* From the next forward on, scores with `count` matrices next to each other: rows of the model's head, at most as many as
  * it has. The caller keeps them alive. Initially the model's own head is used. The last forward's scores become invalid.

@@ -110,6 +110,67 @@ int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t 
     return ES_OK;
 }
 
+int64_t es_part_bytes(const struct es_sequence *sequence, int64_t length)
+{
+    if (length < 1 || (size_t)length > sequence->context_length)
+        return 0;
+    size_t positions = ((size_t)length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    return (int64_t)(positions * (size_t)sequence->model->head_length * sizeof(uint16_t));
+}
+
+/* Where a part begins; null unless it is one, of that many bytes. */
+static uint16_t *part_of(const struct es_sequence *sequence, int64_t part, int64_t length, int64_t bytes)
+{
+    const struct es_model *model = sequence->model;
+    int64_t heads = model->layers * model->kv_heads;
+    if (part < 0 || part >= 2 * heads || bytes < 1 || bytes != es_part_bytes(sequence, length))
+        return NULL;
+    return sequence->cache + (size_t)part * head_cache_length(sequence);
+}
+
+/* Positions from `length` to the end of its tile become zeros: they hold what a rejected guess left. */
+static void clear_rest(uint16_t *part, bool keys, size_t head_length, size_t length)
+{
+    size_t end = (length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    if (!keys) {
+        memset(part + length * head_length, 0, (end - length) * head_length * sizeof *part);
+        return;
+    }
+    for (size_t position = length; position < end; position++)
+        for (size_t d = 0; d < head_length; d++)
+            part[position / TILE_ROWS * TILE_ROWS * head_length + d * TILE_ROWS + position % TILE_ROWS] = 0;
+}
+
+static void copy_part(uint16_t *to, const uint16_t *from, const struct es_model *model, int64_t part, int64_t length,
+                      int64_t bytes)
+{
+    memcpy(to, from, (size_t)bytes);
+    clear_rest(to, part < model->layers * model->kv_heads, (size_t)model->head_length, (size_t)length);
+}
+
+int32_t es_read_part(const struct es_sequence *sequence, int64_t part, int64_t length, uint8_t *to, int64_t bytes)
+{
+    const uint16_t *own = part_of(sequence, part, length, bytes);
+    if (!own)
+        return ES_BAD_REQUEST;
+    copy_part((uint16_t *)to, own, sequence->model, part, length, bytes);
+    return ES_OK;
+}
+
+int32_t es_write_part(struct es_sequence *sequence, int64_t part, int64_t length, const uint8_t *from, int64_t bytes)
+{
+    enum { EXPONENT = 0x7c00 }; /* all ones: infinite, or not a number */
+    uint16_t *own = part_of(sequence, part, length, bytes);
+    if (!own)
+        return ES_BAD_REQUEST;
+    const uint16_t *halves = (const uint16_t *)from;
+    for (size_t i = 0; i < (size_t)bytes / sizeof *halves; i++)
+        if ((halves[i] & EXPONENT) == EXPONENT)
+            return ES_NOT_FINITE;
+    copy_part(own, halves, sequence->model, part, length, bytes);
+    return ES_OK;
+}
+
 int32_t es_use_heads(struct es_sequence *sequence, const struct es_matrix *heads, int32_t count)
 {
     const struct es_matrix *whole = &sequence->model->head;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
@@ -31,6 +33,74 @@ class MemoryEstimate:
     @property
     def total_bytes(self) -> int:
         return self.weights_bytes + self.cache_bytes + self.buffers_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What the models and caches of one engine take of the machine's own memory, in bytes.
+
+    ``target`` and ``drafters`` (by name) are those loaded or loading, each with one session's cache. Every one of the
+    ``sessions`` has a cache of each, counted at the whole context's size: it is reserved, and filled as the
+    conversation grows. One session is always reserved. ``others`` are models to be timed or compared.
+    """
+
+    allowed_bytes: int
+    target: MemoryEstimate
+    sessions: int
+    drafters: Mapping[str, MemoryEstimate]
+    others: Mapping[str, int]
+
+    @property
+    def session_bytes(self) -> int:
+        """What each session takes."""
+        return sum(_of_session(each) for each in (self.target, *self.drafters.values()))
+
+    @property
+    def taken_bytes(self) -> int:
+        weights = sum(each.weights_bytes for each in (self.target, *self.drafters.values()))
+        return weights + max(1, self.sessions) * self.session_bytes + sum(self.others.values())
+
+    @property
+    def left_bytes(self) -> int:
+        """What may still be used; negative if less is free than was expected."""
+        return self.allowed_bytes - self.taken_bytes
+
+    def with_drafter(self, drafter: MemoryEstimate) -> MemoryEstimate:
+        """What another drafter takes: weights, and a cache for each session."""
+        many = max(1, self.sessions)
+        return replace(drafter, cache_bytes=many * drafter.cache_bytes, buffers_bytes=many * drafter.buffers_bytes)
+
+    def require_session(self) -> None:
+        """Raise MemoryLimitError, with the numbers, if another session does not fit."""
+        if not self.sessions or self.session_bytes <= self.left_bytes:
+            return
+        drafting = sum(_of_session(each) for each in self.drafters.values())
+        share = f", of which the drafter's cache takes {gib(drafting)}" if drafting else ""
+        raise MemoryLimitError(
+            f"another session needs about {gib(self.session_bytes)}{share}, and {gib(self.left_bytes)} of "
+            f"{gib(self.allowed_bytes)} are left: the models and {self.sessions} open "
+            f"session{'' if self.sessions == 1 else 's'} take {gib(self.taken_bytes)}",
+            needed_bytes=self.session_bytes,
+            available_bytes=max(0, self.left_bytes),
+            hint="close a session, or load with a smaller context",
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers by name, for programs."""
+        return {
+            "allowed_bytes": self.allowed_bytes,
+            "taken_bytes": self.taken_bytes,
+            "left_bytes": self.left_bytes,
+            "sessions": self.sessions,
+            "session_bytes": self.session_bytes,
+            "target_weights_bytes": self.target.weights_bytes,
+            "drafters": {name: each.weights_bytes for name, each in self.drafters.items()},
+            "others": dict(self.others),
+        }
+
+
+def _of_session(estimate: MemoryEstimate) -> int:
+    return estimate.cache_bytes + estimate.buffers_bytes
 
 
 def estimate_memory(header: GgufHeader, context_length: int, kv_bits_per_element: float) -> MemoryEstimate:

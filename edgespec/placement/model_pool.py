@@ -7,12 +7,13 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from edgespec.errors import ClosedError
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST
 from edgespec.placement.candidates import Placement, Placements
-from edgespec.placement.memory import memory_needed, require_memory
+from edgespec.placement.memory import MemoryEstimate, MemoryUse, memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.process.settings import WorkerSettings
@@ -24,12 +25,19 @@ from edgespec.runtimes.runtime import LoadedModel
 _MAPPED_BYTES_PER_S, _PREPARED_BYTES_PER_S = 3.7e9, 0.3e9
 
 
+class OpenSession(Protocol):
+    """A session whose caches are counted."""
+
+    @property
+    def closed(self) -> bool: ...
+
+
 class ModelPool:
     """Loads models while all of them together leave the target its memory. Thread-safe.
 
     ``target`` is the target's file and ``drafter`` its drafting model; ``whole_drafter`` is the file from which a
     drafter with a trimmed head was made. ``places`` are all placements of target and drafter, those in use included.
-    ``left_bytes`` may be used beyond the target and one session.
+    ``left_bytes`` may be used beyond the target and one session. ``target_memory`` is what those take.
     """
 
     def __init__(
@@ -41,12 +49,17 @@ class ModelPool:
         places: Placements,
         left_bytes: int,
         worker: WorkerSettings,
+        target_memory: MemoryEstimate,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.whole_drafter = whole_drafter
         self.places = places
         self.left_bytes = left_bytes
+        self._target_memory = target_memory
+        self._sessions: tuple[weakref.ref[OpenSession], ...] = ()
+        self._timed: weakref.WeakKeyDictionary[BackgroundModel, PreparedModel] = weakref.WeakKeyDictionary()
+        self._compared: dict[str, int] = {}
         self._prepare = prepare
         self._worker = worker
         self._lock = threading.Lock()
@@ -54,6 +67,30 @@ class ModelPool:
         self._took_s: dict[str, float] = {}  # seconds that their last load took
         self._others: list[LoadedModel] = []
         self._closed = False
+
+    # ---------------------------------------------------------------------------------------- memory
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What the engine takes now: every model loaded or loading, and every open session."""
+        with self._lock:
+            drafters = [own for model, own in self._drafting.values() if model.begun]
+            timed = [own for model, own in self._timed.items() if model.begun and not model.closed]
+            compared = dict(self._compared)
+        # A session may be forgotten during this, on any thread.
+        sessions = [reference() for reference in self._sessions]
+        return MemoryUse(
+            allowed_bytes=self.left_bytes + self._target_memory.total_bytes,
+            target=self._target_memory,
+            sessions=sum(session is not None and not session.closed for session in sessions),
+            drafters={own.file.name: own.memory for own in drafters},
+            others=compared | {f"{own.file.name} on {own.settings.device}": own.memory.total_bytes for own in timed},
+        )
+
+    def count_session(self, session: OpenSession) -> None:
+        """Count the caches of a session until it is closed or forgotten. The caller serialises the calls."""
+        alive = [reference for reference in self._sessions if (own := reference()) is not None and not own.closed]
+        self._sessions = (*alive, weakref.ref(session))
 
     # -------------------------------------------------------------------------------------- drafters
 
@@ -108,12 +145,6 @@ class ModelPool:
         took_s = self._took_s.get(own.file.identity) or _expected_s(own)
         return max(0.0, took_s - model.loading_for_s)
 
-    def _taken_bytes(self, drafter: PreparedModel) -> int:
-        """Bytes of the other drafters, loaded or loading."""
-        with self._lock:
-            others = [own for model, own in self._drafting.values() if model.begun and own is not drafter]
-        return sum(own.memory.total_bytes for own in others)
-
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the drafters that are loaded or loading."""
@@ -149,9 +180,7 @@ class ModelPool:
 
         Raises MemoryLimitError if the machine's own memory has no room for it, and what describing it raises.
         """
-        model = prepare_model(self.target, place.settings, self._prepare.context_length)
-        require_memory(place.name, model.memory, self.left_bytes)
-        return model.in_background(self._worker)
+        return self._to_time(place, prepare_model(self.target, place.settings, self._prepare.context_length))
 
     def open_drafter(self, place: Placement) -> BackgroundModel:
         """The drafter in another placement, to be loaded, timed there and closed.
@@ -162,8 +191,14 @@ class ModelPool:
             raise ClosedError("there is no drafter to load on another device")
         own = self._prepare
         drafter = prepare_drafter(own.profile, self.drafter.file, place.settings, own.context_length)
-        require_memory(place.name, drafter.memory, self.left_bytes)
-        return drafter.in_background(self._worker)
+        return self._to_time(place, drafter)
+
+    def _to_time(self, place: Placement, model: PreparedModel) -> BackgroundModel:
+        require_memory(place.name, model.memory, self.memory.left_bytes)
+        timed = model.in_background(self._worker)
+        with self._lock:
+            self._timed[timed] = model
+        return timed
 
     def load_comparable(
         self, files: Sequence[LocatedModel], context_length: int, *, for_prompts: bool = False
@@ -177,17 +212,22 @@ class ModelPool:
         models = [self._prepare.target(file) for file in files]
         if for_prompts:
             models += [other for model in models if (other := self._prepare.for_prompts(model)) is not None]
+        used = self.memory
         with self._lock:
             if self._closed:
                 raise ClosedError("this engine is closed")
-            left = self.left_bytes - (0 if self.drafter is None else self.drafter.memory.total_bytes)
-            taken = 0
+            left = used.left_bytes
+            if self.drafter is not None and self.drafter.file.name not in used.drafters:
+                left -= used.with_drafter(self.drafter.memory).total_bytes
+            needed: dict[str, int] = {}
             for model in models:
                 once = memory_needed(model.file, model.settings, context_length)
                 twice = replace(once, cache_bytes=2 * once.cache_bytes, buffers_bytes=2 * once.buffers_bytes)
-                require_memory(model.file.name, twice, left - taken)
-                taken += twice.total_bytes
-            self.left_bytes -= taken
+                require_memory(model.file.name, twice, left - sum(needed.values()))
+                needed[model.file.name] = needed.get(model.file.name, 0) + twice.total_bytes
+            self._compared = {name: self._compared.get(name, 0) + taken for name, taken in needed.items()} | {
+                name: taken for name, taken in self._compared.items() if name not in needed
+            }
         return tuple(self.keep(model.load()) for model in models)
 
     def keep(self, model: LoadedModel) -> LoadedModel:
@@ -217,4 +257,7 @@ def _check_memory(reference: weakref.ref[ModelPool], drafter: PreparedModel) -> 
     pool = reference()
     if pool is None:
         raise ClosedError("this engine is closed")
-    require_memory(drafter.file.name, drafter.memory, pool.left_bytes - pool._taken_bytes(drafter))
+    used = pool.memory
+    others = {name: memory for name, memory in used.drafters.items() if name != drafter.file.name}
+    used = replace(used, drafters=others)
+    require_memory(drafter.file.name, used.with_drafter(drafter.memory), used.left_bytes)

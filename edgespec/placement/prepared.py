@@ -105,7 +105,7 @@ def prepare_drafter(profile: Profile, file: LocatedModel, settings: Settings, co
     memory = replace(memory, weights_bytes=memory.weights_bytes - (file.weight_bytes - facts.weight_bytes))
     if apart:
         facts = replace(facts, can_fork=False, can_branch=False, settings={**facts.settings, "process": True})
-        memory = replace(memory, buffers_bytes=memory.buffers_bytes + PROCESS_BYTES)
+        memory = replace(memory, weights_bytes=memory.weights_bytes + PROCESS_BYTES)  # once, not for each session
     return PreparedModel(file=file, settings=settings, facts=facts, memory=memory, form=form, in_process=apart)
 
 

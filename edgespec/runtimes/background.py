@@ -112,6 +112,11 @@ class BackgroundModel:
         return self._begun
 
     @property
+    def closed(self) -> bool:
+        """Whether the model was closed."""
+        return self._closed
+
+    @property
     def load_s(self) -> float | None:
         """Seconds that the latest load took; None before the first load ended."""
         return self._load_s

@@ -26,7 +26,7 @@ LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib", "libedge
 NOTE_NAME = "not_built.txt"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 8
+ABI = 9
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE = range(5)
 MOST_THREADS = 8192  # the most processors that Linux can be built for
 PORTABLE = "portable"
@@ -150,6 +150,8 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_forward_tree": (c_int32, (c_void_p, _IDS, c_int32, c_int64, _IDS, c_int32)),
     "es_keep": (c_int32, (c_void_p, _IDS, c_int32, c_int64)),
     "es_copy": (c_int32, (c_void_p, c_void_p, c_int64)),
+    "es_read_part": (c_int32, (c_void_p, c_int64, c_int64, _BYTES, c_int64)),
+    "es_write_part": (c_int32, (c_void_p, c_int64, c_int64, _BYTES, c_int64)),
     "es_relay": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
     "es_coarsen": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES, c_int32)),
     "es_memory_take": (c_void_p, (c_int64, c_int32)),
@@ -167,6 +169,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_level_name": (c_char_p, (c_int32,)),
     "es_level_runs": (c_bool, (c_int32,)),
     "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
+    "es_part_bytes": (c_int64, (c_void_p, c_int64)),
     "es_use_heads": (c_int32, (c_void_p, POINTER(Matrix), c_int32)),
     "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
     "es_hidden": (c_void_p, (c_void_p, c_int64)),

@@ -24,7 +24,7 @@ from edgespec.interfaces.drawing import Drawn, DrawRequest
 from edgespec.interfaces.model import Model
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.native.draws import NativeDraws
-from edgespec.runtimes.native.library import CANCELLED, LEVELS, OTHER_PROCESS, Matrix, Threads
+from edgespec.runtimes.native.library import CANCELLED, LEVELS, NOT_FINITE, OTHER_PROCESS, Matrix, Threads
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
 
@@ -167,6 +167,28 @@ class NativeCache:
         """Take the first ``length`` positions from a cache of the same weights. Raises ForwardError, ClosedError."""
         _check(self._api.es_copy(self._open(), other._open(), length), f"copying {length} positions")
 
+    def part_sizes(self, length: int) -> tuple[int, int]:
+        """How many parts the first ``length`` positions have, and the bytes of each; (0, 0) for none."""
+        struct = self.part.struct
+        with self._lock:
+            size = int(self._api.es_part_bytes(self._open(), length))
+        return (2 * int(struct.layers) * int(struct.kv_heads), size) if size else (0, 0)
+
+    def read_part(self, part: int, length: int) -> bytes:
+        """One part of the first ``length`` positions. Raises ForwardError if there is none, ClosedError."""
+        found = np.empty(max(1, self.part_sizes(length)[1]), dtype=np.uint8)
+        code = self._api.es_read_part(self._open(), part, length, found.ctypes.data, len(found))
+        _check(code, f"reading part {part} of {length} positions")
+        return found.tobytes()
+
+    def write_part(self, part: int, length: int, data: bytes) -> None:
+        """Take one part. Raises InvalidRequestError for numbers that are not finite, ForwardError, ClosedError."""
+        given = np.frombuffer(data, dtype=np.uint8)
+        code = self._api.es_write_part(self._open(), part, length, given.ctypes.data, len(given))
+        if code == NOT_FINITE:
+            raise InvalidRequestError("a saved cache holds a number that is not finite")
+        _check(code, f"writing part {part} of {length} positions")
+
     def row(self, index: int) -> LogitsArray:
         """A copy of one row of the last decode's scores: float32 of shape (vocabulary,)."""
         with self._lock:
@@ -260,7 +282,7 @@ class NativeRows(Rows):
 
 
 class NativeSequence(RuntimeSequence):
-    """One native cache. Implements the contracts TreeSequence and FrequentHeadSequence."""
+    """One native cache. Implements the contracts TreeSequence, FrequentHeadSequence and SavableSequence."""
 
     def __init__(
         self,
@@ -417,6 +439,36 @@ class NativeSequence(RuntimeSequence):
         self._length = source._length
         if source._native.head is not self._native.head:
             self._use_head(source._native.head, source._also)
+
+    def part_sizes(self, length: int) -> tuple[int, int]:
+        return self._native.part_sizes(length)
+
+    def read_part(self, part: int, length: int) -> bytes:
+        self._check_usable()
+        if not 0 < length <= self._length or not 0 <= part < self.part_sizes(length)[0]:
+            raise InvalidRequestError(f"there is no part {part} of {length} tokens: the cache holds {self._length}")
+        return self._worker.run(lambda: self._native.read_part(part, length))
+
+    def restore(self, parts: abc.Iterable[bytes], length: int) -> None:
+        self._check_usable()
+        if self._length or self._parents:
+            raise InvalidRequestError("a saved cache is read into an empty one")
+        self._worker.run(lambda: self._restore(parts, length))
+
+    def _restore(self, parts: abc.Iterable[bytes], length: int) -> None:
+        count, size = self.part_sizes(length)
+        done = 0
+        for done, part in enumerate(parts, 1):
+            self._check_cancelled()
+            if done > count or len(part) != size:
+                break
+            self._native.write_part(done - 1, length, part)
+        else:
+            if count and done == count:
+                self._overwrite()
+                self._length = length
+                return
+        raise InvalidRequestError(f"a cache of {length} tokens has {count} parts of {size} bytes")
 
     def _check_usable(self) -> None:
         # Not by the finalizer, which counts as done once it begins: the answer in flight must end as cancelled.

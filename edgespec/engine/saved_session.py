@@ -1,0 +1,227 @@
+"""A session in a file: the conversation, its tokens, and its cache where the runtime can save one.
+
+In the numeric class that wrote it, and with the same model file, the cache is used as it is, so the session continues
+bit for bit. Elsewhere the tokens are read again, and a notice says why. Another model's file is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from edgespec.engine.conversation import Conversation, ConversationState
+from edgespec.engine.loaded_pair import LoadedPair
+from edgespec.engine.request_checks import check_messages
+from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, SessionFileError
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.json_object import Fields, is_text
+from edgespec.files.session_file import SessionFile, write_session_file
+from edgespec.interfaces.model import ModelFacts, SavableSequence, Sequence
+
+# Tokens that a runtime may round a cache up to, and how much more than in this numeric class a token may take in
+# another: 16 bits an element are four times 4 bits.
+_ROUNDING_TOKENS, _WIDER = 64, 4
+
+
+def write_session(
+    path: Path,
+    pair: LoadedPair,
+    facts: ModelFacts,
+    state: ConversationState,
+    sequence: Sequence,
+    stop: threading.Event,
+) -> int:
+    """Save a session and return the file's size in bytes. On the sequence's worker thread.
+
+    ``facts`` are those of the model that ``sequence`` belongs to. Once ``stop`` is set, raises CancelledError. Raises
+    SessionFileError, DiskSpaceError, CancelledError; a file at ``path`` is then unchanged.
+    """
+    length = min(sequence.length, len(state.history))
+    count, size = sequence.part_sizes(length) if isinstance(sequence, SavableSequence) and length else (0, 0)
+
+    def parts() -> Iterator[bytes]:
+        for part in range(count):
+            if stop.is_set():
+                raise CancelledError("saving was cancelled")
+            assert isinstance(sequence, SavableSequence)
+            yield sequence.read_part(part, length)
+
+    document = {
+        "model": {"name": facts.name, **_describe(pair.pool.target.header, facts)},
+        "class": _class_of(facts),
+        "conversation": {
+            "system": state.system,
+            "messages": list(state.messages),
+            "rendered": state.rendered,
+            "prompt_length": state.prompt_length,
+            "points": list(state.points),
+        },
+        "cached": length if count else 0,
+    }
+    return write_session_file(path, document, state.history, parts(), (count, size))
+
+
+def _class_of(facts: ModelFacts) -> dict[str, Any]:
+    """What a cache's bits depend on, besides the weights; not the threads, whatever runtime can save a cache."""
+    return {
+        "runtime": facts.runtime,
+        "build": facts.build,
+        "device": facts.device,
+        "kv_type": facts.kv_type,
+        "settings": dict(facts.settings),
+    }
+
+
+def _describe(header: GgufHeader, facts: ModelFacts) -> dict[str, Any]:
+    """Which weights these are (``identity``), and what all files of this model have in common."""
+    vocabulary = hashlib.sha256()
+    for token in header.values("tokenizer.ggml.tokens"):
+        text = str(token).encode("utf-8", "surrogatepass")
+        vocabulary.update(len(text).to_bytes(4, "little") + text)
+    shape = ("block_count", "embedding_length", "attention.head_count", "attention.head_count_kv")
+    stated = [header.metadata.get(f"{header.architecture}.{key}") for key in shape]
+    return {
+        "identity": facts.sha256,
+        "architecture": header.architecture,
+        "vocabulary": vocabulary.hexdigest(),
+        "shape": [value if isinstance(value, int) else None for value in stated],
+    }
+
+
+class SavedSession:
+    """A saved session, opened and checked for the target of a pair. A context manager."""
+
+    def __init__(self, path: Path, pair: LoadedPair) -> None:
+        """Raises SessionFileError for a file that is damaged, of a newer version, or another model's."""
+        self._pair = pair
+        self._path = path
+        self._file = SessionFile(path)
+        try:
+            self._read()
+        except ModelFileError as error:  # of the JSON's fields
+            self._file.close()
+            raise SessionFileError(path, f"it is damaged: {error.reason}") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self) -> None:
+        file, facts = self._file, self._pair.target.facts
+        model = _object(file.header, "model")
+        self._check_model(model)
+        self._cached = file.header.integer("cached", 0, file.token_count)
+        most = _WIDER * facts.kv_bytes_per_token * (self._cached + _ROUNDING_TOKENS)
+        if file.part_count * file.part_bytes > (most if self._cached else 0):
+            raise SessionFileError(self._path, "it is damaged: its cache is too large for the model")
+        self._conversation = _object(file.header, "conversation")
+        file.verify()
+        self._state = self._read_state(file.tokens())
+        self._why_not = self._read_again_because(model)
+
+    def _check_model(self, model: Fields) -> None:
+        own = _describe(self._pair.pool.target.header, self._pair.target.facts)
+        shapes = zip(own["shape"], model.items("shape") or (), strict=False)
+        same = all(left == right or None in (left, right) for left, right in shapes)
+        if not same or any(own[name] != model.text(name) for name in ("architecture", "vocabulary")):
+            name = model.text("name") or "another model"
+            raise SessionFileError(
+                self._path,
+                f"it is a session of {name}, and {self._pair.target.facts.name} is loaded",
+                hint=f"load {name}",
+            )
+
+    def _read_state(self, tokens: list[int]) -> ConversationState:
+        read = self._conversation
+        messages, points = read.items("messages") or [], read.items("points") or []
+        rendered = read.text("rendered") or ""
+        try:
+            check_messages(messages)
+        except InvalidRequestError as error:
+            raise SessionFileError(self._path, f"it is damaged: {error.message}") from error
+        size = self._pair.vocabulary_size
+        if (
+            not all(is_text(message["content"]) for message in messages)
+            or not all(type(point) is int for point in points)
+            or (tokens and not 0 <= min(tokens) <= max(tokens) < size)
+        ):
+            raise SessionFileError(self._path, "it is damaged: its conversation is not one of this model")
+        return ConversationState(
+            system=read.text("system"),
+            messages=tuple(messages),
+            history=tuple(tokens),
+            rendered=rendered,
+            prompt_length=read.integer("prompt_length", 0, len(rendered)),
+            points=tuple(points),
+        )
+
+    def _read_again_because(self, model: Fields) -> str | None:
+        """Why the saved cache cannot be used; None if it can, or if there is nothing to read."""
+        if not self._state.history:
+            return None
+        facts, saved = self._pair.target.facts, _object(self._file.header, "class")
+        if not self._cached:
+            return f"{saved.text('runtime')} saves no cache"
+        if facts.sha256 is None or model.text("identity") != facts.sha256:
+            return "it was saved with another file of the model"
+        own = _class_of(facts)
+        for name in ("runtime", "device", "build", "kv_type", "settings"):
+            if saved.raw(name) != own[name]:
+                return f"it was saved with another {_WORDS[name]}"
+        if self._cached > self._pair.plan.context_length:
+            return "its cache is larger than the context"
+        return None
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the reader of the first answer should know."""
+        why = self._why_not
+        return () if why is None else (f"the saved conversation is read again: {why}",)
+
+    def conversation(self, *, think: bool) -> Conversation:
+        """The saved conversation."""
+        return Conversation.of(self._pair.prompts, self._state, think=think)
+
+    def open_cache(self) -> Sequence | None:
+        """A new Sequence of the target with the saved cache; None if the tokens must be read again.
+
+        Raises SessionFileError if the file changed since it was checked, MemoryLimitError, ClosedError.
+        """
+        if self._why_not is not None or not self._cached:
+            return None
+        sequence = self._pair.target.open(self._pair.plan.context_length)
+        try:
+            if not isinstance(sequence, SavableSequence):
+                raise InvalidRequestError("this runtime restores no cache")
+            sequence.restore(self._file.parts(), self._cached)
+        except InvalidRequestError as error:
+            sequence.close()
+            raise SessionFileError(self._path, f"it is damaged: {error.message}") from error
+        except BaseException:
+            sequence.close()
+            raise
+        return sequence
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._file.close()
+
+
+_WORDS: Mapping[str, str] = {
+    "runtime": "runtime",
+    "device": "device",
+    "build": "build of the kernels",
+    "kv_type": "type of cache",
+    "settings": "setting",
+}
+
+
+def _object(fields: Fields, name: str) -> Fields:
+    found = fields.member(name)
+    if found is None:
+        raise fields.wrong(name, "an object")
+    return found

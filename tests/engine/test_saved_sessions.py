@@ -1,0 +1,561 @@
+"""Sessions in files: they continue bit for bit with their cache, and are read again or refused elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Notice
+from edgespec.errors import CancelledError, ClosedError, DiskSpaceError, InvalidRequestError, SessionFileError
+from edgespec.files import session_file
+from edgespec.files.session_file import SessionFile
+from edgespec.runtimes.native.sequence import NativeSequence
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_models import TinyModels, answer, read_all
+
+FIRST = struct.Struct("<8sII32s")
+SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=5)
+CONVERSATIONS = 20
+
+# Continues every saved session of a folder, in another process.
+CONTINUE = """
+import json, sys
+from pathlib import Path
+from edgespec import Engine, Sampling
+from edgespec.files.home import Home
+
+target, draft, home, folder = sys.argv[1:]
+found = {}
+with Engine.load(target, draft=draft, threads=2, runtime="native", store_home=Home(Path(home))) as engine:
+    for path in sorted(Path(folder).iterdir()):
+        with engine.restore(path) as session:
+            answers = []
+            for prompt, sampling in (("and now", Sampling()), ("more", Sampling(temperature=0.8, top_p=0.9, seed=5))):
+                done = list(session.generate(prompt, max_tokens=12, sampling=sampling))[-1]
+                answers.append((done.token_ids, done.stats.prompt_tokens, done.stats.cached_tokens))
+            found[path.name] = answers
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _library() -> None:
+    require_native()
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: TinyModels) -> Iterator[Engine]:
+    require_native()
+    with tiny.load_speculating(runtime="native", draft_runtime="native") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def saved(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file with two turns."""
+    path = tmp_path_factory.mktemp("saved") / "talk"
+    with engine.session(system="be kind") as session:
+        answer(session.generate("hello world", max_tokens=20))
+        answer(session.generate("and the people", max_tokens=20))
+        assert session.save(path) == path.stat().st_size
+    return path.read_bytes()
+
+
+@dataclass
+class Parts:
+    """A saved file in pieces, to be changed and signed again as an attacker would."""
+
+    header: dict[str, Any]
+    tokens: bytes
+    cache: bytes
+    magic: bytes = b"edgesess"
+    version: int = 1
+
+    @staticmethod
+    def of(content: bytes) -> Parts:
+        magic, version, length, _ = FIRST.unpack_from(content)
+        header = json.loads(content[FIRST.size : FIRST.size + length])
+        tokens = FIRST.size + length + 4 * header["token_count"]
+        return Parts(header, content[FIRST.size + length : tokens], content[tokens:-32], magic, version)
+
+    def signed(self, header: bytes | None = None) -> bytes:
+        text = json.dumps(self.header).encode() if header is None else header
+        first = FIRST.pack(self.magic, self.version, len(text), hashlib.sha256(text).digest())
+        body = first + text + self.tokens + self.cache
+        return body + hashlib.sha256(body).digest()
+
+
+@dataclass
+class Put:
+    """Writes files and counts the caches that are filled from them."""
+
+    path: Path
+    filled: list[int] = field(default_factory=list)
+
+    def __call__(self, content: bytes) -> Path:
+        self.path.write_bytes(content)
+        return self.path
+
+
+@pytest.fixture
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
+    put = Put(tmp_path / "file")
+    restore = NativeSequence.restore
+
+    def counted(self: NativeSequence, parts: Iterator[bytes], length: int) -> None:
+        put.filled.append(length)
+        restore(self, parts, length)
+
+    monkeypatch.setattr(NativeSequence, "restore", counted)
+    return put
+
+
+def notices(events: list[Any]) -> list[str]:
+    return [event.message for event in events if isinstance(event, Notice)]
+
+
+# ---------------------------------------------------------------------------------------------- continued
+
+
+def test_saved_sessions_continue_bit_for_bit_in_another_process(
+    engine: Engine, tiny: TinyModels, tmp_path: Path
+) -> None:
+    """Twenty short conversations, one to three turns, with another number of threads."""
+    random_, expected = random.Random(3), {}
+    words = ["hello", "world", "the", "people", "of", "one", "two", "three", "and", "what", "is", "water"]
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    for number in range(CONVERSATIONS):
+        system = None if number % 3 else "be kind"
+        with engine.session(system=system) as session:
+            for _ in range(1 + number % 3):
+                prompt = " ".join(random_.choices(words, k=random_.randint(1, 30)))
+                sampling = SAMPLED if number % 2 else None
+                answer(session.generate(prompt, max_tokens=random_.randint(1, 20), sampling=sampling))
+            session.save(folder / f"{number:02}")
+            expected[f"{number:02}"] = [
+                answer(session.generate("and now", max_tokens=12)),
+                answer(session.generate("more", max_tokens=12, sampling=SAMPLED)),
+            ]
+    arguments = (str(tiny.target), str(tiny.drafter), str(tiny.home.root), str(folder))
+    ran = subprocess.run([sys.executable, "-c", CONTINUE, *arguments], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert len(found) == CONVERSATIONS
+    for name, dones in expected.items():
+        wanted = [[list(done.token_ids), done.stats.prompt_tokens, done.stats.cached_tokens] for done in dones]
+        assert found[name] == wanted, name
+        assert dones[0].stats.cached_tokens > 0.5 * dones[0].stats.prompt_tokens > 0
+
+
+def test_a_restored_session_has_the_conversation_and_gives_no_notice(engine: Engine, saved: bytes, put: Put) -> None:
+    path = put(saved)
+    with engine.restore(str(path)) as session:
+        assert session.system == "be kind"
+        assert [message["content"] for message in session.messages][1::2] == ["hello world", "and the people"]
+        assert put.filled == [len(session._conversation.history) - 1]
+        events, done = read_all(session.generate("more", max_tokens=5))
+        assert notices(events) == []
+        assert done.stats.cached_tokens >= put.filled[0]
+        assert session.undo() == "more"
+        assert session.save(path) > 0
+    assert not list(path.parent.glob(".*")), "no temporary file stays"
+
+
+def test_a_session_without_an_answer_is_saved_and_restored(engine: Engine, put: Put) -> None:
+    with engine.session(system="be kind", messages=[]) as session:
+        session.save(put.path)
+    with engine.restore(put.path) as session:
+        events, done = read_all(session.generate("hello", max_tokens=5))
+        assert (notices(events), done.stats.cached_tokens, put.filled) == ([], 0, [])
+        assert session.system == "be kind"
+
+
+def test_a_saved_file_is_private_and_its_size_is_returned(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "talk"
+    with engine.session() as session:
+        answer(session.generate("hello", max_tokens=3))
+        size = session.save(path)
+        assert size == path.stat().st_size
+        length = len(session._conversation.history) - 1
+        assert size > length * engine.target_model.facts.kv_bytes_per_token
+    if os.name == "posix":
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_template_may_leave_thinking_out_of_a_restored_session(
+    tiny: TinyModels, tmp_path: Path, engine: Engine
+) -> None:
+    template = (
+        "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if enable_thinking is false %}hello{% endif %}"
+    )
+    target = tiny.with_template("switching", template)
+    path = tmp_path / "talk"
+    with tiny.load(target, runtime="native", draft="none") as switching:
+        with switching.session() as session:
+            answer(session.generate("one", max_tokens=4))
+            session.save(path)
+        lengths = []
+        for settings in ({}, {"think": True}, {"think": False}):
+            with switching.restore(path, **settings) as session:
+                lengths.append(answer(session.generate("two", max_tokens=1)).stats.prompt_tokens)
+        assert lengths[0] == lengths[1] < lengths[2]
+
+
+# ---------------------------------------------------------------------------------------------- read again
+
+
+def copied(tiny: TinyModels, tmp_path: Path) -> Path:
+    """The same model in a file of another time: another identity."""
+    path = tmp_path / "copy.gguf"
+    shutil.copyfile(tiny.target, path)
+    os.utime(path, ns=(1, 1))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("build", "9+other", "another build of the kernels"),
+        ("settings", {"level": "abacus"}, "another setting"),
+        ("device", "gpu", "another device"),
+        ("runtime", "other", "another runtime"),
+        ("kv_type", "q8_0", "another type of cache"),
+    ],
+)
+def test_a_session_of_another_numeric_class_is_read_again_with_a_notice(
+    engine: Engine, saved: bytes, put: Put, name: str, value: object, said: str
+) -> None:
+    parts = Parts.of(saved)
+    assert name in parts.header["class"]
+    parts.header["class"][name] = value
+    with engine.restore(put(parts.signed())) as session, engine.restore(put(saved)) as same:
+        events, done = read_all(session.generate("more", max_tokens=10))
+        assert notices(events) == [f"the saved conversation is read again: it was saved with {said}"]
+        assert (done.stats.cached_tokens, len(put.filled)) == (0, 1)
+        assert done.token_ids == answer(same.generate("more", max_tokens=10)).token_ids
+        assert notices(read_all(session.generate("again", max_tokens=2))[0]) == [], "one notice"
+
+
+def test_a_session_of_another_file_of_the_model_is_read_again(
+    tiny: TinyModels, saved: bytes, put: Put, tmp_path: Path
+) -> None:
+    with tiny.load(copied(tiny, tmp_path), runtime="native", draft="none") as other, other.restore(put(saved)) as own:
+        events, done = read_all(own.generate("more", max_tokens=2))
+        assert notices(events) == [
+            "the saved conversation is read again: it was saved with another file of the model"
+        ]
+        assert (done.stats.cached_tokens, put.filled) == (0, [])
+
+
+def test_a_session_larger_than_the_context_is_read_again_without_its_oldest_turns(
+    engine: Engine, tiny: TinyModels, put: Put
+) -> None:
+    with engine.session() as session:
+        answer(session.generate("hello " * 100, max_tokens=60))
+        session.save(put.path)
+        assert session._target.length > 128
+    with tiny.load(runtime="native", draft="none", context=128) as small, small.restore(put.path) as session:
+        events, done = read_all(session.generate("more", max_tokens=2))
+        assert notices(events)[0] == "the saved conversation is read again: its cache is larger than the context"
+        assert (done.stats.cached_tokens, put.filled) == (0, [])
+        assert len(session.messages) == 2, "the oldest turn was dropped"
+
+
+def test_other_runtimes_save_the_conversation_and_read_it_again(tiny: TinyModels, put: Put) -> None:
+    pytest.importorskip("llama_cpp")
+    with tiny.load(runtime="llama", draft="none") as other:
+        with other.session(system="be kind") as session:
+            first = answer(session.generate("hello", max_tokens=8))
+            size = session.save(put.path)
+            expected = answer(session.generate("more", max_tokens=8))
+        assert size < 20_000
+        with other.restore(put.path) as session:
+            events, done = read_all(session.generate("more", max_tokens=8))
+            assert notices(events) == ["the saved conversation is read again: llama saves no cache"]
+            assert done.stats.prompt_tokens == expected.stats.prompt_tokens
+            assert [message["content"] for message in session.messages][2] == first.text
+
+
+# ------------------------------------------------------------------------------------------------- refused
+
+
+def refused(engine: Engine, path: Path, put: Put | None = None) -> SessionFileError:
+    before = engine.memory["sessions"]
+    with pytest.raises(SessionFileError) as caught:
+        engine.restore(path)
+    assert engine.memory["sessions"] == before
+    if put is not None:
+        assert put.filled == [], "nothing is loaded from it"
+    assert caught.value.path == path
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_a_change_of_any_byte_is_refused(engine: Engine, saved: bytes, put: Put) -> None:
+    """Every byte of the beginning, and drawn ones of the rest, of which each region is hit."""
+    length = FIRST.unpack_from(saved)[2]
+    tokens = FIRST.size + length
+    cache = tokens + 4 * Parts.of(saved).header["token_count"]
+    random_ = random.Random(7)
+    regions = ((0, FIRST.size), (FIRST.size, tokens), (tokens, cache), (cache, len(saved) - 32), (-32, 0))
+    for start, end in regions:
+        span = range(start % (len(saved) + 1), end or len(saved))
+        for place in span if len(span) <= FIRST.size else random_.sample(span, 60):
+            changed = bytearray(saved)
+            changed[place if start >= 0 else place - 1] ^= 1 << random_.randrange(8)
+            refused(engine, put(bytes(changed)), put)
+
+
+def test_a_file_of_any_other_length_is_refused(engine: Engine, saved: bytes, put: Put) -> None:
+    random_ = random.Random(8)
+    lengths = [*range(60), *random_.sample(range(60, len(saved)), 60), len(saved) - 1]
+    for length in lengths:
+        refused(engine, put(saved[:length]), put)
+    for more in (b"x", saved):
+        refused(engine, put(saved + more), put)
+
+
+def test_anything_but_a_saved_session_is_refused(engine: Engine, tmp_path: Path, put: Put) -> None:
+    assert refused(engine, tmp_path / "missing").reason == "no such file"
+    assert refused(engine, tmp_path).reason == "it is not a regular file"
+    assert refused(engine, put(b"hello")).reason == "it is not a saved session"
+    assert refused(engine, Path("nul\0byte")).reason.startswith("the file cannot be read")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        assert refused(engine, tmp_path / "pipe").reason == "it is not a regular file"
+
+
+def test_a_session_of_another_model_is_refused(engine: Engine, tiny: TinyModels, saved: bytes, put: Put) -> None:
+    with tiny.load(tiny.stranger, runtime="native", draft="none") as stranger:
+        error = refused(stranger, put(saved), put)
+    assert error.reason == "it is a session of target, and stranger is loaded"
+    assert error.hint == "load target"
+    with tiny.load(tiny.slow, runtime="native", draft="none") as larger:
+        assert "is a session of target" in refused(larger, put(saved), put).reason
+
+
+def test_a_session_of_a_newer_version_is_refused(engine: Engine, saved: bytes, put: Put) -> None:
+    parts = Parts.of(saved)
+    parts.version = 2
+    error = refused(engine, put(parts.signed()), put)
+    assert error.reason == "it was saved by a newer version of edgespec"
+    assert error.hint == "update edgespec to read it"
+    parts.version = 0
+    refused(engine, put(parts.signed()), put)
+
+
+HOSTILE: dict[str, Callable[[Parts], Any]] = {
+    "a token beyond the vocabulary": lambda own: setattr(own, "tokens", struct.pack("<i", 1 << 30) + own.tokens[4:]),
+    "a negative token": lambda own: setattr(own, "tokens", struct.pack("<i", -1) + own.tokens[4:]),
+    "more tokens than bytes": lambda own: own.header.update(token_count=2**24),
+    "too many tokens": lambda own: own.header.update(token_count=2**62),
+    "fewer tokens than cached": lambda own: own.header.update(cached=own.header["token_count"] + 1),
+    "a cache without tokens": lambda own: own.header.update(cached=0),
+    "another cached length": lambda own: own.header.update(cached=1),
+    "no parts": lambda own: own.header.update(part_count=0),
+    "negative parts": lambda own: own.header.update(part_count=-1),
+    "parts in one piece": lambda own: own.header.update(
+        part_bytes=own.header["part_bytes"] * own.header["part_count"], part_count=1
+    ),
+    "parts of no bytes": lambda own: (own.header.update(part_bytes=0), setattr(own, "cache", b"")),
+    "a huge cache": lambda own: (
+        own.header.update(part_bytes=own.header["part_bytes"] * 9),
+        setattr(own, "cache", own.cache * 9),
+    ),
+    "a number that is not finite": lambda own: setattr(own, "cache", b"\x00\x7c" + own.cache[2:]),
+    "no conversation": lambda own: own.header.pop("conversation"),
+    "no class": lambda own: own.header.pop("class"),
+    "no model": lambda own: own.header.pop("model"),
+    "a model as a list": lambda own: own.header.update(model=[]),
+    "messages of another shape": lambda own: own.header["conversation"].update(messages=["hello"]),
+    "messages that do not alternate": lambda own: own.header["conversation"]["messages"].pop(),
+    "a message that is half a surrogate": lambda own: own.header["conversation"]["messages"][0].update(
+        content="\ud800"
+    ),
+    "a system message as a number": lambda own: own.header["conversation"].update(system=3),
+    "a prompt longer than its text": lambda own: own.header["conversation"].update(prompt_length=10**9),
+    "points as text": lambda own: own.header["conversation"].update(points=["x"]),
+    "a rendered number": lambda own: own.header["conversation"].update(rendered=1),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_signed_file_with_invalid_values_is_refused(
+    engine: Engine, saved: bytes, tmp_path: Path, what: str
+) -> None:
+    parts = Parts.of(saved)
+    HOSTILE[what](parts)
+    path = tmp_path / "file"
+    path.write_bytes(parts.signed())
+    refused(engine, path)
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"{", b"[]", b"[" * 100_000, b'{"a":1,"a":2}', b'{"token_count":NaN}', b"\xff\xfe"]
+)
+def test_a_header_that_is_not_a_json_object_is_refused(engine: Engine, saved: bytes, put: Put, header: bytes) -> None:
+    refused(engine, put(Parts.of(saved).signed(header)), put)
+
+
+def test_a_header_longer_than_allowed_is_refused_unread(
+    engine: Engine, saved: bytes, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = FIRST.unpack_from(saved)[2]
+    monkeypatch.setattr(session_file, "MOST_HEADER_BYTES", length)
+    engine.restore(put(saved)).close()
+    monkeypatch.setattr(session_file, "MOST_HEADER_BYTES", length - 1)
+    refused(engine, put(saved))
+    with engine.session() as session:
+        answer(session.generate("hello " * 40, max_tokens=2))
+        monkeypatch.setattr(session_file, "MOST_HEADER_BYTES", 300)
+        with pytest.raises(SessionFileError, match="too long to be saved"):
+            session.save(put.path)
+
+
+@pytest.mark.parametrize("place", [60, -40])
+def test_a_file_that_changes_while_it_is_loaded_is_refused(
+    engine: Engine, saved: bytes, put: Put, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    verify = SessionFile.verify
+
+    def then_change(self: SessionFile) -> None:
+        verify(self)
+        changed = bytearray(saved)
+        changed[place] ^= 1
+        with put.path.open("r+b") as file:  # in place, as another program would
+            file.write(changed)
+
+    monkeypatch.setattr(SessionFile, "verify", then_change)
+    refused(engine, put(saved))
+
+
+# -------------------------------------------------------------------------------------------------- saving
+
+
+def test_only_a_saved_session_is_replaced(engine: Engine, saved: bytes, tmp_path: Path, put: Put) -> None:
+    with engine.session() as session:
+        answer(session.generate("hello", max_tokens=3))
+        notes = tmp_path / "notes.txt"
+        notes.write_text("keep me", encoding="utf-8")
+        for path in (notes, tmp_path):
+            with pytest.raises(SessionFileError, match="it is not a saved session and is not replaced"):
+                session.save(path)
+        assert notes.read_text(encoding="utf-8") == "keep me"
+        with pytest.raises(SessionFileError, match="its folder does not exist"):
+            session.save(tmp_path / "missing" / "talk")
+        with pytest.raises(SessionFileError, match="cannot be written"):
+            session.save("nul\0byte")
+        assert session.save(put(saved)) != len(saved)
+
+
+def test_a_save_that_fails_leaves_the_old_file(
+    engine: Engine, saved: bytes, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(saved)
+    with engine.session() as session:
+        answer(session.generate("hello", max_tokens=3))
+        for error in (DiskSpaceError("full", needed_bytes=1, free_bytes=0), CancelledError("stopped")):
+
+            def fail(_self: object, part: int, _length: int, error: Exception = error) -> bytes:
+                raise error
+
+            with monkeypatch.context() as patch:
+                patch.setattr(NativeSequence, "read_part", fail)
+                with pytest.raises(type(error)):
+                    session.save(path)
+            assert path.read_bytes() == saved
+            assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+        assert answer(session.generate("more", max_tokens=3)).text, "the session continues"
+
+
+def test_an_interrupted_save_leaves_the_session_usable(
+    engine: Engine, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        """The future of a job whose first wait is interrupted."""
+
+        def __init__(self, future: Any) -> None:
+            self._future = future
+
+        def result(self) -> object:
+            raise KeyboardInterrupt
+
+        def exception(self) -> object:
+            return self._future.exception()
+
+    with engine.session() as session:
+        answer(session.generate("hello", max_tokens=3))
+        submit = session._target.submit
+        with monkeypatch.context() as patch:
+            patch.setattr(session._target, "submit", lambda job: Interrupted(submit(job)))
+            with pytest.raises(KeyboardInterrupt):
+                session.save(put.path)
+        assert answer(session.generate("more", max_tokens=3)).finish_reason == "length"
+
+
+def test_a_busy_or_closed_session_is_not_saved(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "talk"
+    with engine.session() as session:
+        generation = session.generate("hello", max_tokens=50)
+        next(generation)
+        for use in (lambda: session.save(path), session.branch):
+            with pytest.raises(InvalidRequestError, match="already generating"):
+                use()
+        generation.close()
+    for use in (lambda: session.save(path), session.branch):
+        with pytest.raises(ClosedError):
+            use()
+    assert not path.exists()
+
+
+def test_a_closed_engine_restores_nothing(tiny: TinyModels, saved: bytes, put: Put) -> None:
+    with tiny.load(runtime="native", draft="none") as closed:
+        path = put(saved)
+    with pytest.raises(ClosedError):
+        closed.restore(path)
+
+
+# ------------------------------------------------------------------------------------------------ branches
+
+
+def test_a_branch_continues_the_conversation_separately_with_a_copy_of_the_cache(engine: Engine) -> None:
+    with engine.session(system="be kind") as session, engine.session(system="be kind") as other:
+        for each in (session, other):
+            answer(each.generate("hello world", max_tokens=20))
+        with session.branch() as branch:
+            assert branch.messages == session.messages
+            in_branch = answer(branch.generate("one", max_tokens=10))
+            in_session = answer(session.generate("two", max_tokens=10))
+            assert in_branch.stats.cached_tokens == in_session.stats.cached_tokens > 20
+            assert in_branch.token_ids == answer(other.generate("one", max_tokens=10)).token_ids
+            assert branch.messages[:3] == session.messages[:3]
+            assert branch.messages[3:] != session.messages[3:]
+            session.close()
+            assert answer(branch.generate("three", max_tokens=3)).text
+
+
+def test_a_branch_in_a_runtime_without_forks_reads_the_conversation_again(tiny: TinyModels) -> None:
+    pytest.importorskip("llama_cpp")
+    with tiny.load(runtime="llama", draft="none") as other, other.session() as session:
+        assert not other.target_model.facts.can_fork
+        answer(session.generate("hello", max_tokens=10))
+        with session.branch() as branch:
+            in_branch = answer(branch.generate("one", max_tokens=10))
+        assert in_branch.stats.cached_tokens == 0
+        assert in_branch.token_ids == answer(session.generate("one", max_tokens=10)).token_ids
