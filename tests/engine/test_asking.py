@@ -86,7 +86,7 @@ def test_the_thinking_is_left_out_of_what_ask_gives(tiny: TinyModels, monkeypatc
         "{% for m in messages %}{{ m['content'] }} {% endfor %}"
         "{% if add_generation_prompt %}<think>{% endif %}{# </think> #}"
     )
-    with tiny.load(tiny.with_template("thinks", template), draft="none") as engine:
+    with tiny.load(tiny.with_template("asked-thinking", template), draft="none") as engine:
         with engine.session() as session:
             done = answer(session.generate("hello", max_tokens=8))
         assert done.reasoning == done.text.strip(), "a tiny model never ends its thinking"

@@ -204,7 +204,7 @@ def test_the_template_may_leave_thinking_out_of_a_restored_session(
     template = (
         "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if enable_thinking is false %}hello{% endif %}"
     )
-    target = tiny.with_template("switching", template)
+    target = tiny.with_template("saved-switch", template)
     path = tmp_path / "talk"
     with tiny.load(target, runtime="native", draft="none") as switching:
         with switching.session() as session:

@@ -136,6 +136,24 @@ def test_async_reading_takes_no_thread_of_the_loops_executor(engine: Engine) -> 
     assert asyncio.run(main()) == [expected] * 3
 
 
+def test_a_closed_event_loop_does_not_disturb_the_answer_that_it_waited_for(slow_engine: Engine) -> None:
+    """The worker wakes a loop that is gone: the answer can still be closed, and the session used."""
+    with slow_engine.session() as session:
+        generation = session.generate("the " * 3000)
+        loop = asyncio.new_event_loop()
+        reading = loop.create_task(anext(generation))
+        loop.run_until_complete(asyncio.sleep(0.05))
+        assert not reading.done()
+        loop.set_exception_handler(lambda _loop, _context: None)  # the task is lost on purpose
+        loop.close()
+        deadline = time.monotonic() + WAIT_S
+        while generation._task._events.empty() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not generation._task._events.empty(), "the worker continued"
+        generation.close()
+        assert answer(session.generate("hello", max_tokens=2)).text
+
+
 def test_aclose_after_a_cancelled_await_waits_until_the_session_is_free(slow_engine: Engine) -> None:
     async def main() -> None:
         with slow_engine.session() as session:
