@@ -393,6 +393,12 @@ STEPS: tuple[Step, ...] = (
         each(p.nothing_remains),
     ),
     Step(
+        "saved-sessions",
+        "Twenty saved sessions of the default pair continue bit for bit in another process, and read nothing again.",
+        (("benchmarks/saved_sessions.py",),),
+        each(p.sessions_continue),
+    ),
+    Step(
         "calibrate-busy",
         "`calibrate --quick` takes at most a minute while every processor is busy.",
         (("benchmarks/calibrate_busy.py",),),

@@ -312,6 +312,11 @@ def nothing_remains(report: Report) -> bool:
     )
 
 
+def sessions_continue(report: Report) -> bool:
+    """All twenty saved sessions continue with the same tokens, from their caches."""
+    return bool(report["conversations"] == report["identical"] == 20 and report["read_again"] == 0)
+
+
 def every_run_within_a_minute(report: Report) -> bool:
     return len(report["runs"]) == 3 and all(run["command_s"] <= 60 for run in report["runs"])
 

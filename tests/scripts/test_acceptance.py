@@ -335,6 +335,11 @@ CASES: list[tuple[str, list[Report], list[tuple[int, str, Any]]]] = [
             (0, "forms/in cycles/bytes_more", 2**25),
         ],
     ),
+    (
+        "saved-sessions",
+        [{"conversations": 20, "identical": 20, "read_again": 0}],
+        [(0, "identical", 19), (0, "conversations", 19), (0, "read_again", 1)],
+    ),
     ("calibrate-busy", [BUSY], [(0, "runs/1/command_s", 60.1), (0, "runs", [])]),
     ("calibrate", [{"took_s": 60.0}], [(0, "took_s", 60.1)]),
     (
