@@ -12,7 +12,20 @@ from typing import Annotated
 import typer
 
 from edgespec import __version__
-from edgespec.cli import bench, calibrate, chat, doctor, export, generate, models, plan, profiles, verify
+from edgespec.cli import (
+    bench,
+    calibrate,
+    chat,
+    doctor,
+    export,
+    generate,
+    history,
+    learn,
+    models,
+    plan,
+    profiles,
+    verify,
+)
 from edgespec.cli.output import State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, InvalidRequestError, ProfileError
 
@@ -37,6 +50,8 @@ app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
 app.command("bench")(bench.bench)
 app.command("export")(export.export)
+app.command("learn")(learn.learn)
+app.add_typer(history.app, name="history")
 app.add_typer(profiles.app, name="profiles")
 app.command("doctor")(doctor.doctor)
 

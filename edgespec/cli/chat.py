@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from edgespec.cli import history
 from edgespec.cli.chat_commands import Ask, Commands, Leave, is_command, suggest
 from edgespec.cli.drafter_offer import open_with_offer
 from edgespec.cli.ending import Ending
@@ -78,12 +79,13 @@ def chat(
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     sampling_of(Sampling(), **drawn)  # reports wrong values before a model is loaded
     flags = {"context": context_length, "depth": depth, "exactness": exactness, "threads": threads}
-    chosen = resolve_profile(profile, target=model or target, draft=draft, **flags)
+    chosen = history.for_chat(resolve_profile(profile, target=model or target, draft=draft, **flags))
 
     def load(another: str | None) -> Engine:
         # A drafter named on the command line is for the first model only.
         own = draft if another is None or draft == "none" else None
-        return open_engine(resolve_profile(profile, target=another or model or target, draft=own, **flags), state)
+        other = resolve_profile(profile, target=another or model or target, draft=own, **flags)
+        return open_engine(history.for_chat(other), state)
 
     interactive, prompts = sys.stdin.isatty(), _prompts()
     silent = unechoed if prompts.drawn else nullcontext

@@ -29,6 +29,7 @@ from edgespec.cli.options import (
     resolve_profile,
     sampling_of,
     state_of,
+    with_learned_text,
 )
 from edgespec.cli.output import note, read_input, stderr_columns
 from edgespec.cli.status import StatusLine, follow_answer, print_done
@@ -93,7 +94,7 @@ def generate(
         check_request(prompt, stop=stop or (), raw=raw)
     text = _with_input(prompt, quiet=json)
     check_request(text, stop=stop or (), raw=raw)
-    with open_engine(chosen, state) as engine, engine.session(think=not no_think) as session:
+    with open_engine(with_learned_text(chosen), state) as engine, engine.session(think=not no_think) as session:
         check_thinking(engine, think=not no_think)
         interrupts = Interrupts(session, state.ending)
         with interrupts.installed(), interrupts.answering():

@@ -103,6 +103,11 @@ def resolve_profile(name: str | None, **flags: Any) -> Profile:
     )
 
 
+def with_learned_text(profile: Profile) -> Profile:
+    """The profile of a command that answers people: it copies from learned text unless the profile says otherwise."""
+    return replace(profile, learned=True) if profile.learned == "auto" else profile
+
+
 def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> Engine:
     """Load the profile's models, with progress on stderr. Missing models are downloaded unless ``state.offline``.
 

@@ -147,6 +147,9 @@ def _times(ratio: float) -> str:
     return f"{shown}x faster than without" if ratio > 1 else f"{shown}x the speed without"
 
 
+_COPIES = {"lookup": "copies", "history": "earlier answers", "datastore": "learned text"}
+
+
 def _guesses(done: Done) -> str:
     stats = done.stats
     guesses = f"{stats.accepted} of {_count(stats.proposed, 'guess', 'guesses')} right"
@@ -156,9 +159,9 @@ def _guesses(done: Done) -> str:
 
 
 def _drafter(done: Done, source: str) -> str:
-    """A short name for a drafter: "copies", or a draft model's size if its name contains one."""
+    """A short name for a drafter: where copies are from, or a draft model's size if its name contains one."""
     if source != "model":
-        return {"lookup": "copies"}.get(source, source)
+        return _COPIES.get(source, source)
     name = done.plan.drafter.model if done.plan.drafter is not None else None
     size = re.search(r"(?<![\w.])\d+(?:\.\d+)?[bm](?![a-z0-9])", name or "", re.IGNORECASE)
     return f"{size.group().upper()} drafter" if size else "drafter"

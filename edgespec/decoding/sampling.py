@@ -223,6 +223,12 @@ class Chooser:
         # The noise stream of drafts under the rejection rule. A loop that may draft a place again because of its
         # earlier draft must change the stream in between: the old noise would be biased by then.
         self.draft_stream = 0
+        self.seed_is_fresh = False  # whether the seed was drawn for this answer, so that no other answer had it
+
+    @property
+    def reuses_noise(self) -> bool:
+        """Under the keyed rule the text is the target's own for any guess, so there it does not matter."""
+        return self.uses_rejection and not self.seed_is_fresh
 
     @property
     def uses_rejection(self) -> bool:

@@ -198,7 +198,7 @@ class CombinationState:
         if gate is None:
             return copies.idea
         tree = DraftTree()
-        self._growing[copies.kind].grow(context, tree, 0, gate.believes)
+        self._grow(tree, context, 0, first=copies.kind)
         nodes = gate.choose(tree, copies.most).nodes
         return _proposal(tree, nodes, Proposal(drafted_by=copies.idea.drafted_by), 0) if nodes else NOTHING
 
@@ -233,15 +233,19 @@ class CombinationState:
         for place, others in enumerate(chain.alternatives[:length]):
             for token, odds in others:
                 tree.add(place - 1, token, gate.believes_alternative(odds), chain.source_of(place))
-        for kind, state in self._growing.items():
+        self._grow(tree, context, length)
+        return _proposal(tree, gate.choose(tree, most).nodes, chain, length)
+
+    def _grow(self, tree: DraftTree, context: Context, chain: int, *, first: str = "") -> None:
+        """Let every free drafter add its guesses, the drafter ``first`` before the others."""
+        for kind in sorted(self._growing, key=lambda kind: kind != first):
             if kind in self.failures:
                 continue
             own = self.depth.allow_free(kind).gate
             try:
-                state.grow(context, tree, length, own.believes if values_trees(own) else float)
-            except EdgespecError as error:  # the drafter's own chain is still good
+                self._growing[kind].grow(context, tree, chain, own.believes if values_trees(own) else float)
+            except EdgespecError as error:  # the guesses of the others are still good
                 self.failures[kind] = error.message
-        return _proposal(tree, gate.choose(tree, most).nodes, chain, length)
 
     @property
     def forks(self) -> bool:

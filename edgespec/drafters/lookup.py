@@ -1,7 +1,7 @@
-"""Copying from the conversation itself: what followed the same tokens before is likely to follow them again.
+"""Copying from earlier text: what followed the same tokens before is likely to follow them again.
 
 Sources: prompt lookup decoding (Saxena, 2023), CopySpec (Dumitru et al., 2025) and SuffixDecoding (Oliaro et al.,
-2024), over the whole conversation.
+2024), over the whole conversation. ``drafters/stored.py`` copies from texts in files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from edgespec.drafters.text_index import LONGEST_MATCH_TOKENS, Match, TextIndex
+from edgespec.drafters.text_index import EarlierText, TextIndex
+from edgespec.files.stored_text import LONGEST_MATCH_TOKENS, Match
 from edgespec.interfaces.drafting import (
     NOTHING,
     ChainGate,
@@ -50,20 +51,21 @@ class LookupDrafter:
     kind = KIND
 
     def start(self, request: DraftRequest) -> LookupDraftState:
-        return LookupDraftState(request)
+        return LookupDraftState(request, TextIndex(), KIND)
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
 
 
 class LookupDraftState:
-    """Copies from an index of the conversation."""
+    """Copies from the text of an index."""
 
     free = True
 
-    def __init__(self, request: DraftRequest) -> None:
+    def __init__(self, request: DraftRequest, index: EarlierText, kind: str) -> None:
         self._stop_ids = request.stop_ids
-        self._index = TextIndex()
+        self._index = index
+        self._kind = kind
         self._latest: tuple[Context, int, list[Match]] | None = None  # a text, its length, the matches of its end
 
     def lag(self, context: Context) -> int:
@@ -71,7 +73,7 @@ class LookupDraftState:
         return 0
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """A copy of what followed the longest match; of several, the most recent one."""
+        """A copy of what followed the longest match; of several, the first of the index."""
         found = self._matches(context)
         if depth < 1 or not found:
             return NOTHING
@@ -86,8 +88,8 @@ class LookupDraftState:
         kept = len(copied) if gate is None else admitted(gate, sure)
         return Proposal(
             tokens=tuple(copied[:kept]),
-            sources=(KIND,) * kept,
-            drafted_by=KIND,
+            sources=(self._kind,) * kept,
+            drafted_by=self._kind,
             confidences=tuple(sure[:kept]),
         )
 
@@ -112,7 +114,7 @@ class LookupDraftState:
             left = tree.left_over(parent)
             for token, share, longest in self._followers(found):
                 odds = believes(match_confidence(longest)) * share
-                node = tree.add(parent, token, odds * left, KIND)
+                node = tree.add(parent, token, odds * left, self._kind)
                 here = negative * tree.odds[node]
                 if node < chain or token in self._stop_ids or here > -_LEAST_REACH:
                     continue  # the chain's own end comes later, nothing follows it, or it is too unlikely
@@ -129,21 +131,21 @@ class LookupDraftState:
 
     def _followers(self, found: Sequence[Match]) -> list[tuple[int, float, int]]:
         """The tokens that followed the longest match: each with its share of the places, and the match's length."""
-        tokens = self._index.tokens
-        if len(found) < 2:  # as after most guesses: no counting
-            return [(tokens[end], 1.0, length) for end, length in found]
-        longest = max(found, key=_length)[1]
-        after = Counter(tokens[end] for end, length in found if length == longest)
-        places = after.total()
-        return [(token, times / places, longest) for token, times in after.most_common(_MOST_BRANCHES)]
+        longest = max(found, key=_length)[1] if found else 0
+        following = [self._index.after(end) for end, length in found if length == longest]
+        known = [token for token in following if token is not None]
+        if len(known) < 2:  # as after most guesses: no counting
+            return [(token, 1.0, longest) for token in known]
+        counted = Counter(known)
+        return [(token, times / len(known), longest) for token, times in counted.most_common(_MOST_BRANCHES)]
 
     def _beyond(self, found: Sequence[Match], token: int) -> list[Match]:
         """The matches that continue with ``token``, one token longer."""
-        tokens, last = self._index.tokens, len(self._index.tokens) - 1
+        after = self._index.after
         return [
             (end + 1, min(length + 1, LONGEST_MATCH_TOKENS))
             for end, length in found
-            if end < last and tokens[end] == token
+            if after(end) == token and after(end + 1) is not None
         ]
 
     def observe(self, outcome: Outcome) -> None:

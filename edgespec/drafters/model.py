@@ -11,8 +11,9 @@ from concurrent.futures import CancelledError as CancelledFuture, Future
 from dataclasses import dataclass, field, replace
 
 from edgespec.drafters.head_coverage import HeadCoverage, short_head_watch
-from edgespec.drafters.text_index import LONGEST_MATCH_TOKENS, TextIndex
+from edgespec.drafters.text_index import TextIndex
 from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
+from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.drafting import (
     NOTHING,
     ChainGate,

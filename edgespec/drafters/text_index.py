@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from edgespec.files.stored_text import LONGEST_MATCH_TOKENS, Match
 from edgespec.interfaces.drafting import common_prefix
 
 # Earlier places that are compared, most recent first: bounds the time on text that repeats one phrase thousands of
 # times.
 _CANDIDATES = 64
 
-# Longer matches than this say nothing more about what follows.
-LONGEST_MATCH_TOKENS = 32
-
 # Runs of these lengths are indexed, longest first. Places of the short run serve where the long run is new; the long
 # run finds the best of thousands of places of a common token.
 _RUNS = (3, 1)
 
-Match = tuple[int, int]  # where the text after the matching tokens begins, and the number of matching tokens
+
+class EarlierText(Protocol):
+    """A text to copy from. A place is where the text after the matching tokens begins."""
+
+    def follow(self, tokens: list[int]) -> None:
+        """Prepare for searches of the end of ``tokens``."""
+
+    def matches(self, tail: list[int]) -> list[Match]:
+        """Places whose text ends as ``tail`` does, those to copy first at the front."""
+
+    def after(self, place: int) -> int | None:
+        """The token at ``place``; None at the end of the text."""
+
+    def copy(self, place: int, count: int) -> list[int]:
+        """At most ``count`` tokens from ``place`` on."""
+
+    def clear(self) -> None:
+        """Forget the text."""
 
 
 class TextIndex:
@@ -56,6 +73,9 @@ class TextIndex:
                 found.append((end, length))
             return found
         return []
+
+    def after(self, place: int) -> int | None:
+        return self.tokens[place] if place < len(self.tokens) else None
 
     def copy(self, place: int, count: int) -> list[int]:
         """``count`` tokens from ``place`` on. At the text's end the copy repeats from its first token."""

@@ -389,6 +389,8 @@ class Engine:
             for drafter in pair.drafters:
                 parts.callback(drafter.close)
             parts.callback(pair.measurements.keep, pair.policy)
+            if pair.answers is not None:
+                parts.callback(pair.answers.close)
             if self._calibration is not None:
                 parts.callback(self._calibration.close)
             parts.callback(pair.read_ahead.put_off)

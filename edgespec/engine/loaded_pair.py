@@ -13,12 +13,14 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.stored import KINDS
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.engine.conversation import PromptFormat
 from edgespec.engine.drafter_gain import judge_drafter
 from edgespec.engine.drafter_offer import DrafterOffer, best_offer
 from edgespec.engine.events import Loading, LoadProgress
 from edgespec.engine.pair_measurements import PairMeasurements
+from edgespec.engine.stored_texts import StoredTexts
 from edgespec.errors import ClosedError, EdgespecError
 from edgespec.files.home import Home
 from edgespec.hardware.machine import Machine, power_source
@@ -101,9 +103,12 @@ class LoadedPair:
         # Weak references to methods that end a running calibration, and that free the memory only it needs.
         self.on_new_power: Callable[[], Callable[[], None] | None] = lambda: None
         self.on_answer: Callable[[], Callable[[], None] | None] = lambda: None
+        stored = StoredTexts.open(profile, home, target.header)
+        self._notices += stored.notices
+        self.answers = stored.answers  # the history of answers; None if it is off
         drafters: list[Drafter] = []
         if profile.lookup:
-            drafters.append(LookupDrafter())
+            drafters += [LookupDrafter(), *stored.drafters]
         if pool.drafter is not None:
             drafters.append(_model_drafter(pool))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
@@ -241,6 +246,8 @@ class LoadedPair:
     def take_notices(self) -> tuple[str, ...]:
         """The pending notices for the reader of an answer. Each notice is returned once."""
         notices, self._notices = self._notices, ()
+        if self.answers is not None and (damage := self.answers.take_notice()) is not None:
+            notices += (damage,)
         if notices:
             self.measurements.place_announced()
         return notices
@@ -279,7 +286,9 @@ class LoadedPair:
         """The stored measurements of the target and its drafter in their current settings."""
         drafter = self.pool.drafter
         facts = None if drafter is None else drafter.facts
-        return PairMeasurements(store, self.target.facts, facts, self.request.sources, self.request.context_length)
+        stored_texts = [drafter.kind for drafter in self.drafters if drafter.kind in KINDS]
+        sources, longest = self.request.sources, self.request.context_length
+        return PairMeasurements(store, self.target.facts, facts, sources, longest, stored_texts)
 
 
 def _model_drafter(pool: ModelPool) -> Drafter:

@@ -63,6 +63,7 @@ class PairMeasurements:
         drafter: ModelFacts | None,
         sources: Sequence[str],
         context_length: int,
+        stored_texts: Sequence[str] = (),
     ) -> None:
         self.store = store
         self.target = target
@@ -70,8 +71,10 @@ class PairMeasurements:
         self._context_length = context_length
         self.drafter_failure: str | None = None  # why the drafter could not be loaded and measured
         self._sources = tuple(sources)
+        self._stored_texts = tuple(stored_texts)
         self.priors: dict[str, AcceptancePrior] = {}
-        for source in (*sources, *(source + SAMPLED for source in sources)):
+        learning = (*sources, *stored_texts)
+        for source in (*learning, *(source + SAMPLED for source in learning)):
             prior = self._load_prior(source)
             if prior is not None and prior != NO_PRIOR:
                 self.priors[source] = prior
@@ -147,6 +150,7 @@ class PairMeasurements:
         measured = times is not None and (drafter_times is not None or not drafting)
         if not measured and curves is not None:
             acceptance = {source: (expected_acceptance(source),) for source in drafts} | acceptance
+        drafts |= dict.fromkeys(self._stored_texts, FREE)
         return Costs(
             curves=curves,
             plain_s=plain_s,

@@ -51,6 +51,7 @@ class _Answer:
 
     turn: Turn
     sampling: Sampling
+    seed_is_fresh: bool
     depth: AnswerPolicy
     plan: Plan
     drafts: CombinationState
@@ -259,7 +260,8 @@ class Session:
         started: float,
     ) -> _Answer:
         pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
-        sampling = _seeded(sampling or Sampling(rule=pair.profile.rule))
+        asked = sampling or Sampling(rule=pair.profile.rule)
+        sampling = _seeded(asked)
         budget = None if depth == 0 or speculating.budget is None else speculating.budget()
         cap = speculating.depth_cap if depth is None else min(depth, speculating.depth_cap)
         # A pipelined chain has one more token: a window's forward also scores the next window's first token.
@@ -291,6 +293,7 @@ class Session:
         return _Answer(
             turn=turn,
             sampling=sampling,
+            seed_is_fresh=asked.seed is None,
             depth=own,
             plan=plain_version(pair.plan) if plain else pair.plan,
             drafts=drafts,
@@ -345,7 +348,7 @@ class Session:
         answer.task.stats.cached_tokens = shared
         self._target.rewind(shared)
         conversation.begin(turn, answer.history)
-        self._chooser.sampling = answer.sampling
+        self._chooser.sampling, self._chooser.seed_is_fresh = answer.sampling, answer.seed_is_fresh
         answer.drafts.depth = self._depth = answer.depth
         self._plan = answer.plan
 
@@ -420,6 +423,8 @@ class Session:
             self._drafts.reset_cancel()
         task, conversation = answer.task, self._conversation
         conversation.end(answer.turn, task.delivered_text, task.delivered_ids)
+        if self._pair.answers is not None:
+            self._pair.answers.add(task.delivered_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
         # start from the same cache.
         if self._pair.can_rewind:

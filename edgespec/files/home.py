@@ -74,6 +74,16 @@ class Home:
         return self.root / "history"
 
     @property
+    def answers(self) -> Path:
+        """The history: answers of models, one file for each vocabulary."""
+        return self.root / "answers"
+
+    @property
+    def learned(self) -> Path:
+        """Indexes of the user's own text, one file for each vocabulary."""
+        return self.root / "learned"
+
+    @property
     def file_notes(self) -> Path:
         """Cached facts about model files; safe to delete at any time."""
         return self.root / "file-notes.json"

@@ -232,6 +232,13 @@ class Draft:
 class TokenChooser(Protocol):
     """How this session turns scores into a token; the target and its drafters share it."""
 
+    @property
+    def reuses_noise(self) -> bool:
+        """Whether acceptance depends on noise that earlier answers may have been drawn with.
+
+        If so, a guess that depends on earlier answers would change the distribution of the text.
+        """
+
     def draft(
         self,
         rows: Rows,

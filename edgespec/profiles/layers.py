@@ -100,6 +100,7 @@ def _is_fraction(value: Any) -> bool:
 
 _FRACTION = _Key("a number above 0 and up to 1", _is_fraction, _read_number, float)
 _BOOLEAN = _Key("true or false", lambda value: isinstance(value, bool), _read_bool)
+_BOOLEAN_OR_AUTO = _Key('"auto", true or false', lambda value: isinstance(value, bool) or value == "auto", _read_bool)
 
 KEYS: Mapping[str, _Key] = {
     "target": _text("a MODEL: a catalogue name, a path, or hf:ORG/REPO"),
@@ -123,6 +124,8 @@ KEYS: Mapping[str, _Key] = {
     "gpu_layers": _integer(0, 10_000, auto=True),
     "max_memory_fraction": _FRACTION,
     "lookup": _BOOLEAN,
+    "learned": _BOOLEAN_OR_AUTO,
+    "history": _BOOLEAN_OR_AUTO,
     "native_sidecar": _BOOLEAN,
 }
 _MODEL_KEYS = ("target", "draft")

@@ -51,6 +51,8 @@ class Profile:
     gpu_layers: int | Auto
     max_memory_fraction: float
     lookup: bool
+    learned: bool | Auto
+    history: bool | Auto
     native_sidecar: bool
     origins: Mapping[str, str]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +41,23 @@ def compare_vocabularies(target: GgufHeader, drafter: GgufHeader) -> VocabularyD
     if models[0] != models[1]:
         return VocabularyDifference(f"the target's tokenizer is {models[0]!r} but the drafter's is {models[1]!r}")
     return _texts_differ(target, drafter) or _types_differ(target, drafter) or _special_ids_differ(target, drafter)
+
+
+def vocabulary_digest(header: GgufHeader) -> bytes:
+    """The sha256 of the tokenizer model and the token texts: with equal digests, equal ids mean equal tokens.
+
+    Reads the table once: a few milliseconds. Raises ModelFileError.
+    """
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    texts = tokens.sha256() if isinstance(tokens, GgufArray) else _digest_of(_texts(header))
+    return hashlib.sha256(f"{header.metadata.get('tokenizer.ggml.model')} {texts}".encode()).digest()
+
+
+def _digest_of(texts: Iterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:  # as a GGUF stores strings
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.hexdigest()
 
 
 def _texts_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:

@@ -1,0 +1,117 @@
+"""``edgespec history``, and how the chat begins to keep one."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import filelock
+import typer
+
+from edgespec.cli.options import JsonOption, resolve_profile, state_of, with_learned_text
+from edgespec.cli.output import note, print_json
+from edgespec.engine.kept_answers import answers_lock
+from edgespec.errors import EdgespecError, StoreLockedError
+from edgespec.files.disk import readable_bytes
+from edgespec.files.home import Home, home
+from edgespec.files.stored_text import DamagedTextError, StoredText
+from edgespec.profiles.profile import USER_FILE, Profile
+
+app = typer.Typer(
+    help="List the answers that are kept to guess from, or remove them.\n\n"
+    "`edgespec chat` keeps the answers of models in files that only you can read, and no prompts. `history = false` in "
+    "a profile switches this off.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_ANY_ID = 2**31  # for counting, the size of the vocabulary does not matter
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """One file of the history; no counts if it is damaged."""
+
+    path: Path
+    bytes: int
+    answers: int | None
+    tokens: int | None
+
+
+@app.callback()
+def history(context: typer.Context, json: JsonOption = False) -> None:
+    """Say where answers are kept, and how many."""
+    if context.invoked_subcommand is not None:
+        return
+    place, on = home(), resolve_profile(None).history is not False
+    kept = _kept(place)
+    answers, tokens = sum(each.answers or 0 for each in kept), sum(each.tokens or 0 for each in kept)
+    size = sum(each.bytes for each in kept)
+    if json:
+        files = [
+            {"path": str(each.path), "bytes": each.bytes, "answers": each.answers, "tokens": each.tokens}
+            for each in kept
+        ]
+        total = {"path": str(place.answers), "bytes": size, "answers": answers, "tokens": tokens}
+        print_json({"history": {"on": on, **total, "files": files}})
+        return
+    print(f"history of answers: {'on' if on else 'off'} in `edgespec chat`")
+    print(f"{answers} answers, {tokens} tokens, {readable_bytes(size)}, {place.answers}")
+    for each in kept:
+        if each.answers is None:
+            note(f"{each.path} is damaged; the next chat sets it aside")
+
+
+@app.command("clear")
+def clear(context: typer.Context, json: JsonOption = False) -> None:
+    """Remove every kept answer."""
+    place = home()
+    kept = _kept(place)
+    try:
+        with answers_lock(place) if place.answers.is_dir() else contextlib.nullcontext():
+            for path in [*(each.path for each in kept), *place.answers.glob("*.damaged")]:
+                path.unlink(missing_ok=True)
+    except filelock.Timeout as error:
+        raise StoreLockedError("another process is writing the history", hint="try again") from error
+    except OSError as error:
+        raise EdgespecError(
+            f"the history cannot be removed: {error.strerror or error}: {error.filename}",
+            hint="close the programs that use it and try again",
+        ) from error
+    answers, size = sum(each.answers or 0 for each in kept), sum(each.bytes for each in kept)
+    if json or state_of(context).json:
+        print_json({"removed": {"path": str(place.answers), "bytes": size, "answers": answers}})
+        return
+    note(f"{answers} answers removed, {readable_bytes(size)}" if kept else "no answers are kept")
+
+
+def _kept(place: Home) -> list[_Kept]:
+    found = []
+    for path in sorted(place.answers.glob("*.text")):
+        try:
+            stored = StoredText.open(path, bytes.fromhex(path.stem), _ANY_ID)
+            found.append(_Kept(path, path.stat().st_size, stored.texts, stored.tokens))
+        except (DamagedTextError, ValueError):
+            found.append(_Kept(path, path.stat().st_size, None, None))
+        except OSError:
+            continue
+    return found
+
+
+def for_chat(profile: Profile) -> Profile:
+    """The profile of a chat, which keeps answers unless the profile says otherwise. The first chat says so."""
+    profile = with_learned_text(profile)
+    if profile.history != "auto":
+        return profile
+    place = home()
+    if not place.answers.exists():
+        with contextlib.suppress(EdgespecError):  # a home that cannot be written keeps nothing
+            place.create(place.answers)
+            note(
+                "edgespec keeps answers of this chat on this machine, to guess later ones faster: "
+                f"`edgespec history` says where, `edgespec history clear` removes them, and `history = false` in "
+                f"{place.root / USER_FILE} switches this off"
+            )
+    return replace(profile, history=True)

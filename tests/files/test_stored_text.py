@@ -1,0 +1,239 @@
+"""Stored texts: the longest match is found as a plain search finds it, and damaged files do no harm."""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.files.stored_text import (
+    LEAST_MATCH_TOKENS,
+    LONGEST_MATCH_TOKENS,
+    DamagedTextError,
+    StoredText,
+    Text,
+    count_tokens,
+    open_or_set_aside,
+)
+
+VOCABULARY = bytes(range(32))
+SIZE = 300
+
+
+def texts(*several: list[int], names: tuple[str, ...] = ()) -> list[Text]:
+    named = names or ("",) * len(several)
+    return [Text(np.array(tokens, dtype=np.uint32), name) for tokens, name in zip(several, named, strict=True)]
+
+
+def stored(*several: list[int], names: tuple[str, ...] = (), size: int = SIZE) -> StoredText:
+    return StoredText.of(VOCABULARY, size, texts(*several, names=names))
+
+
+def expected(several: list[list[int]], tail: list[int]) -> tuple[int, set[int]]:
+    """Longest match of the tail in any text, and the tokens that follow its occurrences."""
+    best, following = 0, set()
+    for tokens in several:
+        for end in range(1, len(tokens) + 1):
+            length = 0
+            while (
+                length < min(end, len(tail), LONGEST_MATCH_TOKENS) and tokens[end - 1 - length] == tail[-1 - length]
+            ):
+                length += 1
+            if length > best:
+                best, following = length, set()
+            if length == best and end < len(tokens):
+                following.add(tokens[end])
+    return best, following
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_longest_match_is_found_as_by_comparing_every_place(seed: int) -> None:
+    source = random.Random(seed)
+    alphabet = source.choice([2, 4, 40, SIZE])
+    several = [
+        [source.randrange(alphabet) for _ in range(source.choice([0, 1, 2, 30, 90]))]
+        for _ in range(source.randint(1, 6))
+    ]
+    index = stored(*several)
+    assert index.tokens == sum(map(len, several))
+    assert index.texts == len(several)
+    for _ in range(30):
+        if source.random() < 0.5:
+            tokens = source.choice(several)
+            end = source.randint(0, len(tokens))
+            tail = tokens[max(0, end - source.randint(1, 40)) : end]
+        else:
+            tail = [source.randrange(alphabet) for _ in range(source.randint(1, 40))]
+        longest, following = expected(several, tail)
+        found = index.matches(tail)
+        if longest < LEAST_MATCH_TOKENS or not following:
+            assert found == []
+            continue
+        assert found, (several, tail)
+        assert {length for _, length in found} == {longest}
+        got = {index.after(place) for place, _ in found}
+        assert got <= following
+        assert len(found) > 20 or got == following
+        for place, _ in found:
+            after = index.after(place)
+            assert after is not None
+            assert index.copy(place, 5)[0] == after
+
+
+def test_the_token_that_followed_most_often_comes_first() -> None:
+    index = stored([1, 2, 3, 9, 1, 2, 3, 5, 1, 2, 3, 5, 1, 2, 3, 5, 8])
+    found = index.matches([1, 2, 3])
+    assert [index.after(place) for place, _ in found] == [5, 5, 5, 9]
+    assert index.copy(found[0][0], 3)[:1] == [5]
+
+
+def test_copies_end_with_their_text() -> None:
+    index = stored([1, 2, 3, 4], [7, 8, 9])
+    ((place, length),) = index.matches([0, 1, 2])
+    assert length == 2
+    assert index.copy(place, 10) == [3, 4]
+    assert index.matches([3, 4]) == []  # nothing follows
+    assert index.matches([4, 7]) == []  # no match crosses a border
+
+
+def test_searching_ten_thousand_equal_phrases_looks_at_few_places() -> None:
+    index = stored([1, 2, 3] * 10_000)
+    assert len(index.matches([1, 2, 3])) <= 32
+
+
+@pytest.mark.parametrize("tail", [[], [-1, 2], [2**32, 1], [2**40], [1]])
+def test_a_tail_of_odd_tokens_matches_nothing(tail: list[int]) -> None:
+    assert stored([1, 2, 3, 4]).matches(tail) == []
+
+
+def test_no_text_at_all() -> None:
+    index = stored()
+    assert (index.tokens, index.texts, index.matches([1, 2]), index.after(0), index.copy(0, 3)) == (
+        0,
+        0,
+        [],
+        None,
+        [],
+    )
+    assert index.all_texts() == []
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_saved_file_holds_the_same_texts_and_names(tmp_path: Path, mapped: bool) -> None:
+    path = tmp_path / "texts"
+    names = ("a/b.txt", "", "\udcffnot UTF-8 \N{SNOWMAN}")
+    stored([1, 2, 3, 4], [], [2, 3, 299], names=names).save(path)
+    again = StoredText.open(path, VOCABULARY, SIZE, mapped=mapped)
+    assert [text.tokens.tolist() for text in again.all_texts()] == [[1, 2, 3, 4], [], [2, 3, 299]]
+    assert tuple(text.name for text in again.all_texts()) == names
+    assert (again.texts, again.tokens) == (3, 7)
+    ((place, length),) = again.matches([1, 2])
+    assert (again.copy(place, 9), length) == ([3, 4], 2)
+    again.save(tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == path.read_bytes()
+    if sys.platform != "win32":
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_counting_tokens_includes_the_borders() -> None:
+    assert count_tokens(texts([1, 2], [3])) == 5
+
+
+def test_only_the_file_of_the_vocabulary_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "texts"
+    stored([1, 2, 3]).save(path)
+    with pytest.raises(DamagedTextError, match="another vocabulary"):
+        StoredText.open(path, b"x" * 32, SIZE)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_damaged_byte_anywhere_is_found_or_gives_tokens_of_the_vocabulary(tmp_path: Path, mapped: bool) -> None:
+    source, path = random.Random(1), tmp_path / "texts"
+    stored([source.randrange(5) for _ in range(40)], [1, 2, 3] * 5, names=("one", "two")).save(path)
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << source.randrange(8))]) + whole[place + 1 :])
+        refused += harmless(path, mapped)
+    header = len(whole) - 8 * (55 + 2)
+    assert refused >= header  # header and names have a checksum
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_file_does_no_harm(tmp_path: Path, seed: int) -> None:
+    source, path = random.Random(seed), tmp_path / "texts"
+    stored([source.randrange(SIZE) for _ in range(200)], [1, 2, 3] * 30).save(path)
+    data = bytearray(path.read_bytes())
+    for _ in range(source.randint(1, 40)):
+        start = source.randrange(len(data))
+        match source.randrange(4):
+            case 0:
+                data[start : start + 4] = struct.pack("<I", source.choice([0, 2**32 - 1, 2**31, 700, SIZE]))
+            case 1:
+                data[start : start + 40] = bytes(40)
+            case 2 if seed % 2:
+                del data[start:]
+                data = data or bytearray(b"x")
+            case _:
+                data[start] = source.randrange(256)
+    path.write_bytes(data)
+    harmless(path, mapped=bool(seed % 2))
+
+
+def harmless(path: Path, mapped: bool) -> bool:
+    """Search a damaged file in every way; whether it was refused."""
+    try:
+        index = StoredText.open(path, VOCABULARY, SIZE, mapped=mapped)
+    except DamagedTextError:
+        return True
+    for tail in ([1, 2], [1, 2, 3] * 12, [4, 4, 4], [0] * 40, [SIZE - 1, 3]):
+        for place, length in index.matches(tail):
+            assert LEAST_MATCH_TOKENS <= length <= LONGEST_MATCH_TOKENS
+            assert all(0 <= token < SIZE for token in index.copy(place, 12))
+    for place in (-(2**33), -1, 0, index.tokens, 2**33):
+        index.after(place)
+    try:
+        assert all((text.tokens < SIZE).all() for text in index.all_texts())
+    except DamagedTextError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("data", [b"", b"EDGETEXT", b"\0" * 500, b"EDGETEXT" + b"\xff" * 200])
+def test_another_file_is_set_aside_with_a_sentence(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "texts"
+    path.write_bytes(data)
+    text, said = open_or_set_aside(path, VOCABULARY, SIZE, "the index")
+    assert text is None
+    assert said is not None
+    assert said.startswith("the index is damaged (")
+    assert "set aside as" in said
+    assert not path.exists()
+    assert (tmp_path / "texts.damaged").read_bytes() == data
+
+
+def test_a_missing_file_needs_no_words_and_a_folder_is_not_set_aside(tmp_path: Path) -> None:
+    assert open_or_set_aside(tmp_path / "none", VOCABULARY, SIZE, "it") == (None, None)
+    (tmp_path / "folder").mkdir()
+    text, said = open_or_set_aside(tmp_path / "folder", VOCABULARY, SIZE, "it")
+    assert text is None
+    assert said is not None
+    assert "cannot be read" in said
+    assert (tmp_path / "folder").is_dir()
+
+
+def test_counts_that_would_need_more_than_the_file_has_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "texts"
+    stored([1, 2, 3]).save(path)
+    data = bytearray(path.read_bytes())
+    for offset in (44, 52, 60):  # bytes of names, texts, tokens
+        for value in (2**64 - 1, 2**32, 2**63):
+            damaged = bytearray(data)
+            damaged[offset : offset + 8] = struct.pack("<Q", value)
+            path.write_bytes(damaged)
+            with pytest.raises(DamagedTextError):
+                StoredText.open(path, VOCABULARY, SIZE)
