@@ -214,8 +214,7 @@ def valid_length(proposal: Proposal, vocabulary_size: int, *, needs_probs: bool,
     if needs_probs and draft_probs is not None and len(draft_probs) != len(proposal.tokens):
         return 0
     for index, token in enumerate(proposal.tokens):
-        is_id = isinstance(token, int | np.integer) and not isinstance(token, bool)
-        if not is_id or not 0 <= token < vocabulary_size:
+        if not _is_id(token, vocabulary_size):
             return index
         if parents is not None and not (type(parents[index]) is int and -1 <= parents[index] < index):
             return index
@@ -240,13 +239,17 @@ def _well_formed(distribution: Distribution, token: int, vocabulary_size: int) -
     return place < len(ids) and int(ids[place]) == token
 
 
-def runner_up(proposal: Proposal, place: int, vocabulary_size: int) -> int | None:
-    """The runner-up at ``place``; None unless it is an id of the vocabulary other than the token itself."""
-    other = proposal.runners_up[place] if place < len(proposal.runners_up) else None
-    is_id = isinstance(other, int | np.integer) and not isinstance(other, bool)
-    if not is_id or not 0 <= other < vocabulary_size or other == proposal.tokens[place]:  # type: ignore[operator]
-        return None
-    return int(other)  # type: ignore[arg-type]
+def _is_id(token: Any, vocabulary_size: int) -> bool:
+    if not isinstance(token, int | np.integer) or isinstance(token, bool):
+        return False
+    return bool(0 <= token < vocabulary_size)
+
+
+def second_choice(proposal: Proposal, place: int, vocabulary_size: int) -> int | None:
+    """The first alternative at ``place``; None unless it is an id of the vocabulary other than the token itself."""
+    others = proposal.alternatives[place] if place < len(proposal.alternatives) else ()
+    usable = others and _is_id(others[0][0], vocabulary_size) and others[0][0] != proposal.tokens[place]
+    return int(others[0][0]) if usable else None
 
 
 def first_chain(proposal: Proposal) -> Proposal:

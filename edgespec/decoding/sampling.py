@@ -258,18 +258,16 @@ class Chooser:
         context: abc.Sequence[int],
         gate: ChainGate | None,
         *,
-        runner_up: bool = False,
         alternatives: int = 0,
     ) -> Draft | None:
         if self.uses_rejection:
-            return self._draft_of_its_own(rows, index, context, gate, runner_up)
-        others = max(alternatives, int(runner_up))
-        if self._argmax_decides and gate is None and not others:
+            return self._draft_of_its_own(rows, index, context, gate, alternatives)
+        if self._argmax_decides and gate is None and not alternatives:
             return Draft(rows.argmax_row(index))
         # The target shares the noise, so its other likely choices are the next to arrive with the same noise, and
         # a token is the surer the later they arrive. This confidence depends on the token, which is allowed: under
         # the keyed rule the text is the target's own for any proposal.
-        wanted = MOST_DRAWN if others or not self.sampling.greedy else 1
+        wanted = MOST_DRAWN if alternatives or not self.sampling.greedy else 1
         measure = Measure.MASS if self.sampling.greedy else Measure.NOTHING
         if gate is not None and gate.needs_entropy:
             measure = Measure.ENTROPY
@@ -281,12 +279,11 @@ class Chooser:
             drawn.tokens[0],
             None,
             None if self.sampling.greedy and gate is None else drawn.odds[0],
-            rest[0][0] if runner_up and rest else None,
             tuple(each for each in rest[:alternatives] if each[1] > 0),
         )
 
     def _draft_of_its_own(
-        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, runner_up: bool
+        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, alternatives: int
     ) -> Draft | None:
         """Draw from noise that the target does not share, with the distribution that the acceptance test needs."""
         own = self.distribution(rows, index, context)
@@ -294,8 +291,8 @@ class Chooser:
             return None
         seed = (self.sampling.noise_seed + self.draft_stream * INCREMENT) % 2**64
         token = draw(own, seed, len(context), Purpose.DRAFT)
-        left = own.without(token) if runner_up else None
-        return Draft(token, own, own.peak, None if left is None else left.likeliest)
+        others = [each for each in own.ranked(1 + alternatives) if each[0] != token] if alternatives else []
+        return Draft(token, own, own.peak, tuple(others[:alternatives]))
 
     def accept_uniform(self, position: int) -> float:
         """The uniform number of the acceptance test at ``position``."""

@@ -298,7 +298,8 @@ class CombinationState:
                     own = min(own, len(proposal.confidences))
                 hits = [index < outcome.accepted for index in range(min(own, outcome.evaluated))]
                 self.depth.learn(kind, proposal.confidences[: len(hits)], hits)
-                for odds, right in seen_alternatives(outcome):
+                # A drawn token's alternatives exclude it whatever its odds, so they say nothing about odds.
+                for odds, right in seen_alternatives(outcome) if proposal.draft_probs is None else ():
                     self.depth.learn_siblings(kind, odds, right)
             try:
                 state.observe(outcome)

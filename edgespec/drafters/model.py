@@ -377,30 +377,22 @@ class ModelDraftState:
         tokens: list[int] = []
         probs: list[Distribution | None] = []
         confidences: list[float] = []
-        others: list[int | None] = []
         alternatives: list[tuple[tuple[int, float], ...]] = []
         branching = context.wants_tree and depth > 1 and values_trees(gate)
+        most = MOST_ALTERNATIVES if branching else context.wants_alternatives
         text = self._text
         text.follow(context.tokens)
         forwards = 1
         while True:
-            draft = self._request.chooser.draft(
-                rows,
-                row,
-                text,
-                gate,
-                runner_up=context.wants_runners_up,
-                alternatives=MOST_ALTERNATIVES if branching else 0,
-            )
+            draft = self._request.chooser.draft(rows, row, text, gate, alternatives=most)
             if draft is None:
                 break
             if not drawing:
-                draft = _undrawn(draft)
+                draft = _undrawn(draft, most)
             tokens.append(draft.token)
             probs.append(draft.distribution)
             if draft.confidence is not None:
                 confidences.append(draft.confidence)
-            others.append(draft.runner_up)
             # Nothing can follow a stop token, and the target's own choice covers it.
             stop_ids = self._request.stop_ids
             alternatives.append(tuple(other for other in draft.alternatives if other[0] not in stop_ids))
@@ -427,8 +419,7 @@ class ModelDraftState:
             drafted_by=KIND,
             forwards=forwards,
             confidences=tuple(confidences),
-            runners_up=tuple(others) if context.wants_runners_up else (),
-            alternatives=tuple(alternatives) if branching else (),
+            alternatives=tuple(alternatives) if most else (),
         )
 
     def _take_back(self, cache: _Cache, count: int) -> None:
@@ -466,11 +457,9 @@ class ModelDraftState:
         return [*(() if cache is None else (cache.sequence,)), *(branch.sequence for branch in tuple(self._branches))]
 
 
-def _undrawn(draft: Draft) -> Draft:
+def _undrawn(draft: Draft, alternatives: int) -> Draft:
     """The draft with the likeliest token instead of a drawn one: a function of the context alone."""
-    own = draft.distribution
-    if own is None:
+    if draft.distribution is None:
         return draft
-    best = own.likeliest
-    rest = None if draft.runner_up is None else own.without(best)
-    return Draft(best, None, draft.confidence, None if rest is None else rest.likeliest)
+    (best, _), *others = draft.distribution.ranked(1 + alternatives)
+    return Draft(best, None, draft.confidence, tuple(others))

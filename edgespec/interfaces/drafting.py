@@ -21,9 +21,10 @@ class Context:
     """What a drafter sees: ``committed_length`` committed tokens, then possibly assumed ones.
 
     A view without a copy. Between two calls the tokens grow, or change after ``committed_length``; a drafter calls
-    ``common_prefix`` to see how far it agrees. ``wants_runners_up``: the caller uses ``Proposal.runners_up``.
-    ``wants_tree``: the caller can verify a tree. ``window`` and ``patience_s`` are those of an
-    Allowance (interfaces/policy.py): how much of the text a drafter must have read, and how long reading may take.
+    ``common_prefix`` to see how far it agrees. ``wants_tree``: the caller can verify a tree. ``wants_alternatives``:
+    how many ``Proposal.alternatives`` of each token the caller uses besides. ``window`` and ``patience_s`` are those
+    of an Allowance (interfaces/policy.py): how much of the text a drafter must have read, and how long reading may
+    take.
     """
 
     __slots__ = (
@@ -31,7 +32,7 @@ class Context:
         "hindsight",
         "patience_s",
         "tokens",
-        "wants_runners_up",
+        "wants_alternatives",
         "wants_tree",
         "window",
     )
@@ -41,12 +42,12 @@ class Context:
         tokens: list[int],
         committed_length: int | None = None,
         *,
-        wants_runners_up: bool = False,
+        wants_alternatives: int = 0,
         wants_tree: bool = False,
     ) -> None:
         self.tokens = tokens
         self.committed_length = len(tokens) if committed_length is None else committed_length
-        self.wants_runners_up = wants_runners_up
+        self.wants_alternatives = wants_alternatives
         self.wants_tree = wants_tree
         self.window: int | None = None
         self.patience_s = math.inf
@@ -151,16 +152,14 @@ class Proposal:
     times the drafter's weights were read. ``confidences[i]`` is the drafter's confidence in token i, from 0 to 1
     (empty: unknown). The policy learns how often tokens of each confidence are accepted.
 
-    ``runners_up[i]`` is the drafter's next choice in place of token i, from the same scores (None: there is none;
-    empty: not asked for). It is never proposed and never verified. It only names a text, prefix and runner-up, which
-    drafting may continue before the verdict: a branch. Under the keyed rule the text is the target's own for any
-    proposal. Under the rejection rule the distribution holds for three reasons. A branch is proposed once the
-    correction has made its text the history; whether a branch exists may depend on anything drawn so far. A branch's
-    tokens are a function of the text they follow, and are verified as not drawn at random. If no branch fits, the
-    places are drafted again from noise that has decided nothing yet.
-
     ``alternatives[i]`` are the tokens most likely to be the target's instead of token i of a chain, best first, each
-    with the drafter's odds (empty: not asked for).
+    with the drafter's odds from the same scores (empty: not asked for). They may become nodes of a tree, or name a
+    text, prefix and alternative, which drafting continues before the verdict: a branch. Under the keyed rule the text
+    is the target's own for any proposal. Under the rejection rule alternatives only name branches and are never
+    verified, and the distribution holds for three reasons. A branch is proposed once the correction has made its text
+    the history; whether a branch exists may depend on anything drawn so far. A branch's tokens are a function of the
+    text they follow, and are verified as not drawn at random. If no branch fits, the places are drafted again from
+    noise that has decided nothing yet.
 
     ``hindsight`` says which of the text's last tokens the drafter would have guessed, as computed while it read them
     (empty: not asked for, or the drafter had read them before).
@@ -174,7 +173,6 @@ class Proposal:
     sync_s: float = 0.0
     forwards: int = 0
     confidences: tuple[float, ...] = ()
-    runners_up: tuple[int | None, ...] = ()
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
     hindsight: tuple[bool, ...] = ()
 
@@ -191,7 +189,6 @@ class Proposal:
             sync_s=self.sync_s,
             forwards=self.forwards,
             confidences=self.confidences[:length],
-            runners_up=self.runners_up[:length],
             alternatives=self.alternatives[:length],
         )
 
@@ -205,7 +202,10 @@ NOTHING = Proposal()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a proposal: ``evaluated`` tokens were compared and ``accepted`` of them committed."""
+    """The result of a proposal: ``evaluated`` tokens were compared and ``accepted`` of them committed.
+
+    ``committed`` is the text in the place of the proposal's tokens, as far as it goes.
+    """
 
     proposal: Proposal
     evaluated: int
@@ -218,14 +218,12 @@ class Draft:
     """One drafted token and, under the rejection rule, the distribution it was drawn from.
 
     ``confidence`` is the drafter's estimate of how likely the target chooses this token: the highest probability, or
-    ``Drawn.odds`` if the target shares the noise; None if not asked for. ``runner_up`` is the next choice after this
-    token; None if not asked for or if there is none. ``alternatives`` are as in Proposal.
+    ``Drawn.odds`` if the target shares the noise; None if not asked for. ``alternatives`` are as in Proposal.
     """
 
     token: int
     distribution: Distribution | None = None
     confidence: float | None = None
-    runner_up: int | None = None
     alternatives: tuple[tuple[int, float], ...] = ()
 
 
@@ -246,13 +244,11 @@ class TokenChooser(Protocol):
         context: abc.Sequence[int],
         gate: ChainGate | None,
         *,
-        runner_up: bool = False,
         alternatives: int = 0,
     ) -> Draft | None:
         """The token a drafter with these scores proposes to follow ``context``; None if ``gate`` ends the chain.
 
-        With ``runner_up`` the draft names its next choice, and it names at most ``alternatives`` other tokens: none
-        under the rejection rule, which cannot use them.
+        The draft names at most ``alternatives`` other tokens.
         """
 
 

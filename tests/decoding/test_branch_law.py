@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.decoding.pipelined import correction_branches as branches
 from edgespec.decoding.pipelined.loop import PipelinedLoop
+from edgespec.decoding.round_base import second_choice
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Proposal
 from tests.decoding import exact_runs
 from tests.decoding.exact_runs import PROMPT, SIZE, Decisions, Drawing, positive
@@ -30,7 +31,7 @@ def best(probs: Sequence[Fraction], but: int | None = None) -> int:
 
 
 class Branching(Drawing):
-    """Names runners-up, and continues each with the likeliest tokens."""
+    """Names an alternative of each token, and continues each with the likeliest tokens."""
 
     forks = True
     draws_branches = False
@@ -42,7 +43,9 @@ class Branching(Drawing):
         return replace(
             proposal,
             confidences=tuple(float(max(probs)) for probs in own),
-            runners_up=tuple(best(probs, but=token) for probs, token in zip(own, proposal.tokens, strict=True)),
+            alternatives=tuple(
+                ((best(probs, but=token), 0.5),) for probs, token in zip(own, proposal.tokens, strict=True)
+            ),
         )
 
     def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
@@ -150,8 +153,8 @@ def test_choosing_a_branch_by_its_own_token_is_biased_if_it_counts_as_drawn(monk
 
 
 @pytest.mark.slow
-def test_proposing_a_runner_up_as_a_drawn_token_is_biased() -> None:
-    """A runner-up only names the text that a branch follows; it is never verified."""
+def test_proposing_an_alternative_as_a_drawn_token_is_biased() -> None:
+    """Under the rejection rule an alternative only names the text that a branch follows; it is never verified."""
 
     def spoil(loop: Any) -> None:
         land = loop._land
@@ -159,8 +162,9 @@ def test_proposing_a_runner_up_as_a_drawn_token_is_biased() -> None:
         def other_first() -> Any:
             landed = land()
             for index, each in enumerate(loop._pending[:1]):
-                if each.runner_up is not None and each.place == 0 and not each.piece.evaluated:
-                    loop._pending[index] = replace(each, token=each.runner_up)
+                other = second_choice(each.piece.proposal, each.place, SIZE)
+                if other is not None and each.place == 0 and not each.piece.evaluated:
+                    loop._pending[index] = replace(each, token=other)
                     del loop._pending[1:]
             return landed
 

@@ -30,9 +30,9 @@ from tests.support.sleepy import Sleepy
 
 
 class Unsure(scripted.Scripted):
-    """Knows the text. At some places it proposes a wrong token with the right one as runner-up.
+    """Knows the text. At some places it proposes a wrong token with the right one as its alternative.
 
-    ``others(right, place)`` replaces the right runner-up, ``branched`` records lengths and depths of its branches.
+    ``others(right, place)`` replaces the right alternative, ``branched`` records lengths and depths of its branches.
     """
 
     forks = True
@@ -61,8 +61,8 @@ class Unsure(scripted.Scripted):
             drafted_by=scripted.KIND,
             forwards=len(said),
             confidences=tuple(0.3 if slip else 0.9 for slip in slips),
-            runners_up=tuple(  # type: ignore[arg-type]
-                self.others(r, len(tokens) + place) if slip else w
+            alternatives=tuple(
+                ((self.others(r, len(tokens) + place) if slip else w, 0.5),)  # type: ignore[misc]
                 for place, (r, w, slip) in enumerate(zip(right, wrong, slips, strict=True))
             ),
         )
@@ -106,7 +106,7 @@ def test_branches_start_at_the_likeliest_first_corrections() -> None:
     assert order((0.9, 1), (0.5, 2), (0.9, 3)) == [(1, 2), (0, 1), (2, 3)]
     assert order((0.1, 1), (0.5, 2)) == [(0, 1), (1, 2)], "the second place is hardly ever reached"
     assert order((0.5, 1), (0.0, 2)) == [(0, 1), (1, 2)], "equal odds: in order of places"
-    assert order((0.9, None), (0.9, 2)) == [(1, 2)], "no runner-up, no branch"
+    assert order((0.9, None), (0.9, 2)) == [(1, 2)], "no alternative, no branch"
     assert order((1.0, 1), (0.9, 2)) == [(1, 2)], "certain"
     assert order((0.9, 1), (None, 2), (0.9, 3)) == [(1, 2), (0, 1), (2, 3)], "unknown counts as even odds"
 
@@ -137,7 +137,7 @@ def test_branches_leave_plain_decodings_text_unchanged(rule: str) -> None:
 
 
 @pytest.mark.parametrize("other", [-1, VOCABULARY_SIZE, 10**9, True, 2.0, None, "same"])
-def test_an_invalid_runner_up_starts_no_branch(other: object) -> None:
+def test_an_invalid_alternative_starts_no_branch(other: object) -> None:
     known = KNOWN["greedy"]
     state = Unsure(known, every(3), lambda right, place: (right + 1) % VOCABULARY_SIZE if other == "same" else other)
     own = answered(state, 9)
@@ -145,11 +145,11 @@ def test_an_invalid_runner_up_starts_no_branch(other: object) -> None:
     assert all(length % 3 != 1 for length, _ in state.branched), "branches start after places that do not slip"
 
 
-def test_missing_runners_up_are_those_of_the_last_tokens() -> None:
+def test_missing_alternatives_are_those_of_the_last_tokens() -> None:
     class Curt(Unsure):
         def _proposal(self, tokens: list[int], depth: int) -> Proposal:
             whole = super()._proposal(tokens, depth)
-            return Proposal(tokens=whole.tokens, drafted_by=scripted.KIND, runners_up=whole.runners_up[:1])
+            return Proposal(tokens=whole.tokens, drafted_by=scripted.KIND, alternatives=whole.alternatives[:1])
 
     own = answered(Curt(KNOWN["greedy"], every(3)), 9)
     assert own.tokens == PLAIN["greedy"][:TOKENS]
@@ -209,17 +209,17 @@ def test_no_branch_is_drafted_if_the_budget_allows_none() -> None:
     assert state.branched == []
 
 
-def test_the_loop_asks_for_runners_up_only_if_it_drafts_branches() -> None:
+def test_the_loop_asks_for_one_alternative_if_it_drafts_branches() -> None:
     for branching in (0, 2):
-        wanted: list[bool] = []
+        wanted: list[int] = []
 
         class Asked(Unsure):
             def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-                wanted.append(context.wants_runners_up)  # noqa: B023
+                wanted.append(context.wants_alternatives)  # noqa: B023
                 return super().propose(context, depth, gate)
 
         answered(Asked(KNOWN["greedy"], every(4)), branching)
-        assert set(wanted) == {branching > 0}
+        assert set(wanted) == {min(branching, 1)}
 
 
 def test_a_drafter_without_branch_support_is_never_asked_for_branches() -> None:
@@ -292,6 +292,10 @@ def test_each_proposal_has_one_outcome_with_branches() -> None:
     assert sum(outcome.accepted for outcome in state.outcomes) == sum(record.accepted for record in own.records)
     assert sum(outcome.evaluated for outcome in state.outcomes) == sum(record.evaluated for record in own.records)
     assert all(outcome.proposal.draft_probs is None for outcome in state.outcomes)
+    for outcome in state.outcomes:  # though a proposal's tokens may be compared in several rounds
+        said, accepted = outcome.proposal.tokens, outcome.accepted
+        assert outcome.committed[:accepted] == said[:accepted]
+        assert accepted == outcome.evaluated or outcome.committed[accepted] != said[accepted]
 
 
 def test_the_round_record_includes_drafting_time_of_branches() -> None:
@@ -435,7 +439,7 @@ def test_random_delays_do_not_change_the_text_with_branches(
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("can_fork", [False, True])
 def test_a_draft_models_branches_leave_plain_decodings_text_unchanged(rule: str, can_fork: bool) -> None:
-    """The drafter's runner-up is the target's token wherever the drafter is wrong."""
+    """The drafter's alternative is the target's token wherever the drafter is wrong."""
     target = FakeModel()
     reads: dict[int, int] = {}
 

@@ -102,7 +102,7 @@ def test_under_the_rejection_rule_a_gates_input_does_not_depend_on_the_token() -
     for seed in range(100):
         chooser = Chooser(Sampling(temperature=2.0, top_p=0.97, seed=seed, rule="rejection"))
         gate = Gate(needs_entropy=True)
-        draft = chooser.draft(rows, 0, [0] * seed, gate, runner_up=True)
+        draft = chooser.draft(rows, 0, [0] * seed, gate, alternatives=2)
         assert draft is not None
         assert len(gate.asked) == 1
         told.add(gate.asked[0])
@@ -211,31 +211,43 @@ def test_greedy_decoding_never_uses_the_rejection_rule() -> None:
 
 
 @pytest.mark.parametrize("gate", [None, Gate()])
-def test_a_runner_up_is_returned_only_on_request_and_changes_nothing_else(gate: Gate | None) -> None:
+def test_alternatives_are_returned_only_on_request_and_change_nothing_else(gate: Gate | None) -> None:
     rows = Rows(1, lambda _: SCORES)
     for sampling in (Sampling(), Sampling(temperature=1.5), Sampling(temperature=1.5, rule="rejection")):
         chooser = Chooser(sampling)
-        without, asked = (chooser.draft(rows, 0, [0], gate, runner_up=wanted) for wanted in (False, True))
+        without, asked = (chooser.draft(rows, 0, [0], gate, alternatives=wanted) for wanted in (0, 2))
         assert without is not None
         assert asked is not None
-        assert without.runner_up is None
-        assert asked.runner_up is not None
-        assert asked.runner_up != asked.token
+        assert without.alternatives == ()
+        assert len({asked.token, *(token for token, _ in asked.alternatives)}) == 3
         assert (asked.token, asked.confidence) == (without.token, without.confidence)
     assert SCORES[1] == 3.0, "the rows are unchanged"
 
 
-def test_with_equal_scores_the_greedy_runner_up_is_the_next_id() -> None:
+def test_with_equal_scores_the_greedy_alternative_is_the_next_id() -> None:
     chooser = Chooser(Sampling())
-    drafted = chooser.draft(Rows(1, lambda _: SCORES), 0, [], None, runner_up=True)
+    drafted = chooser.draft(Rows(1, lambda _: SCORES), 0, [], None, alternatives=1)
     assert drafted is not None
-    assert (drafted.token, drafted.runner_up) == (1, 3)
-    alone = chooser.draft(Rows(1, lambda _: logits(2.0)), 0, [], None, runner_up=True)
+    assert (drafted.token, drafted.alternatives[0][0]) == (1, 3)
+    alone = chooser.draft(Rows(1, lambda _: logits(2.0)), 0, [], None, alternatives=1)
     assert alone is not None
-    assert (alone.token, alone.runner_up) == (0, None)
-    nothing_else = chooser.draft(Rows(1, lambda _: logits(2.0, -INFINITY)), 0, [], None, runner_up=True)
+    assert (alone.token, alone.alternatives) == (0, ())
+    nothing_else = chooser.draft(Rows(1, lambda _: logits(2.0, -INFINITY)), 0, [], None, alternatives=1)
     assert nothing_else is not None
-    assert nothing_else.runner_up is None
+    assert nothing_else.alternatives == ()
+
+
+def test_under_the_rejection_rule_alternatives_are_the_likeliest_other_tokens() -> None:
+    rows, sampling = Rows(1, lambda _: SCORES), Sampling(temperature=1.5, rule="rejection")
+    own, tokens = distribution(SCORES, sampling), set[int]()
+    order = own.ranked(9)
+    assert order == sorted(zip(own.ids.tolist(), own.probs.tolist(), strict=True), key=lambda at: (-at[1], at[0]))
+    for length in range(40):
+        draft = Chooser(sampling).draft(rows, 0, [0] * length, None, alternatives=2)
+        assert draft is not None
+        assert list(draft.alternatives) == [each for each in order if each[0] != draft.token][:2]
+        tokens.add(draft.token)
+    assert len(tokens) > 3
 
 
 def test_the_draft_stream_changes_only_drafts_of_the_rejection_rule() -> None:
@@ -306,9 +318,6 @@ def test_a_draft_has_the_requested_number_of_alternatives() -> None:
         bare = chooser.draft(rows, 0, [0] * 7, None)
         assert bare is not None
         assert bare.alternatives == ()
-        both = chooser.draft(rows, 0, [0] * 7, None, runner_up=True, alternatives=2)
-        assert both is not None
-        assert (both.runner_up, len(both.alternatives)) == (candidates[1][0], 2)
 
 
 def test_greedy_alternatives_are_ordered_by_penalised_scores() -> None:
@@ -335,19 +344,16 @@ def test_a_trimmed_heads_draft_equals_that_of_a_row_with_its_tokens_only(wants: 
     found = []
     for rows in (TrimmedRows(Rows(1, lambda _: few), ids, 100), Rows(1, lambda _: every)):
         for alternatives in (0, 1, 3, 9):
-            for runner_up in (False, True):
-                gate = Gate(needs_entropy=wants)
-                draft = Chooser(Sampling()).draft(rows, 0, [], gate, runner_up=runner_up, alternatives=alternatives)
-                assert draft is not None
-                found.append((draft, gate.asked))
+            gate = Gate(needs_entropy=wants)
+            draft = Chooser(Sampling()).draft(rows, 0, [], gate, alternatives=alternatives)
+            assert draft is not None
+            found.append((draft, gate.asked))
     half = len(found) // 2
     order = ids[np.argsort(-few)].tolist()
     for (own, asked), (other, expected) in zip(found[:half], found[half:], strict=True):
-        assert (own.token, own.runner_up) == (other.token, other.runner_up)
-        assert own.token == order[0]
+        assert own.token == other.token == order[0]
         assert [token for token, _ in own.alternatives] == order[1 : 1 + len(own.alternatives)]
         assert own.alternatives == tuple((token, pytest.approx(odds)) for token, odds in other.alternatives)
         assert asked == [(pytest.approx(asked[0][0]), expected[0][1] and pytest.approx(expected[0][1], rel=1e-5))]
-    assert [len(draft.alternatives) for draft, _ in found[:half]] == [0, 0, 1, 1, 3, 3, 4, 4]
-    assert found[1][0].runner_up == order[1]
+    assert [len(draft.alternatives) for draft, _ in found[:half]] == [0, 1, 3, 4]
     assert few[0] == every[3], "the head's row is a copy"

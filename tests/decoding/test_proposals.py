@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgespec.decoding.round_base import runner_up, valid_length
+from edgespec.decoding.round_base import second_choice, valid_length
 from edgespec.interfaces.drafting import Proposal
 from edgespec.interfaces.rows import Distribution
 from tests.support.scripted_drafters import INVALID_PROBS, INVALID_TOKENS, certain, over
@@ -81,12 +81,13 @@ def test_a_proposed_tree_is_invalid_unless_trees_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("other", [-1, VOCABULARY_SIZE, 2**70, 3, True, 2.0, None, "4"])
-def test_an_invalid_runner_up_counts_as_missing(other: object) -> None:
-    proposal = Proposal(tokens=(3, 4), runners_up=(other, 11))  # type: ignore[arg-type]
-    assert runner_up(proposal, 0, VOCABULARY_SIZE) is None
-    assert runner_up(proposal, 1, VOCABULARY_SIZE) == 11
+def test_an_invalid_alternative_is_not_a_second_choice(other: object) -> None:
+    alternatives = (((other, 0.5), (2, 0.1)), ((11, 0.5),))
+    proposal = Proposal(tokens=(3, 4), alternatives=alternatives)  # type: ignore[arg-type]
+    assert second_choice(proposal, 0, VOCABULARY_SIZE) is None
+    assert second_choice(proposal, 1, VOCABULARY_SIZE) == 11
 
 
-def test_a_runner_up_may_be_missing_or_a_numpy_integer() -> None:
-    proposal = Proposal(tokens=(3, 4), runners_up=(np.int64(0),))  # type: ignore[arg-type]
-    assert [runner_up(proposal, place, VOCABULARY_SIZE) for place in (0, 1)] == [0, None]
+def test_a_second_choice_may_be_missing_or_a_numpy_integer() -> None:
+    proposal = Proposal(tokens=(3, 4, 5), alternatives=(((np.int64(0), 0.5),), ()))  # type: ignore[arg-type]
+    assert [second_choice(proposal, place, VOCABULARY_SIZE) for place in (0, 1, 2)] == [0, None, None]

@@ -1,4 +1,4 @@
-"""The model drafter's runners-up and branches, and its caches as the text takes one branch or another."""
+"""The model drafter's alternatives and branches, and its caches as the text takes one branch or another."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from edgespec.errors import CancelledError, ClosedError, EdgespecError, ForwardE
 from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, DraftsBranches, DraftState, Proposal
 from edgespec.interfaces.drawing import penalised
 from edgespec.interfaces.policy import Allowance
+from edgespec.interfaces.rows import Distribution
 from edgespec.planning.depth.base import FixedDepth
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.gates import Gate
@@ -41,66 +42,72 @@ def likeliest(model: FakeModel, tokens: list[int], depth: int) -> list[int]:
 
 
 def wanting(tokens: list[int], committed: int | None = None) -> Context:
-    return Context(tokens, committed, wants_runners_up=True)
+    return Context(tokens, committed, wants_alternatives=1)
 
 
-# ----------------------------------------------------------------------------------------------------- runners-up
+def seconds(proposal: Proposal) -> list[int]:
+    assert all(len(others) == 1 for others in proposal.alternatives)
+    return [others[0][0] for others in proposal.alternatives]
 
 
-def test_runners_up_are_not_computed_unless_requested() -> None:
+def without(own: Distribution, token: int) -> Distribution:
+    return Distribution(own.ids[own.ids != token], own.probs[own.ids != token])
+
+
+# --------------------------------------------------------------------------------------------------- alternatives
+
+
+def test_alternatives_are_not_computed_unless_requested() -> None:
     state = started(FakeModel(seed=1))
-    assert state.propose(Context(PROMPT), 3).runners_up == ()
+    assert state.propose(Context(PROMPT), 3).alternatives == ()
 
 
 @pytest.mark.parametrize("gate", [None, Gate()])
-def test_the_greedy_runner_up_is_the_second_best_score(gate: Gate | None) -> None:
+def test_the_greedy_alternative_is_the_second_best_score(gate: Gate | None) -> None:
     model = FakeModel(seed=1)
     proposal = started(model).propose(wanting(PROMPT), 3, gate)
     so_far = list(PROMPT)
-    for token, other in zip(proposal.tokens, proposal.runners_up, strict=True):
+    for token, other in zip(proposal.tokens, seconds(proposal), strict=True):
         best, second = model.scores(so_far).argsort()[::-1][:2].tolist()
         assert (token, other) == (best, second)
         so_far.append(token)
-    assert proposal.cut(2).runners_up == proposal.runners_up[:2]
+    assert proposal.cut(2).alternatives == proposal.alternatives[:2]
 
 
-def test_with_shared_noise_the_runner_up_is_the_next_draw_of_the_same_noise() -> None:
+def test_with_shared_noise_the_alternative_is_the_next_draw_of_the_same_noise() -> None:
     model, sampling = FakeModel(seed=1, spread=2.0), Sampling(temperature=1.0, seed=3)
     proposal = started(model, sampling).propose(wanting(PROMPT), 8)
     so_far, differs = list(PROMPT), 0
-    for token, other in zip(proposal.tokens, proposal.runners_up, strict=True):
-        own = distribution(model.scores(so_far), sampling, so_far)
-        rest = own.without(token)
-        assert rest is not None
+    for token, other in zip(proposal.tokens, seconds(proposal), strict=True):
+        rest = without(distribution(model.scores(so_far), sampling, so_far), token)
         assert other == draw(rest, 3, len(so_far), Purpose.TOKEN)
-        differs += other != rest.likeliest
+        differs += other != rest.ranked(1)[0][0]
         so_far.append(token)
     assert differs
 
 
-def test_under_the_rejection_rule_the_runner_up_is_the_likeliest_other_token() -> None:
+def test_under_the_rejection_rule_the_alternative_is_the_likeliest_other_token() -> None:
     model = FakeModel(seed=1, spread=2.0)
     proposal = started(model, REJECTION).propose(wanting(PROMPT), 8)
     so_far = list(PROMPT)
-    for token, other in zip(proposal.tokens, proposal.runners_up, strict=True):
-        rest = distribution(model.scores(so_far), REJECTION, so_far).without(token)
-        assert rest is not None
-        assert other == rest.likeliest
+    for token, other in zip(proposal.tokens, seconds(proposal), strict=True):
+        rest = without(distribution(model.scores(so_far), REJECTION, so_far), token)
+        assert other == rest.ranked(1)[0][0]
         so_far.append(token)
 
 
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])
-def test_with_a_single_possible_token_there_is_no_runner_up(rule: str) -> None:
+def test_with_a_single_possible_token_there_is_no_alternative(rule: str) -> None:
     only = Sampling(temperature=1.0, top_k=1, rule=rule)  # type: ignore[arg-type]
     proposal = started(FakeModel(seed=1), only).propose(wanting(PROMPT), 3)
-    assert proposal.runners_up == (None,) * 3
+    assert proposal.alternatives == ((),) * 3
 
 
-def test_with_penalties_the_greedy_runner_up_is_second_by_penalised_score() -> None:
+def test_with_penalties_the_greedy_alternative_is_second_by_penalised_score() -> None:
     model, options = FakeModel(seed=1), Sampling(repeat_penalty=1.2)
     proposal = started(model, options).propose(wanting(PROMPT), 3)
     so_far = list(PROMPT)
-    for token, other in zip(proposal.tokens, proposal.runners_up, strict=True):
+    for token, other in zip(proposal.tokens, seconds(proposal), strict=True):
         own = penalised(model.scores(so_far), request_of(options, so_far))
         assert [token, other] == np.argsort(-own, kind="stable")[:2].tolist()
         so_far.append(token)
@@ -111,7 +118,7 @@ def test_with_penalties_the_greedy_runner_up_is_second_by_penalised_score() -> N
 
 @pytest.mark.parametrize("can_fork", [False, True])
 @pytest.mark.parametrize("sampling", [GREEDY, REJECTION])
-def test_a_branch_is_the_likeliest_continuation_of_its_runner_up(sampling: Sampling, can_fork: bool) -> None:
+def test_a_branch_is_the_likeliest_continuation_of_its_alternative(sampling: Sampling, can_fork: bool) -> None:
     model = FakeModel(seed=1, can_fork=can_fork)
     state = started(model, sampling)
     assert isinstance(state, DraftsBranches)
@@ -124,7 +131,7 @@ def test_a_branch_is_the_likeliest_continuation_of_its_runner_up(sampling: Sampl
     assert branch.draft_probs is None
     assert (branch.drafted_by, branch.forwards, len(branch.confidences)) == ("model", 3, 3)
     so_far = list(other)
-    for token, second in zip(branch.tokens, branch.runners_up, strict=True):
+    for token, second in zip(branch.tokens, seconds(branch), strict=True):
         assert second == int(model.scores(so_far).argsort()[-2])
         so_far.append(token)
     assert state.branch(Context(other, len(PROMPT)), 2, Gate(forwards=0)).tokens == branch.tokens[:1]

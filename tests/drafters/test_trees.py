@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -21,11 +23,11 @@ from edgespec.interfaces.drafting import (
     Proposal,
     values_trees,
 )
-from edgespec.interfaces.rows import Rows
+from edgespec.interfaces.rows import Distribution, Rows
 from tests.drafters.test_combination import Depths
 from tests.support.fake_runtime import FakeModel
 from tests.support.gates import Gate, Shape
-from tests.support.scripted_drafters import Scripted
+from tests.support.scripted_drafters import Scripted, certain
 
 PROMPT = [3, 1, 4, 1, 5]
 RULES = {
@@ -93,9 +95,7 @@ def test_with_shared_noise_alternatives_are_the_next_draws() -> None:
     drawn = []
     for _ in range(1 + MOST_ALTERNATIVES):
         drawn.append(draw(own, sampling.noise_seed, len(PROMPT), Purpose.TOKEN))
-        rest = own.without(drawn[-1])
-        assert rest is not None
-        own = rest
+        own = Distribution(own.ids[own.ids != drawn[-1]], own.probs[own.ids != drawn[-1]])
     assert [proposal.tokens[0], *(token for token, _ in proposal.alternatives[0])] == drawn
     odds = [own for _, own in proposal.alternatives[0]]
     assert odds == sorted(odds, reverse=True)
@@ -328,6 +328,15 @@ def test_the_policy_receives_the_outcome_of_alternatives() -> None:
     state.observe(outcome((1, 9, 4), 2))
     assert policy.siblings == [("model", [0.2, 0.1], [False, False]), ("model", [0.3], [True])]
     assert policy.learned == [("model", (0.5, 0.5), [True, True])]
+
+
+def test_drawn_tokens_teach_nothing_about_the_odds_of_alternatives() -> None:
+    policy = Depths(None, model=5)
+    state = CombinationState([("model", started(FakeModel(seed=1)))], policy)
+    known = outcome((1, 9, 4), 2)
+    drawn = replace(known.proposal, draft_probs=(certain(1), certain(2), certain(3)))
+    state.observe(replace(known, proposal=drawn))
+    assert (policy.siblings, policy.learned) == ([], [("model", (0.5, 0.5), [True, True])])
 
 
 def test_a_cut_proposal_keeps_the_data_of_its_remaining_tokens() -> None:

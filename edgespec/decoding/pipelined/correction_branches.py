@@ -1,7 +1,7 @@
 """Branches: what the drafter writes after its own likeliest corrections while the target still verifies.
 
-A branch starts at a place where the drafter was unsure and names a runner-up. If the target's correction is that
-runner-up, the branch is proposed immediately, so the round after a rejection verifies a full window instead of
+A branch starts at a place where the drafter was unsure, with its first alternative there. If the target's correction
+is that token, the branch is proposed immediately, so the round after a rejection verifies a full window instead of
 waiting for a first token. No published loop does this: PEARL (Liu et al., 2024) and DuoDecoding (Lv et al., 2025)
 drop the tokens in flight.
 """
@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 from threading import Event
 
 from edgespec.decoding.pipelined.in_flight import Drafted, PutForward, Submit, UntilDone
-from edgespec.decoding.round_base import runner_up, valid_length
+from edgespec.decoding.round_base import second_choice, valid_length
 from edgespec.interfaces.drafting import ChainGate, Context, DraftsBranches, DraftState, Proposal
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A proposed token that may be corrected, with its drafter's confidence and runner-up."""
+    """A proposed token that may be corrected, with its drafter's confidence and first alternative."""
 
     token: int
     confidence: float | None
-    runner_up: int | None
+    alternative: int | None
 
 
 # Confidence of a drafter that reports none: as likely right as wrong.
@@ -42,8 +42,8 @@ def likeliest_corrections(places: Sequence[Place]) -> list[tuple[int, int]]:
     reach, odds = 1.0, list[tuple[float, int, int]]()
     for index, place in enumerate(places):
         sure = _UNSURE if place.confidence is None else place.confidence
-        if place.runner_up is not None and sure < 1:
-            odds.append((-reach * (1 - sure), index, place.runner_up))
+        if place.alternative is not None and sure < 1:
+            odds.append((-reach * (1 - sure), index, place.alternative))
         reach *= sure
     return [(index, correction) for _, index, correction in sorted(odds)]
 
@@ -227,7 +227,7 @@ class Branches:
 
 def _place(proposal: Proposal, place: int, vocabulary_size: int) -> Place:
     sure = proposal.confidences[place] if place < len(proposal.confidences) else None
-    return Place(int(proposal.tokens[place]), sure, runner_up(proposal, place, vocabulary_size))
+    return Place(int(proposal.tokens[place]), sure, second_choice(proposal, place, vocabulary_size))
 
 
 def _places_of(main: Future[Drafted] | None, vocabulary_size: int) -> list[Place]:
@@ -250,7 +250,7 @@ def _drafted(
     drafter: DraftsBranches, text: list[int], tokens: list[int], depth: int, gate: ChainGate, growth: Growth
 ) -> Proposal:
     """The valid part of a branch. None of its tokens counts as drawn at random."""
-    context = Context([*text, *tokens], len(text), wants_runners_up=True)
+    context = Context([*text, *tokens], len(text), wants_alternatives=1)
     proposal = replace(drafter.branch(context, depth, gate).cut(depth), draft_probs=None)
     usable = valid_length(proposal, growth.vocabulary_size, needs_probs=False)
     stops = (place for place, token in enumerate(proposal.tokens[:usable]) if token in growth.stop_ids)

@@ -84,11 +84,6 @@ class PutForward:
         own = self.piece.proposal.draft_probs
         return own[self.place] if own is not None and self.place < len(own) else None
 
-    @property
-    def runner_up(self) -> int | None:
-        own = self.piece.proposal.runners_up
-        return own[self.place] if self.place < len(own) else None
-
 
 def put_forward(proposal: Proposal, *, after: int = 0, origin: Origin = "draft") -> list[PutForward]:
     """The tokens of ``proposal`` from place ``after`` on."""

@@ -25,7 +25,7 @@ from typing import Any
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.correction_branches import Branches, Growth
 from edgespec.decoding.pipelined.in_flight import Drafted, Flight, PutForward, Submit, UntilDone, put_forward
-from edgespec.decoding.round_base import LoopLimits, Rounds, Step, valid_length
+from edgespec.decoding.round_base import LoopLimits, Rounds, Step, second_choice, valid_length
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict
 from edgespec.errors import CancelledError, EdgespecError
@@ -131,7 +131,7 @@ class PipelinedLoop(Rounds):
         step = self._commit(committed, record, [each.source for each in chain[:accepted]], logprobs)
         self._depth.record(record)
         self._budget.record(record)
-        self._settle(chain[:evaluated], accepted, rest, tuple(committed))
+        self._settle(base, chain[:evaluated], accepted, rest)
         if step.finish is not None:
             self._abandon()
             self._tell()
@@ -172,14 +172,14 @@ class PipelinedLoop(Rounds):
             stop_ids=limits.stop_ids,
         )
         if wanted > 0:
-            self._flight = self._continue(pending, wanted, done, runners_up=growth.most > 0)
+            self._flight = self._continue(pending, wanted, done, alternatives=int(growth.most > 0))
         if growth.most > 0 and (pending or self._flight is not None):
             main = None if self._flight is None else self._flight.future
             branches.grow(self._history, self._pending, main, done, growth)
 
-    def _continue(self, pending: list[int], wanted: int, done: Event, *, runners_up: bool) -> Flight:
+    def _continue(self, pending: list[int], wanted: int, done: Event, *, alternatives: int) -> Flight:
         tokens, stream = [*self._history, *pending], len(self._history)
-        context = Context(tokens, stream, wants_runners_up=runners_up)
+        context = Context(tokens, stream, wants_alternatives=alternatives)
 
         def draft() -> Drafted:
             started = self._clock()
@@ -224,7 +224,8 @@ class PipelinedLoop(Rounds):
         taken = branches.follow(history, committed)
         if verdict.kind == "correction" and committed[-1] not in self._limits.stop_ids:
             rejected, correction = pending[verdict.accepted], committed[-1]
-            if taken is None and rejected.runner_up == correction and branches.coming:
+            second = second_choice(rejected.piece.proposal, rejected.place, self._limits.vocabulary_size)
+            if taken is None and second == correction and branches.coming:
                 branches.wait(self._budget.patience_s())
                 taken = branches.follow(history, committed)
             if hoped_for:
@@ -234,10 +235,11 @@ class PipelinedLoop(Rounds):
         rest = pending[window + 1 :] if verdict.kind == "open" else []
         return put_forward(taken, origin="branch") if taken is not None and not rest else rest
 
-    def _settle(
-        self, compared: list[PutForward], accepted: int, rest: list[PutForward], committed: tuple[int, ...]
-    ) -> None:
-        """Keep ``rest``, and note the outcome of each proposal that no later round will compare."""
+    def _settle(self, base: int, compared: list[PutForward], accepted: int, rest: list[PutForward]) -> None:
+        """Keep ``rest``, and note the outcome of each proposal that no later round will compare.
+
+        The ``compared`` tokens followed the first ``base`` tokens of the history.
+        """
         for index, each in enumerate(compared):
             piece = each.piece
             if piece.origin != "draft" and not piece.evaluated:
@@ -247,19 +249,16 @@ class PipelinedLoop(Rounds):
         going_on = {id(each.piece) for each in rest}
         self._pending = rest
         told: set[int] = set()
-        for each in compared:
+        for index, each in enumerate(compared):
             piece = each.piece
             if id(piece) in going_on or id(piece) in told:
                 continue
             told.add(id(piece))
-            self._untold.append(
-                Outcome(
-                    proposal=piece.proposal,
-                    evaluated=piece.evaluated,
-                    accepted=piece.accepted,
-                    committed=committed,
-                )
+            said = tuple(self._history[base + index - each.place :])
+            outcome = Outcome(
+                proposal=piece.proposal, evaluated=piece.evaluated, accepted=piece.accepted, committed=said
             )
+            self._untold.append(outcome)
         if self._flight is None and not self._branches.at_work:
             self._tell()
 
