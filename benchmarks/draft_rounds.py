@@ -52,7 +52,7 @@ def recycle(tree: DraftTree, tokens: list[int], known: Recycled) -> None:
 
 
 def guessed(variant: str, text: Context, state: Any, known: Recycled) -> DraftTree:
-    tree = DraftTree()
+    tree = DraftTree(most_nodes=MOST_NODES)
     if variant.startswith("chain"):
         least = match_confidence(int(variant[-1]))
         idea = state.propose(text, MOST_NODES)

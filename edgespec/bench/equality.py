@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edgespec.bench.suite import Prompt
@@ -15,7 +15,7 @@ from edgespec.engine.events import Done, Round
 from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
-from edgespec.interfaces.drafting import Choice, DraftTree
+from edgespec.interfaces.drafting import MOST_NODES, Choice, DraftTree
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.choice.plan import Exactness, Plan
 from edgespec.planning.cost.widths import WidthProbe, width_classes
@@ -197,8 +197,8 @@ def check_equality(
 ) -> EqualityReport:
     """Decode every prompt plainly and speculatively and compare token ids. Raises what generating raises.
 
-    Besides chains of each depth, trees with as many tokens as the deepest chain are compared if the plan may use
-    trees.
+    Besides chains of each depth, trees of up to MOST_NODES nodes, with paths as long as the deepest chain, are
+    compared if the plan may use trees.
 
     ``samplings`` default to greedy and ``SAMPLED``; under near exactness to greedy alone, where the gap between the
     two best scores, which the bound limits, is the only thing that decides. ``depths`` default to
@@ -335,9 +335,9 @@ def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampli
 
 
 class FullTrees(FixedDepth):
-    """Proposes the widest permitted tree in every round, for checking the exactness of trees.
+    """Proposes as many nodes as a forward scores in every round, for checking the exactness of trees.
 
-    Half of the tokens are a chain of ``source``, the others its alternatives and copies of the text.
+    A chain of ``source``, half as long as the paths may be, its alternatives, and the guesses of free drafters.
     """
 
     def __init__(self, depth_cap: int, source: str) -> None:
@@ -345,7 +345,7 @@ class FullTrees(FixedDepth):
         self._source = source
 
     def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
-        return super().allow(source, lag, unread) if source == self._source else OFF
+        return replace(super().allow(source, lag, unread), nodes=MOST_NODES) if source == self._source else OFF
 
 
 class _FullTree:

@@ -20,7 +20,7 @@ from edgespec.decoding.logprobs import TokenLogprob, token_logprob
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
-from edgespec.interfaces.drafting import CountedText, Proposal
+from edgespec.interfaces.drafting import MOST_NODES, CountedText, Proposal
 from edgespec.interfaces.model import Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.interfaces.rows import Distribution, Rows
@@ -46,8 +46,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """``max_tokens`` to emit at most (None: until the context is full), ``depth_cap`` tokens a round may propose.
+    """``max_tokens`` to emit at most (None: until the context is full), ``depth_cap`` tokens of a chain at most.
 
+    ``depth_cap`` also bounds the paths of a tree, which may have more nodes: the depth policy says how many.
     Nothing is proposed that would make a forward end beyond ``exact_length`` tokens, the longest context at which the
     target's widths were compared (None: widths are bit-equal at any length). ``logprobs``: how many of the likeliest
     tokens each emitted token's log-probability is reported with (None: no log-probabilities).
@@ -120,7 +121,12 @@ class Rounds(ABC):
         """The most tokens to propose: within the depth cap, the exact length, the budget and the context."""
         exact = self._limits.exact_length
         cap = self._limits.depth_cap if exact is None else min(self._limits.depth_cap, exact - len(self._history))
-        return max(0, min(cap, self._depth_room()))
+        return max(0, min(cap, self._depth_room(), MOST_NODES))
+
+    def _node_limit(self) -> int:
+        """The most nodes of a tree: a forward scores them all, within the exact length and the context."""
+        length = min(self._target.context_length, self._limits.exact_length or self._target.context_length)
+        return min(MOST_NODES, length - len(self._history))
 
     def _depth_room(self) -> int:
         """Draft tokens for which there is room, next to the token that follows them; negative if there is none."""
@@ -199,25 +205,31 @@ class Rounds(ABC):
 SUM_TOLERANCE = 1e-4
 
 
-def valid_length(proposal: Proposal, vocabulary_size: int, *, needs_probs: bool, trees: bool = False) -> int:
+def valid_length(proposal: Proposal, vocabulary_size: int, *, needs_probs: bool, most_depth: int = 0) -> int:
     """Number of leading tokens that are well-formed.
 
     A token must be an id of the target's vocabulary. Its distribution, if given, must be finite, within (0, 1], sum
     to one, lie inside the vocabulary and contain the token. Distributions are only checked with ``needs_probs``, and
-    never for a tree. A tree is well-formed only if ``trees`` can be verified and each token follows an earlier one.
+    never for a tree. Each token of a tree must follow an earlier one, at most ``most_depth`` tokens after the text
+    (0: trees cannot be verified).
     """
     draft_probs, parents = proposal.draft_probs, proposal.parents
     if parents is not None:
-        if not trees or len(parents) != len(proposal.tokens):
+        if not most_depth or len(parents) != len(proposal.tokens):
             return 0  # verifying a tree as a chain would be wrong
         needs_probs = False
+    levels: list[int] = []
     if needs_probs and draft_probs is not None and len(draft_probs) != len(proposal.tokens):
         return 0
     for index, token in enumerate(proposal.tokens):
         if not _is_id(token, vocabulary_size):
             return index
-        if parents is not None and not (type(parents[index]) is int and -1 <= parents[index] < index):
-            return index
+        if parents is not None:
+            if not (type(parents[index]) is int and -1 <= parents[index] < index):
+                return index
+            levels.append(1 if parents[index] < 0 else levels[parents[index]] + 1)
+            if levels[-1] > most_depth:
+                return index
         if needs_probs and draft_probs is not None:
             own = draft_probs[index]
             if own is not None and not _well_formed(own, int(token), vocabulary_size):

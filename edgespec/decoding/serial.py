@@ -96,14 +96,15 @@ class DecodeLoop(Rounds):
         """The valid part of the drafter's proposal, and the number of tokens cut off as invalid."""
         if depth == 0:
             return NOTHING, 0
-        context = Context(self._history, wants_tree=self._tree_target is not None)
+        trees, nodes = self._tree_target is not None, self._node_limit()
+        context = Context(self._history, wants_tree=trees, most_nodes=nodes)
         proposal = self._drafter.propose(context, depth)
-        within = proposal.cut(depth)
+        within = proposal.cut(depth if proposal.parents is None else nodes)
         usable = valid_length(
             within,
             self._limits.vocabulary_size,
             needs_probs=self._chooser.uses_rejection,
-            trees=self._tree_target is not None,
+            most_depth=depth if trees else 0,
         )
         invalid = len(proposal.tokens) - usable
         if within.parents is not None:

@@ -35,7 +35,7 @@ from edgespec.interfaces.drafting import (
     admitted,
     values_trees,
 )
-from edgespec.interfaces.policy import AnswerPolicy
+from edgespec.interfaces.policy import Allowance, AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 
 # Proposals watched at a time. Each round adds one, which is decided within as many rounds as it has tokens.
@@ -82,13 +82,13 @@ class _Watched:
 class _Copies:
     """A free drafter's guesses for one round: ``gain`` tokens over a plain step if they are verified alone.
 
-    With a ``gate`` they grow to a tree of at most ``most`` nodes; without one the ``idea`` is proposed as it is.
+    With a ``gate`` they grow to a ``tree``, which is empty so far; without one the ``idea`` is proposed as it is.
     """
 
     kind: str
     idea: Proposal
     gate: TreeGate | None
-    most: int
+    tree: DraftTree
     gain: float
 
 
@@ -175,11 +175,12 @@ class CombinationState:
         self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
         allowance = self.depth.allow_free(kind)
         most, gate, sure = min(depth, allowance.depth), allowance.gate, idea.confidences
+        tree = _empty_tree(context, allowance, most)
         if most < 1:
             return None
         if not values_trees(gate):
             kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
-            return _Copies(kind, idea.cut(min(most, kept)), None, most, math.inf) if kept else None
+            return _Copies(kind, idea.cut(min(most, kept)), None, tree, math.inf) if kept else None
         chain = DraftTree()
         for place, token in enumerate(idea.tokens[:most]):
             chain.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
@@ -190,16 +191,16 @@ class CombinationState:
         # A chain that is rather right goes first: without a tree it cannot join the drafter's guesses.
         first = not grows and chain.odds[0] >= _RATHER_RIGHT
         kept = len(idea.tokens) if grows else len(choice.nodes)
-        return _Copies(kind, idea.cut(kept), gate if grows else None, most, math.inf if first else choice.gain)
+        return _Copies(kind, idea.cut(kept), gate if grows else None, tree, math.inf if first else choice.gain)
 
     def _alone(self, copies: _Copies, context: Context) -> Proposal:
         """The free guesses that are worth verifying without others."""
         gate = copies.gate
         if gate is None:
             return copies.idea
-        tree = DraftTree()
+        tree = copies.tree
         self._grow(tree, context, 0, first=copies.kind)
-        nodes = gate.choose(tree, copies.most).nodes
+        nodes = gate.choose(tree, tree.most_nodes).nodes
         return _proposal(tree, nodes, Proposal(drafted_by=copies.idea.drafted_by), 0) if nodes else NOTHING
 
     def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
@@ -222,11 +223,10 @@ class CombinationState:
         gate = allowance.gate
         if not context.wants_tree or chain.draft_probs is not None or not values_trees(gate):
             return chain
-        return self._grown(chain, context, gate, allowed)
+        return self._grown(chain, context, gate, _empty_tree(context, allowance, allowed))
 
-    def _grown(self, chain: Proposal, context: Context, gate: TreeGate, most: int) -> Proposal:
+    def _grown(self, chain: Proposal, context: Context, gate: TreeGate, tree: DraftTree) -> Proposal:
         """The nodes worth verifying of the tree of a drafter's chain, its alternatives and the free guesses."""
-        tree = DraftTree()
         for place, (token, odds) in enumerate(zip(chain.tokens, gate.believed, strict=False)):
             tree.add(place - 1, token, odds, chain.source_of(place))
         length = len(tree)
@@ -234,7 +234,7 @@ class CombinationState:
             for token, odds in others:
                 tree.add(place - 1, token, gate.believes_alternative(odds), chain.source_of(place))
         self._grow(tree, context, length)
-        return _proposal(tree, gate.choose(tree, most).nodes, chain, length)
+        return _proposal(tree, gate.choose(tree, tree.most_nodes).nodes, chain, length)
 
     def _grow(self, tree: DraftTree, context: Context, chain: int, *, first: str = "") -> None:
         """Let every free drafter add its guesses, the drafter ``first`` before the others."""
@@ -317,6 +317,12 @@ class CombinationState:
     def close(self) -> None:
         for _, state in self._parts:
             state.close()
+
+
+def _empty_tree(context: Context, allowance: Allowance, depth: int) -> DraftTree:
+    """A tree whose paths may have ``depth`` nodes."""
+    nodes = depth if allowance.nodes is None else min(context.most_nodes, allowance.nodes)
+    return DraftTree(most_nodes=nodes, most_depth=depth)
 
 
 def _may_pay(why: Reason | None) -> bool:

@@ -36,8 +36,9 @@ _MOST_BRANCHES = 2
 # than one token is usual.
 _LEAST_REACH = 0.03
 
-# Guesses added to a tree in a round: as many as a round verifies at most (planning/cost/widths.py).
-_MOST_ADDED = 11
+# Guesses added to a tree in a round, if it may not have more nodes: as many as a round of the default policy verifies
+# at most (planning/cost/widths.py).
+_ENOUGH_ADDED = 11
 
 
 def match_confidence(matched_tokens: int) -> float:
@@ -107,7 +108,7 @@ class LookupDraftState:
             if reach < _LEAST_REACH or tree.tokens[node] in self._stop_ids:
                 break
             open_.append((-reach, len(open_), node, self._index.matches(tail)))
-        limit = len(tree) + _MOST_ADDED
+        limit = len(tree) + max(_ENOUGH_ADDED, tree.most_nodes)
         count = len(open_)
         while open_ and len(tree) < limit:
             negative, _, parent, found = heapq.heappop(open_)

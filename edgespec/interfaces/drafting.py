@@ -16,20 +16,25 @@ import numpy as np
 from edgespec.interfaces.drawing import Seen
 from edgespec.interfaces.rows import Distribution, Rows
 
+# Nodes of the largest tree that is verified: with the text's last token 64 rows, the most that a forward scores
+# (runtimes/sequence.py).
+MOST_NODES = 63
+
 
 class Context:
     """What a drafter sees: ``committed_length`` committed tokens, then possibly assumed ones.
 
     A view without a copy. Between two calls the tokens grow, or change after ``committed_length``; a drafter calls
-    ``common_prefix`` to see how far it agrees. ``wants_tree``: the caller can verify a tree. ``wants_alternatives``:
-    how many ``Proposal.alternatives`` of each token the caller uses besides. ``window`` and ``patience_s`` are those
-    of an Allowance (interfaces/policy.py): how much of the text a drafter must have read, and how long reading may
-    take.
+    ``common_prefix`` to see how far it agrees. ``wants_tree``: the caller can verify a tree of at most
+    ``most_nodes`` nodes. ``wants_alternatives``: how many ``Proposal.alternatives`` of each token it uses otherwise.
+    ``window`` and ``patience_s`` are those of an Allowance (interfaces/policy.py): how much of the text a drafter
+    must have read, and how long reading may take.
     """
 
     __slots__ = (
         "committed_length",
         "hindsight",
+        "most_nodes",
         "patience_s",
         "tokens",
         "wants_alternatives",
@@ -44,11 +49,13 @@ class Context:
         *,
         wants_alternatives: int = 0,
         wants_tree: bool = False,
+        most_nodes: int = MOST_NODES,
     ) -> None:
         self.tokens = tokens
         self.committed_length = len(tokens) if committed_length is None else committed_length
         self.wants_alternatives = wants_alternatives
         self.wants_tree = wants_tree
+        self.most_nodes = most_nodes
         self.window: int | None = None
         self.patience_s = math.inf
         self.hindsight = 0
@@ -273,7 +280,10 @@ class DraftState(Protocol):
         """Tokens of ``context`` that must be read before proposing, except the last one."""
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """At most ``depth`` tokens to follow ``context``; fewer, or none, are always allowed."""
+        """Tokens to follow ``context``: a chain of at most ``depth``, or a tree of no longer paths.
+
+        Fewer, or none, are always allowed.
+        """
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a verified proposal. Changes nothing about the tokens the state has synced."""
@@ -415,12 +425,15 @@ class DraftTree:
     """Guesses about what follows a text. Node i follows node ``parents[i]`` < i, or the text's end if that is -1.
 
     ``odds[i]`` is the probability that token i is the target's if all tokens above it are. ``sources[i]`` names who
-    guessed the token first. The children of a node are different tokens.
+    guessed the token first. The children of a node are different tokens. A round uses at most ``most_nodes`` of the
+    nodes, none of them below the level ``most_depth``.
     """
 
-    __slots__ = ("_below", "odds", "parents", "sources", "tokens")
+    __slots__ = ("_below", "_levels", "most_depth", "most_nodes", "odds", "parents", "sources", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, *, most_nodes: int = MOST_NODES, most_depth: int = MOST_NODES) -> None:
+        self.most_nodes, self.most_depth = most_nodes, most_depth
+        self._levels: list[int] = []  # 1: follows the text
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.odds: list[float] = []
@@ -445,6 +458,7 @@ class DraftTree:
             node = below[token] = len(self.tokens)
             self.tokens.append(token)
             self.parents.append(parent)
+            self._levels.append(1 if parent < 0 else self._levels[parent] + 1)
             self.odds.append(odds)
             self.sources.append(source)
         else:
@@ -456,10 +470,11 @@ class DraftTree:
         return max(0.0, 1.0 - sum(self.odds[node] for node in self._below.get(parent, {}).values()))
 
     def reach(self) -> list[float]:
-        """For each node, the probability that it and all nodes above it are the target's tokens."""
+        """For each node, the probability that it and all nodes above it are the target's; 0 if it is too deep."""
         reached: list[float] = []
-        for parent, odds in zip(self.parents, self.odds, strict=True):
-            reached.append(odds if parent < 0 else odds * reached[parent])
+        for parent, odds, level in zip(self.parents, self.odds, self._levels, strict=True):
+            above = 1.0 if parent < 0 else reached[parent]
+            reached.append(odds * above if level <= self.most_depth else 0.0)
         return reached
 
 

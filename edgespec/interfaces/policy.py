@@ -53,6 +53,8 @@ class RoundRecord:
 class Allowance:
     """How far a source may draft in the next round: ``depth`` tokens (0 turns it off), fewer if ``gate`` stops.
 
+    A tree may have paths of that length, and ``nodes`` nodes (None: as many as its longest path may have).
+
     The source reads the last ``window`` tokens of the text (None: continues where it stopped reading), for at most
     ``patience_s`` seconds a round; the next round reads the rest. For each of the text's last ``hindsight`` tokens
     the source reports whether it would have guessed the token.
@@ -63,6 +65,7 @@ class Allowance:
     window: int | None = None
     patience_s: float = math.inf
     hindsight: int = 0
+    nodes: int | None = None
 
 
 class AnswerPolicy(Protocol):

@@ -27,6 +27,7 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
+from edgespec.interfaces.drafting import MOST_NODES
 from edgespec.interfaces.drawing import Drawn, DrawRequest
 from edgespec.interfaces.model import Model, ModelFacts, Sequence
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
@@ -40,9 +41,9 @@ W = TypeVar("W")
 # tokens) and delay a cancel in native code that does not check for it.
 PREFILL_CHUNK_TOKENS = 256
 
-# Rows one forward can score. Verification needs one more than the proposed tokens; more rows would enlarge the
+# Rows one forward can score: 64. Verification needs one more than the proposed tokens; more rows would enlarge the
 # buffers by vocabulary x 4 bytes each.
-MAX_SCORED_ROWS = 64
+MAX_SCORED_ROWS = MOST_NODES + 1
 
 
 def checked_ids(

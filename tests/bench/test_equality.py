@@ -217,7 +217,7 @@ def test_half_of_a_full_tree_is_a_chain(cap: int, length: int) -> None:
     allowance = FullTrees(cap, "model").allow("model")
     gate = allowance.gate
     assert values_trees(gate)
-    assert (allowance.depth, gate.needs_entropy) == (cap, False)
+    assert (allowance.depth, allowance.nodes, gate.needs_entropy) == (cap, 63, False)
     for place in range(length):
         assert gate.admits(0.0, None)
         assert gate.goes_on() == (place + 1 < length)

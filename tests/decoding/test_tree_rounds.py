@@ -251,7 +251,7 @@ def test_trees_are_refused_unless_the_target_declares_them_exact() -> None:
 )
 def test_a_trees_token_is_invalid_unless_its_parent_comes_earlier(tokens: Any, parents: Any, length: int) -> None:
     proposal = Proposal(tokens=tokens, parents=parents)
-    assert valid_length(proposal, 12, needs_probs=True, trees=True) == length
+    assert valid_length(proposal, 12, needs_probs=True, most_depth=9) == length
     assert valid_length(proposal, 12, needs_probs=False) == 0
 
 

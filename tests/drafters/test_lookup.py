@@ -120,9 +120,11 @@ def test_a_gate_ends_a_copy() -> None:
 # -------------------------------------------------------------------------------------------------------- trees
 
 
-def grown(tokens: list[int], *chain: tuple[int, float], stop_ids: frozenset[int] = frozenset()) -> DraftTree:
+def grown(
+    tokens: list[int], *chain: tuple[int, float], stop_ids: frozenset[int] = frozenset(), most_nodes: int = 7
+) -> DraftTree:
     """The tree of a chain of (token, odds) and of what lookup adds, believed as it claims."""
-    tree = DraftTree()
+    tree = DraftTree(most_nodes=most_nodes)
     for place, (token, odds) in enumerate(chain):
         tree.add(place - 1, token, odds, "model")
     started(stop_ids).grow(Context(tokens), tree, len(chain), float)
@@ -159,10 +161,12 @@ def test_nothing_is_guessed_behind_a_stop_token() -> None:
     assert grown([1, 9, 5, 6, 7, 1], (9, 0.5), (5, 0.5), stop_ids=frozenset({5})).tokens == [9, 5]
 
 
-def test_a_tree_grows_by_eleven_guesses_and_only_by_likely_ones() -> None:
+def test_a_tree_grows_by_eleven_guesses_or_by_all_its_nodes_and_only_by_likely_ones() -> None:
     tree = grown(list(range(20)) * 2)
     assert (len(tree), tree.tokens) == (11, list(range(11)))
     assert min(tree.reach()) > 0.03
+    periodic = [0, 1] * 40
+    assert [len(grown(periodic, most_nodes=most)) for most in (11, 12, 40)] == [11, 12, 40]
     assert len(grown([1, 2, 3, 4, 1], (2, 1e-4), (3, 0.5))) == 2, "what follows an unlikely chain is unlikely"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgespec.bench.equality import FullTrees
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
@@ -17,11 +19,13 @@ from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from tests.decoding.test_grown_trees import Beside
 from tests.support.budgets import FixedBudget
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer
+from tests.support.wide_trees import Bushy
 
 SAMPLINGS = (
     None,
@@ -113,6 +117,23 @@ def test_trees_with_siblings_keep_the_text_of_plain_decoding(tiny: TinyModels, d
             texts, rounds = written(session)
         assert texts == plain
         assert {record.sibling_count for record in rounds} == {0}
+
+
+def test_trees_of_up_to_63_nodes_keep_the_text_of_plain_decoding(tiny: TinyModels) -> None:
+    with tiny.load_speculating(runtime="native", draft_runtime="native") as engine:
+        drafters = (Bushy(), *engine.drafters)
+        own = Speculation(drafters=drafters, policy=FullTrees(6, "model"), depth_cap=6)
+        with engine.session() as session, engine.session(speculation=own) as wide:
+            for prompt, sampling in itertools.product(PROMPTS, (None, SAMPLINGS[1], SAMPLINGS[-1])):
+                plain = answer(session.generate(prompt, max_tokens=40, depth=0, sampling=sampling))
+                events = list(wide.generate(prompt, max_tokens=40, sampling=sampling))
+                assert [event.token_ids for event in events if isinstance(event, Done)] == [plain.token_ids]
+                rounds = [event.record for event in events if isinstance(event, Round)]
+                assert max(record.width for record in rounds) == MAX_SCORED_ROWS
+                assert len([record for record in rounds if record.proposed >= 40]) > len(rounds) // 2
+                assert sum(record.accepted for record in rounds) > 0
+                session.clear()
+                wide.clear()
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from edgespec.errors import (
 )
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import LogitsArray, Rows
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 T = TypeVar("T")
 
@@ -200,6 +201,8 @@ class FakeSequence:
         """Count the call and raise the fault due at it."""
         if any(not 0 <= token < self.model.vocabulary_size for token in tokens):
             raise InvalidRequestError("a token is outside the vocabulary")
+        if not 0 <= rows <= min(len(tokens), MAX_SCORED_ROWS) or rows + len(self.tree) > MAX_SCORED_ROWS:
+            raise InvalidRequestError(f"{rows} rows of {len(tokens)} tokens are too many")
         self.log.widths.append(len(tokens))
         self.log.rows.append(rows)
         self.log.fed.append(tuple(tokens))
