@@ -160,7 +160,14 @@ class CombinationState:
                         return proposal
                     if proposal.drafted_by is not None and copies is not None:  # it took time and has no guess
                         alone = self._alone(copies, context)
-                        return replace(proposal, tokens=alone.tokens, sources=alone.sources, parents=alone.parents)
+                        return replace(
+                            alone,
+                            drafted_by=kind,
+                            sync_s=proposal.sync_s,
+                            hindsight=proposal.hindsight,
+                            forwards=proposal.forwards,
+                            chain_length=0,
+                        )
             except CancelledError:
                 raise
             except EdgespecError as error:
@@ -293,9 +300,7 @@ class CombinationState:
             if kind != proposal.drafted_by or kind in self.failures:
                 continue
             if not state.free:  # ``_judge_watched`` judges free drafters
-                own = next((n for n, name in enumerate(proposal.sources) if name != kind), outcome.evaluated)
-                if proposal.confidences:  # they end with the drafter's chain
-                    own = min(own, len(proposal.confidences))
+                own = outcome.evaluated if proposal.chain_length is None else proposal.chain_length
                 hits = [index < outcome.accepted for index in range(min(own, outcome.evaluated))]
                 self.depth.learn(kind, proposal.confidences[: len(hits)], hits)
                 # A drawn token's alternatives exclude it whatever its odds, so they say nothing about odds.
@@ -342,6 +347,7 @@ def _proposal(tree: DraftTree, nodes: Sequence[int], chain: Proposal, length: in
         parents=None if parents == tuple(range(-1, len(nodes) - 1)) else parents,
         sync_s=chain.sync_s,
         hindsight=chain.hindsight,
+        chain_length=kept,
     )
 
 

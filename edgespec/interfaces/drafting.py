@@ -168,6 +168,9 @@ class Proposal:
     text they follow, and are verified as not drawn at random. If no branch fits, the places are drafted again from
     noise that has decided nothing yet.
 
+    ``chain_length`` of the tokens, the first ones, are the chain of ``drafted_by`` (None: all); the others are
+    alternatives and guesses of other drafters.
+
     ``hindsight`` says which of the text's last tokens the drafter would have guessed, as computed while it read them
     (empty: not asked for, or the drafter had read them before).
     """
@@ -182,6 +185,7 @@ class Proposal:
     confidences: tuple[float, ...] = ()
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
     hindsight: tuple[bool, ...] = ()
+    chain_length: int | None = None
 
     def cut(self, length: int) -> Proposal:
         """The first ``length`` tokens."""
@@ -197,6 +201,7 @@ class Proposal:
             forwards=self.forwards,
             confidences=self.confidences[:length],
             alternatives=self.alternatives[:length],
+            chain_length=None if self.chain_length is None else min(length, self.chain_length),
         )
 
     def source_of(self, place: int) -> str:

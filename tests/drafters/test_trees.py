@@ -304,6 +304,42 @@ def test_the_models_share_of_right_tokens_counts_none_of_the_copies() -> None:
     assert policy.learned == [("model", (0.9, 0.9), [True, True])]
 
 
+def test_an_alternative_chosen_without_its_chain_token_is_not_a_hit_of_the_chain() -> None:
+    """Also of a drafter that reports no confidences; nor are copies in place of an empty chain."""
+
+    class Others(Everything):
+        def choose(self, tree: DraftTree, most: int) -> Choice:
+            return Choice(tuple(node for node in range(len(tree)) if tree.tokens[node] != 8), 1.0)
+
+    class Choosy(WithCopies):
+        def allow(self, source: str, lag: int = 0, unread: int = 0) -> object:  # type: ignore[override]
+            self.gate = Others()
+            self.gates.append(self.gate)
+            return Depths.allow(self, source, lag, unread)
+
+    for chain, others in (((8,), (((4, 0.9),),)), ((6, 8), ((), ((4, 0.9),)))):
+        policy = Choosy(9.0, model=9)
+        model = Scripted(lambda tokens, depth: [])
+        state = CombinationState([("model", model)], policy)
+
+        def said(tokens: list[int], depth: int, chain: object = chain, others: object = others) -> Proposal:
+            model.gates[-1].believed += [0.5] * len(chain)  # type: ignore[union-attr, arg-type]  # noqa: B023
+            return Proposal(tokens=chain, sources=("model",) * 2, drafted_by="model", alternatives=others)  # type: ignore[arg-type]
+
+        model._proposal = said  # type: ignore[method-assign]
+        proposal = state.propose(Context(TEXT, wants_tree=True), 4)
+        assert (proposal.tokens, proposal.parents) == ((*chain[:-1], 4), None)
+        assert proposal.chain_length == len(chain) - 1
+        accepted = len(proposal.tokens)
+        state.observe(
+            Outcome(proposal=proposal, evaluated=accepted, accepted=accepted, committed=(*proposal.tokens, 1))
+        )
+        assert policy.learned == [("model", (), [True] * (len(chain) - 1))]
+    assert proposal.cut(1).chain_length == 1
+    assert proposal.cut(0).chain_length == 0
+    assert Proposal(tokens=(1, 2)).chain_length is None
+
+
 # ------------------------------------------------------------------------------------------------------- learning
 
 
