@@ -123,5 +123,9 @@ def _drafting_s(draft: DraftCost | None, record: RoundRecord) -> float | None:
     """Seconds of the round's drafting without catching up; None if part of the drafting was not measured."""
     if not record.draft_forwards:
         return 0.0
+    if draft is None:
+        return None
+    if draft.one_pass is not None:  # catching up and drafting are one forward
+        return 0.0 if record.sync_s > 0 else draft.usual_seconds(max(1, record.depth), record.emitted)
     # Catching up includes the drafter's first forward.
-    return None if draft is None else draft.seconds(record.draft_forwards - (record.sync_s > 0))
+    return draft.seconds(record.draft_forwards - (record.sync_s > 0))

@@ -45,7 +45,12 @@ def expected_curves(facts: ModelFacts, plain_s: float) -> ContextCurves | None:
 
 
 def expected_draft_cost(drafter: ModelFacts, target: ModelFacts, plain_s: float) -> DraftCost | None:
-    """Expected cost of drafting for a target whose T(1) is ``plain_s``; None if it cannot be estimated."""
+    """Expected cost of drafting for a target whose T(1) is ``plain_s``; None if it cannot be estimated.
+
+    A one-pass drafter's cannot: no such drafter was measured.
+    """
+    if drafter.mask_id is not None:
+        return None
     drafting, level = _tables()["drafting"], _level(drafter)
     if level not in drafting["reading"] or _level(target) not in drafting["reading"]:
         return None

@@ -19,7 +19,7 @@ import numpy as np
 
 from edgespec.calibration.self_check import self_check
 from edgespec.calibration.width_probe import STEP_TOKENS, WidthProber, probe_tokens
-from edgespec.interfaces.model import FrequentHeadSequence, Model, Sequence
+from edgespec.interfaces.model import FrequentHeadSequence, Model, ModelFacts, Sequence
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.contention import Contention
@@ -31,6 +31,9 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 
 # A drafter's widths: one token at a time, two when it catches up after a round.
 DRAFTER_WIDTHS = (1, 2, 4)
+
+# A one-pass drafter's: it reads what the last round accepted and drafts up to eleven tokens in one forward.
+ONE_PASS_WIDTHS = tuple(range(1, 13))
 
 # Timed forwards a width: the lower quartile of five is the second fastest, which three interruptions do not change.
 QUICK_REPETITIONS = 5
@@ -108,8 +111,14 @@ class ModelTimes:
 
     @property
     def draft_cost(self) -> DraftCost:
-        """What drafting with this model costs."""
+        """What drafting with this model costs, token by token."""
         return DraftCost(token_s=self.curves.curves[0].plain_s, lag_token_s=self.prompt_token_s)
+
+    def cost_for(self, drafter: ModelFacts) -> DraftCost:
+        """What drafting with this model costs, in one forward if ``drafter`` is a one-pass drafter."""
+        if drafter.mask_id is None:
+            return self.draft_cost
+        return DraftCost(one_pass=self.curves.curves[0], lag_token_s=self.prompt_token_s)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -192,7 +201,8 @@ def measure_drafter(
 ) -> Generator[float, None, ModelTimes]:
     """What drafting with ``model`` costs, in steps; yields the fraction done. Raises what a forward raises."""
     start = probe_starts(context_length)[0]
-    widths = tuple(width for width in DRAFTER_WIDTHS if start + width <= context_length)
+    wanted = DRAFTER_WIDTHS if model.facts.mask_id is None else ONE_PASS_WIDTHS
+    widths = tuple(width for width in wanted if start + width <= context_length)
     tokens = probe_tokens(start + max(STEP_TOKENS, *widths), model.facts.vocabulary_size)
     with closing(model.open(start + max(STEP_TOKENS, *widths))) as sequence:
         if start:
@@ -335,7 +345,8 @@ def measure_agreement(
     """How often the drafter's best token is the target's, greedily, by position and confidence: a first prior.
 
     The target writes ``tokens`` after each prompt. The drafter then reads prompt and answer in one forward, and is
-    right at a position exactly if a chain that reached it would have been.
+    right at a position exactly if a chain that reached it would have been. A one-pass drafter guesses from each place
+    of the answer on instead, since its later guesses do not see the earlier ones.
     """
     acceptance = Acceptance()
     for prompt in prompts:
@@ -350,6 +361,10 @@ def measure_agreement(
             # The last prompt token's scores predict the first token of the answer.
             if len(prompt) > 1:
                 reading.forward(prompt[:-1], 0)
+            mask = drafter.facts.mask_id
+            if mask is not None:
+                yield from _learn_at_once(acceptance, reading, mask, [prompt[-1], *answer])
+                continue
             rows = reading.forward([prompt[-1], *answer[:-1]], tokens)
             hits = [rows.argmax_row(index) == token for index, token in enumerate(answer)]
             sure = [_confidence(rows.logits(index)) for index in range(tokens)]
@@ -359,6 +374,20 @@ def measure_agreement(
             acceptance.learn(sure[start : start + known], window[:known])
         yield 1.0
     return acceptance
+
+
+def _learn_at_once(
+    acceptance: Acceptance, reading: Sequence, mask: int, text: list[int]
+) -> Generator[float, None, None]:
+    """Let a one-pass drafter, which has read all before ``text``, guess ahead from each of its tokens."""
+    for place in range(len(text) - AGREEMENT_DEPTH):
+        rows = reading.forward([text[place], *[mask] * (AGREEMENT_DEPTH - 1)], AGREEMENT_DEPTH)
+        hits = [rows.argmax_row(index) == text[place + 1 + index] for index in range(AGREEMENT_DEPTH)]
+        sure = [_confidence(rows.logits(index)) for index in range(AGREEMENT_DEPTH)]
+        known = hits.index(False) + 1 if False in hits else len(hits)
+        acceptance.learn(sure[:known], hits[:known])
+        reading.rewind(reading.length - (AGREEMENT_DEPTH - 1))
+        yield place / len(text)
 
 
 def _confidence(logits: LogitsArray) -> float:

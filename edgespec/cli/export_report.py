@@ -92,6 +92,9 @@ class Written:
         before = "" if self.bytes_before is None else f"{readable_bytes(self.bytes_before)} of weights in "
         _line("a token", f"reads {before}{self.source_name}; here: {now}" if before else f"reads {now}")
         _line("weights", "; ".join(f"{part} {types}" for part, types in self.quantisation.items()))
+        mask = self.manifest.get("mask_token_id")
+        if mask is not None:
+            _line("as a drafter", f"drafts all tokens in one forward, with token {mask} as the mask")
         for label, text in () if self.cost is None else self.cost.lines():
             _line(label, text)
         if self.trimming is not None:

@@ -224,7 +224,8 @@ class CombinationState:
             return NOTHING
         context.window, context.patience_s = allowance.window, allowance.patience_s
         context.hindsight = allowance.hindsight
-        chain = state.propose(context, allowed, both(outer, allowance.gate))
+        length = allowed if allowance.chain is None else min(allowed, allowance.chain)
+        chain = state.propose(context, length, both(outer, allowance.gate))
         if chain.hindsight:
             self.depth.learn_hindsight(kind, chain.hindsight)
         gate = allowance.gate

@@ -1,4 +1,4 @@
-"""A smaller model as drafter: it writes a chain token by token with the session's token chooser."""
+"""A smaller model as drafter: it writes a chain with the session's token chooser, one token or all in a forward."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError as CancelledFuture, Future
 from dataclasses import dataclass, field, replace
 
 from edgespec.drafters.head_coverage import HeadCoverage, short_head_watch
+from edgespec.drafters.one_pass import MOST_TOKENS, RowsWithout, mask_of
 from edgespec.drafters.text_index import TextIndex
 from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
@@ -107,6 +108,8 @@ class ModelDraftState:
     A forward of the drafter also takes guesses of the tokens that it will draft, copied from the text: each right
     guess saves a forward (Cascade Speculative Drafting, Chen et al., 2023). The chain stays the same, since a
     row's result does not depend on which rows are computed with it. Models without that property get no guesses.
+
+    A one-pass drafter (one_pass.py) gets masks in the place of guesses, and its chain takes one forward.
     """
 
     free = False
@@ -126,6 +129,8 @@ class ModelDraftState:
         self._stop = threading.Event()  # tells ``_reading`` to end
         self._reading: Future[None] | None = None
         self._index: TextIndex | None = None  # of the text; None: the model gets no guesses
+        self._mask: int | None = None  # the mask token of a one-pass drafter
+        self._usual_lag = _ORDINARY_LAG_TOKENS
         self.forks = False
 
     def read_ahead(self, context: Context) -> Future[None] | None:
@@ -256,6 +261,7 @@ class ModelDraftState:
     def _open(self) -> _Cache | None:
         """An empty cache; None while the model is loading. Raises what opening raises."""
         model = self._model
+        self._mask = mask_of(model.facts)
         self._lost, self._waiting = None, self._waits_because is not None
         if self._waiting:
             return None
@@ -269,7 +275,7 @@ class ModelDraftState:
             return None
         self._padded = model.facts.vocabulary_size > self._request.vocabulary_size
         self.forks = model.facts.can_fork
-        if self._index is None and model.facts.bit_equal_by_construction:
+        if self._index is None and self._mask is None and model.facts.bit_equal_by_construction:
             self._index = TextIndex()
         if self._watch is None and isinstance(sequence, FrequentHeadSequence) and sequence.frequent_ids is not None:
             self._watch = short_head_watch(sequence.frequent_ids)
@@ -289,10 +295,14 @@ class ModelDraftState:
             hindsight = min(context.hindsight, len(lag) - 1)
             if self._index is not None:
                 self._index.follow(context.tokens)
-            guesses = self._guesses(context.tokens, depth - 1)
+            if self._mask is None:
+                guesses = self._guesses(context.tokens, depth - 1)
+            else:
+                depth = min(depth, MOST_TOKENS)
+                guesses = [self._mask] * (depth - 1)
             rows = self._read(cache, lag, guesses, started, context.patience_s, hindsight)
             hits = () if rows is None or hindsight < 1 else tuple(self._would_guess(context, rows, hindsight))
-            sync_s = time.perf_counter() - started if len(lag) > _ORDINARY_LAG_TOKENS else 0.0
+            sync_s = time.perf_counter() - started if len(lag) > self._usual_lag else 0.0
             if rows is None:
                 return Proposal(drafted_by=KIND, sync_s=sync_s)
             chain = self._draft(cache, context, rows, hindsight, guesses, depth, gate, drawing)
@@ -400,6 +410,9 @@ class ModelDraftState:
             ended = len(tokens) == depth or draft.token in self._request.stop_ids
             if ended:
                 break
+            if self._mask is not None:
+                row += 1
+                continue
             if guesses and guesses[0] == draft.token:
                 guesses, row = guesses[1:], row + 1
                 continue
@@ -411,6 +424,8 @@ class ModelDraftState:
             cache.known += [draft.token, *guesses]
             forwards += 1
         self._take_back(cache, len(guesses))
+        if self._mask is not None:  # the cache holds none of the chain: the next round feeds what it accepted
+            self._usual_lag = max(_ORDINARY_LAG_TOKENS, 1 + len(tokens))
         drawn = any(own is not None for own in probs)
         return Proposal(
             tokens=tuple(tokens),
@@ -430,8 +445,9 @@ class ModelDraftState:
             del cache.known[length:]
 
     def _known_ids(self, rows: Rows) -> Rows:
-        """Scores of the target's ids only: a drafter's vocabulary may be padded at its end."""
-        return rows.first(self._request.vocabulary_size) if self._padded else rows
+        """Scores of the target's ids only, without a mask: a drafter's vocabulary may be padded at its end."""
+        own = rows.first(self._request.vocabulary_size) if self._padded else rows
+        return own if self._mask is None else RowsWithout(own, self._mask)
 
     def observe(self, outcome: Outcome) -> None:
         """Do nothing: the cache follows the context at the next proposal."""

@@ -239,6 +239,7 @@ def _plan_request(
         drafter_device=drafter.settings.device,
         drafter_head=None if rows is None else (rows, drafter.file.header.vocabulary_size),
         drafter_bytes=(drafter.facts.weight_bytes, filed_bytes) if drafter.form.requantized else None,
+        drafter_one_pass=drafter.facts.mask_id is not None,
         drafter_program=program,
     )
 

@@ -12,6 +12,9 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.placement.settings import other_settings, setting_words
 from edgespec.planning.cost.widths import width_classes
 
+# The forward of a one-pass drafter that the report shows: four drafted tokens and the four of the last round.
+_SHOWN_WIDTH = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationReport:
@@ -56,15 +59,19 @@ def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None)
         extra["plain"] = _plain_settings(pair, times, lines)
     if drafter is not None and drafter_times is not None:
         curves += _curves(drafter, drafter_times)
+        one_pass = drafter.mask_id is not None
         extra["drafting"] = {
             "model": drafter.name,
-            "token_s": drafter_times.draft_cost.token_s,
+            "token_s": None if one_pass else drafter_times.draft_cost.token_s,
             "prompt_token_s": drafter_times.prompt_token_s,
+            "one_pass": one_pass,
         }
-        lines.append(
-            f"drafting     {1000 * drafter_times.draft_cost.token_s:.1f} ms a token with {drafter.name}, "
-            f"{1000 * drafter_times.prompt_token_s:.1f} ms for each prompt token"
-        )
+        costs = f"{1000 * drafter_times.draft_cost.token_s:.1f} ms a token with {drafter.name}"
+        if one_pass:
+            width = min(_SHOWN_WIDTH, drafter_times.widths[-1])
+            forward_s = drafter_times.curves.curves[0].seconds(width)
+            costs = f"{1000 * forward_s:.1f} ms for {width} tokens in one forward of {drafter.name}"
+        lines.append(f"drafting     {costs}, {1000 * drafter_times.prompt_token_s:.1f} ms for each prompt token")
         both = known.store.load_contention(target, drafter)
         if both is not None:
             extra["contention"] = {"target_factor": both.target_factor, "drafter_factor": both.drafter_factor}

@@ -141,7 +141,9 @@ class PairMeasurements:
             curves = expected_curves(self.target, guessed_s)
         drafts = {source: FREE for source in self._sources if source in _FREE_SOURCES}
         acceptance = {source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()}
-        price = None if drafter_times is None else drafter_times.draft_cost
+        price = None
+        if drafter_times is not None and self.drafter is not None:
+            price = drafter_times.cost_for(self.drafter)
         drafting = "model" in self._sources and self.drafter is not None and self.drafter_failure is None
         if price is None and drafting and self.drafter is not None:
             price = expected_draft_cost(self.drafter, self.target, guessed_s)
@@ -285,7 +287,7 @@ class PairMeasurements:
                 continue
             drafting = self.store.load_times(place.facts)
             if drafting is not None:
-                drafters.append(place.drafter_option(drafting.draft_cost, rates, eligible=not loaded))
+                drafters.append(place.drafter_option(drafting.cost_for(place.facts), rates, eligible=not loaded))
             else:
                 rejected.append(places.too_small(place, drafting=True) or place.not_measured(drafting=True))
         for place in places.drafters:

@@ -119,6 +119,11 @@ def _told(folder: Path, needed_bytes: int) -> Iterator[None]:
         ) from error
 
 
+def mask_note(mask_token_id: int | None) -> dict[str, int]:
+    """The manifest's record of a one-pass drafter's mask token; nothing for other models."""
+    return {} if mask_token_id is None else {"mask_token_id": mask_token_id}
+
+
 def trim_notes(notes: Mapping[str, Any] | None) -> dict[str, Any]:
     """The part of the manifest with ``notes``, as JSON will return it."""
     if notes is None:

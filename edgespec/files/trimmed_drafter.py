@@ -121,6 +121,9 @@ def read_artefact(folder: Path) -> TrimmedDrafter:
     check_said(folder, manifest, found)
     if tokenizer.architecture != header.architecture:
         raise bad_file(tokenizer.path, f"it is for {tokenizer.architecture}, the drafter is {header.architecture}")
+    mask = header.mask_token_id
+    if mask is not None and mask >= vocabulary_size:
+        raise bad_file(header.path, f"its mask token {mask} is not in the vocabulary of {vocabulary_size} tokens")
     check_hash(manifest, tokenizer.path, read_content(tokenizer.path))
     return TrimmedDrafter(
         folder=folder,

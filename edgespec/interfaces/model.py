@@ -19,7 +19,8 @@ class ModelFacts:
 
     ``can_branch``: its Sequences are TreeSequences, and a tree's rows are bit-equal to those of its paths as chains.
     ``bit_equal_by_construction``: a row's bits do not depend on the other rows of its forward, so widths compared at
-    some context lengths are bit-equal at any.
+    some context lengths are bit-equal at any. ``mask_id``: as a drafter it drafts all tokens in one forward, in which
+    this token stands for each draft token not yet known; None for other models.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelFacts:
     can_fork: bool = False
     can_branch: bool = False
     bit_equal_by_construction: bool = False
+    mask_id: int | None = None
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
 
 

@@ -57,7 +57,8 @@ class Allowance:
 
     The source reads the last ``window`` tokens of the text (None: continues where it stopped reading), for at most
     ``patience_s`` seconds a round; the next round reads the rest. For each of the text's last ``hindsight`` tokens
-    the source reports whether it would have guessed the token.
+    the source reports whether it would have guessed the token. ``chain``: how many tokens a source drafts that has to
+    say before its one forward (None: until ``gate`` stops).
     """
 
     depth: int
@@ -66,6 +67,7 @@ class Allowance:
     patience_s: float = math.inf
     hindsight: int = 0
     nodes: int | None = None
+    chain: int | None = None
 
 
 class AnswerPolicy(Protocol):

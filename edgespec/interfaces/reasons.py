@@ -47,6 +47,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "slower_plain": "plain decoding is slower there than in the fastest place, but guessing more than repays it",
         "drafter_requantized": "the drafter's weights are stored in four bits",
         "drafter_short_head": "the drafter scores only a part of its vocabulary",
+        "drafter_one_pass": "the drafter drafts all tokens in one forward",
         "drafter_alternatives": "the drafter's next-best tokens are verified too",
         "follows_the_text": "each round guesses as many tokens as are expected to save time",
         "drafter_found": "the drafter was found among another program's models, by its vocabulary",

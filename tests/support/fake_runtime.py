@@ -83,6 +83,7 @@ class FakeModel:
         can_fork: bool = False,
         can_branch: bool = False,
         bit_equal_by_construction: bool = False,
+        mask_id: int | None = None,
         faults: Faults | None = None,
         table: Callable[[tuple[int, ...]], abc.Sequence[float]] | None = None,
     ) -> None:
@@ -97,6 +98,7 @@ class FakeModel:
         self._can_fork = can_fork
         self._can_branch = can_branch
         self._bit_equal = bit_equal_by_construction
+        self._mask_id = mask_id
         self._table = table
         self._memo: dict[tuple[int, ...], LogitsArray] = {}
 
@@ -120,6 +122,7 @@ class FakeModel:
             can_fork=self._can_fork,
             can_branch=self._can_branch,
             bit_equal_by_construction=self._bit_equal,
+            mask_id=self._mask_id,
         )
 
     def scores(self, prefix: abc.Sequence[int]) -> LogitsArray:

@@ -35,7 +35,7 @@ from edgespec.export.gguf.parts import (
     whole_parts,
 )
 from edgespec.export.gguf.quantize import find_quant, most_bytes, requantize
-from edgespec.export.staging import check_replaceable, staged_folder, trim_notes
+from edgespec.export.staging import check_replaceable, mask_note, staged_folder, trim_notes
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
@@ -262,6 +262,7 @@ def _provenance(
         "quant": quant if quant == KEEP else find_quant(quant).name,
         "licence": licence,
         "tools": tools,
+        **mask_note(header.mask_token_id),
     }
 
 

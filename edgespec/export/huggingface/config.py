@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.files.gguf.records import MASK_TOKEN_KEY
 from edgespec.files.json_object import Fields, read_fields
 
 CONFIG = "config.json"
 _MOST_BYTES = 1 << 20  # real files have a few kB
+_MASK = "pard_token"  # in config.json of PARD's drafters (An et al., 2025)
 
 Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 """A metadata value: uint32, float32, string or bool, or an array of int32, float32 or strings."""
@@ -96,6 +98,7 @@ class ModelConfig:
 
     ``vocabulary_size`` (rows of the embedding) and ``tied`` (the embedding is also the head) are None if only the
     weights tell them. ``multimodal``: the text model is only a part of the folder.
+    ``mask_token_id``: the folder's ``pard_token``, the mask of a drafter that drafts all tokens in one forward.
     """
 
     architecture: str
@@ -113,6 +116,7 @@ class ModelConfig:
     vocabulary_size: int | None
     tied: bool | None
     multimodal: bool
+    mask_token_id: int | None = None
 
     @property
     def permutes_heads(self) -> bool:
@@ -151,7 +155,8 @@ class ModelConfig:
                 "rope.scaling.yarn_beta_slow": scaling.beta_slow,
             }
             values |= {name: value for name, value in stated.items() if value is not None}
-        return {f"{self.architecture}.{name}": value for name, value in values.items()}
+        own: dict[str, Value] = {} if self.mask_token_id is None else {MASK_TOKEN_KEY: self.mask_token_id}
+        return {f"{self.architecture}.{name}": value for name, value in values.items()} | own
 
 
 def rope_factors(config: ModelConfig) -> npt.NDArray[np.float32] | None:
@@ -226,7 +231,16 @@ def read_config(folder: Path) -> ModelConfig:
         vocabulary_size=None if fields.raw("vocab_size") is None else fields.integer("vocab_size", 1, _MOST_TOKENS),
         tied=True if gemma3 and tied is None else tied,
         multimodal=multimodal,
+        mask_token_id=mask_token_of(whole, _MOST_TOKENS),
     )
+
+
+def mask_token_of(fields: Fields, vocabulary_size: int) -> int | None:
+    """The mask of a drafter that drafts all tokens in one forward; None if the folder is another model.
+
+    Raises ModelFileError for an id outside the vocabulary.
+    """
+    return None if fields.raw(_MASK) is None else fields.integer(_MASK, 0, vocabulary_size - 1)
 
 
 def _class_of(fields: Fields) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec.errors import InvalidRequestError
-from edgespec.export.huggingface.config import CONFIG, Value
+from edgespec.export.huggingface.config import CONFIG, Value, mask_token_of
 from edgespec.export.packages import require
+from edgespec.files.gguf.records import MASK_TOKEN_KEY
 from edgespec.files.json_object import Fields, read_fields
 
 _MOST_BYTES = 1 << 20  # real files have a few kB
@@ -57,7 +58,7 @@ class CacheShape(Protocol):
 class FolderModel:
     """A model's facts from config.json. ``architecture`` is llama.cpp's name, needed to read the tokenizer.
 
-    ``context_length`` is in tokens.
+    ``context_length`` is in tokens. ``mask_token_id`` is as in ModelConfig.
     """
 
     model_type: str
@@ -66,6 +67,7 @@ class FolderModel:
     vocabulary_size: int
     embedding_length: int
     head_count: int
+    mask_token_id: int | None = None
 
     def metadata(self, cache: CacheShape) -> dict[str, Value]:
         """The GGUF keys of the architecture with their values."""
@@ -79,7 +81,8 @@ class FolderModel:
             "attention.value_length": cache.key_length,
             "vocab_size": self.vocabulary_size,
         }
-        return {f"{self.architecture}.{name}": value for name, value in values.items()}
+        own: dict[str, Value] = {} if self.mask_token_id is None else {MASK_TOKEN_KEY: self.mask_token_id}
+        return {f"{self.architecture}.{name}": value for name, value in values.items()} | own
 
 
 def describe_folder(folder: Path) -> FolderModel:
@@ -106,13 +109,15 @@ def describe_folder(folder: Path) -> FolderModel:
     slides = text.raw("sliding_window") is not None and text.flag("use_sliding_window") is not False
     if slides and model_type not in _WINDOWS_TRACED:
         context_length = min(context_length, text.integer("sliding_window", 1, _MOST_POSITIONS))
+    vocabulary_size = text.integer("vocab_size", 1, _MOST_TOKENS)
     return FolderModel(
         model_type=model_type,
         architecture=_architecture(model_type),
         context_length=context_length,
-        vocabulary_size=text.integer("vocab_size", 1, _MOST_TOKENS),
+        vocabulary_size=vocabulary_size,
         embedding_length=_first(text, _WIDTHS, _MOST_WIDTH),
         head_count=_first(text, _HEADS, _MOST_HEADS),
+        mask_token_id=mask_token_of(fields, vocabulary_size),
     )
 
 

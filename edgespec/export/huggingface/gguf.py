@@ -9,16 +9,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import CancelledError, InvalidRequestError
+from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
 from edgespec.export.gguf.files import KEEP, MODEL, SCHEMA_VERSION, check_destination, tensor_types
 from edgespec.export.gguf.quantize import find_quant, requantize
 from edgespec.export.huggingface.config import CONFIG, ModelConfig, Value, read_config
 from edgespec.export.huggingface.tensors import PlannedTensor, count_rows, plan_tensors
 from edgespec.export.huggingface.tokenizer import Vocabulary, read_vocabulary
 from edgespec.export.packages import require
-from edgespec.export.staging import staged_folder
+from edgespec.export.staging import mask_note, staged_folder
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.gguf.header import read_header
+from edgespec.files.json_object import DOWNLOAD_AGAIN
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.files.safetensors import read_safetensors_folder
 from edgespec.runtimes.llama.library import load
@@ -71,6 +72,11 @@ def export_from_folder(
     config = read_config(source)
     tensors = read_safetensors_folder(source)
     rows = count_rows(tensors, config, source)
+    mask = config.mask_token_id
+    if mask is not None and mask >= rows:
+        raise ModelFileError(
+            source / CONFIG, f"pard_token is {mask}, and the embedding has {rows} rows", hint=DOWNLOAD_AGAIN
+        )
     planned = plan_tensors(tensors, config, rows, source)
     vocabulary = read_vocabulary(source, rows)
 
@@ -115,6 +121,7 @@ def export_from_folder(
                 "gguf": metadata.version("gguf"),
                 **({} if chosen is None else {"llama.cpp": load().build}),
             },
+            **mask_note(mask),
             "tensors": tensor_types(header),
             "files": {MODEL: {"bytes": header.file_bytes, "sha256": digest}},
         }

@@ -25,7 +25,7 @@ from edgespec.export.onnx.architectures import ModelShape, describe_model, rope_
 from edgespec.export.onnx.tables import RopeTable, Table, TablePlan, plan_tables
 from edgespec.export.onnx.weights import float_rows, pack_rows
 from edgespec.export.packages import require
-from edgespec.export.staging import staged_folder, trim_notes
+from edgespec.export.staging import mask_note, staged_folder, trim_notes
 from edgespec.files.atomic import write_json
 from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
 from edgespec.files.gguf.header import read_header
@@ -132,6 +132,7 @@ def export_onnx(
             "tensors": plan.types(),
             "licence": licence,
             **trim,
+            **mask_note(header.mask_token_id),
             "files": files,
             "tools": {"gguf": metadata.version("gguf"), "onnx": metadata.version("onnx")},
         }

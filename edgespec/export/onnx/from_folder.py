@@ -24,7 +24,7 @@ from edgespec.export.huggingface.tokenizer import read_vocabulary
 from edgespec.export.optimum.environment import prepare_environment
 from edgespec.export.optimum.process import check_interpreter, run_worker, versions_in
 from edgespec.export.packages import require
-from edgespec.export.staging import staged_folder
+from edgespec.export.staging import mask_note, staged_folder
 from edgespec.files.atomic import CHUNK_BYTES, sha256_file, write_json
 from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
 from edgespec.files.home import Home
@@ -121,6 +121,7 @@ def export_folder_to_onnx(
             "static_cache": None,
             "tensors": dict(graph.types),
             "licence": licence,
+            **mask_note(model.mask_token_id),
             "files": files,
             "tools": {"gguf": metadata.version("gguf"), **versions_in(result)},
         }

@@ -19,7 +19,14 @@ from types import MappingProxyType
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN, INLINE_BYTES, Cursor, Entry, quote, read_entry
 from edgespec.files.gguf.names import MOST_PARTS, part_name
-from edgespec.files.gguf.records import GGML_TYPES, FilePart, GgufArray, GgufHeader, TensorInfo
+from edgespec.files.gguf.records import (
+    GGML_TYPES,
+    MASK_TOKEN_KEY,
+    FilePart,
+    GgufArray,
+    GgufHeader,
+    TensorInfo,
+)
 from edgespec.files.gguf.text_part import text_part
 
 _VERSIONS = (2, 3)  # what ggml reads; 1 was withdrawn, 4 does not exist
@@ -206,6 +213,8 @@ def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
     _table(cursor, entries, "tokenizer.ggml.merges", "string", None)
     for key in (*_TOKEN_IDS, "general.file_type"):
         _integers(cursor, entries, key, 0, 2**32 - 1, per_layer=False)
+    # A mask is fed to the model, so it needs a row of the embedding. A trimmed drafter states no tokens here.
+    _integers(cursor, entries, MASK_TOKEN_KEY, 0, (tokens or 2**31) - 1, per_layer=False)
     for suffix, (least, most) in _LIMITS.items():
         _integers(cursor, entries, f"{architecture}.{suffix}", least, most, per_layer=suffix in _PER_LAYER)
     _check_heads(cursor, entries, f"{architecture}.attention.head_count")

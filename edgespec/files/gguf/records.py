@@ -32,6 +32,10 @@ VALUE_TYPES: Mapping[int, tuple[str, str, int]] = {
 }
 _FORMATS = {name: (fmt, size) for name, fmt, size in VALUE_TYPES.values()}
 
+# edgespec's key for the token that stands for a draft token not yet known, in a drafter that drafts all tokens in one
+# forward. Masked language models state tokenizer.ggml.mask_token_id, which does not make them such drafters.
+MASK_TOKEN_KEY = "edgespec.mask_token_id"
+
 # ggml tensor types that occur in files: name, elements per block, bytes per block, from ggml_type_name,
 # ggml_blck_size and ggml_type_size of ggml 0.25.3. Not listed: 4, 5, 31-33 and 36-38, which ggml removed, and
 # 9 (Q8_1) and 15 (Q8_K), which exist only during a computation.
@@ -276,6 +280,12 @@ class GgufHeader:
     def chat_template(self) -> str | None:
         template = self.metadata.get("tokenizer.chat_template")
         return template if isinstance(template, str) else None
+
+    @property
+    def mask_token_id(self) -> int | None:
+        """The mask token of a drafter that drafts all tokens in one forward; None for any other model."""
+        value = self.metadata.get(MASK_TOKEN_KEY)
+        return value if isinstance(value, int) else None
 
     @property
     def sampling(self) -> Mapping[str, float]:

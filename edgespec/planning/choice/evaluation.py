@@ -101,6 +101,10 @@ class Evaluation:
         return self._judge(mode, max(drafted, key=_rate), max(sure, key=_rate), ())
 
     def _pipelined(self, contention: Contention | None, hand_over_s: float) -> Candidate | Rejected:
+        if self.drafter.cost.one_pass is not None:
+            # The simulated rounds draft token by token, and so do the times of a pipeline's budget.
+            alone = "pipelined drafting is not predicted for a drafter that drafts all tokens in one forward"
+            return self._reject(Reason("drafter_one_pass", alone), mode="pipelined")
         if contention is None:
             both = f"{self.target.device} and {self.drafter.device}"
             reason = f"how much {both} slow each other down is not known"
@@ -162,7 +166,12 @@ class Evaluation:
             drafted_tokens_per_s=drafted.tokens_per_s,
             memory_bytes=taken_bytes(self.target, self.drafter, self.headroom_bytes),
             memory_bound_speedup=expected.tokens
-            / (1 + expected.depth * self.drafter.bytes_per_forward / self.target.weights_bytes),
+            / (
+                1
+                + self.drafter.cost.forwards(expected.depth)
+                * self.drafter.bytes_per_forward
+                / self.target.weights_bytes
+            ),
             why=(self._verdict(expected, drafted, speedup, most), *said, *repaid),
         )
 
@@ -244,7 +253,8 @@ class Evaluation:
 
 
 def _serial_round(curve: Curve, cost: DraftCost, acceptance: Sequence[float], depth: int) -> _Round:
-    return _Round(depth=depth, tokens=expected_tokens(acceptance[:depth]), seconds=round_seconds(curve, cost, depth))
+    tokens = expected_tokens(acceptance[:depth])
+    return _Round(depth=depth, tokens=tokens, seconds=round_seconds(curve, cost, depth, tokens))
 
 
 def _rate(one: _Round) -> float:

@@ -39,7 +39,8 @@ class PlanRequest:
     """What the profile asks for, as far as planning needs it. ``sources`` are drafter kinds in order of preference.
 
     ``drafter_head`` is the number of rows in the drafter's trimmed head and in its whole one. ``drafter_bytes`` is
-    the size of its weights in memory and in the file, if these differ. ``drafter_program`` is the other program whose
+    the size of its weights in memory and in the file, if these differ. ``drafter_one_pass``: it drafts all tokens in
+    one forward. ``drafter_program`` is the other program whose
     store has the drafter's file. ``weighs_siblings``: the depth policy can value siblings.
     """
 
@@ -53,6 +54,7 @@ class PlanRequest:
     drafter_off: str | None = None
     drafter_head: tuple[int, int] | None = None
     drafter_bytes: tuple[int, int] | None = None
+    drafter_one_pass: bool = False
     drafter_program: str | None = None
     weighs_siblings: bool = False
     mode: ModeRequest = "auto"
@@ -232,7 +234,7 @@ def _telling_depths(cap: int) -> list[int]:
 
 
 def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
-    """What else to report about a drafting model: its source, requantised weights, trimmed head and siblings."""
+    """What else to report about a drafting model: its source, weights, trimmed head, forwards and siblings."""
     notes = []
     if request.drafter_program is not None:
         said = f"{request.drafter_model} of {request.drafter_program} drafts: it has the target's vocabulary"
@@ -245,6 +247,8 @@ def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
         rows, whole = request.drafter_head
         said = f"the drafter reads {rows} of the {whole} rows of its output head, and all rows when a text needs them"
         notes.append(Reason("drafter_short_head", said))
+    if request.drafter_one_pass:
+        notes.append(Reason("drafter_one_pass", "the drafter drafts all tokens in one forward"))
     if branches and request.weighs_siblings and request.depth == "auto":
         said = (
             "the drafter's second choices are verified as well if that is expected to pay; the prediction does "

@@ -102,21 +102,45 @@ class DraftCost:
     """Seconds that a proposal costs, without its verification.
 
     ``token_s`` for each drafter forward, ``round_s`` once a proposal, ``lag_token_s`` for each token that the drafter
-    has to read first (its prefill, or what was decoded while it was off).
+    has to read first (its prefill, or what was decoded while it was off). ``one_pass``: the time of the forward in
+    which a one-pass drafter (drafters/one_pass.py) drafts all tokens, by the tokens drafted and read in it; it has no
+    ``token_s``.
     """
 
     token_s: float = 0.0
     round_s: float = 0.0
     lag_token_s: float = 0.0
+    one_pass: Curve | None = None
 
     def seconds(self, depth: int, lag: int = 0) -> float:
         """Seconds of drafting ``depth`` tokens, ``lag`` tokens behind; depth 0 drafts nothing."""
-        return 0.0 if depth == 0 else self.round_s + depth * self.token_s + lag * self.lag_token_s
+        if depth == 0:
+            return 0.0
+        if self.one_pass is None:
+            return self.round_s + depth * self.token_s + lag * self.lag_token_s
+        # Beyond the widest timed forward the drafter reads a prompt, in longer forwards.
+        beside = min(lag, max(0, self.one_pass.widths[-1] - depth))
+        return self.round_s + self.one_pass.seconds(depth + beside) + (lag - beside) * self.lag_token_s
+
+    def usual_seconds(self, depth: int, tokens: float) -> float:
+        """Seconds of drafting ``depth`` tokens in a round that commits ``tokens``, as the rounds before it did.
+
+        A one-pass drafter has nothing of its guesses in its cache, and reads those tokens in the same forward. A
+        drafter that drafts token by token has read them.
+        """
+        return self.seconds(depth, 0 if self.one_pass is None else math.ceil(tokens) - 1)
+
+    def forwards(self, depth: int) -> int:
+        """How often drafting ``depth`` tokens reads the drafter's weights."""
+        return depth if self.one_pass is None else min(1, depth)
 
     def scaled(self, factor: float) -> DraftCost:
         """The same drafter, ``factor`` times as slow."""
         return DraftCost(
-            token_s=factor * self.token_s, round_s=factor * self.round_s, lag_token_s=factor * self.lag_token_s
+            token_s=factor * self.token_s,
+            round_s=factor * self.round_s,
+            lag_token_s=factor * self.lag_token_s,
+            one_pass=None if self.one_pass is None else self.one_pass.scaled(factor),
         )
 
 
@@ -151,9 +175,9 @@ def expected_tokens(acceptance: Sequence[float]) -> float:
     return total
 
 
-def round_seconds(curve: Curve, draft: DraftCost, depth: int) -> float:
-    """Seconds of a serial round: drafting, then verifying ``depth + 1`` rows."""
-    return draft.seconds(depth) + curve.seconds(depth + 1)
+def round_seconds(curve: Curve, draft: DraftCost, depth: int, tokens: float = 1.0) -> float:
+    """Seconds of a serial round that commits ``tokens``: drafting, then verifying ``depth + 1`` rows."""
+    return draft.usual_seconds(depth, tokens) + curve.seconds(depth + 1)
 
 
 def choose_depth(curve: Curve, draft: DraftCost, acceptance: Sequence[float], depth_cap: int) -> DepthChoice:
@@ -169,7 +193,7 @@ def choose_depth(curve: Curve, draft: DraftCost, acceptance: Sequence[float], de
             break
         survives *= acceptance[min(depth, len(acceptance)) - 1]
         tokens += survives
-        rate = tokens / round_seconds(curve, draft, depth)
+        rate = tokens / round_seconds(curve, draft, depth, tokens)
         if rate > best.tokens_per_s:
             best = DepthChoice(depth=depth, tokens_per_round=tokens, tokens_per_s=rate, speedup=rate / plain)
     return best
@@ -192,7 +216,8 @@ def drafting_speedup(curve: Curve, draft: DraftCost, acceptance: Sequence[float]
     for depth, probability in enumerate(acceptance, start=1):
         survives *= probability
         tokens += offered * survives
-        best = max(best, tokens * curve.plain_s / (in_vain_s + offered * round_seconds(curve, draft, depth)))
+        round_s = round_seconds(curve, draft, depth, tokens)
+        best = max(best, tokens * curve.plain_s / (in_vain_s + offered * round_s))
     return best
 
 

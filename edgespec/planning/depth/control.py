@@ -21,6 +21,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from edgespec.interfaces.policy import Allowance, AnswerPolicy, DepthPolicy, RoundRecord
 from edgespec.interfaces.reasons import Reason
@@ -41,7 +42,8 @@ from edgespec.planning.depth.price import (
     Ledger,
     PricedGate,
     Trust,
-    plausible,
+    chain_at_once,
+    drafting_slowness,
     rate_in_hindsight,
     readings,
     worth_buying,
@@ -161,29 +163,25 @@ class DepthControl:
         slower = max(times.factor, times.latest)
         token = slower * statistics.median((1.0, *self._slow))
         reading = slower * statistics.median(self._slow_reading) if self._slow_reading else token
-        return DraftCost(token_s=token * cost.token_s, lag_token_s=reading * cost.lag_token_s)
+        return replace(cost.scaled(token), round_s=0.0, lag_token_s=reading * cost.lag_token_s)
 
     def forget_slowness(self) -> None:
         """Drop measured drafter slowness: its cause may be over, and the next draft measures it again."""
         self._slow.clear()
         self._slow_reading.clear()
 
-    def learn_price(self, record: RoundRecord, slower: float, read: int) -> bool:
+    def learn_price(self, record: RoundRecord, slower: float, read: int, asked: int = 0) -> bool:
         """Learn how many times longer drafting takes than calibrated while the target takes ``slower`` times as long.
 
-        Return whether the round had a draft to learn from.
+        ``asked`` is how many tokens a one-pass drafter drafted. Return whether the round had a draft to learn from.
         """
         cost = self.costs.drafts.get("model")
         if cost is None or cost == FREE or not record.draft_forwards:
             return False  # a read that was stopped early does not report how many tokens it read
-        forwards = record.draft_forwards - (record.sync_s > 0)
-        if record.sync_s > 0:
-            slow = plausible(record.sync_s / (slower * cost.seconds(1, read)))
-            if read >= LEAST_READ:
-                self._slow_reading.append(slow)
-        if forwards > 0:
-            slow = plausible((record.draft_s - record.sync_s) / (slower * cost.seconds(forwards)))
-        self._slow.append(slow)
+        reading, drafting = drafting_slowness(cost, record, slower, read, asked)
+        if reading is not None and read >= LEAST_READ:
+            self._slow_reading.append(reading)
+        self._slow.append(drafting)
         return True
 
 
@@ -196,19 +194,17 @@ class AnswerDepth:
         self._control, self._times, self._experience = control, times, experience
         self._cap, self._pipelined = control.depth_cap, control.pipelined
         self._most = most
-        self._done, self._context, self._trust = 0, prompt_tokens, Trust()
+        self._done, self._context, self._trust, self._next_look = 0, prompt_tokens, Trust(), 0
         self._rate: float | None = None  # how often the drafter would have been right recently, in hindsight
         self._guessed: tuple[bool, ...] = ()
         self._seen_gain = 0.0  # saved share of each token, from the hindsight guesses
         self._skipped = 0  # tokens of the text that the drafter had not read then
-        self._next_look = 0
         self._timed = False  # whether a draft was timed since the latest purchase
-        self._gain = 0.0
-        self._drafted_rounds = 0
+        self._gain, self._drafted_rounds = 0.0, 0
         self._saved = 0.0  # by drafted rounds, in plain steps
-        self._bought_at: int | None = None
         self._rate_tokens = self._rate_s = 0.0
-        self._loading, self._read = False, 0
+        self._bought_at: int | None = None
+        self._loading, self._read, self._asked = False, 0, 0
         self.ledger = Ledger(0.0, 0.0)
         self._now = times.all_now(prompt_tokens)
 
@@ -275,7 +271,10 @@ class AnswerDepth:
         self._read = read
         hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
         patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
-        return Allowance(depth, self._gate("model", cost, depth), window, patience_s, hindsight)
+        rates = self._experience.sources["model"].by_position(depth)
+        chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
+        self._asked = chain or 0
+        return Allowance(depth, self._gate("model", cost, depth), window, patience_s, hindsight, chain)
 
     def _gate(self, source: str, cost: DraftCost, depth: int) -> PricedGate:
         known = self._experience.acceptance(source, {}, sampled=False)
@@ -299,11 +298,12 @@ class AnswerDepth:
 
     def _affordable(self, cost: DraftCost, read: int) -> int:
         """The deepest draft that the answer can afford if every token is wrong."""
-        room_s = AT_ONCE * self.ledger.room_s - read * cost.lag_token_s
-        return next((depth for depth in range(self._cap, 0, -1) if self._lost_s(cost, depth) <= room_s), 0)
+        room_s = AT_ONCE * self.ledger.room_s
+        return next((depth for depth in range(self._cap, 0, -1) if self._lost_s(cost, depth, read) <= room_s), 0)
 
-    def _lost_s(self, cost: DraftCost, depth: int) -> float:
-        return depth * cost.token_s + self._now[depth] - self._now[0]
+    def _lost_s(self, cost: DraftCost, depth: int, read: int = 0) -> float:
+        """Seconds lost if ``depth`` tokens, drafted after reading ``read``, are all wrong."""
+        return cost.seconds(depth, read) + self._now[depth] - self._now[0]
 
     def _buys(self, cost: DraftCost, lag: int, unread: int, load_s: float) -> int | None:
         """How many tokens to read so that drafting starts or resumes now; None if drafting does not start."""
@@ -408,7 +408,8 @@ class AnswerDepth:
                 if record.width == 1:
                     control.plain.record(record.verify_s)
                 cost = control.price(record.source or "", times) or FREE
-                expected_s = self._now[0] * record.width + cost.seconds(max(1, record.draft_forwards), self._read)
+                forwards = max(1, self._asked or record.draft_forwards)
+                expected_s = self._now[0] * record.width + cost.seconds(forwards, self._read)
                 if seen is None or not 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * expected_s:
                     self._count(record.emitted)
                     return
@@ -421,7 +422,7 @@ class AnswerDepth:
             self.ledger.spent_s += record.verify_s if asked_only else record.round_s
             # Reading was paid for by the purchase; the forward that read the text also drafted the first token.
             drafter = control.price("model", times)
-            read_s = 0.0 if drafter is None or record.overlapped else max(0.0, record.sync_s - drafter.token_s)
+            read_s = 0.0 if drafter is None or record.overlapped else max(0.0, record.sync_s - drafter.seconds(1))
             working_s = record.round_s - read_s
             if not self._loading:
                 self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
@@ -429,7 +430,7 @@ class AnswerDepth:
             self._count(record.emitted)
             if record.source == "model" or record.overlapped:
                 if not record.overlapped:
-                    self._timed |= control.learn_price(record, times.latest, self._read)
+                    self._timed |= control.learn_price(record, times.latest, self._read, self._asked)
                     # One slow forward says nothing about drafting; three are the machine's pace (LiveTimes).
                     now_s = times.now_s(record.width, record.context_length)
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s

@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.interfaces.drafting import Choice, DraftTree
+from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import Acceptance
+from edgespec.planning.cost.curve import DraftCost
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 
 # The largest loss of a request, as a share of plain decoding's time: 1 / (1 + RISK) is 0.91 of plain speed, and
@@ -151,6 +153,49 @@ def rate_in_hindsight(hits: Sequence[bool], worth: float, before: float, known: 
 def plausible(slowness: float) -> float:
     """Limit one draft's slowness to the range in which a clock can be believed."""
     return min(50.0, max(0.02, slowness))
+
+
+def drafting_slowness(
+    cost: DraftCost, record: RoundRecord, slower: float, read: int, asked: int
+) -> tuple[float | None, float]:
+    """How many times longer than ``slower`` times ``cost`` reading took (None: none was timed), and drafting.
+
+    The round read ``read`` tokens of text; ``asked`` is the length of a one-pass drafter's chain, whose one forward
+    reads and drafts.
+    """
+    if cost.one_pass is not None:
+        slow = plausible(record.draft_s / (slower * cost.seconds(max(1, asked), read)))
+        return slow, slow
+    reading = None
+    if record.sync_s > 0:
+        reading = plausible(record.sync_s / (slower * cost.seconds(1, read)))
+    forwards = record.draft_forwards - (record.sync_s > 0)
+    if forwards < 1:
+        assert reading is not None  # the one forward was the reading
+        return reading, reading
+    return reading, plausible((record.draft_s - record.sync_s) / (slower * cost.seconds(forwards)))
+
+
+def chain_at_once(
+    forward_s: Sequence[float], cost: DraftCost, read: int, acceptance: Sequence[float], tokens_per_s: float
+) -> int | None:
+    """How many tokens, at least 1, a one-pass drafter drafts; None for a drafter that drafts token by token.
+
+    The forward is paid before any confidence is known. ``forward_s[d]`` is the time of a target forward with d
+    drafted tokens, ``read`` the number of tokens that the drafter reads first, ``acceptance[i]`` the probability that
+    token i is accepted if all before it were. The length gains the most tokens over those that its time is worth at
+    ``tokens_per_s`` (Dinkelbach, 1967).
+    """
+    if cost.one_pass is None:
+        return None
+    best, most, gained, survives = 1, -math.inf, 0.0, 1.0
+    for depth, probability in enumerate(acceptance, start=1):
+        survives *= probability
+        gained += survives
+        gain = gained - tokens_per_s * (cost.seconds(depth, read) + forward_s[depth])
+        if gain > most:
+            best, most = depth, gain
+    return best
 
 
 class PricedGate:

@@ -40,6 +40,7 @@ def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sh
         bytes_per_forward=header.bytes_per_forward,
         kv_bytes_per_token=header.kv_bytes_per_token(KV_TYPES[settings.kv_type][1]),
         kv_type=settings.kv_type,
+        mask_id=header.mask_token_id,
         settings=said,
     )
 

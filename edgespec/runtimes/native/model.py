@@ -127,6 +127,7 @@ def describe_native(
         can_fork=True,
         can_branch=True,
         bit_equal_by_construction=True,
+        mask_id=header.mask_token_id,
         settings={"level": _level(library, settings.level)},
     )
     if not requantized and head_rows is None:

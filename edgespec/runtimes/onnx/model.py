@@ -82,6 +82,7 @@ def describe_onnx(artefact: OnnxArtefact, settings: OnnxSettings, *, name: str, 
         bytes_per_forward=artefact.bytes_per_forward,
         kv_bytes_per_token=artefact.kv_bytes_per_token,
         kv_type="f32",
+        mask_id=artefact.tokenizer_header.mask_token_id,
         settings=settings.as_json() | ({} if provider.name == HOST else {"drivers": gpu_drivers()}),
     )
 

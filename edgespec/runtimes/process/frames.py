@@ -175,6 +175,7 @@ _FACT_TYPES: Mapping[object, tuple[type, ...]] = {
     "str": (str,),
     "str | None": (str, NoneType),
     "int": (int,),
+    "int | None": (int, NoneType),
     "bool": (bool,),
     "Mapping[str, str | int | bool]": (dict,),
 }
@@ -196,6 +197,8 @@ def facts_from_json(value: object) -> ModelFacts:
     facts = ModelFacts(**value)
     if not 0 < facts.vocabulary_size <= MOST_BODY_BYTES // _SCORES.itemsize:
         _refuse(f"a vocabulary of {facts.vocabulary_size} tokens")
+    if facts.mask_id is not None and not 0 <= facts.mask_id < facts.vocabulary_size:
+        _refuse(f"a mask token {facts.mask_id}")
     return facts
 
 
