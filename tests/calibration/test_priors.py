@@ -97,6 +97,10 @@ def test_models_without_priors_have_no_expected_times(change: dict[str, Any]) ->
     assert expected_draft_cost(DRAFTER, other, 0.04) is None
 
 
+def test_a_one_pass_drafters_cost_is_not_estimated() -> None:
+    assert expected_draft_cost(replace(DRAFTER, mask_id=3), TARGET, 0.04) is None
+
+
 @pytest.mark.parametrize("source", ["model", "lookup"])
 def test_prior_acceptance_equals_the_policies_initial_rate(source: str) -> None:
     assert expected_acceptance(source) == UNKNOWN

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 import edgespec.calibration.timing as module
@@ -19,12 +21,14 @@ from edgespec.calibration.timing import (
     WIDTHS,
     ModelTimes,
     Scope,
+    measure_agreement,
     measure_contention,
     measure_drafter,
     measure_plain_ratio,
     measure_target,
 )
 from edgespec.errors import ForwardError
+from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import POSITIONS, WIDEST, WidthProbe, exact_length, probe_starts
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
@@ -177,6 +181,59 @@ def test_a_drafters_widths_stay_within_the_context(context_length: int, widths: 
     model = TimedModel()
     times, _ = finish(measure_drafter(model, context_length, clock=model.clock))
     assert times.widths == widths
+
+
+class OnePass(TimedModel):
+    """Has a mask token."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        return replace(super().facts, mask_id=3)
+
+
+def test_a_one_pass_drafter_is_timed_at_the_widths_of_its_forward() -> None:
+    model = OnePass()
+    times, told = finish(measure_drafter(model, 4096, clock=model.clock))
+    assert times.widths == tuple(range(1, 13))
+    assert times.forward_s[0] == pytest.approx([by_width(width, 0, 0) for width in times.widths])
+    cost = times.cost_for(model.facts)
+    assert cost.one_pass == times.curves.curves[0]
+    assert (cost.token_s, cost.lag_token_s) == (0.0, pytest.approx(0.073 / 64))
+    assert cost.seconds(5, 3) == pytest.approx(by_width(8, 0, 0))
+    assert times.cost_for(TimedModel().facts) == times.draft_cost
+    assert told == sorted(told)
+    assert told[-1] == 1
+    few, _ = finish(measure_drafter(model, 5, clock=model.clock))
+    assert few.widths == (1, 2, 3, 4, 5)
+
+
+def test_a_one_pass_drafters_agreement_counts_what_it_guesses_in_one_forward() -> None:
+    mask, depth = 11, module.AGREEMENT_DEPTH
+    target_model = FakeModel(mask, seed=4)
+    prompt = [3, 1]
+    text = list(prompt)
+    for _ in range(12):
+        text.append(int(np.argmax(target_model.scores(text))))
+
+    def scores(prefix: tuple[int, ...]) -> list[float]:
+        """Right about the next two tokens, wrong about those after them."""
+        masks = next(n for n, token in enumerate(reversed(prefix)) if token != mask)
+        end = len(prefix) - masks
+        right = text[end + masks] if end + masks < len(text) else 0
+        return [4.0 * (token == (right if masks < 2 else (right + 1) % mask)) for token in range(mask + 1)]
+
+    drafter = FakeModel(mask + 1, table=scores, mask_id=mask)
+    acceptance, _ = finish(measure_agreement(target_model, drafter, [prompt], tokens=12))
+    by_position = acceptance.as_prior().by_position
+    places = 12 - depth + 1
+    assert acceptance.seen == 3 * places, "two right guesses and the first wrong one"
+    assert by_position[0] == by_position[1]
+    assert by_position[1] is not None
+    assert by_position[1] > 0.75
+    assert by_position[2] is not None
+    assert by_position[2] < 0.4
+    assert drafter.sequences[0].log.fed[0] == (3,)
+    assert drafter.sequences[0].log.fed[1:] == [(text[1 + place], *[mask] * (depth - 1)) for place in range(places)]
 
 
 class OneClock:

@@ -59,6 +59,20 @@ def test_a_hugging_face_folder_is_exported_to_gguf_by_our_converter(
     assert np.array_equal(ours, theirs)
 
 
+def test_a_pard_folders_export_names_its_mask_token(folder: Path, here: InProcess, tmp_path: Path) -> None:
+    own = tmp_path / "pard-tiny"
+    shutil.copytree(folder, own)
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(config | {"pard_token": 300}))
+    told = succeeded(here("export", own, *GGUF, "-o", tmp_path / "out"))
+    assert "as a drafter drafts all tokens in one forward, with token 300 as the mask" in told.out
+    found = succeeded(here("export", own, *ONNX, "-o", tmp_path / "onnx", "--json")).json
+    assert found["manifest"]["mask_token_id"] == 300
+    assert read_onnx_folder(tmp_path / "onnx").tokenizer_header.mask_token_id == 300
+    (own / "config.json").write_text(json.dumps(config | {"pard_token": "the mask"}))
+    here("export", own, *GGUF, "-o", tmp_path / "other").failed_well("pard_token is 'the mask'")
+
+
 def test_a_hugging_face_folder_is_exported_to_quantised_gguf(folder: Path, here: InProcess, tmp_path: Path) -> None:
     told = succeeded(here("export", folder, *GGUF, "--quant", "q8_0", "-o", tmp_path / "out"))
     types = {tensor.type_name for tensor in read_header(tmp_path / "out" / "model.gguf").tensors}

@@ -98,6 +98,19 @@ def test_copied_drafts_leave_the_texts_distribution_unchanged() -> None:
     assert accepted > ANSWERS / 4
 
 
+@pytest.mark.slow
+def test_a_one_pass_drafters_tokens_leave_the_texts_distribution_unchanged() -> None:
+    """Its rows do not depend on drafted tokens, and none has the mask (id 2), which the target emits."""
+    drafter = ModelDrafter(lambda: FakeModel(SMALL, seed=2, spread=2.0, mask_id=SMALL - 1))
+
+    def make(sampling: Sampling) -> DraftState:
+        return drafter.start(DraftRequest(chooser=Chooser(sampling), vocabulary_size=SMALL, context_length=32))
+
+    value, limit, accepted = statistic(make, WHOLE)
+    assert value < limit
+    assert accepted > ANSWERS / 2
+
+
 def gated(policy: DepthPolicy) -> Callable[[Sampling], DraftState]:
     """A draft model behind the policy's gates, as a session combines them."""
     drafter = ModelDrafter(drafting_model)

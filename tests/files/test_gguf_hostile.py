@@ -142,6 +142,13 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "template-not-text": (_key("tokenizer.chat_template", U32, 1), "must be a string"),
     "template-too-long": (_key("tokenizer.chat_template", STR, "x" * (1 << 20)), "too long"),
     "eos-not-a-number": (_key("tokenizer.ggml.eos_token_id", F32, 1.0), "must be an integer"),
+    "mask-outside-the-vocabulary": (build([*TOKENS, ("edgespec.mask_token_id", U32, 2)]), "0 to 1 is allowed"),
+    "mask-negative": (build([*TOKENS, ("edgespec.mask_token_id", I32, -1)]), "0 to 1 is allowed"),
+    "mask-huge": (_key("edgespec.mask_token_id", U64, HUGE), "is allowed"),
+    "mask-not-a-number": (build([*TOKENS, ("edgespec.mask_token_id", STR, "<mask>")]), "must be an integer"),
+    "mask-bool": (build([*TOKENS, ("edgespec.mask_token_id", BOOL, 1)]), "must be an integer"),
+    "mask-float": (build([*TOKENS, ("edgespec.mask_token_id", F32, 1.0)]), "must be an integer"),
+    "masks": (build([*TOKENS, ("edgespec.mask_token_id", ARR, array(U32, [0, 1]))]), "must be an integer"),
     "context-length-zero": (_key("llama.context_length", U32, 0), "is allowed"),
     "context-length-float": (_key("llama.context_length", F32, 8.0), "must be an integer"),
     "context-length-bool": (_key("llama.context_length", BOOL, 1), "must be an integer"),
@@ -195,6 +202,8 @@ def test_the_test_writer_without_a_fault_writes_valid_gguf_files(tmp_path: Path)
     """Files of the test writer without a fault are read."""
     assert read(tmp_path / "m.gguf", build()).architecture == "llama"
     assert read(tmp_path / "m.gguf", build(TOKENS)).vocabulary_size == 2
+    assert read(tmp_path / "m.gguf", build(TOKENS)).mask_token_id is None
+    assert read(tmp_path / "m.gguf", build([*TOKENS, ("edgespec.mask_token_id", U8, 1)])).mask_token_id == 1
     header = read(tmp_path / "m.gguf", build(tensors=[T, tensor("u", (32,), 8, 128)], data=128 + 34))
     assert [each.byte_count for each in header.tensors] == [128, 34]
     aligned = build([ARCH, ("general.alignment", U32, 64)], [T], data=128, alignment=64)

@@ -195,6 +195,8 @@ def through_json(value: Any) -> Any:
 
 def test_model_facts_survive_the_pipe_unchanged() -> None:
     assert facts_from_json(through_json(facts_to_json(FACTS))) == FACTS
+    one_pass = replace(FACTS, mask_id=49)
+    assert facts_from_json(through_json(facts_to_json(one_pass))) == one_pass
 
 
 @pytest.mark.parametrize(
@@ -208,6 +210,10 @@ def test_model_facts_survive_the_pipe_unchanged() -> None:
         ("settings", []),
         ("settings", {"a": None}),
         ("settings", {"a": 0.5}),
+        ("mask_id", "1"),
+        ("mask_id", True),
+        ("mask_id", -1),
+        ("mask_id", 50),
         ("vocabulary_size", 0),
         ("vocabulary_size", 2**40),
         ("weight_bytes", -1),
