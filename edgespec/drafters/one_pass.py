@@ -18,7 +18,7 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 
 # Tokens of one forward. A forward scores at most 64 rows, some of them for the hindsight guesses (planning/depth);
-# the published drafters were evaluated with up to 16 tokens.
+# results are published for up to 15 tokens (PARD-2: An et al., 2026).
 MOST_TOKENS = 32
 
 

@@ -40,7 +40,7 @@ def one_pass(**more: object) -> FakeModel:
 
 
 def row(model: FakeModel, text: list[int], place: int) -> np.ndarray:
-    """The scores of the token ``place`` places after the next one, by hand: after the text and so many masks."""
+    """The scores of the token ``place`` places after the next one, by hand: after the text and ``place`` masks."""
     scores = model.scores([*text, *[MASK] * place]).copy()
     scores[MASK] = -np.inf
     return scores
@@ -123,7 +123,7 @@ def test_a_one_pass_drafter_follows_every_change_of_the_text(sampling: Sampling,
         text = text[: data.draw(st.integers(1, len(text)))]
 
 
-def test_a_round_of_a_one_pass_drafter_is_no_catching_up() -> None:
+def test_a_round_of_a_one_pass_drafter_does_not_count_as_catching_up() -> None:
     state, text = started(one_pass()), list(PROMPT)
     assert state.propose(Context(list(text)), 4).sync_s > 0, "the prompt was read"
     for _ in range(3):
@@ -236,7 +236,7 @@ def test_the_mask_is_removed_from_argmax_draws_scores_and_copies() -> None:
     assert scores[0, 1] == 5.0, "the runtime's scores are not touched"
 
 
-def test_a_mask_beyond_the_targets_vocabulary_is_no_column() -> None:
+def test_a_mask_beyond_the_targets_vocabulary_changes_nothing() -> None:
     scores = np.array([[0.0, 5.0, 9.0]], dtype=np.float32)
     rows = RowsWithout(Rows(1, scores.__getitem__).first(2), 2)
     assert rows.argmax_row(0) == 1

@@ -74,7 +74,9 @@ def test_a_folder_without_pard_token_states_no_mask(source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "151665", True, [3], {}, 2**40])
-def test_a_pard_token_that_is_no_token_is_refused_in_one_sentence(folder: Path, tmp_path: Path, value: Any) -> None:
+def test_a_pard_token_that_is_not_a_token_is_refused_in_one_sentence(
+    folder: Path, tmp_path: Path, value: Any
+) -> None:
     set_mask(folder, value)
     for read in (read_config, describe_folder):
         with pytest.raises(ModelFileError, match=r"pard_token is .*a whole number from 0 to"):

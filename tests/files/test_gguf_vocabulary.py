@@ -9,7 +9,7 @@ import pytest
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.gguf.vocabulary import compare_vocabularies
-from tests.support.raw_gguf import ARCH, Key, build, read, tokens
+from tests.support.raw_gguf import ARCH, U32, Key, build, read, tokens
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 
 
@@ -78,6 +78,31 @@ def test_vocabularies_may_differ_in_padding_at_the_end(tmp_path: Path, longer: s
             assert difference is not None
             assert words in difference.reason
             assert f"in the {longer}" in difference.reason or f"the {longer} has" in difference.reason
+
+
+@pytest.mark.parametrize("count", [10, 100], ids=["short", "long"])
+def test_a_one_pass_drafters_mask_may_be_any_token(tmp_path: Path, count: int) -> None:
+    mask: Key = ("edgespec.mask_token_id", U32, 7)
+    target = tokens(*_words(count), types=[1] * count)
+    drafter = tokens(*_words(count, w7="<|mask|>"), types=[*[1] * 7, 3, *[1] * (count - 8)])
+    assert compare_vocabularies(*_pair(tmp_path, target, [*drafter, mask])) is None
+    assert compare_vocabularies(*_pair(tmp_path, [*target, mask], drafter)) is not None, "a target proposes nothing"
+    other = tokens(*_words(count, w7="<|mask|>", w8="eight"), types=[1] * count)
+    difference = compare_vocabularies(*_pair(tmp_path, target, [*other, mask]))
+    assert difference is not None
+    assert difference.token_id == 8
+
+
+def test_a_mask_behind_the_targets_vocabulary_is_padding(tmp_path: Path) -> None:
+    target, longer = (
+        tokens(*_words(70)),
+        [*tokens(*_words(70), "<|mask|>", "[PAD71]"), ("edgespec.mask_token_id", U32, 70)],
+    )
+    assert compare_vocabularies(*_pair(tmp_path, target, longer)) is None
+    difference = compare_vocabularies(*_pair(tmp_path, target, longer[:-1]))
+    assert difference is not None
+    assert difference.token_id == 70
+    assert compare_vocabularies(*_pair(tmp_path, longer, target)) is not None
 
 
 def test_the_tiny_test_models_share_a_vocabulary(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ class VocabularyDifference:
 def compare_vocabularies(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
     """The first difference of two vocabularies, or None if they match.
 
-    They match if all shared ids mean the same token and further ids of the longer table are padding. Compares the
-    tokenizer model, the token texts as bytes, and the token types and the bos and eos ids if both files state them.
-    The pre-tokenizer is not compared: only the target's splits text. Raises ModelFileError if a file changed since
-    its header was read.
+    They match if all shared ids mean the same token and further ids of the longer table are padding. A one-pass
+    drafter's mask token is left out, since it is never proposed. Compares the tokenizer model, the token texts as
+    bytes, and the token types and the bos and eos ids if both files state them. The pre-tokenizer is not compared:
+    only the target's splits text. Raises ModelFileError if a file changed since its header was read.
     """
     for header, who in ((target, "target"), (drafter, "drafter")):
         if "tokenizer.ggml.tokens" not in header.metadata:
@@ -65,7 +65,7 @@ def _texts_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifferen
         return None
     shared = min(target.vocabulary_size, drafter.vocabulary_size)
     for token, (left, right) in enumerate(zip(_texts(target), _texts(drafter), strict=False)):
-        if left != right:
+        if left != right and token != drafter.mask_token_id:
             return _different(token, left, right, "")
     longer, who, shorter = (
         (target, "target", "drafter") if target.vocabulary_size > shared else (drafter, "drafter", "target")
@@ -78,6 +78,8 @@ def _texts_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifferen
         )
     types = dict(enumerate(longer.values("tokenizer.ggml.token_type")))
     for token, text in enumerate(islice(_texts(longer), shared, None), start=shared):
+        if longer is drafter and token == drafter.mask_token_id:
+            continue
         if types.get(token) != _UNUSED and not _PADDING_TEXT.fullmatch(text):
             return VocabularyDifference(
                 f"token {token} is {_show(text)!r} in the {who}, is not padding, and is missing in the {shorter}",
@@ -91,7 +93,7 @@ def _types_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifferen
     if key not in target.metadata or key not in drafter.metadata or _same_bytes(target, drafter, key):
         return None
     for token, (left, right) in enumerate(zip(target.values(key), drafter.values(key), strict=False)):
-        if left != right:
+        if left != right and token != drafter.mask_token_id:
             text = next(islice(_texts(target), token, None))
             return _different(token, text, text, f" of type {left}", f" of type {right}")
     return None
