@@ -268,12 +268,11 @@ class AnswerDepth:
             return OFF
         if not self._timed:
             depth = 1  # the drafter's current speed is unknown
-        self._read = read
         hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
         patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
         rates = self._experience.sources["model"].by_position(depth)
         chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
-        self._asked = chain or 0
+        self._read, self._asked = read, chain or 0
         return Allowance(depth, self._gate("model", cost, depth), window, patience_s, hindsight, chain)
 
     def _gate(self, source: str, cost: DraftCost, depth: int) -> PricedGate:
