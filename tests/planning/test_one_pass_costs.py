@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from edgespec.interfaces.policy import RoundRecord
@@ -205,6 +207,99 @@ def test_a_slow_one_pass_forward_raises_the_price_of_drafting_and_a_long_one_tha
     long_s = control.costs.drafts["model"].seconds(5, LEAST_READ)
     assert control.learn_price(record(draft_s=2 * long_s), 1.0, LEAST_READ, 5)
     assert list(control._slow_reading) == pytest.approx([2.0])
+
+
+TARGET_S = [0.034 + 0.001 * extra for extra in range(8)]  # by drafted tokens
+PROMPT_S = 0.5
+DRAFT_S = [0.008 + 0.0008 * rows for rows in range(13)]  # by the rows of its forward
+
+
+def answer_seconds(control: DepthControl, rate: float, tokens: int, seed: int, slower: float = 1.0) -> float:
+    """Seconds of an answer, prompt included, whose drafted tokens are each right with probability ``rate``.
+
+    The drafter's forwards take ``slower`` times as long as calibrated.
+    """
+    random, done, spent_s = np.random.default_rng(seed), 1, 0.0
+    first = known = 0  # the drafter's cache holds the tokens from ``first`` to ``known``
+    answer = control.answer(prompt_tokens=100)
+    answer.began(PROMPT_S - TARGET_S[0], TARGET_S[0])
+    while done < tokens:
+        context = 100 + done
+        allowed = answer.allow("model", context - 1 - known, first)
+        chain = min(allowed.chain or 0, tokens - done)
+        draft_s, forwards, sync_s = 0.0, int(chain > 0), 0.0
+        if chain:
+            begins = 0 if allowed.window is None else max(0, context - 1 - allowed.window)
+            if not known or (allowed.window is not None and not first <= begins <= known):
+                first = known = begins
+            lag = context - 1 - known
+            draft_s = slower * (DRAFT_S[min(12, chain + lag)] + 0.001 * max(0, lag - 12 + chain))
+            sync_s, known = draft_s if lag > 8 else 0.0, context
+        right = random.random(chain) < rate
+        if chain and allowed.hindsight:
+            answer.learn_hindsight("model", (random.random(allowed.hindsight) < rate).tolist())
+        gate, sure = allowed.gate, np.clip(rate + 0.2 * (right - 0.5), 0.0, 1.0)  # tells a little of right from wrong
+        admitted = (gate is None or gate.admits(sure[place], None) for place in range(chain))
+        kept = len(list(itertools.takewhile(bool, admitted)))
+        accepted = next((place for place in range(kept) if not right[place]), kept)
+        evaluated = min(kept, accepted + 1)
+        answer.learn("model", sure[:evaluated].tolist(), right[:evaluated].tolist())
+        emitted = min(accepted + 1, tokens - done)
+        verify_s = TARGET_S[kept]
+        answer.record(
+            record(
+                width=kept + 1,
+                context_length=context,
+                proposed=kept,
+                evaluated=evaluated,
+                accepted=accepted,
+                emitted=emitted,
+                source="model" if chain else None,
+                draft_s=draft_s,
+                sync_s=sync_s,
+                verify_s=verify_s,
+                round_s=verify_s + draft_s,
+                draft_forwards=forwards,
+            )
+        )
+        spent_s += verify_s + draft_s
+        done += emitted
+    answer.end()
+    return PROMPT_S + spent_s
+
+
+def calibrated() -> DepthControl:
+    target_curve = Curve(widths=tuple(range(1, 9)), forward_s=tuple(TARGET_S))
+    forward = Curve(widths=tuple(range(1, 13)), forward_s=tuple(DRAFT_S[1:13]))
+    return DepthControl(
+        Costs(
+            curves=ContextCurves(contexts=(0,), curves=(target_curve,)),
+            drafts={"model": DraftCost(one_pass=forward, lag_token_s=0.001)},
+        ),
+        7,
+    )
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.3])
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])
+def test_answers_lose_at_most_a_tenth_with_a_wrong_or_slow_one_pass_drafter(rate: float, slower: float) -> None:
+    control, ratios = calibrated(), []
+    for seed, tokens in enumerate([3, 20, 60, 120, 300, 40, 200, 90, 500, 12] * 3):
+        plain_s = PROMPT_S + (tokens - 1) * TARGET_S[0]
+        ratios.append(answer_seconds(control, rate, tokens, seed, slower) / plain_s)
+    assert max(ratios) < 1.12
+    assert sum(ratios) / len(ratios) < 1.04
+
+
+@pytest.mark.parametrize("rate", [0.6, 0.7, 0.8, 0.9])
+def test_a_right_one_pass_drafter_gains_what_its_forward_leaves(rate: float) -> None:
+    control, tokens = calibrated(), 1200
+    seconds = [answer_seconds(control, rate, tokens, seed) for seed in range(6)]
+    target_curve = Curve(widths=tuple(range(1, 9)), forward_s=tuple(TARGET_S))
+    best = choose_depth(target_curve, control.costs.drafts["model"], (rate,), 7)
+    gained = (tokens - 1) * TARGET_S[0] / (np.mean(seconds[1:]) - PROMPT_S)
+    assert best.speedup > 1.4
+    assert gained > 0.92 * best.speedup
 
 
 # ------------------------------------------------------------------------------------------------------ the plan
