@@ -32,6 +32,7 @@ import numpy as np
 from edgespec.files.gguf.header import read_header
 from edgespec.hardware.machine import describe_machine
 from edgespec.kernels.compile import FOLDER, LIBRARY_NAME
+from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import load_from
 from edgespec.runtimes.native.sequence import NativeCache, NativeCancel
@@ -80,9 +81,9 @@ def measure(
     tokens = np.array(random.Random(1).choices(range(header.vocabulary_size), k=context + max(widths)))
     cache = NativeCache(
         part,
+        NativeBatch(threads=threads, level=library.levels[-1]),
         context_length=len(tokens),
         cache_bytes=CACHE_BYTES,
-        threads=threads,
         level=library.levels[-1],
         cancel=NativeCancel(),
     )

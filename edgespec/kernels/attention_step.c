@@ -13,20 +13,17 @@ static void rotate(const struct es_model *model, const float *rotation, float *h
     }
 }
 
-/* The cache of one kv head. For a tree: the rows for the keys and values of the new nodes. */
-static void remember(const struct step *step, size_t layer, size_t kv_head, size_t row, const float *key,
+/* Puts a key and a value into the row's cache or, for a tree, among those of its nodes. */
+static void remember(const struct step *step, size_t layer, size_t kv_head, const struct row *row, const float *key,
                      const float *value)
 {
-    const struct es_sequence *sequence = step->sequence;
-    const struct forward *forward = step->forward;
-    size_t head_length = (size_t)step->model->head_length, node = 0, apart = 1;
+    const struct es_sequence *sequence = row->sequence;
+    size_t head_length = (size_t)step->model->head_length, position = row->position, apart = 1;
     uint16_t *keys, *values;
-    if (forward->tree) {
-        node = forward->tree->first + row;
-        keys = tree_key_of(sequence, layer, kv_head, node);
-        values = tree_value_of(sequence, layer, kv_head, node);
+    if (row->tree) {
+        keys = tree_key_of(sequence, layer, kv_head, row->node);
+        values = tree_value_of(sequence, layer, kv_head, row->node);
     } else {
-        size_t position = forward->start + row;
         keys = keys_of(sequence, layer, kv_head) + position / TILE_ROWS * TILE_ROWS * head_length + position % TILE_ROWS;
         values = values_of(sequence, layer, kv_head) + position * head_length;
         apart = TILE_ROWS;
@@ -40,18 +37,18 @@ static void place_head(const struct step *step, size_t number, size_t head, size
     const struct es_model *model = step->model;
     const struct es_layer *layer = &model->layer[number];
     size_t head_length = (size_t)model->head_length, heads = (size_t)model->heads, kv_heads = (size_t)model->kv_heads;
-    float *at = step->sequence->projected + r * projected_length(model) + head * head_length;
+    float *at = step->batch->projected + r * projected_length(model) + head * head_length;
     const float *norm = head < heads ? layer->query_norm : layer->key_norm;
     if (norm)
         step->level->normalise(at, norm, (float)model->norm_epsilon, head_length, at);
     rotate(model, rotation_of(step, (size_t)layer->rope_table, r), at);
     if (head >= heads)
-        remember(step, number, head - heads, r, at, at + kv_heads * head_length);
+        remember(step, number, head - heads, &step->rows->row[r], at, at + kv_heads * head_length);
 }
 
 void place_heads(const struct step *step, size_t number)
 {
-    size_t rows = step->forward->rows, heads = (size_t)(step->model->heads + step->model->kv_heads);
+    size_t rows = step->rows->count, heads = (size_t)(step->model->heads + step->model->kv_heads);
     const struct pool_work work = {.count = heads * rows, .least = 4, .worth = WORTH_HEADS};
     for (struct pool_items own = divide(step, work); pool_take(&own);)
         for (size_t item = own.begin; item < own.end; item++)
@@ -62,7 +59,7 @@ void place_heads(const struct step *step, size_t number)
 static uint16_t *path_of(const struct step *step, size_t row)
 {
     size_t halves = 2 * PATH_POSITIONS * (size_t)step->model->head_length;
-    return step->sequence->paths + ((size_t)step->thread * ATTENTION_ROWS + row % ATTENTION_ROWS) * halves;
+    return step->batch->paths + ((size_t)step->thread * ATTENTION_ROWS + row % ATTENTION_ROWS) * halves;
 }
 
 /* Positions first .. end - 1. */
@@ -72,7 +69,7 @@ struct seen {
 
 static struct seen seen_by(const struct step *step, size_t layer, size_t row)
 {
-    size_t window = (size_t)step->model->layer[layer].window, end = position_of(step->forward, row) + 1;
+    size_t window = (size_t)step->model->layer[layer].window, end = step->rows->row[row].position + 1;
     return (struct seen){.first = window && end > window ? end - window : 0, .end = end};
 }
 
@@ -84,7 +81,7 @@ struct blocks {
 static struct blocks blocks_of(const struct step *step, size_t layer)
 {
     struct seen all = seen_by(step, layer, 0);
-    for (size_t r = 1; r < step->forward->rows; r++) {
+    for (size_t r = 1; r < step->rows->count; r++) {
         struct seen seen = seen_by(step, layer, r);
         all.first = seen.first < all.first ? seen.first : all.first;
         all.end = seen.end > all.end ? seen.end : all.end;
@@ -102,37 +99,37 @@ static size_t part_at(const struct step *step, const struct blocks *blocks, size
 /* Where a head's output goes, as floats and quantised. */
 static float *mixed_at(const struct step *step, size_t row, size_t head)
 {
-    const struct activations *mixed = &step->sequence->mixed;
+    const struct activations *mixed = &step->batch->mixed;
     return mixed->floats + row * mixed->columns + head * (size_t)step->model->head_length;
 }
 
 static void quantise_mixed(const struct step *step, size_t row, size_t head, size_t count)
 {
-    const struct activations *mixed = &step->sequence->mixed;
+    const struct activations *mixed = &step->batch->mixed;
     size_t head_length = (size_t)step->model->head_length;
     struct activation_block *to = mixed->blocks + row * (mixed->columns / BLOCK) + head * head_length / BLOCK;
     step->level->quantise(mixed_at(step, row, head), count * head_length / BLOCK, to, 1);
 }
 
-/* Heads first .. first + count - 1 of one group, for rows begin .. end - 1, at most ATTENTION_ROWS: over all positions, or
- * with `blocks` over block number `block` of them, keeping its sums. */
-static void attend_heads(const struct step *step, size_t number, size_t first, size_t count, size_t begin, size_t end,
-                         const struct blocks *blocks, size_t block)
+/* Heads first .. first + count - 1 of one group, for a group of rows: over all positions, or with `blocks` over block
+ * number `block` of them, keeping its sums. */
+static void attend_heads(const struct step *step, size_t number, size_t first, size_t count,
+                         const struct row_group *group, const struct blocks *blocks, size_t block)
 {
     const struct es_model *model = step->model;
-    const struct forward *forward = step->forward;
-    struct es_sequence *sequence = step->sequence;
+    const struct row *row = &step->rows->row[group->first];
+    const struct es_batch *batch = step->batch;
     size_t head_length = (size_t)model->head_length, kv_head = first / (size_t)(model->heads / model->kv_heads);
     size_t start = blocks ? block * ATTENTION_BLOCK : 0, stop = blocks ? start + ATTENTION_BLOCK : SIZE_MAX;
     const struct attention_cache cache = {
-        .keys = keys_of(sequence, number, kv_head),
-        .values = values_of(sequence, number, kv_head),
+        .keys = keys_of(row->sequence, number, kv_head),
+        .values = values_of(row->sequence, number, kv_head),
         .head_length = head_length,
-        .own_from = forward->tree ? forward->start / TILE_ROWS * TILE_ROWS : SIZE_MAX,
+        .own_from = row->tree ? row->start / TILE_ROWS * TILE_ROWS : SIZE_MAX,
     };
     struct attention_query queries[MOST_QUERIES];
-    size_t taken = 0;
-    for (size_t r = begin; r < end; r++) {
+    size_t taken = 0, end = group->first + group->count;
+    for (size_t r = group->first; r < end; r++, row++) {
         const struct seen seen = seen_by(step, number, r);
         struct attention_query query = {
             .first = seen.first > start ? seen.first : start,
@@ -142,17 +139,17 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
             continue;
         if (query.end > cache.own_from) {
             uint16_t *keys = path_of(step, r), *values = keys + PATH_POSITIONS * head_length;
-            tree_path(sequence, forward->tree, forward->start, forward->tree->first + r, number, kv_head, keys, values);
+            tree_path(row->sequence, row->tree, row->start, row->node, number, kv_head, keys, values);
             query.own_keys = keys;
             query.own_values = values;
         }
         for (size_t head = first; head < first + count; head++) {
-            query.from = sequence->projected + r * projected_length(model) + head * head_length;
+            query.from = batch->projected + r * projected_length(model) + head * head_length;
             query.out = mixed_at(step, r, head);
             if (blocks) {
                 size_t part = part_at(step, blocks, r, head, block);
-                query.out = sequence->block_sums + part * head_length;
-                query.standing = sequence->standing + part;
+                query.out = batch->block_sums + part * head_length;
+                query.standing = batch->standing + part;
             }
             if (taken == MOST_QUERIES) {
                 step->level->attend(&cache, (float)model->attention_scale, taken, queries);
@@ -163,7 +160,7 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
     }
     if (taken)
         step->level->attend(&cache, (float)model->attention_scale, taken, queries);
-    for (size_t r = begin; r < end && !blocks; r++)
+    for (size_t r = group->first; r < end && !blocks; r++)
         quantise_mixed(step, r, first, count);
 }
 
@@ -178,35 +175,25 @@ static size_t heads_of_group(const struct step *step)
     return (size_t)(step->model->heads / step->model->kv_heads);
 }
 
-static size_t row_chunks(const struct step *step)
-{
-    return (step->forward->rows + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
-}
-
-static size_t chunk_end(const struct step *step, size_t row)
-{
-    return row + ATTENTION_ROWS < step->forward->rows ? row + ATTENTION_ROWS : step->forward->rows;
-}
-
-/* Whether there are too few groups (heads that share keys, times chunks of rows) to divide evenly among the threads. A
+/* Whether there are too few groups (heads that share keys, times groups of rows) to divide evenly among the threads. A
  * thread that takes part of a group converts the group's keys again. */
 static bool few_groups(const struct step *step)
 {
-    return (size_t)step->model->kv_heads * row_chunks(step) < 8 * (size_t)step->threads;
+    return (size_t)step->model->kv_heads * step->rows->groups < 8 * (size_t)step->threads;
 }
 
 void mix(const struct step *step, size_t layer)
 {
-    size_t unit = heads_together(step), group = heads_of_group(step), units = group / unit, chunks = row_chunks(step);
-    size_t items = (size_t)step->model->kv_heads * chunks * units;
+    size_t unit = heads_together(step), group = heads_of_group(step), units = group / unit, row_groups = step->rows->groups;
+    size_t items = (size_t)step->model->kv_heads * row_groups * units;
     bool few = few_groups(step); /* then divided only if a thread is slow */
     const struct pool_work work = {.count = items, .least = few ? 1 : units, .worth = few ? items : units};
     for (struct pool_items own = divide(step, work); pool_take(&own);)
         for (size_t begin = own.begin; begin < own.end;) {
             size_t together = begin / units, from = begin % units, to = from + (own.end - begin);
             to = to < units ? to : units;
-            size_t head = together / chunks * group + from * unit, row = together % chunks * ATTENTION_ROWS;
-            attend_heads(step, layer, head, (to - from) * unit, row, chunk_end(step, row), NULL, 0);
+            size_t head = together / row_groups * group + from * unit;
+            attend_heads(step, layer, head, (to - from) * unit, &step->rows->group[together % row_groups], NULL, 0);
             begin += to - from;
         }
 }
@@ -219,30 +206,30 @@ bool mixes_blocks(const struct step *step, size_t layer)
     if (step->threads == 1 || !few_groups(step))
         return false;
     size_t blocks = blocks_of(step, layer).count;
-    return blocks >= LEAST_BLOCKS && step->forward->rows * (size_t)step->model->heads * blocks <= MOST_BLOCK_SUMS;
+    return blocks >= LEAST_BLOCKS && step->rows->count * (size_t)step->model->heads * blocks <= MOST_BLOCK_SUMS;
 }
 
 void mix_blocks(const struct step *step, size_t layer)
 {
     const struct blocks blocks = blocks_of(step, layer);
-    size_t group = heads_of_group(step), chunks = row_chunks(step);
-    size_t items = (size_t)step->model->kv_heads * chunks * blocks.count;
+    size_t group = heads_of_group(step), row_groups = step->rows->groups;
+    size_t items = (size_t)step->model->kv_heads * row_groups * blocks.count;
     const struct pool_work work = {.count = items, .least = 1, .worth = WORTH_BLOCKS};
     for (struct pool_items own = divide(step, work); pool_take(&own);)
         for (size_t item = own.begin; item < own.end; item++) {
-            size_t together = item / blocks.count, row = together % chunks * ATTENTION_ROWS;
-            attend_heads(step, layer, together / chunks * group, group, row, chunk_end(step, row), &blocks,
-                         blocks.first + item % blocks.count);
+            size_t together = item / blocks.count;
+            attend_heads(step, layer, together / row_groups * group, group,
+                         &step->rows->group[together % row_groups], &blocks, blocks.first + item % blocks.count);
         }
 }
 
 static void merge_head(const struct step *step, size_t layer, const struct blocks *blocks, size_t row, size_t head)
 {
-    const struct es_sequence *sequence = step->sequence;
+    const struct es_batch *batch = step->batch;
     const struct seen seen = seen_by(step, layer, row);
     size_t head_length = (size_t)step->model->head_length, first = seen.first / ATTENTION_BLOCK;
     size_t count = (seen.end - 1) / ATTENTION_BLOCK + 1 - first, part = part_at(step, blocks, row, head, first);
-    step->level->merge_blocks(sequence->block_sums + part * head_length, sequence->standing + part, count, head_length,
+    step->level->merge_blocks(batch->block_sums + part * head_length, batch->standing + part, count, head_length,
                               mixed_at(step, row, head));
 }
 
@@ -250,7 +237,7 @@ void merge_mixed(const struct step *step, size_t layer)
 {
     const struct blocks blocks = blocks_of(step, layer);
     size_t unit = heads_together(step), units = (size_t)step->model->heads / unit;
-    const struct pool_work work = {.count = step->forward->rows * units, .least = 1, .worth = WORTH_HEADS};
+    const struct pool_work work = {.count = step->rows->count * units, .least = 1, .worth = WORTH_HEADS};
     for (struct pool_items own = divide(step, work); pool_take(&own);)
         for (size_t item = own.begin; item < own.end; item++) {
             size_t row = item / units, head = item % units * unit;

@@ -21,13 +21,13 @@
 #define ES_ABI 9
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
-enum { ES_MOST_DRAWN = 8 };
+enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
 
 enum es_status {
     ES_OK = 0,
     ES_CANCELLED = 1,
     ES_BAD_REQUEST = 2,
-    ES_OTHER_PROCESS = 3, /* the process forked after the sequence was opened and lacks its threads */
+    ES_OTHER_PROCESS = 3, /* the process forked after the batch was opened and lacks its threads */
     ES_NOT_FINITE = 4,    /* a score is NaN, or the highest is infinite */
 };
 
@@ -93,7 +93,7 @@ struct es_model {
     int64_t embedding_type;
 };
 
-/* The threads of a sequence, the caller's among them. */
+/* The threads of a batch, the caller's among them. */
 struct es_threads {
     int64_t count;
     int64_t most_busy; /* processors that the system lets this process keep busy; 0 where it sets no quota */
@@ -127,6 +127,7 @@ struct es_drawn {
     int64_t mass, spread;
 };
 
+struct es_batch;
 struct es_sequence;
 
 ES_EXPORT int32_t es_abi(void);
@@ -149,13 +150,37 @@ ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, in
 ES_EXPORT int64_t es_coarsen(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *to,
                              int32_t level);
 
-/* A cache for `context_length` tokens; null without memory or threads, or for more than ES_MOST_THREADS.
+/* Threads and buffers for the sequences of a model, which share their forwards; null without memory or threads, or for
+ * more than ES_MOST_THREADS. It outlives its sequences. It computes one forward at a time: the caller prevents others. */
+ES_EXPORT struct es_batch *es_batch_open(const struct es_model *model, const struct es_threads *threads,
+                                         int32_t level);
+ES_EXPORT void es_batch_close(struct es_batch *batch);
+
+/* A cache for `context_length` tokens; null without memory.
  *
- * While the int32 that `cancelled` points at is not 0, the forward in flight and later ones return ES_CANCELLED. Any
- * thread may write it. It outlives the sequence. */
-ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length,
-                                      const struct es_threads *threads, int32_t level, const int32_t *cancelled);
+ * While the int32 that `cancelled` points at is not 0, this sequence's forward in flight and later ones return
+ * ES_CANCELLED, unless they are shared with other sequences. Any thread may write it. It outlives the sequence. */
+ES_EXPORT struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, const int32_t *cancelled);
 ES_EXPORT void es_close(struct es_sequence *sequence);
+
+/* What one sequence has computed in a forward: as es_forward or, with `parents`, as es_forward_tree, for which `scored`
+ * equals `count`. */
+struct es_entry {
+    struct es_sequence *sequence;
+    const int32_t *tokens;
+    const int32_t *parents; /* null: a chain */
+    int64_t start;
+    int32_t count, scored;
+    int32_t first;  /* of a tree's new nodes; else 0 */
+    int32_t status; /* written: an es_status */
+};
+
+/* One forward for up to ES_MOST_ENTRIES entries of different sequences of the batch, at most ES_MOST_TOKENS tokens and
+ * ES_MOST_SCORED scored rows in all. Each row's bits are those that it has in a forward alone.
+ *
+ * An entry with a fault gets its status and is left out; the others are computed. Only a single entry can be cancelled
+ * while it is computed. Returns an es_status that is not ES_OK if no entry was looked at. */
+ES_EXPORT int32_t es_batch_forward(struct es_batch *batch, struct es_entry *entries, int32_t count);
 
 /* Feeds `count` tokens from position `start` on and scores the last `scored` of them.
  *
@@ -189,10 +214,9 @@ ES_EXPORT int32_t es_write_part(struct es_sequence *sequence, int64_t part, int6
  * ES_BAD_REQUEST for any other matrix. */
 ES_EXPORT int32_t es_use_heads(struct es_sequence *sequence, const struct es_matrix *heads, int32_t count);
 /* From the next forward on, keeps the output of each of these different layers: the sum that enters the next layer, or
- * the head's norm. ES_BAD_REQUEST for an unknown layer, without memory, or in a second call. */
+ * the head's norm; for layer -1 what follows that norm. ES_BAD_REQUEST for an unknown layer, without memory, or in a second call. */
 ES_EXPORT int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int64_t count);
-/* The last forward's scored rows after a layer, [scored][embedding]: layer -1 is after the head's norm. Null for a
- * layer that is not kept. */
+/* The last forward's scored rows after a layer, [scored][embedding]. Null for a layer that is not kept. */
 ES_EXPORT const float *es_hidden(const struct es_sequence *sequence, int64_t layer);
 
 /* The scores of the last forward's rows, [scored][rows of the heads in use]. */

@@ -4,7 +4,6 @@
 
 #include "angle.h"
 #include "forward_step.h"
-#include "multiply.h"
 #include "threads.h"
 
 static void turn(const struct step *step, size_t row)
@@ -15,7 +14,7 @@ static void turn(const struct step *step, size_t row)
         const double *frequencies = model->rope_frequencies + table * pairs;
         float *rotation = rotation_of(step, table, row);
         for (size_t i = 0; i < pairs; i++)
-            turn_of((double)position_of(step->forward, row) * frequencies[i], rotation + 2 * i);
+            turn_of((double)step->rows->row[row].position * frequencies[i], rotation + 2 * i);
     }
 }
 
@@ -26,10 +25,10 @@ static void begin_rows(const struct step *step)
     size_t embedding = (size_t)model->embedding;
     size_t row_bytes = file_row_bytes(model->embedding_type, model->embedding);
     float scale = (float)model->embedding_scale;
-    for (struct pool_items own = divide_rows(step, step->forward->rows); pool_take(&own);)
+    for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
         for (size_t r = own.begin; r < own.end; r++) {
-            const uint8_t *from = model->embedding_rows + (size_t)step->forward->tokens[r] * row_bytes;
-            float *hidden = step->sequence->hidden + r * embedding;
+            const uint8_t *from = model->embedding_rows + (size_t)step->rows->row[r].token * row_bytes;
+            float *hidden = step->batch->hidden + r * embedding;
             (void)es_dequantise(model->embedding_type, from, model->embedding, hidden);
             for (size_t k = 0; k < embedding && scale != 1.0f; k++)
                 hidden[k] *= scale;
@@ -37,31 +36,45 @@ static void begin_rows(const struct step *step)
         }
 }
 
+enum { NO_LAYER = -2, AFTER_NORM = -1 };
+
 /* The boundary between two halves of layers. */
 struct joint {
     const float *post_norm; /* of the previous half's output, not added yet; null: already added */
     const float *norm;      /* of the next half's input */
     size_t first, count;    /* rows, which become `normed`'s rows 0 .. count - 1 */
-    float *keep;            /* where the scored rows' hidden states go; null: nowhere */
+    int64_t layer;          /* the previous one, whose scored rows are kept where that was asked for; NO_LAYER: none */
+    bool ends;              /* the next half is the head */
 };
+
+static void keep_row(const struct row *row, int64_t layer, const float *from, size_t columns)
+{
+    float *slot = kept_slot(row->sequence, layer);
+    if (slot)
+        memcpy(slot + row->scored * columns, from, columns * sizeof *from);
+}
 
 static void join_row(const struct step *step, const struct joint *joint, size_t i)
 {
-    struct es_sequence *sequence = step->sequence;
-    struct activations *to = &sequence->normed;
+    struct es_batch *batch = step->batch;
+    struct activations *to = &batch->normed;
     float epsilon = (float)step->model->norm_epsilon;
     size_t columns = to->columns, blocks = columns / BLOCK, r = joint->first + i;
-    size_t unscored = step->forward->rows - step->forward->scored;
-    float *hidden = sequence->hidden + r * columns, *added = sequence->added + r * columns;
+    size_t unscored = step->rows->count - step->rows->scored;
+    float *hidden = batch->hidden + r * columns, *added = batch->added + r * columns;
     float *floats = to->floats + i * columns;
     if (joint->post_norm) {
         step->level->normalise(added, joint->post_norm, epsilon, columns, added);
         for (size_t k = 0; k < columns; k++)
             hidden[k] += added[k];
     }
-    if (joint->keep && r >= unscored)
-        memcpy(joint->keep + (r - unscored) * columns, hidden, columns * sizeof *hidden);
+    const struct row *row = &step->rows->row[r];
+    bool keeps = joint->layer != NO_LAYER && r >= unscored;
+    if (keeps)
+        keep_row(row, joint->layer, hidden, columns);
     step->level->normalise(hidden, joint->norm, epsilon, columns, floats);
+    if (keeps && joint->ends)
+        keep_row(row, AFTER_NORM, floats, columns);
     step->level->quantise(floats, blocks, to->blocks + i * blocks, 1);
 }
 
@@ -133,7 +146,10 @@ static void multiply_part(const struct step *step, const struct product *product
     struct product own[MOST_PRODUCTS];
     for (size_t i = 0; i < count; i++) {
         own[i] = products[i];
-        own[i].to += part.first * own[i].stride;
+        if (own[i].row_to)
+            own[i].row_to += part.first;
+        else
+            own[i].to += part.first * own[i].stride;
     }
     multiply_tiles(step->level, own, count, part.begin, part.end, &input, part.rows);
 }
@@ -153,13 +169,13 @@ static void project(const struct step *step, const struct es_layer *layer)
 {
     size_t stride = projected_length(step->model), queries = query_length(step->model);
     size_t keys = (size_t)(step->model->kv_heads * step->model->head_length);
-    float *to = step->sequence->projected;
+    float *to = step->batch->projected;
     const struct product products[MOST_PRODUCTS] = {
         {.matrix = &layer->query, .to = to, .stride = stride},
         {.matrix = &layer->key, .to = to + queries, .stride = stride},
         {.matrix = &layer->value, .to = to + queries + keys, .stride = stride},
     };
-    multiply(step, products, 3, &step->sequence->normed, step->forward->rows);
+    multiply(step, products, 3, &step->batch->normed, step->rows->count);
 }
 
 /* Adds a product to the hidden states, or leaves that to join_rows if the product is normalised first. */
@@ -168,11 +184,11 @@ static void add_product(const struct step *step, const struct es_matrix *matrix,
 {
     const struct product product = {
         .matrix = matrix,
-        .to = post_norm ? step->sequence->added : step->sequence->hidden,
+        .to = post_norm ? step->batch->added : step->batch->hidden,
         .stride = (size_t)step->model->embedding,
         .adds = !post_norm,
     };
-    multiply(step, &product, 1, x, step->forward->rows);
+    multiply(step, &product, 1, x, step->rows->count);
 }
 
 typedef void join_function(const float *gate, const float *up, size_t length, float *y);
@@ -181,7 +197,7 @@ typedef void join_function(const float *gate, const float *up, size_t length, fl
 static void put_fed(const struct step *step, const struct es_layer *layer, size_t block, size_t first, size_t count,
                     float (*from)[BLOCK])
 {
-    struct activations *to = &step->sequence->fed;
+    struct activations *to = &step->batch->fed;
     size_t blocks = to->columns / BLOCK;
     if (takes_quantised_input(layer->down.type))
         step->level->quantise(from[0], count, to->blocks + first * blocks + block, blocks);
@@ -199,8 +215,8 @@ static void feed_block(const struct step *step, const struct es_layer *layer, jo
         first += part->first;
         for (size_t half = 0; half < 2; half++) {
             float gate[PASS_ROWS][TILE_ROWS], up[PASS_ROWS][TILE_ROWS];
-            multiply_tile(step->level, &layer->gate, 2 * block + half, &step->sequence->normed, first, here, gate);
-            multiply_tile(step->level, &layer->up, 2 * block + half, &step->sequence->normed, first, here, up);
+            multiply_tile(step->level, &layer->gate, 2 * block + half, &step->batch->normed, first, here, gate);
+            multiply_tile(step->level, &layer->up, 2 * block + half, &step->batch->normed, first, here, up);
             for (size_t r = 0; r < here; r++)
                 join(gate[r], up[r], TILE_ROWS, joined[r] + half * TILE_ROWS);
         }
@@ -215,7 +231,7 @@ static void feed_block_in_pairs(const struct step *step, const struct es_layer *
     float both[MOST_PAIR_ROWS][2][TILE_ROWS], joined[MOST_PAIR_ROWS][BLOCK];
     for (size_t half = 0; half < 2; half++) {
         const size_t tiles[2] = {2 * block + half, 2 * block + half};
-        multiply_pair(step->level, matrices, tiles, &step->sequence->normed, part->first, part->rows, both);
+        multiply_pair(step->level, matrices, tiles, &step->batch->normed, part->first, part->rows, both);
         for (size_t r = 0; r < part->rows; r++)
             join(both[r][0], both[r][1], TILE_ROWS, joined[r] + half * TILE_ROWS);
     }
@@ -226,8 +242,8 @@ static void feed_block_in_pairs(const struct step *step, const struct es_layer *
 static void feed(const struct step *step, const struct es_layer *layer)
 {
     join_function *join = step->model->activation == ES_SWIGLU ? step->level->swiglu : step->level->geglu;
-    size_t rows = step->forward->rows, blocks = step->sequence->fed.columns / BLOCK;
-    size_t columns = step->sequence->normed.columns;
+    size_t rows = step->rows->count, blocks = step->batch->fed.columns / BLOCK;
+    size_t columns = step->batch->normed.columns;
     for (struct pool_items own = divide_product(step, rows, blocks, 2 * BLOCK, columns, true); pool_take(&own);) {
         const struct part part = part_of(step, rows, blocks, &own);
         int in_pairs = takes_pairs(step->level, &layer->gate, &layer->up, part.rows);
@@ -239,9 +255,9 @@ static void feed(const struct step *step, const struct es_layer *layer)
 /* Moves the scored rows to the front for the rest of the last layer: the other rows are not needed. */
 static void gather_scored(const struct step *step)
 {
-    size_t scored = step->forward->scored, unscored = step->forward->rows - scored;
+    size_t scored = step->rows->scored, unscored = step->rows->count - scored;
     size_t embedding = (size_t)step->model->embedding, queries = query_length(step->model);
-    float *hidden = step->sequence->hidden, *projected = step->sequence->projected;
+    float *hidden = step->batch->hidden, *projected = step->batch->projected;
     size_t stride = projected_length(step->model);
     for (struct pool_items own = divide_rows(step, scored); pool_take(&own);)
         for (size_t r = own.begin; r < own.end; r++) {
@@ -250,62 +266,50 @@ static void gather_scored(const struct step *step)
         }
 }
 
-static void score(const struct step *step)
+static void score(const struct step *step, const struct head_run *run)
 {
-    const struct es_sequence *sequence = step->sequence;
-    struct product products[MOST_PRODUCTS];
-    float *to = sequence->scores;
-    for (int32_t i = 0; i < sequence->head_count; i++) {
-        products[i] = (struct product){.matrix = &sequence->heads[i], .to = to, .stride = sequence->head_rows};
-        to += sequence->heads[i].rows;
-    }
-    multiply(step, products, (size_t)sequence->head_count, &sequence->normed, step->forward->scored);
+    struct activations input = step->batch->normed;
+    input.blocks += run->first * (input.columns / BLOCK);
+    input.floats += run->first * input.columns;
+    multiply(step, run->products, run->product_count, &input, run->rows);
 }
 
 /* Waits at a barrier before `work`; returns from forward_on if the forward was cancelled. */
 #define THEN(work)                            \
     do {                                      \
-        if (!pool_barrier(sequence->pool))    \
+        if (!pool_barrier(batch->pool))    \
             return;                           \
         work;                                 \
     } while (0)
 
-static void forward_on(void *context, int thread)
+void forward_on(void *context, int thread)
 {
-    struct forward *forward = context;
-    struct es_sequence *sequence = forward->sequence;
-    const struct es_model *model = sequence->model;
-    const struct step here = {
-        .forward = forward,
-        .sequence = sequence,
+    struct es_batch *batch = context;
+    const struct es_model *model = batch->model;
+    struct step here = {
+        .batch = batch,
+        .rows = &batch->all,
         .model = model,
-        .level = sequence->level,
+        .level = batch->level,
         .thread = thread,
-        .threads = pool_threads(sequence->pool),
+        .threads = pool_threads(batch->pool),
     };
-    /* The forward with its scored rows only, used once all keys and values are stored. */
-    struct forward rest = *forward;
-    rest.rows = forward->scored;
-    rest.start += forward->rows - forward->scored;
-    struct step scored_only = here;
-    scored_only.forward = &rest;
-    int leaves_rows = 2 * forward->scored <= forward->rows; /* so no move overwrites a row still to be moved */
     const struct step *step = &here;
-
     const float *post_norm = NULL;
-    float *keep = NULL;
+    int64_t done = NO_LAYER;
     begin_rows(step);
     for (size_t number = 0; number < (size_t)model->layers; number++) {
         const struct es_layer *layer = &model->layer[number];
-        struct joint joint = {.post_norm = post_norm, .norm = layer->attention_norm, .count = forward->rows, .keep = keep};
+        struct joint joint = {
+            .post_norm = post_norm, .norm = layer->attention_norm, .layer = done, .count = step->rows->count};
         THEN(join_rows(step, joint));
         THEN(project(step, layer));
         THEN(place_heads(step, number));
-        if (leaves_rows && number + 1 == (size_t)model->layers) {
-            if (!forward->scored)
+        if (number + 1 == (size_t)model->layers && batch->leaves_rows) {
+            if (!step->rows->scored)
                 break; /* nothing is scored, so only keys and values are needed */
             THEN(gather_scored(step));
-            step = &scored_only;
+            here.rows = &batch->scored; /* all keys and values are stored, so the other rows have no more use */
         }
         if (mixes_blocks(step, number)) {
             THEN(mix_blocks(step, number));
@@ -313,68 +317,24 @@ static void forward_on(void *context, int thread)
         } else {
             THEN(mix(step, number));
         }
-        THEN(add_product(step, &layer->output, &sequence->mixed, layer->attention_post_norm));
-        joint = (struct joint){
-            .post_norm = layer->attention_post_norm, .norm = layer->feed_forward_norm, .count = step->forward->rows};
+        THEN(add_product(step, &layer->output, &batch->mixed, layer->attention_post_norm));
+        joint = (struct joint){.post_norm = layer->attention_post_norm,
+                               .norm = layer->feed_forward_norm,
+                               .layer = NO_LAYER,
+                               .count = step->rows->count};
         THEN(join_rows(step, joint));
         THEN(feed(step, layer));
-        THEN(add_product(step, &layer->down, &sequence->fed, layer->feed_forward_post_norm));
+        THEN(add_product(step, &layer->down, &batch->fed, layer->feed_forward_post_norm));
         post_norm = layer->feed_forward_post_norm;
-        keep = kept_slot(sequence, (int64_t)number);
+        done = (int64_t)number;
     }
-    if (forward->scored) {
-        struct joint joint = {.post_norm = post_norm, .norm = model->output_norm, .keep = keep};
-        joint.first = step->forward->rows - (joint.count = forward->scored);
+    if (step->rows->scored) {
+        struct joint joint = {.post_norm = post_norm, .norm = model->output_norm, .layer = done, .ends = true};
+        joint.first = step->rows->count - (joint.count = step->rows->scored);
         THEN(join_rows(step, joint));
-        THEN(score(step));
+        for (size_t run = 0; run < batch->head_run_count; run++)
+            THEN(score(step, &batch->head_runs[run]));
     }
     if (thread == 0)
-        forward->finished = true;
-}
-
-static int32_t run(struct es_sequence *sequence, struct forward *forward)
-{
-    if (sequence->process != process_number())
-        return ES_OTHER_PROCESS;
-    for (size_t i = 0; i < forward->rows; i++)
-        if (forward->tokens[i] < 0 || forward->tokens[i] >= sequence->model->vocabulary)
-            return ES_BAD_REQUEST;
-    sequence->scored = 0;
-    pool_run(sequence->pool, forward_on, forward);
-    if (!forward->finished)
-        return ES_CANCELLED;
-    sequence->scored = (int32_t)forward->scored;
-    return ES_OK;
-}
-
-int32_t es_forward(struct es_sequence *sequence, const int32_t *tokens, int32_t count, int64_t start, int32_t scored)
-{
-    if (count < 1 || count > ES_MOST_TOKENS || scored < 0 || scored > count || scored > ES_MOST_SCORED || start < 0 ||
-        (size_t)start + (size_t)count > sequence->context_length)
-        return ES_BAD_REQUEST;
-    struct forward forward = {
-        .sequence = sequence,
-        .tokens = tokens,
-        .rows = (size_t)count,
-        .scored = (size_t)scored,
-        .start = (size_t)start,
-    };
-    return run(sequence, &forward);
-}
-
-int32_t es_forward_tree(struct es_sequence *sequence, const int32_t *tokens, int32_t count, int64_t start,
-                        const int32_t *parents, int32_t first)
-{
-    struct tree tree;
-    if (count < 1 || start < 0 || (size_t)start > sequence->context_length || !tree_read(&tree, parents, first, count))
-        return ES_BAD_REQUEST;
-    struct forward forward = {
-        .sequence = sequence,
-        .tokens = tokens,
-        .rows = (size_t)count,
-        .scored = (size_t)count,
-        .start = (size_t)start,
-        .tree = &tree,
-    };
-    return run(sequence, &forward);
+        batch->finished = true;
 }

@@ -2,22 +2,12 @@
 #ifndef EDGESPEC_FORWARD_STEP_H
 #define EDGESPEC_FORWARD_STEP_H
 
-#include "sequence.h"
-#include "tree.h"
-
-struct forward {
-    struct es_sequence *sequence;
-    const int32_t *tokens;
-    size_t rows, scored;
-    size_t start;             /* the first row's position, or that of a tree's roots */
-    const struct tree *tree;  /* null: a chain */
-    bool finished;
-};
+#include "batch.h"
 
 /* The state that every step reads. */
 struct step {
-    struct forward *forward;
-    struct es_sequence *sequence;
+    struct es_batch *batch;
+    const struct rows *rows;
     const struct es_model *model;
     const struct level *level;
     int thread, threads;
@@ -25,7 +15,7 @@ struct step {
 
 static inline struct pool_items divide(const struct step *step, struct pool_work work)
 {
-    return pool_divide(step->sequence->pool, step->thread, work);
+    return pool_divide(step->batch->pool, step->thread, work);
 }
 
 /* Shares of rows, and of heads of rows, that are large enough to divide: about 20 us. */
@@ -36,15 +26,10 @@ static inline struct pool_items divide_rows(const struct step *step, size_t rows
     return divide(step, (struct pool_work){.count = rows, .least = 1, .worth = WORTH_ROWS});
 }
 
-static inline size_t position_of(const struct forward *forward, size_t row)
-{
-    return forward->start + (forward->tree ? forward->tree->depth[forward->tree->first + row] : row);
-}
-
 /* Cosines and sines of a row's position, [rope_length / 2][cos, sin]. */
 static inline float *rotation_of(const struct step *step, size_t table, size_t row)
 {
-    return step->sequence->rotation + (table * ES_MOST_TOKENS + row) * (size_t)step->model->rope_length;
+    return step->batch->rotation + (table * ES_MOST_TOKENS + row) * (size_t)step->model->rope_length;
 }
 
 /* Normalises and turns queries and keys by their positions, and puts keys and values into the cache or the tree. */

@@ -49,7 +49,8 @@ ALWAYS_INLINE void put_lanes(const struct product *product, float *to, const flo
 static void put(const struct product *product, size_t tile, size_t row, const float *from)
 {
     size_t start = tile * TILE_ROWS, left = (size_t)product->matrix->rows - start;
-    float *to = product->to + row * product->stride + start;
+    float *to = product->row_to ? product->row_to[row] + product->column : product->to + row * product->stride;
+    to += start;
     if (left >= TILE_ROWS)
         put_lanes(product, to, from, TILE_ROWS); /* a constant, so the compiler inlines and unrolls */
     else

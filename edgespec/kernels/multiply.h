@@ -4,12 +4,15 @@
 
 #include "level.h"
 
-/* Where a product goes: row r, element n of `to`, next to or added to the existing values. */
+/* Where a product goes: row r, element n of `to`, next to or added to the existing values. With `row_to`: each row to a
+ * separate place, row_to[r], from element `column` on. */
 struct product {
     const struct es_matrix *matrix;
     float *to;
     size_t stride;
     int adds;
+    float *const *row_to;
+    size_t column;
 };
 
 /* Passes of at most PASS_ROWS rows, as equal as can be: pass p of a count begins at row pass_start(count, p). */

@@ -57,7 +57,7 @@ struct pool {
     bool spins;
     bool closing; /* written before `started` grows, read after */
     bool go_on;   /* written by the last thread at a barrier, before it releases the others */
-    const atomic_int *cancelled;
+    const atomic_int *cancelled; /* written, like the next two, before `started` grows */
     pool_function *function;
     void *context;
     int started_threads;
@@ -252,8 +252,9 @@ static thread_result THREAD_CALL work(void *argument)
     }
 }
 
-void pool_run(struct pool *pool, pool_function *function, void *context)
+void pool_run(struct pool *pool, pool_function *function, void *context, const atomic_int *cancelled)
 {
+    pool->cancelled = cancelled;
     pool->function = function;
     pool->context = context;
     if (pool->threads > 1)
@@ -273,7 +274,7 @@ static bool enough_processors(const struct es_threads *threads)
     return threads->count <= processors_allowed();
 }
 
-struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancelled)
+struct pool *pool_open(const struct es_threads *wanted)
 {
     int threads = (int)wanted->count;
     size_t bytes = sizeof(struct pool) + (size_t)threads * sizeof(struct worker); /* a whole number of lines each */
@@ -288,7 +289,7 @@ struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancel
     pool->spins = enough_processors(wanted);
     pool->closing = false;
     pool->go_on = true;
-    pool->cancelled = cancelled;
+    pool->cancelled = NULL;
     pool->started_threads = 0;
     for (int i = 0; i < threads; i++) {
         pool->worker[i] = (struct worker){.pool = pool, .number = i};

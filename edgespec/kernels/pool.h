@@ -19,13 +19,13 @@ struct pool;
 
 typedef void pool_function(void *context, int thread);
 
-/* Every barrier reads `cancelled`. Null without memory or threads. */
-struct pool *pool_open(const struct es_threads *threads, const atomic_int *cancelled);
+/* Null without memory or threads. */
+struct pool *pool_open(const struct es_threads *threads);
 void pool_close(struct pool *pool);
 int pool_threads(const struct pool *pool);
 
-/* Runs the function on all threads and waits for the last. */
-void pool_run(struct pool *pool, pool_function *function, void *context);
+/* Runs the function on all threads and waits for the last. Every barrier reads `cancelled`. */
+void pool_run(struct pool *pool, pool_function *function, void *context, const atomic_int *cancelled);
 
 /* Waits for all threads. Returns the same to each of them: whether to continue; after false, return from the function. */
 bool pool_barrier(struct pool *pool);

@@ -1,65 +1,34 @@
 #define _GNU_SOURCE
-#include "sequence.h"
+#include "batch.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "threads.h"
-
-/* Hands out parts of one allocation, each from a cache line on; called twice, to count and to take. */
-struct carver {
-    uint8_t *base; /* null while counting */
-    size_t used;
-};
+#include "carver.h"
 
 _Static_assert(sizeof(atomic_int) == sizeof(int32_t), "the caller writes the flag as a plain int32");
 
-static void *carve(struct carver *carver, size_t bytes)
-{
-    void *part = carver->base ? carver->base + carver->used : NULL;
-    carver->used += (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-    return part;
-}
-
-static struct activations carve_activations(struct carver *carver, int64_t columns)
-{
-    struct activations made = {.columns = (size_t)columns};
-    made.floats = carve(carver, ES_MOST_TOKENS * made.columns * sizeof(float));
-    made.blocks = carve(carver, ES_MOST_TOKENS * (made.columns / BLOCK) * sizeof(struct activation_block));
-    return made;
-}
-
-static void carve_buffers(struct es_sequence *sequence, struct carver *carver, size_t threads)
+static void carve_buffers(struct es_sequence *sequence, struct carver *carver)
 {
     const struct es_model *model = sequence->model;
-    size_t row = ES_MOST_TOKENS * sizeof(float);
-    sequence->hidden = carve(carver, row * (size_t)model->embedding);
-    sequence->added = carve(carver, row * (size_t)model->embedding);
-    sequence->rotation = carve(carver, row * (size_t)(model->rope_tables * model->rope_length));
-    sequence->projected = carve(carver, row * projected_length(model));
-    sequence->normed = carve_activations(carver, model->embedding);
-    sequence->mixed = carve_activations(carver, (int64_t)query_length(model));
-    sequence->fed = carve_activations(carver, model->feed_forward);
-    sequence->scores = carve(carver, ES_MOST_SCORED * (size_t)model->head.rows * sizeof(float));
     size_t head = 2 * (size_t)model->head_length * sizeof(uint16_t); /* a key and a value */
+    sequence->scores = carve(carver, ES_MOST_SCORED * (size_t)model->head.rows * sizeof(float));
     sequence->tree = carve(carver, (size_t)(model->layers * model->kv_heads) * ES_MOST_SCORED * head);
-    sequence->block_sums = carve(carver, MOST_BLOCK_SUMS * (size_t)model->head_length * sizeof(float));
-    sequence->standing = carve(carver, MOST_BLOCK_SUMS * sizeof *sequence->standing);
-    sequence->paths = carve(carver, threads * ATTENTION_ROWS * PATH_POSITIONS * head);
 }
 
-struct es_sequence *es_open(const struct es_model *model, int64_t context_length, const struct es_threads *threads,
-                            int32_t level, const int32_t *cancelled)
+struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, const int32_t *cancelled)
 {
-    if (context_length < 1 || threads->count < 1 || threads->count > ES_MOST_THREADS || !level_of(level))
+    if (context_length < 1)
         return NULL;
     struct es_sequence *sequence = calloc(1, sizeof *sequence);
     if (!sequence)
         return NULL;
+    const struct es_model *model = batch->model;
+    sequence->batch = batch;
     sequence->model = model;
+    sequence->level = batch->level;
+    sequence->cancelled = (const atomic_int *)cancelled;
     es_use_heads(sequence, &model->head, 1);
-    sequence->level = level_of(level);
-    sequence->process = process_number();
     sequence->context_length = (size_t)context_length;
     sequence->positions = ((size_t)context_length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     sequence->cache_bytes =
@@ -67,15 +36,12 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
     sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, 0);
 
     struct carver carver = {0};
-    carve_buffers(sequence, &carver, (size_t)threads->count);
+    carve_buffers(sequence, &carver);
     sequence->buffer_bytes = carver.used;
     sequence->buffers = es_memory_take((int64_t)carver.used, 0);
     carver = (struct carver){.base = sequence->buffers};
-    carve_buffers(sequence, &carver, (size_t)threads->count);
-
-    if (sequence->cache && sequence->buffers)
-        sequence->pool = pool_open(threads, (const atomic_int *)cancelled);
-    if (!sequence->pool) {
+    carve_buffers(sequence, &carver);
+    if (!sequence->cache || !sequence->buffers) {
         es_close(sequence);
         return NULL;
     }
@@ -84,9 +50,6 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
 
 void es_close(struct es_sequence *sequence)
 {
-    /* In a forked child the threads are not there to be waited for. */
-    if (sequence->pool && sequence->process == process_number())
-        pool_close(sequence->pool);
     es_memory_give(sequence->cache, (int64_t)sequence->cache_bytes);
     es_memory_give(sequence->buffers, (int64_t)sequence->buffer_bytes);
     es_memory_give(sequence->kept, (int64_t)sequence->kept_bytes);
@@ -192,10 +155,10 @@ int32_t es_use_heads(struct es_sequence *sequence, const struct es_matrix *heads
 int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int64_t count)
 {
     size_t row_bytes = (size_t)sequence->model->embedding * sizeof(float);
-    if (sequence->kept_layers || count < 1 || count > sequence->model->layers)
+    if (sequence->kept_layers || count < 1 || count > sequence->model->layers + 1)
         return ES_BAD_REQUEST;
     for (int64_t i = 0; i < count; i++)
-        if (layers[i] < 0 || layers[i] >= sequence->model->layers)
+        if (layers[i] < -1 || layers[i] >= sequence->model->layers)
             return ES_BAD_REQUEST;
     sequence->kept_bytes = (size_t)count * ES_MOST_SCORED * row_bytes;
     sequence->kept = es_memory_take((int64_t)sequence->kept_bytes, 0);
@@ -217,8 +180,7 @@ float *kept_slot(const struct es_sequence *sequence, int64_t layer)
 
 const float *es_hidden(const struct es_sequence *sequence, int64_t layer)
 {
-    /* The head reads the scored rows, and nothing else is written there after it. */
-    return layer == -1 ? sequence->normed.floats : kept_slot(sequence, layer);
+    return kept_slot(sequence, layer);
 }
 
 const float *es_scores(const struct es_sequence *sequence)

@@ -1,4 +1,4 @@
-/* One cache, the buffers of its forwards, and its threads. */
+/* One cache, and the scores of its last forward. */
 #ifndef EDGESPEC_SEQUENCE_H
 #define EDGESPEC_SEQUENCE_H
 
@@ -11,40 +11,29 @@
 #include "pool.h"
 
 struct es_sequence {
+    struct es_batch *batch; /* what computes */
     const struct es_model *model;
+    const atomic_int *cancelled;
     struct es_matrix heads[ES_MOST_HEADS]; /* what scores rows now: the model's head, or parts of it side by side */
     int32_t head_count;
     size_t head_rows;
     const struct level *level;
-    struct pool *pool;
-    long process;
 
     size_t context_length;
     size_t positions; /* context_length rounded up to whole tiles of keys */
     uint16_t *cache;  /* keys, then values: [layer][kv head][positions][head_length], see struct attention_cache */
     size_t cache_bytes;
 
-    uint16_t *tree; /* keys, then values of a tree's nodes: [layer][kv head][node][head_length] */
-
     /* What a caller asked to keep of the scored rows: slot i, [scored][embedding], is of layer kept_layers[i]. */
     int64_t *kept_layers;
     float *kept;
     size_t kept_count, kept_bytes;
 
-    /* Buffers for ES_MOST_TOKENS rows; what a forward does not use is never touched, and takes no memory. */
+    /* What forwards do not use is never touched, and takes no memory. */
     uint8_t *buffers;
     size_t buffer_bytes;
-    float *hidden;             /* [row][embedding]: the residual stream */
-    float *added;              /* [row][embedding]: what is normalised before it is added to that */
-    float *rotation;           /* [rope table][row][rope_length / 2][cos, sin] */
-    float *projected;          /* [row][query heads, key heads, value heads] */
-    struct activations normed; /* what the projections and the head read */
-    struct activations mixed;  /* what attention gives */
-    struct activations fed;    /* what the feed-forward's second half reads */
-    float *scores;             /* [scored][head_rows] */
-    float *block_sums;         /* [part][head_length]: attention of a row's head over a block, see mix_blocks */
-    struct standing *standing; /* [part] */
-    uint16_t *paths;           /* [thread][ATTENTION_ROWS][keys, values][PATH_POSITIONS][head_length] */
+    float *scores;  /* [scored][head_rows] */
+    uint16_t *tree; /* keys, then values of a tree's nodes: [layer][kv head][node][head_length] */
     int32_t scored;
 };
 
@@ -55,7 +44,7 @@ enum { ATTENTION_ROWS = 8, PATH_POSITIONS = (TILE_ROWS - 1 + ES_MOST_SCORED + TI
  * elements, which is one token of 32 heads with a context of 65536. */
 enum { MOST_BLOCK_SUMS = 8192 };
 
-/* Where a layer's hidden rows are kept; null if they are not. */
+/* Where a layer's hidden rows are kept, for layer -1 those after the head's norm; null if they are not. */
 float *kept_slot(const struct es_sequence *sequence, int64_t layer);
 
 static inline size_t query_length(const struct es_model *model)

@@ -9,7 +9,7 @@ bool tree_read(struct tree *tree, const int32_t *parents, int32_t first, int32_t
     for (int32_t i = 0; i < first + count; i++) {
         if (parents[i] < -1 || parents[i] >= i)
             return false;
-        tree->depth[i] = parents[i] < 0 ? 0 : tree->depth[parents[i]] + 1;
+        tree->depth[i] = parents[i] < 0 ? 0 : (uint8_t)(tree->depth[parents[i]] + 1);
     }
     return true;
 }

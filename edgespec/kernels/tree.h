@@ -8,7 +8,7 @@
 struct tree {
     const int32_t *parents;       /* of all nodes */
     size_t first;                 /* of the current nodes */
-    size_t depth[ES_MOST_SCORED]; /* of all nodes; 0 for those that follow the cache */
+    uint8_t depth[ES_MOST_SCORED]; /* of all nodes; 0 for those that follow the cache */
 };
 
 /* Whether first + count nodes with these parents are a tree; if so, fills `tree`. */

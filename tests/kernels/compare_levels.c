@@ -286,34 +286,57 @@ static void compare_draws(int64_t draws)
 
 enum { EMBEDDING = 256, HEADS = 4, KV_HEADS = 2, HEAD = 64, FEED_FORWARD = 512, VOCABULARY = 333, TOKENS = 40, SCORED = 9, MOST_THREADS = 7 };
 
-/* A prompt and a few scored rows, on `threads` threads of a level. */
-static struct es_sequence *fed(const struct es_model *model, int32_t level, int32_t count)
+static struct es_batch *batch_of(const struct es_model *model, int32_t level, int32_t count)
+{
+    const struct es_threads threads = {.count = count};
+    struct es_batch *batch = es_batch_open(model, &threads, level);
+    if (!batch)
+        abort();
+    return batch;
+}
+
+/* A prompt and a few scored rows. With a `companion`, another sequence's prompt and rows share each forward. */
+static struct es_sequence *fed(struct es_batch *batch, struct es_sequence *companion)
 {
     static const int32_t go_on = 0;
-    const struct es_threads threads = {.count = count};
-    int32_t tokens[TOKENS];
-    for (int i = 0; i < TOKENS; i++)
+    int32_t tokens[TOKENS], others[TOKENS];
+    for (int i = 0; i < TOKENS; i++) {
         tokens[i] = i * 37 % VOCABULARY;
-    struct es_sequence *sequence = es_open(model, TOKENS + SCORED, &threads, level, &go_on);
-    if (!sequence || es_forward(sequence, tokens, TOKENS, 0, 0) != ES_OK ||
-        es_forward(sequence, tokens, SCORED, TOKENS, SCORED) != ES_OK)
+        others[i] = i * 11 % VOCABULARY;
+    }
+    struct es_sequence *sequence = es_open(batch, TOKENS + SCORED, &go_on);
+    struct es_entry prompts[] = {{.sequence = companion, .tokens = others, .count = TOKENS / 2},
+                                 {.sequence = sequence, .tokens = tokens, .count = TOKENS}},
+                    rows[] = {{.sequence = companion, .tokens = others, .start = TOKENS / 2, .count = 3, .scored = 2},
+                              {.sequence = sequence, .tokens = tokens, .start = TOKENS, .count = SCORED, .scored = SCORED}};
+    int32_t first = companion ? 0 : 1, count = companion ? 2 : 1;
+    if (!sequence || es_batch_forward(batch, prompts + first, count) != ES_OK ||
+        es_batch_forward(batch, rows + first, count) != ES_OK || prompts[1].status != ES_OK || rows[1].status != ES_OK)
         abort();
     return sequence;
 }
 
 static void compare_forwards(const struct es_model *model, int64_t type)
 {
-    struct es_sequence *portable = fed(model, ES_PORTABLE, 1);
+    struct es_batch *one = batch_of(model, ES_PORTABLE, 1);
+    struct es_sequence *portable = fed(one, NULL);
     for (int32_t threads = 1; threads <= MOST_THREADS; threads++) {
-        struct es_sequence *found = fed(model, level_tested, threads);
+        static const int32_t go_on = 0;
+        struct es_batch *batch = batch_of(model, level_tested, threads);
+        struct es_sequence *companion = threads % 2 ? NULL : es_open(batch, TOKENS, &go_on);
+        struct es_sequence *found = fed(batch, companion);
         expect("forward of type", type, ES_OK, es_scores(portable), es_scores(found), SCORED * VOCABULARY * sizeof(float));
         for (int32_t row = 0; row < SCORED; row++) {
             int64_t best[2] = {es_argmax(portable, row), es_argmax(found, row)};
             expect("argmax of row", row, best[1] < 0 ? ES_BAD_REQUEST : ES_OK, &best[0], &best[1], sizeof best[0]);
         }
         es_close(found);
+        if (companion)
+            es_close(companion);
+        es_batch_close(batch);
     }
     es_close(portable);
+    es_batch_close(one);
 }
 
 static void compare_models(void)

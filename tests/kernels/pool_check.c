@@ -38,7 +38,7 @@ static void many_steps(void *context, int thread)
 static struct pool *open_pool(int threads)
 {
     const struct es_threads wanted = {.count = threads};
-    struct pool *pool = pool_open(&wanted, &cancelled);
+    struct pool *pool = pool_open(&wanted);
     if (!pool)
         exit(2);
     return pool;
@@ -72,7 +72,7 @@ static void check_steps(int threads)
     int early = 0, missing = 0;
     for (int run = 0; run < 200; run++) {
         struct job job = {.pool = pool, .cancel_at = -1};
-        pool_run(pool, many_steps, &job);
+        pool_run(pool, many_steps, &job, &cancelled);
         early += job.early;
         for (int step = 0; step < STEPS; step++)
             missing += atomic_load(&job.arrived[step]) != threads;
@@ -88,7 +88,7 @@ static void check_cancel(int threads)
     for (int run = 0; run < 2; run++) {
         struct job job = {.pool = pool, .cancel_at = run ? -1 : 7};
         atomic_store(&cancelled, 0);
-        pool_run(pool, many_steps, &job);
+        pool_run(pool, many_steps, &job, &cancelled);
         for (int thread = 0; thread < threads; thread++)
             printf("%d ", job.ended_at[thread]);
     }
@@ -100,7 +100,7 @@ static void check_idle(int threads)
 {
     struct pool *pool = open_pool(threads);
     struct job job = {.pool = pool, .cancel_at = -1};
-    pool_run(pool, many_steps, &job);
+    pool_run(pool, many_steps, &job, &cancelled);
     double before = processor_s();
     wait_half_a_second();
     printf("%f\n", processor_s() - before);
@@ -151,7 +151,7 @@ static void check_sharing(int threads)
     for (int run = 0; run < 300; run++) {
         atomic_store(&cancelled, 0);
         sharing.cancel_at = run % 5 == 4 ? run % sharing.steps : -1;
-        pool_run(sharing.pool, share_steps, &sharing);
+        pool_run(sharing.pool, share_steps, &sharing, &cancelled);
         for (size_t i = 0; i < MOST_ITEMS; i++) /* of the step that was cancelled */
             atomic_store(&sharing.given[i], 0);
     }
@@ -243,7 +243,7 @@ static thread_result THREAD_CALL run_often(void *argument)
     struct pool *pool = argument;
     for (int run = 0; run < 300; run++) {
         struct job job = {.pool = pool, .cancel_at = -1};
-        pool_run(pool, many_steps, &job);
+        pool_run(pool, many_steps, &job, &cancelled);
         if (job.early)
             exit(3);
     }
@@ -308,14 +308,14 @@ static void check_neighbours(void)
         if (!thread_start(&neighbours[i], compute, NULL))
             exit(2);
     while (atomic_load(&company.pool->crowded) <= 0)
-        pool_run(company.pool, uneven_steps, &company);
+        pool_run(company.pool, uneven_steps, &company, &cancelled);
     printf("crowded ");
     atomic_store(&leave, 1);
     for (int i = 0; i < 2; i++)
         thread_join(neighbours[i]);
     company.alone = false;
     while (!company.alone)
-        pool_run(company.pool, uneven_steps, &company);
+        pool_run(company.pool, uneven_steps, &company, &cancelled);
     printf("alone\n");
     pool_close(company.pool);
 }
@@ -339,7 +339,7 @@ static void check_fault(void)
 {
     struct pool *pool = open_pool(2);
     signal(SIGSEGV, told);
-    pool_run(pool, fault, NULL);
+    pool_run(pool, fault, NULL, &cancelled);
 }
 
 /* Prints whether a thread of the pool takes the application's signals: 0 or 1. */
@@ -355,7 +355,7 @@ static void check_signals(void)
 {
     struct pool *pool = open_pool(2);
     int taken = -1;
-    pool_run(pool, look_at_mask, &taken);
+    pool_run(pool, look_at_mask, &taken, &cancelled);
     printf("%d\n", taken);
     pool_close(pool);
 }
@@ -365,7 +365,7 @@ static void check_signals(void)
 static void spins(int threads, int most_busy)
 {
     const struct es_threads wanted = {.count = threads, .most_busy = most_busy};
-    struct pool *pool = pool_open(&wanted, &cancelled);
+    struct pool *pool = pool_open(&wanted);
     printf("%d ", pool->spins);
     pool_close(pool);
 }
@@ -389,7 +389,7 @@ static void check_stack(void)
     pthread_setattr_default_np(&small);
     struct pool *pool = open_pool(3);
     atomic_int used = 0;
-    pool_run(pool, use_stack, &used);
+    pool_run(pool, use_stack, &used, &cancelled);
     printf("%d\n", atomic_load(&used));
     pool_close(pool);
 }

@@ -203,5 +203,6 @@ def test_the_librarys_limits_match_those_of_the_runtime() -> None:
     assert f"ES_MOST_TOKENS = {PREFILL_CHUNK_TOKENS}," in header
     assert f"ES_MOST_SCORED = {MAX_SCORED_ROWS}," in header
     assert f"ES_MOST_THREADS = {native_library.MOST_THREADS} " in header
+    assert f"ES_MOST_ENTRIES = {native_library.MOST_ENTRIES}," in header
     assert f"ES_MOST_DRAWN = {MOST_DRAWN} " in header
     assert f"#define ES_ABI {native_library.ABI}\n" in header

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.files.gguf.header import read_header
-from edgespec.runtimes.native import sequence as native_cache
+from edgespec.runtimes.native import batch as native_batch
 from edgespec.runtimes.native.library import MOST_THREADS, Threads
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, describe_native, load_native
 from edgespec.runtimes.native.sequence import NativeSequence
@@ -48,9 +48,9 @@ def test_too_few_or_too_many_threads_are_refused(path: Path) -> None:
 
 def test_the_kernels_receive_the_cpu_quota(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Threads] = []
-    monkeypatch.setattr(native_cache, "Threads", lambda **given: made.append(Threads(**given)) or made[-1])
+    monkeypatch.setattr(native_batch, "Threads", lambda **given: made.append(Threads(**given)) or made[-1])
     for limit in (None, 3):
-        monkeypatch.setattr(native_cache, "processor_limit", lambda limit=limit: limit)
+        monkeypatch.setattr(native_batch, "processor_limit", lambda limit=limit: limit)
         model.open(20).close()
         assert (made[-1].count, made[-1].most_busy) == (2, limit or 0)
 

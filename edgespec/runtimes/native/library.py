@@ -28,6 +28,7 @@ _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; W
 
 ABI = 9
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE = range(5)
+MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
 PORTABLE = "portable"
 # The later, the faster; levels of other processor families are never available.
@@ -76,6 +77,21 @@ class Threads(ctypes.Structure):
     _fields_ = (
         ("count", c_int64),
         ("most_busy", c_int64),
+    )
+
+
+class EntryStruct(ctypes.Structure):
+    """struct es_entry"""
+
+    _fields_ = (
+        ("sequence", c_void_p),
+        ("tokens", c_void_p),
+        ("parents", c_void_p),
+        ("start", c_int64),
+        ("count", c_int32),
+        ("scored", c_int32),
+        ("first", c_int32),
+        ("status", c_int32),
     )
 
 
@@ -144,7 +160,10 @@ _FLOATS, _BYTES, _IDS = c_void_p, c_void_p, c_void_p  # addresses: numpy arrays 
 
 # Calls that take long, and release the interpreter lock.
 _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
-    "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, POINTER(Threads), c_int32, c_void_p)),
+    "es_batch_open": (c_void_p, (POINTER(NativeModelStruct), POINTER(Threads), c_int32)),
+    "es_batch_close": (None, (c_void_p,)),
+    "es_batch_forward": (c_int32, (c_void_p, POINTER(EntryStruct), c_int32)),
+    "es_open": (c_void_p, (c_void_p, c_int64, c_void_p)),
     "es_close": (None, (c_void_p,)),
     "es_forward": (c_int32, (c_void_p, _IDS, c_int32, c_int64, c_int32)),
     "es_forward_tree": (c_int32, (c_void_p, _IDS, c_int32, c_int64, _IDS, c_int32)),

@@ -17,6 +17,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.trimmed_drafter import TrimmedDrafter
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray
+from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.sequence import NativeSequence
@@ -203,6 +204,7 @@ class NativeModel(RuntimeModel[ModelPart]):
         self.header = header
         self.settings = settings
         super().__init__(part, _facts_of_part(facts, header, part.weights.layout, part.skipped, part.head_rows))
+        self._batch = NativeBatch(threads=facts.threads, level=str(facts.settings["level"]))
 
     def facts_with(self, *, threads: int | None = None) -> ModelFacts:
         """The facts ``with_settings`` would have. Raises ClosedError, InvalidRequestError."""
@@ -265,6 +267,6 @@ class NativeModel(RuntimeModel[ModelPart]):
             strange = [layer for layer in kept if not -1 <= layer < part.struct.layers]
             if strange:
                 raise InvalidRequestError(f"there is no layer {strange[0]} among {part.struct.layers}")
-            return NativeSequence(self, part, context_length, kept, another)
+            return NativeSequence(self, part, self._batch, context_length, kept, another)
 
         return self._open(make)

@@ -19,12 +19,12 @@ from edgespec.errors import (
     NonFiniteLogitsError,
     StaleRowsError,
 )
-from edgespec.hardware.machine import processor_limit
 from edgespec.interfaces.drawing import Drawn, DrawRequest
 from edgespec.interfaces.model import Model
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
+from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.draws import NativeDraws
-from edgespec.runtimes.native.library import CANCELLED, LEVELS, NOT_FINITE, OTHER_PROCESS, Matrix, Threads
+from edgespec.runtimes.native.library import CANCELLED, NOT_FINITE, OTHER_PROCESS, Matrix
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
 
@@ -54,7 +54,7 @@ class NativeCancel:
 
 
 class NativeCache:
-    """Keys, values and buffers of one Sequence, and its threads.
+    """Keys, values and scores of one Sequence.
 
     ``decode``, ``use_head``, ``copy_from`` and ``free`` are for the Sequence's worker thread, everything else for any
     thread.
@@ -63,10 +63,10 @@ class NativeCache:
     def __init__(
         self,
         part: ModelPart,
+        batch: NativeBatch,
         *,
         context_length: int,
         cache_bytes: int,
-        threads: int,
         level: str,
         cancel: NativeCancel,
         keep_hidden: tuple[int, ...] = (),
@@ -74,6 +74,7 @@ class NativeCache:
         self._cancel = cancel  # its flag outlives the threads that read it
         self._api = part.library.api
         self._part: ModelPart | None = part
+        self._batch = batch
         self._scores_per_row = int(part.struct.head.rows)
         self._embedding = int(part.struct.embedding)
         self._lock = threading.Lock()  # between ``free`` and any short use of the pointer
@@ -81,10 +82,9 @@ class NativeCache:
         self._draws = NativeDraws(self._api, level)
         self.head: HeadRows | None = None  # the scored rows, kept alive; None for all
         if cache_bytes <= _MOST_CACHE_BYTES:
-            wanted = Threads(count=threads, most_busy=processor_limit() or 0)
-            self._pointer = self._api.es_open(
-                ctypes.byref(part.struct), context_length, ctypes.byref(wanted), LEVELS[level], cancel.address
-            )
+            self._pointer = self._api.es_open(batch.take(part), context_length, cancel.address)
+            if not self._pointer:
+                batch.give(part)
         if not self._pointer:
             raise MemoryLimitError(
                 f"no memory for a cache of {context_length} tokens ({cache_bytes / 2**30:.2f} GiB)",
@@ -136,7 +136,8 @@ class NativeCache:
         At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError, ForwardError, ClosedError.
         """
         tokens = np.ascontiguousarray(ids, dtype=np.int32)
-        code = self._api.es_forward(self._open(), tokens.ctypes.data, len(tokens), position, rows)
+        with self._batch.turn:
+            code = self._api.es_forward(self._open(), tokens.ctypes.data, len(tokens), position, rows)
         _check(code, f"the forward of {len(tokens)} tokens at {position}")
 
     def decode_tree(self, ids: IdArray, position: int, parents: Sequence[int]) -> None:
@@ -146,9 +147,10 @@ class NativeCache:
         """
         tokens, every = np.ascontiguousarray(ids, dtype=np.int32), np.array(parents, dtype=np.int32)
         first = len(every) - len(tokens)
-        code = self._api.es_forward_tree(
-            self._open(), tokens.ctypes.data, len(tokens), position, every.ctypes.data, first
-        )
+        with self._batch.turn:
+            code = self._api.es_forward_tree(
+                self._open(), tokens.ctypes.data, len(tokens), position, every.ctypes.data, first
+            )
         _check(code, f"the forward of a tree of {len(every)} tokens at {position}")
 
     def keep(self, nodes: Sequence[int], position: int) -> None:
@@ -223,6 +225,7 @@ class NativeCache:
             pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._api.es_close(pointer)
+            self._batch.give(self.part)
             self._part = self.head = None
 
 
@@ -288,6 +291,7 @@ class NativeSequence(RuntimeSequence):
         self,
         model: Model,
         part: ModelPart,
+        batch: NativeBatch,
         context_length: int,
         keep_hidden: tuple[int, ...],
         open_another: Callable[[], NativeSequence],
@@ -302,12 +306,12 @@ class NativeSequence(RuntimeSequence):
         cancel = NativeCancel()
         self._native = NativeCache(
             part,
+            batch,
             context_length=context_length,
             cache_bytes=facts.kv_bytes_per_token * context_length,
-            threads=facts.threads,
             level=str(facts.settings["level"]),
             cancel=cancel,
-            keep_hidden=tuple(layer for layer in keep_hidden if layer >= 0),  # -1 is always kept
+            keep_hidden=keep_hidden,
         )
         try:
             super().__init__(model, cancel, context_length, thread="edgespec-native")

@@ -1,0 +1,73 @@
+/* What the forwards of one model's sequences share: threads, buffers, and the rows of the forward in flight. */
+#ifndef EDGESPEC_BATCH_H
+#define EDGESPEC_BATCH_H
+
+#include "multiply.h"
+#include "sequence.h"
+#include "tree.h"
+
+/* A row of a forward: whose it is and where it stands. */
+struct row {
+    struct es_sequence *sequence;
+    const struct tree *tree; /* null: a chain */
+    size_t start;            /* the position that a tree's roots have */
+    size_t node;             /* of the tree */
+    size_t position;
+    size_t scored;           /* its number among the sequence's scored rows, if it is one */
+    int32_t token;
+};
+
+/* Consecutive rows of one sequence, at most ATTENTION_ROWS, that attention computes together. */
+struct row_group {
+    size_t first, count;
+};
+
+/* The scored rows are the last ones. */
+struct rows {
+    size_t count, scored, groups;
+    struct row row[ES_MOST_TOKENS];
+    struct row_group group[ES_MOST_TOKENS];
+};
+
+/* Consecutive scored rows that the same matrices score. */
+struct head_run {
+    struct product products[ES_MOST_HEADS];
+    size_t product_count;
+    size_t first, rows; /* among the scored rows */
+};
+
+struct es_batch {
+    const struct es_model *model;
+    const struct level *level;
+    struct pool *pool;
+    long process;
+
+    /* Buffers for ES_MOST_TOKENS rows; what a forward does not use is never touched, and takes no memory. */
+    uint8_t *buffers;
+    size_t buffer_bytes;
+    float *hidden;             /* [row][embedding]: the residual stream */
+    float *added;              /* [row][embedding]: what is normalised before it is added to that */
+    float *rotation;           /* [rope table][row][rope_length / 2][cos, sin] */
+    float *projected;          /* [row][query heads, key heads, value heads] */
+    struct activations normed; /* what the projections and the head read */
+    struct activations mixed;  /* what attention gives */
+    struct activations fed;    /* what the feed-forward's second half reads */
+    float *block_sums;         /* [part][head_length]: attention of a row's head over a block, see mix_blocks */
+    struct standing *standing; /* [part] */
+    uint16_t *paths;           /* [thread][ATTENTION_ROWS][keys, values][PATH_POSITIONS][head_length] */
+
+    /* The forward in flight. */
+    struct rows all;
+    struct rows scored; /* those of `all` that are scored, if the last layer leaves the others out */
+    bool leaves_rows;
+    struct tree trees[ES_MOST_ENTRIES];
+    float *scores_of[ES_MOST_SCORED]; /* where a scored row's scores go */
+    struct head_run head_runs[ES_MOST_ENTRIES * ES_MOST_HEADS];
+    size_t head_run_count;
+    bool finished;
+};
+
+/* One thread's part of the forward whose rows the batch, `context`, holds. In forward.c. */
+void forward_on(void *context, int thread);
+
+#endif
