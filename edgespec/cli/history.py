@@ -20,8 +20,8 @@ from edgespec.profiles.profile import USER_FILE, Profile
 
 app = typer.Typer(
     help="List the answers that are kept to guess from, or remove them.\n\n"
-    "`edgespec chat` keeps the answers of models in files that only you can read, and no prompts. `history = false` in "
-    "a profile switches this off.",
+    "`edgespec chat` keeps the answers of models in files that only you can read, and no prompts. `history = false` "
+    "in a profile switches this off.",
     invoke_without_command=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

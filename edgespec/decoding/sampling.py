@@ -8,9 +8,10 @@ interfaces/drawing.py.
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter, abc
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, cast
@@ -39,6 +40,9 @@ from edgespec.interfaces.rows import Distribution, Rows
 Rule = Literal["keyed", "rejection"]
 
 _Bias: TypeAlias = tuple[tuple[int, float], ...]
+
+# A user may type a drawn seed again to repeat an answer: nine digits are enough for distinct answers.
+_SEEDS = 10**9
 
 # Tokens whose scores a request may change. Bias is for words, not for a vocabulary: on an AMD EPYC 300 tokens take
 # about 40 microseconds at each token of the answer.
@@ -109,6 +113,13 @@ class Sampling:
     @property
     def penalises(self) -> bool:
         return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+def seeded(sampling: Sampling) -> Sampling:
+    """The same with a random seed if a seed is needed and there is none."""
+    if sampling.greedy or sampling.seed is not None:
+        return sampling
+    return replace(sampling, seed=secrets.randbelow(_SEEDS))
 
 
 def _pairs(value: Any) -> _Bias:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +15,7 @@ from typing import TypeVar
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import DecodeStats, LoopLimits, Rounds
-from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.decoding.sampling import Chooser, Sampling, seeded
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.engine.answer import AnswerTask, AnswerText, Generation
@@ -37,9 +36,6 @@ from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.thinking import ThinkingText, split_thinking
 
 T = TypeVar("T")
-
-# A user may type a drawn seed again to repeat an answer: nine digits are enough for distinct answers.
-_SEEDS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +257,7 @@ class Session:
     ) -> _Answer:
         pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
         asked = sampling or Sampling(rule=pair.profile.rule)
-        sampling = _seeded(asked)
+        sampling = seeded(asked)
         budget = None if depth == 0 or speculating.budget is None else speculating.budget()
         cap = speculating.depth_cap if depth is None else min(depth, speculating.depth_cap)
         # A pipelined chain has one more token: a window's forward also scores the next window's first token.
@@ -494,13 +490,6 @@ class Session:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-
-def _seeded(sampling: Sampling) -> Sampling:
-    """Add a random seed if the sampling needs a seed and has none."""
-    if sampling.greedy or sampling.seed is not None:
-        return sampling
-    return replace(sampling, seed=secrets.randbelow(_SEEDS))
 
 
 def _busy() -> InvalidRequestError:

@@ -11,7 +11,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-
 # Names in the page that are values or parts of a sentence, not keys.
 VALUES = {
     "stop", "length", "cancelled", "keyed", "rejection", "null", "model", "lookup", "plain", "serial", "pipelined",
-    "W", "N", "D", "Text.guessed_by", "edgespec generate --json", "edgespec chat --json", "--json",
+    "W", "N", "D", "history", "datastore", "Text.guessed_by", "edgespec generate --json", "edgespec chat --json",
+    "--json",
 }  # fmt: skip
 
 
