@@ -273,7 +273,7 @@ class AnswerDepth:
         rates = self._experience.sources["model"].by_position(depth)
         chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
         self._read, self._asked = read, chain or 0
-        return Allowance(depth, self._gate("model", cost, depth), window, patience_s, hindsight, chain)
+        return Allowance(depth, self._gate("model", cost, depth), window, patience_s, hindsight, chain=chain)
 
     def _gate(self, source: str, cost: DraftCost, depth: int) -> PricedGate:
         known = self._experience.acceptance(source, {}, sampled=False)
