@@ -81,7 +81,7 @@ def measure(
     tokens = np.array(random.Random(1).choices(range(header.vocabulary_size), k=context + max(widths)))
     cache = NativeCache(
         part,
-        NativeBatch(threads=threads, level=library.levels[-1]),
+        NativeBatch(part, threads=threads, level=library.levels[-1], weight=1.0),
         context_length=len(tokens),
         cache_bytes=CACHE_BYTES,
         level=library.levels[-1],

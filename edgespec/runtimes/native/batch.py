@@ -1,32 +1,36 @@
-"""The threads and buffers that a model's Sequences share."""
+"""The threads and buffers that a model's Sequences share, and their forwards."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 
 from edgespec.errors import MemoryLimitError
 from edgespec.hardware.machine import processor_limit
-from edgespec.runtimes.native.library import LEVELS, Threads
+from edgespec.runtimes.native.library import LEVELS, EntryStruct, Threads
+from edgespec.runtimes.native.scheduler import BatchScheduler, Member, Request, Share
 from edgespec.runtimes.native.weights import ModelPart
 
 
 class NativeBatch:
     """One model's threads and buffers. They exist while a cache uses them. For any thread."""
 
-    def __init__(self, *, threads: int, level: str) -> None:
+    def __init__(self, part: ModelPart, *, threads: int, level: str, weight: float) -> None:
+        """``weight``: bytes that a forward reads at least."""
+        self._api = part.library.api
         self._threads, self._level = threads, LEVELS[level]
-        self.turn = threading.Lock()  # held during a forward
         self._lock = threading.Lock()
         self._pointer: int | None = None
         self._users = 0
+        self._scheduler = BatchScheduler(self._compute, turns=part.library.turns, weight=weight)
 
     def take(self, part: ModelPart) -> int:
         """The address for one more cache of ``part``, which the caller keeps alive. Raises MemoryLimitError."""
         with self._lock:
             if self._pointer is None:
                 wanted = Threads(count=self._threads, most_busy=processor_limit() or 0)
-                opened = part.library.api.es_batch_open(ctypes.byref(part.struct), ctypes.byref(wanted), self._level)
+                opened = self._api.es_batch_open(ctypes.byref(part.struct), ctypes.byref(wanted), self._level)
                 if not opened:
                     raise MemoryLimitError(
                         f"no memory for {self._threads} threads and their buffers",
@@ -38,10 +42,29 @@ class NativeBatch:
             self._users += 1
             return self._pointer
 
-    def give(self, part: ModelPart) -> None:
+    def give(self, member: Member) -> None:
         """One cache less, which is freed already."""
+        self._scheduler.forget(member)
         with self._lock:
             self._users -= 1
             if not self._users and self._pointer is not None:
                 pointer, self._pointer = self._pointer, None
-                part.library.api.es_batch_close(pointer)
+                self._api.es_batch_close(pointer)
+
+    def forward(self, request: Request) -> int:
+        """Compute a cache's request, with those of others that wait. Returns its es_status."""
+        return self._scheduler.run(request)
+
+    def _compute(self, shares: Sequence[Share]) -> Sequence[int]:
+        entries = (EntryStruct * len(shares))()
+        for entry, share in zip(entries, shares, strict=True):
+            request = share.request
+            entry.sequence = request.address
+            entry.tokens = request.tokens.ctypes.data + request.done * request.tokens.itemsize
+            entry.start = request.position + request.done
+            entry.count, entry.scored = share.count, share.scored
+            if request.parents is not None:
+                entry.start, entry.parents = request.position, request.parents.ctypes.data
+                entry.first = len(request.parents) - share.count
+        code = self._api.es_batch_forward(self._pointer, entries, len(shares))
+        return [int(code or entry.status) for entry in entries]

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Mapping
 from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.interfaces.drawing import MOST_DRAWN
+from edgespec.runtimes.native.turns import Turns
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 # Names on Linux and other Unix systems, macOS, Windows, as in kernels/compile.py.
@@ -226,13 +227,15 @@ class _Calls:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLibrary:
     """The loaded library. ``levels`` are the instruction sets that run here, the fastest last. ``left_out`` maps each
-    level that this processor has but that cannot be used to the reason.
+    level that this processor has but that cannot be used to the reason. ``turns`` are those of
+    this process's models, which share its processors.
     """
 
     api: Any
     build: str
     levels: tuple[str, ...]
     left_out: Mapping[str, str]
+    turns: Turns = field(default_factory=Turns, compare=False)
 
 
 def load() -> NativeLibrary:

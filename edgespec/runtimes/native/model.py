@@ -204,7 +204,9 @@ class NativeModel(RuntimeModel[ModelPart]):
         self.header = header
         self.settings = settings
         super().__init__(part, _facts_of_part(facts, header, part.weights.layout, part.skipped, part.head_rows))
-        self._batch = NativeBatch(threads=facts.threads, level=str(facts.settings["level"]))
+        self._batch = NativeBatch(
+            part, threads=facts.threads, level=str(facts.settings["level"]), weight=self._facts.bytes_per_forward
+        )
 
     def facts_with(self, *, threads: int | None = None) -> ModelFacts:
         """The facts ``with_settings`` would have. Raises ClosedError, InvalidRequestError."""

@@ -25,6 +25,7 @@ from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.draws import NativeDraws
 from edgespec.runtimes.native.library import CANCELLED, NOT_FINITE, OTHER_PROCESS, Matrix
+from edgespec.runtimes.native.scheduler import Member, Request
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
 
@@ -74,7 +75,7 @@ class NativeCache:
         self._cancel = cancel  # its flag outlives the threads that read it
         self._api = part.library.api
         self._part: ModelPart | None = part
-        self._batch = batch
+        self._batch, self._member = batch, Member(cancel)
         self._scores_per_row = int(part.struct.head.rows)
         self._embedding = int(part.struct.embedding)
         self._lock = threading.Lock()  # between ``free`` and any short use of the pointer
@@ -84,7 +85,7 @@ class NativeCache:
         if cache_bytes <= _MOST_CACHE_BYTES:
             self._pointer = self._api.es_open(batch.take(part), context_length, cancel.address)
             if not self._pointer:
-                batch.give(part)
+                batch.give(self._member)
         if not self._pointer:
             raise MemoryLimitError(
                 f"no memory for a cache of {context_length} tokens ({cache_bytes / 2**30:.2f} GiB)",
@@ -136,8 +137,7 @@ class NativeCache:
         At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError, ForwardError, ClosedError.
         """
         tokens = np.ascontiguousarray(ids, dtype=np.int32)
-        with self._batch.turn:
-            code = self._api.es_forward(self._open(), tokens.ctypes.data, len(tokens), position, rows)
+        code = self._batch.forward(Request(self._member, self._open(), tokens, position, rows))
         _check(code, f"the forward of {len(tokens)} tokens at {position}")
 
     def decode_tree(self, ids: IdArray, position: int, parents: Sequence[int]) -> None:
@@ -146,11 +146,7 @@ class NativeCache:
         Raises as ``decode``.
         """
         tokens, every = np.ascontiguousarray(ids, dtype=np.int32), np.array(parents, dtype=np.int32)
-        first = len(every) - len(tokens)
-        with self._batch.turn:
-            code = self._api.es_forward_tree(
-                self._open(), tokens.ctypes.data, len(tokens), position, every.ctypes.data, first
-            )
+        code = self._batch.forward(Request(self._member, self._open(), tokens, position, len(tokens), every))
         _check(code, f"the forward of a tree of {len(every)} tokens at {position}")
 
     def keep(self, nodes: Sequence[int], position: int) -> None:
@@ -225,7 +221,7 @@ class NativeCache:
             pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._api.es_close(pointer)
-            self._batch.give(self.part)
+            self._batch.give(self._member)
             self._part = self.head = None
 
 

@@ -1,0 +1,155 @@
+"""How fast do several clients of one engine answer at once, compared with one?
+
+    python benchmarks/batched_clients.py [--model MODEL] [--clients 1,2,4,8] [--tokens N] [--turns N]
+
+Each client is a thread with a session of its own, which asks one question after another: a closed loop. All clients
+together ask the same number of questions for each number of clients. The arms are interleaved: each turn measures one
+client without drafting, one as planned, and every number of clients as planned, in rotating order. Every answer is
+compared with the one client's answer to the same question. Prints one JSON object. Rates are tokens per second of all
+clients together, from the first question to the last answer, prompts included; `entries_per_forward` counts sequences
+in a forward, of target and drafter together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from edgespec import Done, Engine
+from edgespec.hardware.machine import describe_machine
+from edgespec.runtimes.native.batch import NativeBatch
+from edgespec.runtimes.native.scheduler import Share
+
+QUESTIONS = (
+    "Write a Python function that merges two sorted lists.",
+    "Explain how a hash table resolves collisions.",
+    "Write a Python class for a stack with push, pop and peek.",
+    "What is the difference between a process and a thread?",
+    "Write a SQL query that counts the orders of each customer.",
+    "Explain what a binary search does, and why it is fast.",
+    "Write a shell script that renames all .txt files to .md.",
+    "How does a compiler turn source code into machine code?",
+)
+
+
+def run_clients(engine: Engine, clients: int, tokens: int, depth: int | None) -> tuple[float, dict[int, list[int]]]:
+    """Seconds for all questions, and the token ids of each answer."""
+    left, lock = iter(range(len(QUESTIONS))), threading.Lock()
+    found: dict[int, list[int]] = {}
+    errors: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            with engine.session() as session:
+                while True:
+                    with lock:
+                        number = next(left, None)
+                    if number is None:
+                        return
+                    session.clear()
+                    events = session.generate(QUESTIONS[number], max_tokens=tokens, depth=depth)
+                    found[number] = next(list(event.token_ids) for event in events if isinstance(event, Done))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=serve, name=f"client-{number}", daemon=True) for number in range(clients)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return time.perf_counter() - started, found
+
+
+def arms(clients: Sequence[int]) -> dict[str, tuple[int, int | None]]:
+    """Number of clients and depth (None: as planned) of each arm."""
+    return {"plain": (1, 0)} | {f"{count} planned": (count, None) for count in clients}
+
+
+def rotated(names: Sequence[str], turns: int) -> Iterator[list[str]]:
+    for turn in range(turns):
+        first = turn % len(names)
+        yield [*names[first:], *names[:first]]
+
+
+class StepCounts:
+    """Counts forwards of shared steps and their entries, of all native models of this process."""
+
+    def __init__(self) -> None:
+        self.forwards = self.entries = 0
+        compute = NativeBatch._compute
+
+        def counted(batch: NativeBatch, shares: Sequence[Share]) -> Sequence[int]:
+            self.forwards, self.entries = self.forwards + 1, self.entries + len(shares)
+            return compute(batch, shares)
+
+        NativeBatch._compute = counted  # type: ignore[method-assign]
+
+    def take(self) -> float:
+        """Entries per forward since the last call."""
+        found = self.entries / max(self.forwards, 1)
+        self.forwards = self.entries = 0
+        return found
+
+
+def measure(engine: Engine, counts: StepCounts, clients: Sequence[int], tokens: int, turns: int) -> dict[str, object]:
+    """The report. Raises AssertionError if an answer differs."""
+    chosen = arms(clients)
+    rates: dict[str, list[float]] = {name: [] for name in chosen}
+    entries: dict[str, list[float]] = {name: [] for name in chosen}
+    _, expected = run_clients(engine, 1, tokens, None)
+    for names in rotated(list(chosen), turns):
+        for name in names:
+            count, depth = chosen[name]
+            counts.take()
+            seconds, found = run_clients(engine, count, tokens, depth)
+            assert found == expected, f"an answer of {name} differs"
+            rates[name].append(sum(map(len, found.values())) / seconds)
+            entries[name].append(counts.take())
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    return {
+        "tokens_per_s": {name: round(rate, 2) for name, rate in medians.items()},
+        "times_plain": {name: round(rate / medians["plain"], 3) for name, rate in medians.items()},
+        "times_planned": {name: round(rate / medians["1 planned"], 3) for name, rate in medians.items()},
+        "entries_per_forward": {name: round(statistics.mean(found), 2) for name, found in entries.items()},
+        "all_tokens_per_s": {name: [round(rate, 2) for rate in found] for name, found in rates.items()},
+    }
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-coder-1.5b")
+    parser.add_argument("--clients", default="1,2,4,8")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=None)
+    options = parser.parse_args()
+    clients = sorted({1, *map(int, options.clients.split(","))})
+    machine, counts = describe_machine(), StepCounts()
+    with Engine.load(options.model, threads=options.threads) as engine:
+        engine.load_drafter()
+        report = {
+            "model": options.model,
+            "processor": machine.processor,
+            "cores": machine.physical_cores,
+            "threads": engine.plan.target.threads,
+            "plan": engine.plan.mode,
+            "depth_cap": engine.plan.depth_cap,
+            "questions": len(QUESTIONS),
+            "tokens": options.tokens,
+            **measure(engine, counts, clients, options.tokens, options.turns),
+        }
+    json.dump(report, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""Who computes when: requests of a model's Sequences that are waiting are computed together in one step.
+
+The thread that finds the model free leads: it takes what waits, computes it, and hands the lead over when its own
+request is done. With a single Sequence in use a request is computed at once, on the thread that makes it.
+
+Prompts ride along with the answers' rows. They are cut so that answers keep most of their speed, and the prompt with
+the fewest tokens left goes first.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.runtimes.native.library import CANCELLED, MOST_ENTRIES, OK
+from edgespec.runtimes.native.turns import Turns
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS, CancelFlag
+
+Ids = NDArray[np.int32]
+
+# How long a step waits for one more Sequence that is expected. A step of a 135M model takes 2 ms on two cores, so the
+# weights must be read for more Sequences to repay it; one of a 1.5B model takes 25 ms.
+STRAGGLER_S = 0.001
+# A Sequence whose requests follow its last step this quickly is expected after its next step too: a loop takes 0.3 ms
+# to draw a token, and eight loops draw one after another. A drafter's forwards take longer.
+QUICK_S = 0.005
+# An answer without a request for this long no longer holds prompts back: a round takes 30 to 150 ms.
+ACTIVE_S = 0.25
+# A prompt waits this long for an answer's rows to ride along with: about a round.
+RIDE_S = 0.05
+# The share of an answer's round that others' prompts may take: running answers keep 0.7 of their speed.
+PROMPT_SHARE = 0.3
+# No step that holds a prompt is to take longer, so that a gap in an answer stays below 0.25 s.
+STEP_S = 0.15
+# Rows of a prompt that always fit: the next rows are nearly free while reading the weights takes longest.
+LEAST_ROWS = 4
+# Rows of a step with prompts while no times are known.
+FIRST_ROWS = 32
+# Requests up to this many rows are not cut: drafts, and the tokens of a rejected draft.
+WHOLE_ROWS = 16
+_CANCEL_SEEN_S = 0.02  # as in runtimes/thread.py
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One Sequence, as the scheduler sees it. Times are in seconds, on the scheduler's clock."""
+
+    cancel: CancelFlag
+    ended_at: float = -math.inf  # its last step
+    answers: bool = False  # its last request was an answer's
+    round_s: float | None = None  # smoothed time from step to step
+    gaps_s: tuple[float, float] = (math.inf, math.inf)  # from its last two steps to the next requests
+
+    def arrived(self, now: float) -> None:
+        self.gaps_s = (self.gaps_s[1], now - self.ended_at)
+
+    def ended(self, now: float, *, answers: bool) -> None:
+        took = now - self.ended_at
+        if answers and self.answers and took < ACTIVE_S:
+            self.round_s = took if self.round_s is None else 0.75 * self.round_s + 0.25 * took
+        self.ended_at, self.answers = now, answers
+
+    def is_near(self, now: float) -> bool:
+        """Whether its next request is expected within milliseconds."""
+        return min(self.gaps_s) < QUICK_S and now - self.ended_at < QUICK_S
+
+    def is_answering(self, now: float) -> bool:
+        return self.answers and now - self.ended_at < ACTIVE_S
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A forward that a Sequence wants. ``parents`` covers all nodes of a tree; None: a chain."""
+
+    member: Member
+    address: int  # of the es_sequence
+    tokens: Ids
+    position: int
+    scored: int
+    parents: Ids | None = None
+    done: int = 0  # tokens that earlier steps computed
+    code: int | None = None  # the es_status; None until the request has ended
+    leads: bool = False
+    gate: threading.Lock = field(default_factory=threading.Lock)  # held until it leads or has ended
+
+    @property
+    def left(self) -> int:
+        return len(self.tokens) - self.done
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is computed in one step."""
+        return self.parents is not None or self.left <= max(self.scored, WHOLE_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The next ``count`` tokens of a request, of which the last ``scored`` are scored."""
+
+    request: Request
+    count: int
+    scored: int
+
+
+class StepTimes:
+    """Seconds of a step by its number of rows, measured while it is used."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[float, float]] = {}  # smoothed rows and seconds, by the bits of the rows
+
+    def add(self, rows: int, seconds: float) -> None:
+        key = (rows - 1).bit_length()
+        old = self._known.get(key, (float(rows), seconds))
+        self._known[key] = (0.75 * old[0] + 0.25 * rows, 0.75 * old[1] + 0.25 * seconds)
+
+    def seconds(self, rows: float) -> float | None:
+        """The expected time: between two known numbers of rows on a line, above in proportion, below the least."""
+        points = sorted(self._known.values())
+        if not points:
+            return None
+        if rows >= points[-1][0]:
+            return points[-1][1] * rows / points[-1][0]
+        return float(np.interp(rows, [point[0] for point in points], [point[1] for point in points]))
+
+    def most_rows(self, limit_s: float) -> int:
+        """The most rows that are expected to take ``limit_s``; 0 if even one takes longer."""
+        if not self._known:
+            return FIRST_ROWS
+        low, high = 0, PREFILL_CHUNK_TOKENS
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if (self.seconds(middle) or 0.0) <= limit_s else (low, middle - 1)
+        return low
+
+
+def prompt_rows(times: StepTimes, answer_rows: int, rounds_s: Collection[float]) -> int:
+    """How many rows of prompts a step takes besides ``answer_rows``, with running answers of these round times."""
+    base_s = (times.seconds(answer_rows) or 0.0) if answer_rows else 0.0
+    limit_s = min(STEP_S, base_s + PROMPT_SHARE * min(rounds_s)) if rounds_s else STEP_S
+    return max(LEAST_ROWS, times.most_rows(limit_s) - answer_rows)
+
+
+def shares_of(waiting: Sequence[Request], room: Callable[[int], int], *, alone: bool) -> list[Share]:
+    """What the next step computes: whole requests in order, then prompts, those with the fewest tokens left first.
+
+    ``room(rows)`` is how many rows prompts may take besides ``rows`` of whole requests. ``alone``: no other answer is
+    running, so that a request that waits alone is not cut.
+    """
+    if alone and len(waiting) == 1:
+        only = waiting[0]
+        return [Share(only, only.left, only.scored)]
+    shares: list[Share] = []
+    rows = scored = 0
+    for request in (each for each in waiting if each.is_whole):
+        if (
+            len(shares) < MOST_ENTRIES
+            and rows + request.left <= PREFILL_CHUNK_TOKENS
+            and scored + request.scored <= MAX_SCORED_ROWS
+        ):
+            shares.append(Share(request, request.left, request.scored))
+            rows, scored = rows + request.left, scored + request.scored
+    prompts = sorted((each for each in waiting if not each.is_whole), key=lambda each: each.left)
+    left = min(room(rows), PREFILL_CHUNK_TOKENS - rows) if prompts else 0
+    for request in prompts:
+        if not left or len(shares) == MOST_ENTRIES:
+            break
+        if request.left <= left and scored + request.scored <= MAX_SCORED_ROWS:
+            shares.append(Share(request, request.left, request.scored))
+            left, scored = left - request.left, scored + request.scored
+        else:  # no scored row may be cut off
+            count = min(left, request.left - max(request.scored, 1))
+            shares.append(Share(request, count, 0))
+            left -= count
+    return shares
+
+
+class BatchScheduler:
+    """Computes the requests of one model's Sequences, one step at a time. For any thread.
+
+    ``compute(shares)`` runs a step and returns each share's es_status.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Sequence[Share]], Sequence[int]],
+        *,
+        turns: Turns,
+        weight: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``weight``: bytes that a step reads at least; lighter models go first."""
+        self._compute = compute
+        self._turns, self._weight = turns, weight
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._led = False
+        self._waiting: list[Request] = []  # not those of the running step
+        self._members: set[Member] = set()
+        self._arrival: threading.Lock | None = None  # what the leader waits for, while it waits
+        self._times = StepTimes()
+
+    def forget(self, member: Member) -> None:
+        """The Sequence is closed: it is not waited for."""
+        with self._lock:
+            self._members.discard(member)
+
+    def run(self, request: Request) -> int:
+        """Compute the request, and return its es_status. On a thread that may wait."""
+        member = request.member
+        with self._lock:
+            request.gate.acquire()  # new, so nobody holds it
+            member.arrived(self._clock())
+            self._members.add(member)
+            self._waiting.append(request)
+            waits, self._led = self._led, True
+            if self._arrival is not None:
+                self._arrival.release()
+                self._arrival = None
+        if waits:
+            self._turns.crowd()
+            self._wait(request)
+        if request.code is None:
+            self._lead(request)
+        assert request.code is not None
+        return request.code
+
+    def _wait(self, request: Request) -> None:
+        """Until the request has ended or leads."""
+        while not request.gate.acquire(timeout=_CANCEL_SEEN_S):
+            if request.member.cancel.raised:
+                with self._lock:
+                    if request in self._waiting and not request.leads:
+                        self._waiting.remove(request)
+                        request.code = CANCELLED
+                        return
+
+    def _lead(self, request: Request) -> None:
+        try:
+            while request.code is None:
+                if len(self._members) > 1:
+                    self._gather()
+                entered = self._turns.enter(self._weight, self._times.seconds(1) or 0.0)
+                try:
+                    self._step()
+                finally:
+                    if entered:
+                        self._turns.leave(self._weight)
+        finally:
+            with self._lock:
+                if request in self._waiting:  # an error in this thread: the others go on
+                    self._waiting.remove(request)
+                self._led = bool(self._waiting)
+                if self._waiting:
+                    self._waiting[0].leads = True
+                    self._waiting[0].gate.release()
+
+    # ------------------------------------------------------------------------------------------- a step
+
+    def _gather(self) -> None:
+        """Wait a moment for Sequences that are expected."""
+        begun = self._clock()
+        while True:
+            now = self._clock()
+            with self._lock:
+                here = {each.member for each in self._waiting}
+                away = self._members - here
+                near = sum(member.is_near(now) for member in away)
+                only_prompts = not any(each.is_whole for each in self._waiting)
+                if only_prompts and any(member.is_answering(now) for member in away):
+                    limit_s = begun + RIDE_S - now
+                else:
+                    limit_s = min(STRAGGLER_S, begun + len(here | away) * STRAGGLER_S - now) if near else 0.0
+                if limit_s <= 0.0:
+                    return
+                arrival = self._arrival = threading.Lock()
+                arrival.acquire()
+            arrived = arrival.acquire(timeout=limit_s)
+            with self._lock:
+                self._arrival = None
+            if not arrived:
+                return
+
+    def _step(self) -> None:
+        now = self._clock()
+        with self._lock:
+            for request in [each for each in self._waiting if each.member.cancel.raised]:
+                self._end(request, CANCELLED)
+            if not self._waiting:
+                return
+            answering = [member for member in self._members if member.is_answering(now)]
+            rounds_s = [member.round_s for member in answering if member.round_s is not None]
+            others = any(member is not self._waiting[0].member for member in answering)
+            shares = shares_of(self._waiting, lambda rows: prompt_rows(self._times, rows, rounds_s), alone=not others)
+            taken = {share.request for share in shares}
+            self._waiting = [each for each in self._waiting if each not in taken]
+        if len(shares) > 1:
+            self._turns.crowd()
+        codes: Iterable[int] | None = None
+        try:
+            codes = self._compute(shares)
+        finally:
+            after = self._clock()
+            with self._lock:
+                self._settle(shares, [CANCELLED] * len(shares) if codes is None else list(codes), after, after - now)
+
+    def _settle(self, shares: Sequence[Share], codes: Sequence[int], now: float, took_s: float) -> None:
+        if all(code == OK for code in codes):
+            self._times.add(sum(share.count for share in shares), took_s)
+        unfinished = []
+        for share, code in zip(shares, codes, strict=True):
+            request = share.request
+            request.member.ended(now, answers=request.is_whole and request.scored > 0)
+            request.done += share.count
+            if code == OK and request.left:
+                unfinished.append(request)
+            else:
+                self._end(request, code)
+        self._waiting[:0] = unfinished
+
+    def _end(self, request: Request, code: int) -> None:
+        if request in self._waiting:
+            self._waiting.remove(request)
+        request.code = code
+        request.gate.release()

@@ -1,0 +1,74 @@
+"""How models that compute on the same processors take turns."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+# After two Sequences of a model wanted to compute at once, turns are taken for this long: a round takes 30 to 150 ms.
+CROWDED_S = 0.25
+# A drafter's next step follows this soon: between two of its steps Python takes 0.1 to 0.5 ms.
+NEXT_S = 0.001
+
+
+class Turns:
+    """Models that compute on the same processors take turns while several Sequences of one of them are in use.
+
+    A lighter model goes first: while one answer still drafts, the others' rows wait for its rows, so that one step of
+    the heavier model verifies all. A heavier step waits no longer than one of its own steps takes. With one Sequence
+    of each model nothing waits: a pipelined loop uses two models at once.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._running = False
+        self._waiting: list[tuple[float, bool]] = []  # weight, and whether it has waited long enough
+        self._left: dict[float, float] = {}  # when the last step of each weight ended
+        self._crowded_until = -math.inf
+
+    def crowd(self) -> None:
+        """Two Sequences of one model want to compute."""
+        self._crowded_until = self._clock() + CROWDED_S
+
+    def enter(self, weight: float, patience_s: float) -> bool:
+        """Wait for a turn. False where no turns are taken; else call ``leave``."""
+        if self._clock() >= self._crowded_until:
+            return False
+        with self._changed:
+            begun = self._clock()
+            own = (weight, False)
+            self._waiting.append(own)
+            while True:
+                now = self._clock()
+                if now - begun >= patience_s and not own[1]:
+                    self._waiting.remove(own)
+                    own = (weight, True)
+                    self._waiting.append(own)
+                wait_s = self._wait_s(own, now)
+                if wait_s <= 0.0:
+                    break
+                if not own[1]:
+                    wait_s = min(wait_s, max(patience_s - (now - begun), 0.0))
+                self._changed.wait(None if math.isinf(wait_s) else wait_s)
+            self._waiting.remove(own)
+            self._running = True
+        return True
+
+    def _wait_s(self, own: tuple[float, bool], now: float) -> float:
+        if self._running:
+            return math.inf
+        weight, waited = own
+        if waited:
+            return 0.0
+        if any(other[1] or other[0] < weight for other in self._waiting if other is not own):
+            return math.inf
+        return max((at + NEXT_S - now for lighter, at in self._left.items() if lighter < weight), default=0.0)
+
+    def leave(self, weight: float) -> None:
+        with self._changed:
+            self._running = False
+            self._left[weight] = self._clock()
+            self._changed.notify_all()

@@ -1,0 +1,361 @@
+"""Steps that requests share: what a step takes, who leads, what waits for whom, and for how long."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, MOST_ENTRIES, OK
+from edgespec.runtimes.native.scheduler import (
+    ACTIVE_S,
+    FIRST_ROWS,
+    LEAST_ROWS,
+    PROMPT_SHARE,
+    QUICK_S,
+    RIDE_S,
+    STEP_S,
+    BatchScheduler,
+    Member,
+    Request,
+    Share,
+    StepTimes,
+    prompt_rows,
+    shares_of,
+)
+from edgespec.runtimes.native.sequence import NativeCancel
+from edgespec.runtimes.native.turns import CROWDED_S, NEXT_S, Turns
+
+WATCHDOG_S = 60.0
+
+
+def request(count: int, scored: int = 1, *, tree: bool = False, member: Member | None = None) -> Request:
+    tokens = np.arange(count, dtype=np.int32)
+    parents = np.full(count, -1, dtype=np.int32) if tree else None
+    return Request(member or Member(NativeCancel()), 0, tokens, 0, scored, parents)
+
+
+def counts(shares: Sequence[Share]) -> list[tuple[int, int]]:
+    return [(share.count, share.scored) for share in shares]
+
+
+def with_room(rows: int) -> Callable[[int], int]:
+    return lambda _rows: rows
+
+
+# -------------------------------------------------------------------------------------------- what a step takes
+
+
+def test_a_request_without_others_is_not_cut() -> None:
+    assert counts(shares_of([request(256)], with_room(4), alone=True)) == [(256, 1)]
+
+
+def test_a_prompt_is_cut_while_another_answer_runs() -> None:
+    assert counts(shares_of([request(256)], with_room(4), alone=False)) == [(4, 0)]
+
+
+def test_whole_requests_come_first_and_the_shortest_prompt_next() -> None:
+    waiting = [request(200), request(100), request(1), request(8, 8), request(5, 5, tree=True)]
+    shares = shares_of(waiting, with_room(120), alone=False)
+    assert [share.request for share in shares] == [waiting[2], waiting[3], waiting[4], waiting[1], waiting[0]]
+    assert counts(shares) == [(1, 1), (8, 8), (5, 5), (100, 1), (20, 0)]
+
+
+def test_the_room_for_prompts_depends_on_the_whole_requests() -> None:
+    asked: list[int] = []
+
+    def room(rows: int) -> int:
+        asked.append(rows)
+        return 7
+
+    assert counts(shares_of([request(200), request(8, 8)], room, alone=False)) == [(8, 8), (7, 0)]
+    assert asked == [8]
+
+
+def test_no_scored_row_is_cut_off() -> None:
+    long = request(100, 40)
+    assert counts(shares_of([long, request(1)], with_room(80), alone=False)) == [(1, 1), (60, 0)]
+    long.done = 60
+    assert counts(shares_of([long, request(1)], with_room(4), alone=False)) == [(40, 40), (1, 1)]
+    assert counts(shares_of([request(100, 0), request(1)], with_room(99), alone=False)) == [(1, 1), (99, 0)]
+
+
+def test_a_step_has_at_most_64_scored_rows_256_rows_and_64_requests() -> None:
+    assert counts(shares_of([request(40, 40), request(30, 30), request(20, 20)], with_room(1), alone=False)) == [
+        (40, 40),
+        (20, 20),
+    ]
+    assert len(shares_of([request(1) for _ in range(70)], with_room(1), alone=False)) == MOST_ENTRIES
+    many = [request(16, 1) for _ in range(17)]
+    assert sum(share.count for share in shares_of(many, with_room(1), alone=False)) == 256
+    assert counts(shares_of([request(16, 1), request(300)], with_room(500), alone=False)) == [(16, 1), (240, 0)]
+    scored = [request(40, 40), request(100, 30)]
+    assert counts(shares_of(scored, with_room(500), alone=False)) == [(40, 40), (70, 0)]
+
+
+def test_a_prompt_always_makes_progress() -> None:
+    waiting = [request(200, 1), request(1)]
+    for _ in range(100):
+        shares = shares_of(waiting, with_room(LEAST_ROWS), alone=False)
+        prompt = next(share for share in shares if share.request is waiting[0])
+        assert prompt.count > 0
+        waiting[0].done += prompt.count
+        if not waiting[0].left:
+            return
+    raise AssertionError("the prompt did not end")
+
+
+# ------------------------------------------------------------------------------------------------------- times
+
+
+def test_times_between_and_beyond_the_known_ones() -> None:
+    times = StepTimes()
+    assert times.seconds(1) is None
+    assert times.most_rows(1.0) == FIRST_ROWS
+    times.add(1, 0.02)
+    times.add(8, 0.04)
+    times.add(64, 0.2)
+    assert [times.seconds(rows) for rows in (1, 8, 64, 128)] == pytest.approx([0.02, 0.04, 0.2, 0.4])
+    assert times.seconds(36) == pytest.approx(0.12)
+    assert [times.most_rows(limit) for limit in (0.01, 0.021, 0.041, 0.2, 9.0)] == [0, 1, 8, 64, 256]
+
+
+def test_times_follow_the_machine() -> None:
+    times = StepTimes()
+    times.add(8, 0.04)
+    for _ in range(20):
+        times.add(8, 0.08)
+    assert times.seconds(8) == pytest.approx(0.08, rel=0.01)
+
+
+def test_prompts_leave_running_answers_most_of_their_speed() -> None:
+    times = StepTimes()
+    times.add(1, 0.03)
+    times.add(256, 1.0)
+    rows = prompt_rows(times, 4, [0.08, 0.2])
+    spent = (times.seconds(4 + rows) or 0.0) - (times.seconds(4) or 0.0)
+    assert PROMPT_SHARE * 0.08 * 0.8 < spent <= PROMPT_SHARE * 0.08
+    assert prompt_rows(times, 4, [0.0001]) == LEAST_ROWS
+    # Without a running answer, and with one whose rounds are long, the step's length is the limit.
+    for rounds_s in ([], [5.0]):
+        assert times.seconds(prompt_rows(times, 0, rounds_s)) == pytest.approx(STEP_S, rel=0.05)
+
+
+def test_a_sequence_is_near_after_a_quick_request_and_answers_until_it_is_silent() -> None:
+    member = Member(NativeCancel())
+    member.arrived(0.0)
+    assert not member.is_near(0.0)
+    assert not member.is_answering(0.0)
+    member.ended(1.0, answers=True)
+    assert not member.is_near(1.0), "it never followed quickly"
+    member.arrived(1.0005)
+    member.ended(1.1, answers=True)
+    assert member.is_near(1.1 + QUICK_S / 2)
+    assert not member.is_near(1.1 + 1.01 * QUICK_S)
+    assert member.is_answering(1.1 + ACTIVE_S / 2)
+    assert not member.is_answering(1.1 + 1.01 * ACTIVE_S)
+    assert member.round_s == pytest.approx(0.1)
+    member.arrived(1.5)
+    assert member.is_near(1.5 - 0.399), "one slow gap of two does not count"
+    member.ended(1.6, answers=False)
+    assert not member.is_answering(1.6)
+
+
+# --------------------------------------------------------------------------------------------------- schedulers
+
+
+class Model:
+    """Computes steps when told to, and keeps what they had."""
+
+    def __init__(self, *, turns: Turns | None = None, weight: float = 1.0) -> None:
+        self.steps: list[list[tuple[int, int]]] = []
+        self.code: Callable[[Share], int] = lambda share: OK
+        self.may_compute = threading.Event()
+        self.may_compute.set()
+        self.begun = threading.Event()
+        self.scheduler = BatchScheduler(self.compute, turns=turns or Turns(), weight=weight)
+
+    def compute(self, shares: Sequence[Share]) -> list[int]:
+        self.steps.append(counts(shares))
+        self.begun.set()
+        assert self.may_compute.wait(WATCHDOG_S)
+        return [self.code(share) for share in shares]
+
+    def start(self, wanted: Request) -> tuple[threading.Thread, list[object]]:
+        found: list[object] = []
+
+        def run() -> None:
+            try:
+                found.append(self.scheduler.run(wanted))
+            except ZeroDivisionError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread, found
+
+    def wait_for(self, waiting: int) -> None:
+        deadline = time.monotonic() + WATCHDOG_S
+        while len(self.scheduler._waiting) != waiting:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+def test_requests_that_arrive_during_a_step_share_the_next_one() -> None:
+    model = Model()
+    model.may_compute.clear()
+    running = [model.start(request(1))]
+    assert model.begun.wait(WATCHDOG_S)
+    running += [model.start(request(rows, rows)) for rows in (2, 3, 4)]
+    model.wait_for(3)
+    model.may_compute.set()
+    for thread, found in running:
+        thread.join(WATCHDOG_S)
+        assert found == [OK]
+    assert model.steps[0] == [(1, 1)]
+    assert sorted(model.steps[1]) == [(2, 2), (3, 3), (4, 4)]
+    assert not model.scheduler._led
+
+
+def test_each_request_gets_its_own_status() -> None:
+    model = Model()
+    model.code = lambda share: BAD_REQUEST if share.count == 3 else OK
+    model.may_compute.clear()
+    running = [model.start(request(1))]
+    assert model.begun.wait(WATCHDOG_S)
+    running += [model.start(request(rows, rows)) for rows in (2, 3)]
+    model.wait_for(2)
+    model.may_compute.set()
+    for thread, _ in running:
+        thread.join(WATCHDOG_S)
+    assert [found for _, found in running] == [[OK], [OK], [BAD_REQUEST]]
+
+
+def test_a_waiting_request_that_is_cancelled_returns_while_the_step_runs() -> None:
+    model = Model()
+    model.may_compute.clear()
+    first, first_found = model.start(request(1))
+    assert model.begun.wait(WATCHDOG_S)
+    cancelled = request(2)
+    thread, found = model.start(cancelled)
+    model.wait_for(1)
+    cancelled.member.cancel.set(True)
+    thread.join(WATCHDOG_S)
+    assert found == [CANCELLED]
+    model.may_compute.set()
+    first.join(WATCHDOG_S)
+    assert first_found == [OK]
+    assert len(model.steps) == 1
+
+
+def test_a_prompt_that_is_cancelled_ends_between_two_steps() -> None:
+    model = Model()
+    model.may_compute.clear()
+    thread, found = model.start(request(1))
+    assert model.begun.wait(WATCHDOG_S)
+    prompt, other = request(200), request(150)
+    prompts = [model.start(prompt), model.start(other)]
+    model.wait_for(2)
+    model.code = lambda share: prompt.member.cancel.set(True) or OK if share.request is other else OK  # type: ignore[func-returns-value]
+    model.may_compute.set()
+    for each in (thread, prompts[0][0], prompts[1][0]):
+        each.join(WATCHDOG_S)
+    assert (found, prompts[0][1], prompts[1][1]) == ([OK], [CANCELLED], [OK])
+    assert sum(count for step in model.steps for count, _ in step) < 1 + 200 + 150
+
+
+def test_an_error_in_the_leaders_thread_does_not_stop_the_others() -> None:
+    model = Model()
+
+    def fail(share: Share) -> int:
+        model.code = lambda _share: OK
+        raise ZeroDivisionError
+
+    model.code = fail
+    model.may_compute.clear()
+    first, first_found = model.start(request(1))
+    assert model.begun.wait(WATCHDOG_S)
+    second, second_found = model.start(request(1))
+    model.wait_for(1)
+    model.may_compute.set()
+    first.join(WATCHDOG_S)
+    second.join(WATCHDOG_S)
+    assert isinstance(first_found[0], ZeroDivisionError)
+    assert second_found == [OK]
+
+
+def test_a_closed_sequence_is_not_waited_for() -> None:
+    model, member = Model(), Member(NativeCancel())
+    assert model.scheduler.run(request(1, member=member)) == OK
+    assert model.scheduler._members == {member}
+    model.scheduler.forget(member)
+    assert not model.scheduler._members
+
+
+def test_a_prompt_rides_along_with_an_answer_that_is_expected() -> None:
+    model = Model()
+    answering, reading = Member(NativeCancel()), Member(NativeCancel())
+    assert model.scheduler.run(request(1, member=answering)) == OK
+    thread, found = model.start(request(100, member=reading))
+    model.wait_for(1)  # it does not begin at once
+    assert model.scheduler.run(request(2, 2, member=answering)) == OK
+    thread.join(WATCHDOG_S + RIDE_S)
+    assert found == [OK]
+    assert (2, 2) in model.steps[1]
+    assert len(model.steps[1]) == 2
+
+
+# -------------------------------------------------------------------------------------------------------- turns
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_models_take_no_turns_while_each_has_one_sequence() -> None:
+    clock = Clock()
+    turns = Turns(clock)
+    assert not turns.enter(1.0, 0.0)
+    turns.crowd()
+    assert turns.enter(1.0, 0.0)
+    turns.leave(1.0)
+    clock.now += CROWDED_S
+    assert not turns.enter(1.0, 0.0)
+
+
+def test_the_lighter_model_goes_first_and_its_next_step_is_awaited() -> None:
+    turns = Turns()
+    turns.crowd()
+    assert turns.enter(5.0, math.inf)
+    order: list[float] = []
+
+    def take(weight: float) -> None:
+        turns.crowd()
+        entered = turns.enter(weight, WATCHDOG_S)
+        order.append(weight)
+        if entered:
+            turns.leave(weight)
+
+    threads = [threading.Thread(target=take, args=(weight,), daemon=True) for weight in (9.0, 1.0)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        deadline = time.monotonic() + WATCHDOG_S
+        while len(turns._waiting) <= number:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    turns.leave(5.0)
+    for thread in threads:
+        thread.join(WATCHDOG_S)
+    assert order == [1.0, 9.0]
+    turns._left[1.0] = turns._clock()
+    assert 0.0 < turns._wait_s((9.0, False), turns._clock()) <= NEXT_S
+    assert turns._wait_s((9.0, True), turns._clock()) == 0.0, "it has waited long enough"
+    assert turns._wait_s((1.0, False), turns._clock()) <= 0.0
