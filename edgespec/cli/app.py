@@ -24,6 +24,7 @@ from edgespec.cli import (
     models,
     plan,
     profiles,
+    serve,
     verify,
 )
 from edgespec.cli.output import State, enable_native_log, prepare_streams, print_error
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
 app.command("pull")(models.pull)
 app.add_typer(models.app, name="models")
 app.command("calibrate")(calibrate.calibrate)

@@ -219,15 +219,18 @@ class Conversation:
         *,
         raw: bool,
         earlier: Sequence[Mapping[str, str]] | None = None,
+        whole: bool = False,
     ) -> Turn:
         """The next turn, or ``raw`` text unchanged. ``earlier`` replaces the conversation so far.
+
+        With ``whole`` no turn is dropped.
 
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
         """
         if raw:
             turn = Turn(message=None, text=prompt, tokens=self._prompts.encode(Prompt(prompt)))
         else:
-            turn = self._next(prompt, max_tokens, context_length, earlier)
+            turn = self._next(prompt, max_tokens, context_length, earlier, whole=whole)
         if not turn.tokens:
             raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if len(turn.tokens) >= context_length:
@@ -238,7 +241,13 @@ class Conversation:
         return turn
 
     def _next(
-        self, prompt: str, max_tokens: int | None, context: int, earlier: Sequence[Mapping[str, str]] | None
+        self,
+        prompt: str,
+        max_tokens: int | None,
+        context: int,
+        earlier: Sequence[Mapping[str, str]] | None,
+        *,
+        whole: bool,
     ) -> Turn:
         """The conversation with ``prompt`` added, without the oldest turns if it would not fit.
 
@@ -255,7 +264,7 @@ class Conversation:
             asked = self._prompts.read([*head, *kept, {"role": "user", "content": prompt}], think=self._think)
             tokens = self._encode(asked, own=earlier is None)
             room = context - context // _ANSWER_SHARE if dropped else context
-            if len(tokens) + reserve <= room or not kept:
+            if whole or len(tokens) + reserve <= room or not kept:
                 break
             del kept[0]
             while kept and kept[0]["role"] != "user":

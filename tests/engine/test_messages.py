@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import Engine
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, PromptTooLongError
 from edgespec.text.llama_tokenizer import LlamaTokenizer
 from tests.engine.test_spelled_controls import BOS, END, START, controls, prompts
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -175,3 +175,14 @@ def test_an_answer_that_spells_out_a_control_token_is_read_again_for_other_messa
     assert controls(turn.tokens) == [BOS, *[START, END] * 5, START]
     own = conversation.turn("c", None, 4096, raw=False)
     assert own.tokens[: len(tokens)] == tokens, "the session's own history stays"
+
+
+def test_a_whole_conversation_loses_no_turn(tiny: TinyModels) -> None:
+    sent = [user("hello " * 24), assistant("yes"), user("hello " * 24)]
+    with tiny.load(draft="none", context=256) as engine, engine.session() as session:
+        assert answer(session.generate(messages=sent, max_tokens=60)).stats.prompt_tokens < 150
+        whole = answer(session.generate(messages=sent, max_tokens=500, whole=True))
+        assert whole.stats.prompt_tokens > 150
+        assert whole.finish_reason == "length"
+        with pytest.raises(PromptTooLongError):
+            session.generate(messages=[*sent, assistant("yes"), *sent], whole=True)

@@ -1,0 +1,192 @@
+"""``edgespec serve``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.cli.options import (
+    ContextOption,
+    DepthOption,
+    DraftOption,
+    ExactnessOption,
+    ModelArgument,
+    ProfileOption,
+    TargetOption,
+    ThreadsOption,
+    resolve_profile,
+    state_of,
+)
+from edgespec.cli.output import ProgressPrinter, State, note
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.profiles.profile import Profile
+
+if TYPE_CHECKING:
+    from edgespec.server.app import RequestLine
+    from edgespec.server.run import Server
+    from edgespec.server.schema import Request
+
+PORT = 8471
+KEY_VARIABLE = "EDGESPEC_API_KEY"
+_LONGEST_PATH = 80
+
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+def serve(
+    context: typer.Context,
+    model: ModelArgument = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to serve on; others than this machine's need a key.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to serve on; 0: any free one.")] = PORT,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            help=f"Key that clients must send; may be repeated. Better in {KEY_VARIABLE}: other users see options.",
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin", metavar="ORIGIN", help="Let pages of this origin use the server; may be repeated."
+        ),
+    ] = None,
+    log_text: Annotated[bool, typer.Option("--log-text", help="Also log prompts and answers.")] = False,
+    profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    context_length: ContextOption = None,
+    depth: DepthOption = None,
+    exactness: ExactnessOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Serve a model over HTTP, with OpenAI's interface.
+
+    Logs one line a request on stderr. Ctrl-C finishes the running answers; a second Ctrl-C ends immediately.
+    """
+    if model is not None and target is not None:
+        raise InvalidRequestError("the model was named twice", hint="give MODEL or --target MODEL")
+    state = state_of(context)
+    chosen = resolve_profile(
+        profile,
+        target=model or target,
+        draft=draft,
+        context=context_length,
+        depth=depth,
+        exactness=exactness,
+        threads=threads,
+    )
+    try:
+        import starlette as _starlette  # noqa: F401
+        import uvicorn as _uvicorn  # noqa: F401
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"the server needs a package that is not installed: {error.name}", hint="pip install 'edgespec[serve]'"
+        ) from error
+    from edgespec.server.app import Service
+    from edgespec.server.keeper import ModelKeeper
+    from edgespec.server.run import Server, open_sockets, urls
+    from edgespec.server.security import Access
+
+    keys = [*(api_key or []), *os.environ.get(KEY_VARIABLE, "").split()]
+    access = Access(keys=tuple(keys), origins=tuple(allow_origin or ()))
+    access.check_host(host)
+    if not state.debug:
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # errors are in the request's own line
+    stopped = threading.Event()
+    service = Service(
+        keeper=ModelKeeper(lambda: _load(chosen, state, stopped)),
+        names=_names(chosen),
+        access=access,
+        log=_log,
+        content=_log_text if log_text else None,
+    )
+    sockets = open_sockets(host, port)
+    server = Server(service, sockets)
+    addresses = " and ".join(f"{url}/v1" for url in urls(sockets))
+    with _stopped_by_signals(server, stopped):
+        server.run_to_end(lambda: note(f"serving {service.names[0]} on {addresses}"))
+    if server.force_exit:
+        raise KeyboardInterrupt
+
+
+def _load(profile: Profile, state: State, stopped: threading.Event) -> Engine:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+        engine = Engine.load(profile=profile, download=not state.offline, progress=progress, cancelled=stopped.is_set)
+    note(f"{engine.plan.target.model} is loaded", dim=True)
+    return engine
+
+
+def _names(profile: Profile) -> tuple[str, ...]:
+    """The name that clients see, and the others that they may use for the model."""
+    given = profile.target
+    name = Path(given).stem if given.endswith(".gguf") or (os.sep in given and not given.startswith("hf:")) else given
+    return tuple(dict.fromkeys((name, given, "default")))
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(server: Server, stopped: threading.Event) -> Iterator[None]:
+    """Within the block, signals stop the server."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+        if server.stop():
+            # On another thread: the handler may have interrupted a print.
+            words = "finishing the running answers; Ctrl-C again ends now"
+            threading.Thread(target=note, args=(words,), kwargs={"dim": True}, daemon=True).start()
+
+    before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log(line: RequestLine) -> None:
+    """One line on stderr. A closed stderr does not stop the server."""
+    with contextlib.suppress(OSError, ValueError):
+        print(log_line(line, time.strftime("%H:%M:%S")), file=sys.stderr, flush=True)
+
+
+def log_line(line: RequestLine, now: str) -> str:
+    """A request in one line, without control characters."""
+    parts = [
+        f"{now} {line.client} {line.method} {line.path[:_LONGEST_PATH]} {line.status or '-'} {line.seconds:.2f} s"
+    ]
+    if line.answers:
+        first, answers = line.answers[0].stats, line.answers
+        emitted = sum(done.stats.emitted_tokens for done in answers)
+        parts.append(f"{first.cached_tokens} of {first.prompt_tokens} prompt tokens cached")
+        speed = answers[-1].stats.decode_tokens_per_s
+        parts.append(f"{emitted} tokens" + ("" if speed is None else f", {speed:.1f} tok/s"))
+        proposed, accepted = (sum(getattr(done.stats, name) for done in answers) for name in ("proposed", "accepted"))
+        if proposed:
+            parts.append(f"{accepted} of {proposed} guesses right")
+    if line.error is not None:
+        parts.append(line.error)
+    return "".join(each if each.isprintable() else "?" for each in " · ".join(parts))
+
+
+def _log_text(request: Request, answers: list[Done]) -> None:
+    asked = request.prompt if request.prompt is not None else request.messages[-1]["content"]
+    for text in (f"> {asked}", *(f"< {done.text}" for done in answers)):
+        with contextlib.suppress(OSError, ValueError):
+            shown = "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+            print(shown, file=sys.stderr, flush=True)

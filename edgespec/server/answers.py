@@ -1,0 +1,194 @@
+"""Decodes the answers to one request: a session of the pool, one answer after another, each as parts of text."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.answer import Generation
+from edgespec.engine.events import Done, Text
+from edgespec.errors import ContextFullError, EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
+from edgespec.server.keeper import LoadedEngine
+from edgespec.server.pool import Kept, text_of
+from edgespec.server.schema import Request
+from edgespec.server.threads import in_thread
+from edgespec.text.thinking import ThinkingText
+
+_SEEDS = 2**64
+# Longest token of a vocabulary, in characters: runs of spaces in code vocabularies are 128 long, some have 256.
+_LONGEST_TOKEN = 512
+
+# Errors after which a session is as usable as before.
+_OF_THE_REQUEST = (ContextFullError, InvalidRequestError, TemplateError)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """More of an answer: its text, and its thinking without marks."""
+
+    content: str = ""
+    reasoning: str = ""
+
+
+class Reader(Protocol):
+    """What becomes of the answers: a stream, or one JSON object at the end."""
+
+    async def begin(self, index: int) -> None:
+        """The answer ``index`` begins: the request was accepted."""
+
+    async def part(self, index: int, part: Part) -> None:
+        """More of the answer ``index``."""
+
+    async def end(self, index: int, done: Done) -> None:
+        """The answer ``index`` is complete."""
+
+
+class ReasoningSplit:
+    """Separates thinking from the answer, without the marks and the blanks around them."""
+
+    def __init__(self, splitter: ThinkingText | None) -> None:
+        self._splitter = splitter
+        self._blanks = ""  # held back: blanks before the closing mark are not thinking
+        self._thought = False  # whether any thinking was shown
+        self._began = False  # whether any thinking came
+        self._answering = False
+
+    def feed(self, text: str) -> Part:
+        if self._splitter is None:
+            return Part(text)
+        return self._joined(self._splitter.feed(text))
+
+    def flush(self) -> Part:
+        return Part() if self._splitter is None else self._joined(self._splitter.flush())
+
+    def _joined(self, parts: list[tuple[str, bool]]) -> Part:
+        content, reasoning = "", ""
+        for text, thinking in parts:
+            if thinking:
+                reasoning += self._thinking(text)
+            else:
+                content += self._answer(text)
+        return Part(content, reasoning)
+
+    def _thinking(self, text: str) -> str:
+        assert self._splitter is not None
+        marks = self._splitter.marks
+        if not self._began:
+            self._began = True
+            text = text.lstrip().removeprefix(marks.opening)
+        text = self._blanks + text.removesuffix(marks.closing)
+        if not self._thought:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._blanks = text[len(shown) :]
+        self._thought = self._thought or bool(shown)
+        return shown
+
+    def _answer(self, text: str) -> str:
+        if self._began and not self._answering:
+            text = text.lstrip()
+        self._answering = self._answering or bool(text)
+        return text
+
+
+def sampling_for(usual: Sampling, request: Request, index: int) -> Sampling:
+    """The sampling of the answer ``index``: what the request says, else ``usual``, the model's own.
+
+    With a seed, each further answer has the next one. Raises InvalidRequestError.
+    """
+    seed = request.seed if request.seed is None else (request.seed + index) % _SEEDS
+    values: dict[str, Any] = {**request.sampling, "seed": seed}
+    return replace(usual, **values)
+
+
+async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Reader) -> list[Done]:
+    """Decode all answers to ``request`` and tell ``reader``. Raises EdgespecError, and what ``reader`` raises.
+
+    A cancelled call ends the running answer within one forward.
+    """
+    engine = loaded.engine
+    usual = replace(engine.file_sampling, rule=engine.profile.rule)
+    samplings = [sampling_for(usual, request, index) for index in range(request.choices)]
+    _check_length(request, engine.plan.context_length)
+    found = []
+    async with _session(request, owner, loaded) as kept:
+        for index, sampling in enumerate(samplings):
+            done = await _one(request, kept, sampling, index, reader)
+            kept.text = text_of(request, done.text)
+            found.append(done)
+    return found
+
+
+def _check_length(request: Request, context_length: int) -> None:
+    """Refuse a prompt that no vocabulary can fit in the context, before it is tokenised."""
+    texts = [request.prompt or "", *(each["content"] for each in request.messages)]
+    if sum(map(len, texts)) > context_length * _LONGEST_TOKEN:
+        raise PromptTooLongError(
+            f"the prompt is far longer than the context of {context_length} tokens",
+            hint="shorten the prompt or use a larger --context",
+        )
+
+
+@asynccontextmanager
+async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncIterator[Kept]:
+    """A session of the pool. It goes back unless it is broken."""
+    taken: list[Kept] = []
+    text = text_of(request)
+
+    def take() -> None:
+        taken.append(loaded.pool.take(owner, text, think=request.think))
+
+    try:
+        await in_thread(take)
+        yield taken[0]
+    except BaseException as error:
+        broken = isinstance(error, EdgespecError) and not isinstance(error, _OF_THE_REQUEST)
+        for kept in taken:
+            await in_thread(kept.session.close if broken else partial(_give, loaded, kept))
+        raise
+    else:
+        await in_thread(partial(_give, loaded, taken[0]))
+
+
+def _give(loaded: LoadedEngine, kept: Kept) -> None:
+    loaded.pool.give(kept, kept.text)
+
+
+async def _one(request: Request, kept: Kept, sampling: Sampling, index: int, reader: Reader) -> Done:
+    begun: list[Generation] = []
+
+    def begin() -> None:
+        begun.append(_generation(request, kept, sampling))
+
+    try:
+        await in_thread(begin)
+        await reader.begin(index)
+        generation, kept.text = begun[0], text_of(request)
+        split = ReasoningSplit(generation.thinking())
+        async for event in generation:
+            if isinstance(event, Text):
+                await _show(reader, index, split.feed(event.text))
+            elif isinstance(event, Done):
+                await _show(reader, index, split.flush())
+                await reader.end(index, event)
+                return event
+        raise AssertionError("an answer ends with Done")
+    finally:
+        for generation in begun:
+            await generation.aclose()
+
+
+def _generation(request: Request, kept: Kept, sampling: Sampling) -> Generation:
+    settings: dict[str, Any] = {"max_tokens": request.max_tokens, "sampling": sampling, "stop": request.stop}
+    if request.prompt is not None:
+        return kept.session.generate(request.prompt, raw=True, **settings)
+    return kept.session.generate(messages=request.messages, whole=True, **settings)
+
+
+async def _show(reader: Reader, index: int, part: Part) -> None:
+    if part.content or part.reasoning:
+        await reader.part(index, part)

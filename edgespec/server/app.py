@@ -1,0 +1,304 @@
+"""The routes of the server, and what happens to every request: checks, errors, counters, one line of a log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from edgespec.engine.events import Done
+from edgespec.errors import EdgespecError
+from edgespec.server.answers import Reader, decode
+from edgespec.server.errors import ApiError, api_error
+from edgespec.server.keeper import ModelKeeper
+from edgespec.server.metrics import Metrics
+from edgespec.server.openapi import document
+from edgespec.server.queue import RequestQueue
+from edgespec.server.replies import Head, fingerprint, whole
+from edgespec.server.schema import Reader as BodyReader, Request, read_chat, read_completion
+from edgespec.server.security import Access
+from edgespec.server.streaming import Collected, EventStream, GoneError, Receive, Send, while_connected
+from edgespec.server.strict_json import parse_body
+
+# At four characters a token, a context of four million tokens.
+MOST_BODY_BYTES = 16_000_000
+# The longest answers of thinking models on a slow machine take half an hour.
+LONGEST_REQUEST_S = 3600.0
+
+Scope = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLine:
+    """One request as a log shows it: nothing of its content. ``status`` 0: the client left before an answer."""
+
+    client: str
+    method: str
+    path: str
+    status: int
+    seconds: float
+    answers: tuple[Done, ...] = ()
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """What the routes share. ``names``: the model's own name first, then others that clients may use for it."""
+
+    keeper: ModelKeeper
+    names: tuple[str, ...]
+    access: Access = field(default_factory=Access)
+    queue: RequestQueue = field(default_factory=RequestQueue)
+    metrics: Metrics = field(default_factory=Metrics)
+    log: Callable[[RequestLine], None] = lambda line: None
+    content: Callable[[Request, list[Done]], None] | None = None
+    connections: Callable[[], int] = lambda: 0
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError with status 404 for a model that is not served. No name means the served one."""
+        if name and name not in self.names:
+            message = f"the model {name[:64]!r} is not served here; the served model is {self.names[0]!r}"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
+
+
+class Answering(Response):
+    """The response to one request for answers: waits for its turn and for the model, and decodes."""
+
+    def __init__(self, service: Service, request: Request, owner: str) -> None:
+        super().__init__()
+        self._service = service
+        self._request = request
+        self._owner = owner
+        self._head: Head | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = None
+        if self._request.stream:
+            stream = EventStream(send, self._known_head, include_usage=self._request.include_usage)
+        try:
+            await while_connected(receive, self._answer(scope, receive, send, stream))
+        except Exception as error:
+            if stream is None or not stream.started or isinstance(error, GoneError):
+                raise
+            failure = as_api_error(error)
+            scope["edgespec.error"] = failure.message
+            await stream.fail(failure)
+
+    def _known_head(self) -> Head:
+        assert self._head is not None
+        return self._head
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, stream: EventStream | None) -> None:
+        collected = Collected()
+        async with nullcontext() if stream is None else stream.kept_alive():
+            answers = await self._decode(collected if stream is None else stream)
+        scope["edgespec.answers"] = tuple(answers)
+        if self._service.content is not None:
+            self._service.content(self._request, answers)
+        if stream is not None:
+            await stream.finish(answers)
+            return
+        parts = collected.parts
+        if self._request.echo:
+            parts = [type(part)((self._request.prompt or "") + part.content) for part in parts]
+        await JSONResponse(whole(self._known_head(), parts, answers))(scope, receive, send)
+
+    async def _decode(self, reader: Reader) -> list[Done]:
+        service = self._service
+        try:
+            async with asyncio.timeout(LONGEST_REQUEST_S), service.queue.turn(), service.keeper.use() as loaded:
+                is_chat = self._request.is_chat
+                self._head = Head(
+                    id=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+                    created=int(time.time()),
+                    model=service.names[0],
+                    fingerprint=fingerprint(loaded.engine.plan),
+                    is_chat=is_chat,
+                )
+                return await decode(self._request, self._owner, loaded, reader)
+        except TimeoutError:
+            message = f"the answer took longer than {LONGEST_REQUEST_S:.0f} s"
+            raise ApiError(message, status=504, code="timeout") from None
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to any failure. An unexpected one says its type only: its text may be of another request."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EdgespecError):
+        return api_error(error)
+    if isinstance(error, HTTPException):
+        code = "method_not_allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "not_found"
+        return ApiError(f"{error.detail.lower()}: see /openapi.json", status=error.status_code, code=code)
+    return ApiError(f"something unexpected went wrong: {type(error).__name__}", status=500, code="internal_error")
+
+
+async def _fail(request: HttpRequest, error: Exception) -> Response:
+    failure = as_api_error(error)
+    request.scope["edgespec.error"] = failure.message
+    headers = {name.decode(): value.decode() for name, value in failure.headers()}
+    if isinstance(error, HTTPException) and error.headers is not None:
+        headers |= error.headers
+    return Response(failure.body(), status_code=failure.status, headers=headers)
+
+
+async def read_body(request: HttpRequest) -> bytes:
+    """The body. Raises ApiError with status 413 beyond ``MOST_BODY_BYTES``, and GoneError."""
+    too_large = ApiError(f"the body is larger than {MOST_BODY_BYTES} bytes", status=413, code="body_too_large")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced[:20]) > MOST_BODY_BYTES:
+        raise too_large
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MOST_BODY_BYTES:
+                raise too_large
+    except ClientDisconnect:
+        raise GoneError from None
+    return bytes(body)
+
+
+class Guard:
+    """The outermost layer: Host and Origin, the log, the counters, and failures of everything below."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started, status = time.perf_counter(), 0
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-content-type-options", b"nosniff")]
+            await send(message)
+
+        try:
+            self._service.access.check_browser(_values(scope, b"host"), _values(scope, b"origin"))
+            await self._app(scope, receive, sending)
+        except GoneError:
+            scope["edgespec.error"] = "the client left"
+        except Exception as error:
+            failure = as_api_error(error)
+            scope["edgespec.error"] = failure.message
+            if not status:
+                await sending({"type": "http.response.start", "status": failure.status, "headers": failure.headers()})
+                await sending({"type": "http.response.body", "body": failure.body()})
+        finally:
+            self._record(scope, status, time.perf_counter() - started)
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        path = scope["path"] if scope["path"] in PATHS else "other"
+        answers = scope.get("edgespec.answers", ())
+        self._service.metrics.count(path, status, answers)
+        client = scope.get("client")
+        self._service.log(
+            RequestLine(
+                client="?" if client is None else str(client[0]),
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                seconds=seconds,
+                answers=answers,
+                error=scope.get("edgespec.error"),
+            )
+        )
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics", "/openapi.json")
+
+
+def make_app(service: Service) -> Guard:
+    """The ASGI application."""
+    created = int(time.time())
+
+    def answering(read: BodyReader) -> Callable[[HttpRequest], Awaitable[Response]]:
+        async def endpoint(request: HttpRequest) -> Response:
+            owner = service.access.owner(request.headers)
+            parsed = read(parse_body(await read_body(request)))
+            service.check_model(parsed.model)
+            return Answering(service, parsed, owner)
+
+        return endpoint
+
+    def described(name: str) -> dict[str, Any]:
+        engine = service.keeper.engine
+        meta = None if engine is None else {"n_ctx": engine.plan.context_length, "plan": engine.plan.mode}
+        return {"id": name, "object": "model", "created": created, "owned_by": "edgespec", "meta": meta}
+
+    async def models(request: HttpRequest) -> Response:
+        service.access.owner(request.headers)
+        return JSONResponse({"object": "list", "data": [described(service.names[0])]})
+
+    async def model(request: HttpRequest) -> Response:
+        service.access.owner(request.headers)
+        service.check_model(request.path_params["name"])
+        return JSONResponse(described(service.names[0]))
+
+    async def health(request: HttpRequest) -> Response:
+        state = service.keeper.state
+        if service.queue.draining:
+            return JSONResponse({"status": "shutting down"}, status_code=503)
+        if state in ("ready", "unloaded"):  # an unloaded model is loaded by the next request
+            return JSONResponse({"status": "ok", "model": state})
+        error = service.keeper.error
+        about = {"status": state} if error is None else {"status": state, "message": error.message}
+        return JSONResponse(about, status_code=503)
+
+    async def metrics(request: HttpRequest) -> Response:
+        service.access.owner(request.headers)
+        return PlainTextResponse(service.metrics.text(_gauges(service)), media_type="text/plain; version=0.0.4")
+
+    async def openapi(request: HttpRequest) -> Response:
+        return JSONResponse(document())
+
+    failures: Mapping[Any, Any] = dict.fromkeys((ApiError, EdgespecError, HTTPException, Exception), _fail)
+    app: Any = Starlette(
+        routes=[
+            Route("/v1/chat/completions", answering(read_chat), methods=["POST"]),
+            Route("/v1/completions", answering(read_completion), methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/openapi.json", openapi),
+        ],
+        exception_handlers=failures,
+    )
+    if service.access.origins:
+        app = CORSMiddleware(
+            app, allow_origins=service.access.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    return Guard(app, service)
+
+
+def _gauges(service: Service) -> dict[str, int]:
+    return {
+        "requests_running": service.queue.running,
+        "requests_waiting": service.queue.waiting,
+        "sessions_kept": service.keeper.kept_sessions,
+        "connections": service.connections(),
+        "model_loaded": int(service.keeper.state == "ready"),
+        "model_loads_total": service.keeper.loads,
+    }

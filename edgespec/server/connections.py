@@ -1,0 +1,99 @@
+"""Limits of a connection that uvicorn does not have: time to send a request, number of connections, JSON errors."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from edgespec.server.errors import ApiError
+
+# Time for a whole request to arrive: 16 MB at half a megabyte a second.
+RECEIVE_S = 30.0
+# A descriptor each; systems give a process 1024, and model files and threads need some.
+MOST_CONNECTIONS = 512
+
+
+class LimitedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with a deadline for each request, and at most ``most_connections`` connections.
+
+    A further connection replaces the one that has been without a request for the longest time.
+    """
+
+    receive_s = RECEIVE_S
+    most_connections = MOST_CONNECTIONS
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._since = self.loop.time()  # when the connection became idle
+
+    @property
+    def live(self) -> bool:
+        return not self.transport.is_closing()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        live = [each for each in self.connections if isinstance(each, LimitedProtocol) and each.live]
+        if len(live) > self.most_connections:
+            idle = [each for each in live if each.idle]
+            min(idle, key=lambda each: each._since, default=self).transport.abort()
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect()
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_deadline()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        """Start the deadline if a request is incomplete; end it if the request is complete."""
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing():
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(self.receive_s, self._too_slow)
+        else:
+            self._end_deadline()
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._refuse(ApiError("the request did not arrive in time", status=408, code="timeout"))
+        else:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """The answer to what is not HTTP, in OpenAI's shape."""
+        self._refuse(ApiError("the request is not valid HTTP/1.1", code="invalid_http"))
+
+    def _refuse(self, error: ApiError) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = error.body()
+            headers = [*error.headers(), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+            events = (
+                h11.Response(status_code=error.status, headers=headers, reason=HTTPStatus(error.status).phrase),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            )
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()

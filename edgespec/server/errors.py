@@ -1,0 +1,100 @@
+"""Errors as OpenAI's clients read them: a status and ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from edgespec.errors import (
+    ClosedError,
+    DownloadError,
+    EdgespecError,
+    InvalidRequestError,
+    MemoryLimitError,
+    ModelFileError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    RuntimeUnavailableError,
+    TemplateError,
+    WorkerLostError,
+)
+
+# Errors of the machine or of loading: the same request may succeed later.
+_UNAVAILABLE = (
+    ClosedError,
+    DownloadError,
+    MemoryLimitError,
+    ModelFileError,
+    ModelNotFoundError,
+    RuntimeUnavailableError,
+    WorkerLostError,
+)
+
+# Seconds after which a client should ask again if the server cannot say better.
+RETRY_S = 2
+
+
+class ApiError(Exception):
+    """An answer with an error. ``param`` names the request's field, ``code`` is for programs.
+
+    ``retry_s``: the value of Retry-After, in seconds; None without this header.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_s = retry_s
+
+    @property
+    def type(self) -> str:
+        """OpenAI's class of the error."""
+        if self.status in (401, 403):
+            return "authentication_error" if self.status == 401 else "permission_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer's body."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def body(self) -> bytes:
+        return json.dumps(self.as_json()).encode()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of the answer, Content-Type included."""
+        found = [(b"content-type", b"application/json")]
+        if self.retry_s is not None:
+            found.append((b"retry-after", str(self.retry_s).encode()))
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            found.append((b"www-authenticate", b"Bearer"))
+        return found
+
+
+def unsupported(param: str, what: str) -> ApiError:
+    """The error for a field whose meaning would be lost if it were ignored."""
+    return ApiError(f"{what} is not supported", param=param, code="unsupported_parameter")
+
+
+def api_error(error: EdgespecError) -> ApiError:
+    """The answer to a request that failed with ``error``."""
+    message = error.message if error.hint is None else f"{error.message} ({error.hint})"
+    if isinstance(error, PromptTooLongError):
+        return ApiError(message, param="messages", code="context_length_exceeded")
+    if isinstance(error, InvalidRequestError | TemplateError):
+        return ApiError(message)
+    if isinstance(error, _UNAVAILABLE):
+        return ApiError(message, status=503, code="unavailable", retry_s=RETRY_S)
+    return ApiError(message, status=500, code="internal_error")

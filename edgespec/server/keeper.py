@@ -1,0 +1,164 @@
+"""The model of the server: loaded in the background, freed when idle, loaded on demand, calibrated when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from edgespec.engine.engine import Engine
+from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
+from edgespec.server.pool import SessionPool
+from edgespec.server.threads import in_thread
+
+State = Literal["loading", "ready", "unloaded", "failed"]
+
+# Ollama's time: a person who reads an answer comes back earlier.
+KEEP_ALIVE_S = 300.0
+
+# Time without a request after which the machine is measured; a program asks again earlier.
+CALIBRATE_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A loaded model and the conversations kept for it."""
+
+    engine: Engine
+    pool: SessionPool
+
+
+class ModelKeeper:
+    """Loads and frees one model. All methods belong to one event loop."""
+
+    def __init__(self, load: Callable[[], Engine], keep_alive_s: float | None = KEEP_ALIVE_S) -> None:
+        """``load`` is called on a thread. ``keep_alive_s`` None keeps the model for as long as the server runs."""
+        self._load = load
+        self._keep_alive_s = keep_alive_s
+        self._loading: asyncio.Task[LoadedEngine] | None = None
+        self._loaded: LoadedEngine | None = None
+        self._users = 0
+        self._idle: asyncio.Task[None] | None = None
+        self._freeing: asyncio.Future[None] | None = None
+        self._stop_measuring = threading.Event()
+        self._closed = False
+        self.error: EdgespecError | None = None  # of the last attempt to load
+        self.loads = 0
+
+    @property
+    def state(self) -> State:
+        if self._loaded is not None:
+            return "ready"
+        if self._loading is not None:
+            return "loading"
+        return "unloaded" if self.error is None else "failed"
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine, while it is loaded."""
+        return None if self._loaded is None else self._loaded.engine
+
+    @property
+    def kept_sessions(self) -> int:
+        return 0 if self._loaded is None else len(self._loaded.pool)
+
+    def start(self) -> asyncio.Task[LoadedEngine]:
+        """Begin to load, without waiting. Returns the loading in progress if there is one."""
+        if self._closed:
+            raise ClosedError("this server is shutting down")
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load_now())
+            self._loading.add_done_callback(_seen)
+        return self._loading
+
+    async def _load_now(self) -> LoadedEngine:
+        try:
+            if self._freeing is not None:  # memory for both may be missing
+                await asyncio.wait([self._freeing])
+            engine = await in_thread(self._load, lambda late: late.close())
+        except EdgespecError as error:
+            self.error = error
+            raise
+        finally:
+            self._loading = None
+        self.error, self.loads = None, self.loads + 1
+        self._loaded = LoadedEngine(engine, SessionPool(engine))
+        self._wait_idle()
+        return self._loaded
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[LoadedEngine]:
+        """The model for one request, loaded first if it has to be. Raises what loading raises."""
+        self._users += 1
+        self._stop_measuring.set()
+        if self._idle is not None:
+            self._idle.cancel()
+        try:
+            loaded = self._loaded
+            if loaded is None:
+                # Shielded: other requests wait for the same loading.
+                loaded = await asyncio.shield(self.start())
+            try:
+                yield loaded
+            except (ClosedError, WorkerLostError):
+                self._drop(loaded)  # its process is gone; the next request loads it again
+                raise
+        finally:
+            self._users -= 1
+            self._wait_idle()
+
+    def _wait_idle(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        if not self._users and self._loaded is not None and not self._closed:
+            self._idle = asyncio.create_task(self._be_idle(self._loaded))
+
+    async def _be_idle(self, loaded: LoadedEngine) -> None:
+        """Measure the machine, then free the model."""
+        loop = asyncio.get_running_loop()
+        until = None if self._keep_alive_s is None else loop.time() + self._keep_alive_s
+        delay = CALIBRATE_AFTER_S if self._keep_alive_s is None else min(CALIBRATE_AFTER_S, self._keep_alive_s)
+        await asyncio.sleep(delay)
+        self._stop_measuring = stop = threading.Event()
+        with contextlib.suppress(EdgespecError):
+            if loaded.engine.can_calibrate:
+                await in_thread(lambda: loaded.engine.calibrate_for(stop=stop))
+        if until is None:
+            return
+        await asyncio.sleep(max(0.0, until - loop.time()))
+        self._drop(loaded)
+
+    def _drop(self, loaded: LoadedEngine) -> None:
+        """Free a model; requests that come now load it again afterwards."""
+        if self._loaded is loaded:
+            self._loaded = None
+            self._freeing = asyncio.ensure_future(in_thread(lambda: _free(loaded)))
+            self._freeing.add_done_callback(_seen)
+
+    async def close(self) -> None:
+        """Free the model. A loading in progress is left to its thread, which frees what it loads."""
+        self._closed = True
+        self._stop_measuring.set()
+        for task in (self._idle, self._loading):
+            if task is not None:
+                task.cancel()
+        if self._loaded is not None:
+            self._drop(self._loaded)
+        if self._freeing is not None:
+            await asyncio.wait([self._freeing])
+
+
+def _free(loaded: LoadedEngine) -> None:
+    loaded.pool.close()
+    loaded.engine.close()
+
+
+def _seen(task: asyncio.Future[LoadedEngine] | asyncio.Future[None]) -> None:
+    """Take the exception of a task that is not awaited."""
+    if not task.cancelled():
+        task.exception()

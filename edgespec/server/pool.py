@@ -1,0 +1,124 @@
+"""Conversations kept between requests, so that a longer version of one is not read again from its beginning.
+
+HTTP clients send the whole conversation every time. A request continues the session of its owner whose text it shares
+most of; no session is ever given to another owner.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session
+from edgespec.errors import MemoryLimitError
+from edgespec.server.messages import Message
+from edgespec.server.schema import Request
+
+# A caller of one program holds one or two conversations. Memory is the other bound: a session has a whole cache.
+MOST_KEPT = 8
+
+
+@dataclass(slots=True)
+class Kept:
+    """A session, whose it is, and the text that its caches hold."""
+
+    session: Session
+    owner: str
+    think: bool
+    text: str = ""
+
+
+def text_of(request: Request, answer: str | None = None) -> str:
+    """A request as one text that is a prefix of any continuation's text."""
+    if request.prompt is not None:
+        return f"\0{request.prompt}{answer or ''}"
+    return text_of_messages(request.messages) + ("" if answer is None else f"assistant\0{answer}\0")
+
+
+def text_of_messages(messages: Sequence[Message]) -> str:
+    return "".join(f"{each['role']}\0{each['content']}\0" for each in messages)
+
+
+def common_length(one: str, other: str) -> int:
+    """Characters at the start that both texts share."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one.startswith(other[least:middle], least):
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def is_worth(common: int, kept: int) -> bool:
+    """Whether to continue a session: reading ``common`` again would take longer than the rest of the ``kept`` text.
+
+    All in characters. The rest is lost, and may have to be read again for another request.
+    """
+    return common >= kept - common
+
+
+class SessionPool:
+    """The sessions of one engine that no request uses. Thread-safe."""
+
+    def __init__(self, engine: Engine, most_kept: int = MOST_KEPT) -> None:
+        self._engine = engine
+        self._most = most_kept
+        self._lock = threading.Lock()
+        self._kept: list[Kept] = []  # the least recently used first
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, owner: str, text: str, *, think: bool) -> Kept:
+        """A session for a request with this text: a kept one that shares most of it, else a new one.
+
+        Sessions that were not used for the longest time are closed if memory is short. Raises MemoryLimitError if all
+        sessions are in use, and ClosedError.
+        """
+        with self._lock:
+            own = [each for each in self._kept if each.owner == owner and each.think == think]
+            shares = [(common_length(each.text, text), each) for each in own]
+            worth = [(common, each) for common, each in shares if is_worth(common, len(each.text))]
+            if worth:
+                _, best = max(worth, key=lambda pair: pair[0])
+                self._kept.remove(best)
+                return best
+        while True:
+            try:
+                return Kept(self._engine.session(think=think), owner, think)
+            except MemoryLimitError:
+                if not self._drop_oldest():
+                    raise
+
+    def give(self, kept: Kept, text: str) -> None:
+        """Keep a session whose caches hold ``text`` for later requests."""
+        kept.text = text
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._kept.append(kept)
+        if closed:
+            kept.session.close()
+        while len(self._kept) > self._most and self._drop_oldest():
+            pass
+
+    def _drop_oldest(self) -> bool:
+        """Close the session that was not used for the longest time; False if no session is kept."""
+        with self._lock:
+            if not self._kept:
+                return False
+            oldest = self._kept.pop(0)
+        oldest.session.close()
+        return True
+
+    def close(self) -> None:
+        """Close all kept sessions, and each session that is given back later."""
+        with self._lock:
+            self._closed = True
+        while self._drop_oldest():
+            pass

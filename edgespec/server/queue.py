@@ -1,0 +1,72 @@
+"""Requests that are answered now, and those that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from edgespec.server.errors import ApiError
+
+# The decoding of this many answers shares the machine; more would be slower for all of them.
+MOST_RUNNING = 4
+MOST_WAITING = 64
+# Clients of OpenAI's give up after ten minutes.
+LONGEST_WAIT_S = 600.0
+# Retry-After is at most this.
+_LONGEST_RETRY_S = 60
+# Weight of the newest request in the average time of one.
+_NEWEST = 0.2
+
+
+class RequestQueue:
+    """First come, first served; beyond ``most_waiting``, requests are refused with 429 and Retry-After."""
+
+    def __init__(
+        self,
+        most_running: int = MOST_RUNNING,
+        most_waiting: int = MOST_WAITING,
+        longest_wait_s: float = LONGEST_WAIT_S,
+    ) -> None:
+        self._slots = asyncio.Semaphore(most_running)
+        self._most_running = most_running
+        self._most_waiting = most_waiting
+        self._longest_wait_s = longest_wait_s
+        self._typical_s = 1.0
+        self.draining = False
+        self.running = 0
+        self.waiting = 0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a place, and hold it within the block. Raises ApiError with status 429 or 503."""
+        if self.draining:
+            raise ApiError("the server is shutting down", status=503, code="shutting_down")
+        if self.waiting >= self._most_waiting and self._slots.locked():
+            raise ApiError("too many requests are waiting", status=429, code="queue_full", retry_s=self.retry_s)
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(self._longest_wait_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise ApiError(
+                "no place became free in time", status=429, code="queue_full", retry_s=self.retry_s
+            ) from None
+        finally:
+            self.waiting -= 1
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._typical_s += _NEWEST * (loop.time() - started - self._typical_s)
+            self._slots.release()
+
+    @property
+    def retry_s(self) -> int:
+        """Seconds until a place is likely to be free."""
+        expected = self._typical_s * (self.waiting + 1) / self._most_running
+        return max(1, min(_LONGEST_RETRY_S, math.ceil(expected)))

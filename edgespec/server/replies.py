@@ -1,0 +1,142 @@
+"""Answers as OpenAI's clients read them, whole and in chunks, with llama.cpp's timings. Pure functions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec import __version__
+from edgespec.engine.events import Done
+from edgespec.planning.choice.plan import Plan
+from edgespec.server.answers import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all chunks of a reply share. ``created``: seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    is_chat: bool
+
+    def wrap(self, choices: list[dict[str, Any]], *, chunk: bool, **more: Any) -> dict[str, Any]:
+        kind = "text_completion" if not self.is_chat else f"chat.completion{'.chunk' if chunk else ''}"
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+            **more,
+        }
+
+
+def fingerprint(plan: Plan) -> str:
+    """Names what a seed's text depends on: this version, the model, and its numeric class."""
+    about = json.dumps([plan.target.model, plan.numeric_class.as_json()], sort_keys=True, default=str)
+    return f"edgespec-{__version__}-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
+
+
+def first_chunk(head: Head, index: int) -> dict[str, Any]:
+    """The chunk that begins a chat's answer."""
+    return head.wrap([_delta(index, {"role": "assistant", "content": ""})], chunk=True)
+
+
+def part_chunk(head: Head, index: int, part: Part) -> dict[str, Any]:
+    if not head.is_chat:
+        return head.wrap([_text(index, part.content, None)], chunk=True)
+    delta = {"reasoning_content": part.reasoning} if part.reasoning else {}
+    if part.content:
+        delta["content"] = part.content
+    return head.wrap([_delta(index, delta)], chunk=True)
+
+
+def last_chunk(head: Head, index: int, done: Done) -> dict[str, Any]:
+    """The chunk with the reason for the end, the seed and the timings."""
+    reason = done.finish_reason
+    choice = _delta(index, {}, reason) if head.is_chat else _text(index, "", reason)
+    return head.wrap([choice], chunk=True, seed=done.sampling.seed, timings=timings([done]))
+
+
+def usage_chunk(head: Head, answers: Sequence[Done]) -> dict[str, Any]:
+    return head.wrap([], chunk=True, usage=usage(answers))
+
+
+def whole(head: Head, parts: Sequence[Part], answers: Sequence[Done]) -> dict[str, Any]:
+    """The reply to a request that is not streamed."""
+    choices = []
+    for index, (part, done) in enumerate(zip(parts, answers, strict=True)):
+        if head.is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
+            if part.reasoning:
+                message["reasoning_content"] = part.reasoning
+            choices.append(
+                {"index": index, "message": message, "logprobs": None, "finish_reason": done.finish_reason}
+            )
+        else:
+            choices.append(_text(index, part.content, done.finish_reason))
+    return head.wrap(
+        choices, chunk=False, usage=usage(answers), seed=answers[0].sampling.seed, timings=timings(answers)
+    )
+
+
+def _delta(index: int, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _text(index: int, text: str, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+def usage(answers: Sequence[Done]) -> dict[str, Any]:
+    """Tokens, with OpenAI's names for guesses. The prompt of several answers counts once."""
+    prompt, cached = answers[0].stats.prompt_tokens, answers[0].stats.cached_tokens
+    completion = sum(done.stats.emitted_tokens for done in answers)
+    accepted = sum(done.stats.accepted for done in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(done.stats.proposed for done in answers) - accepted,
+        },
+    }
+
+
+def timings(answers: Sequence[Done]) -> dict[str, Any]:
+    """The times of llama.cpp's server, by its names; ``plain_per_second`` is ours. Not measured is null.
+
+    ``prompt_n`` are the tokens that were read, without cached ones. The first token comes with the prompt: a rate is
+    that of the others.
+    """
+    first = answers[0].stats
+    read = first.prompt_tokens - first.cached_tokens
+    prompt_s = first.ttft_s
+    decode_s = sum(done.stats.decode_s or 0.0 for done in answers)
+    further = sum(max(0, done.stats.emitted_tokens - 1) for done in answers)
+    return {
+        "cache_n": first.cached_tokens,
+        "prompt_n": read,
+        "prompt_ms": None if prompt_s is None else _rounded(1000 * prompt_s),
+        "prompt_per_second": None if not prompt_s else _rounded(read / prompt_s),
+        "predicted_n": sum(done.stats.emitted_tokens for done in answers),
+        "predicted_ms": _rounded(1000 * decode_s),
+        "predicted_per_second": _rounded(further / decode_s) if decode_s and further else None,
+        "draft_n": sum(done.stats.proposed for done in answers),
+        "draft_n_accepted": sum(done.stats.accepted for done in answers),
+        "plain_per_second": None
+        if answers[-1].plain_tokens_per_s is None
+        else _rounded(answers[-1].plain_tokens_per_s),
+    }
+
+
+def _rounded(number: float) -> float:
+    return round(number, 3)

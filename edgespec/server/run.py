@@ -1,0 +1,147 @@
+"""Opens the port and runs the server until ``stop``. Installs no signal handler and prints nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import psutil
+import uvicorn
+
+from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.server.app import Service, make_app
+from edgespec.server.connections import LimitedProtocol
+
+# Time for running answers to end after the first signal; systemd kills after 90 s.
+DRAIN_S = 60
+# Browsers and clients keep connections for about a minute.
+KEEP_CONNECTION_S = 75
+_BACKLOG = 1024
+
+
+def open_sockets(host: str, port: int) -> list[socket.socket]:
+    """Sockets on every address of ``host``. Raises EdgespecError if the port is in use, InvalidRequestError."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise InvalidRequestError(
+            f"{host} is not a host of this machine: {error}", hint="127.0.0.1 serves this machine only"
+        ) from error
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            own = socket.socket(family, kind, protocol)
+            try:
+                if sys.platform != "win32":
+                    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                own.bind(address)
+                own.listen(_BACKLOG)  # a port in use may be reported only now
+            except OSError as error:
+                own.close()
+                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
+                    continue  # ``localhost`` has an IPv6 address on machines without IPv6
+                raise _cannot_listen(host, port, error) from error
+            sockets.append(own)
+            if port == 0:
+                break
+        if not sockets:
+            raise InvalidRequestError(f"{host} is not an address of this machine", hint="leave out --host")
+    except BaseException:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> EdgespecError:
+    if error.errno == errno.EADDRINUSE:
+        return EdgespecError(
+            f"port {port} is in use by {_holder(port)}", hint="end that program, or choose another --port"
+        )
+    if error.errno == errno.EACCES:
+        return EdgespecError(f"this user may not listen on port {port}", hint="choose a --port above 1023")
+    return InvalidRequestError(f"cannot listen on {host}: {error.strerror}", hint="leave out --host")
+
+
+def _holder(port: int) -> str:
+    """The program that listens on a port, as far as this user may know."""
+    with contextlib.suppress(psutil.Error, OSError, RuntimeError):
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                return f"{psutil.Process(each.pid).name()} (process {each.pid})"
+    return "another program"
+
+
+def urls(sockets: Sequence[socket.socket]) -> list[str]:
+    """The addresses of a server's sockets."""
+    found = []
+    for each in sockets:
+        host, port = each.getsockname()[:2]
+        found.append(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    return found
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, stopped by ``stop`` instead of signals."""
+
+    def __init__(self, service: Service, sockets: Sequence[socket.socket]) -> None:
+        self._service = service
+        self._own_sockets = list(sockets)
+        self.load_error: EdgespecError | None = None  # if the first load failed, which ends the server
+        service.connections = lambda: len(self.server_state.connections)
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                http=LimitedProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_CONNECTION_S,
+                timeout_graceful_shutdown=DRAIN_S,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> bool:
+        """Answer what has begun, and end; at the second call end now. Returns whether it is the first call.
+
+        May be called from a signal handler and from any thread.
+        """
+        first = not self.should_exit
+        self.force_exit = not first
+        self.should_exit = self._service.queue.draining = True
+        return first
+
+    def run_to_end(self, on_listening: Callable[[], None] = lambda: None) -> None:
+        """Serve until ``stop``. The model is loaded in the background. Raises what the first load raises."""
+        asyncio.run(self._run(on_listening))
+        if self.load_error is not None:
+            raise self.load_error
+
+    async def _run(self, on_listening: Callable[[], None]) -> None:
+        keeper = self._service.keeper
+        loading = keeper.start()
+        loading.add_done_callback(lambda _: self._check_first_load())
+        on_listening()
+        try:
+            await self.serve(sockets=self._own_sockets)
+        finally:
+            await keeper.close()
+
+    def _check_first_load(self) -> None:
+        error = self._service.keeper.error
+        if error is not None:
+            self.load_error = error
+            self.stop()

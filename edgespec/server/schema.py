@@ -1,0 +1,214 @@
+"""Requests as data: which fields the server reads, their types and bounds. Pure functions.
+
+A field that would change the answer and is not supported is refused; fields that only the sender uses are ignored,
+and so are unknown ones: clients send many, and a refusal would stop clients that work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.server.errors import ApiError, unsupported
+from edgespec.server.messages import Message, read_messages
+from edgespec.server.strict_json import check_text
+
+# OpenAI allows 4; agents send more.
+MOST_STOPS = 16
+# Answers to one request. They are decoded one after another.
+MOST_CHOICES = 16
+# OpenAI's bound.
+MOST_TOP_LOGPROBS = 20
+_LARGEST_SEED = 2**64
+
+# Number fields of a request, and the names of ``Sampling`` that they set.
+_SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repeat_penalty": "repeat_penalty",  # llama.cpp's name
+    "repetition_penalty": "repeat_penalty",  # vLLM's name
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request, checked. ``prompt`` is set for a completion, ``messages`` for a chat.
+
+    ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn.
+    """
+
+    model: str | None
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    choices: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    think: bool = True
+    echo: bool = False
+
+    @property
+    def is_chat(self) -> bool:
+        return self.prompt is None
+
+
+def read_chat(body: Mapping[str, Any]) -> Request:
+    """A body of /v1/chat/completions. Raises ApiError."""
+    _refuse_chat(body)
+    return Request(
+        messages=read_messages(body.get("messages")),
+        max_tokens=_first(body, ("max_completion_tokens", "max_tokens")),
+        think=_think(body),
+        **_shared(body),
+    )
+
+
+def read_completion(body: Mapping[str, Any]) -> Request:
+    """A body of /v1/completions. Raises ApiError."""
+    _refuse_shared(body)
+    for name, neutral in (("best_of", (1,)), ("suffix", ("",)), ("logprobs", (False,))):
+        if body.get(name) is not None and body[name] not in neutral:
+            raise unsupported(name, name)
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str):
+        raise _wrong("prompt", "one text", prompt)
+    if not prompt:
+        raise ApiError("the prompt is empty", param="prompt")
+    return Request(
+        prompt=check_text(prompt, "prompt"),
+        max_tokens=_first(body, ("max_tokens",)),
+        echo=boolean(body, "echo"),
+        **_shared(body),
+    )
+
+
+def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, Mapping):
+        raise _wrong("stream_options", "an object", options)
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise _wrong("model", "text", model)
+    return {
+        "model": model,
+        "sampling": {own: value for name, own in _SAMPLING.items() if (value := _number(body, name)) is not None},
+        "seed": _seed(body),
+        "stop": _stops(body.get("stop")),
+        "choices": _whole(body, "n", 1, MOST_CHOICES) or 1,
+        "stream": boolean(body, "stream"),
+        "include_usage": boolean(options or {}, "include_usage"),
+    }
+
+
+def _refuse_chat(body: Mapping[str, Any]) -> None:
+    _refuse_shared(body)
+    if boolean(body, "logprobs"):
+        raise unsupported("logprobs", "logprobs")
+    if _whole(body, "top_logprobs", 0, MOST_TOP_LOGPROBS):
+        raise unsupported("top_logprobs", "top_logprobs")
+    for name in ("tools", "functions"):
+        if body.get(name):
+            raise unsupported(name, f"{name} (function calling)")
+    if body.get("tool_choice") not in (None, "none", "auto"):
+        raise unsupported("tool_choice", "a forced tool call")
+    modalities = body.get("modalities")
+    if modalities is not None and modalities != ["text"]:
+        raise unsupported("modalities", "an output other than text")
+
+
+def _refuse_shared(body: Mapping[str, Any]) -> None:
+    if body.get("logit_bias"):
+        raise unsupported("logit_bias", "logit_bias")
+    wanted = body.get("response_format")
+    if wanted is not None:
+        kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+        if kind != "text":
+            raise unsupported("response_format", f"response_format {json.dumps(kind)}")
+    for name in ("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice"):
+        if body.get(name):
+            raise unsupported(name, f"{name} (constrained output)")
+
+
+def _think(body: Mapping[str, Any]) -> bool:
+    """Whether the model may think first: ``chat_template_kwargs.enable_thinking``, as llama.cpp and vLLM have it."""
+    given = body.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, Mapping):
+        raise _wrong("chat_template_kwargs", "an object", given)
+    if body.get("reasoning_effort") == "none":
+        return False
+    return boolean(given or {}, "enable_thinking", usual=True)
+
+
+def _stops(given: object) -> tuple[str, ...]:
+    stops = [given] if isinstance(given, str) else given or []
+    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
+        raise _wrong("stop", "a text or a list of texts", given)
+    if len(stops) > MOST_STOPS:
+        raise ApiError(f"stop has {len(stops)} texts; at most {MOST_STOPS} are allowed", param="stop")
+    return tuple(check_text(each, "stop") for each in stops if each)
+
+
+def _seed(body: Mapping[str, Any]) -> int | None:
+    """The seed; -1 means none, as in llama.cpp."""
+    seed = _whole(body, "seed", -1, _LARGEST_SEED - 1)
+    return None if seed == -1 else seed
+
+
+def _first(body: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """The first of these numbers of tokens that is given; -1 means no limit, as in llama.cpp."""
+    for name in names:
+        value = _whole(body, name, -1, 2**31 - 1)
+        if value == 0:
+            raise ApiError(f"{name} must be at least 1, not 0", param=name)
+        if value is not None:
+            return None if value == -1 else value
+    return None
+
+
+def boolean(body: Mapping[str, Any], name: str, *, usual: bool = False) -> bool:
+    """A field that is true or false; ``usual`` if it is absent or null. Raises ApiError."""
+    value = body.get(name)
+    if value is None:
+        return usual
+    if not isinstance(value, bool):
+        raise _wrong(name, "true or false", value)
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str) -> float | None:
+    value = body.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise _wrong(name, "a number", value)
+    if isinstance(value, int) and abs(value) > 2**53:
+        raise ApiError(f"{name} is too large", param=name)
+    return value
+
+
+def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong(name, "a whole number", value)
+    if not least <= value <= most:
+        raise ApiError(f"{name} must be {least} to {most}", param=name)
+    return value
+
+
+def _wrong(name: str, wanted: str, value: object) -> ApiError:
+    given = "missing" if value is None else f"not {json.dumps(value)[:40]}"
+    return ApiError(f"{name} must be {wanted}{', ' if value is not None else ' and is '}{given}", param=name)
+
+
+Reader = Callable[[Mapping[str, Any]], Request]

@@ -1,0 +1,107 @@
+"""Who may ask: API keys, and the pages in a browser that may not.
+
+A page on any website can send requests to this machine's servers. Its ``Origin`` gives it away; a page that points
+its own name at this machine (DNS rebinding) has that name in ``Host``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from edgespec.errors import InvalidRequestError
+from edgespec.server.errors import ApiError
+
+# Without keys, every client is the same owner.
+EVERYBODY = "local"
+_SHORTEST_KEY = 8
+_NAMES_OF_LOOPBACK = ("localhost",)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine's programs reach ``host``."""
+    name = host.strip("[]").rstrip(".").lower()
+    if name in _NAMES_OF_LOOPBACK or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The keys that are accepted (none: no key is needed), and the origins whose pages may ask."""
+
+    keys: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+    def check_host(self, host: str) -> None:
+        """Raise InvalidRequestError if a server on ``host`` would be open to other machines without a key."""
+        for key in self.keys:
+            if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+                raise InvalidRequestError(
+                    "an API key is too short or has characters that a header cannot hold",
+                    hint=f"use at least {_SHORTEST_KEY} letters, digits and signs, without spaces",
+                )
+        if not self.keys and not is_loopback(host):
+            raise InvalidRequestError(
+                f"{host} is reachable from other machines, so a key is needed",
+                hint="set EDGESPEC_API_KEY, or leave out --host",
+            )
+        for origin in self.origins:
+            parts = urlsplit(origin)
+            if not parts.scheme or not parts.netloc or parts.path or origin == "*":
+                raise InvalidRequestError(
+                    f"{origin} is not an origin", hint="an origin is a scheme and a host: http://localhost:3000"
+                )
+
+    def owner(self, headers: Mapping[str, str]) -> str:
+        """The owner that the request's key stands for. Raises ApiError with status 401."""
+        if not self.keys:
+            return EVERYBODY
+        given = headers.get("authorization", "")
+        scheme, _, token = given.partition(" ")
+        key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        found = ""
+        for known in self.keys:  # all keys are compared, so that the time says nothing
+            if hmac.compare_digest(_digest(known), _digest(key)):
+                found = _digest(known)
+        if not found:
+            message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer KEY"
+            raise ApiError(message, status=401, code="invalid_api_key")
+        return found
+
+    def check_browser(self, hosts: Sequence[str], origins: Sequence[str]) -> str | None:
+        """The allowed origin that a page has, None without a page. Raises ApiError with status 403.
+
+        ``hosts`` and ``origins`` are all values of these headers.
+        """
+        if len(hosts) != 1 or len(origins) > 1:
+            raise ApiError("a request must have one Host and at most one Origin", status=400, code="invalid_header")
+        host = hosts[0].lower()
+        if not self.keys and not is_loopback(_name_of(host)):
+            raise ApiError(f"the host {host[:64]!r} is not this machine", status=403, code="host_not_allowed")
+        if not origins:
+            return None
+        origin = origins[0]
+        if origin in self.origins:
+            return origin
+        if origin.lower() in (f"http://{host}", f"https://{host}"):
+            return origin  # a page that this server sent
+        raise ApiError(f"pages of {origin[:64]!r} may not use this server", status=403, code="origin_not_allowed")
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _name_of(host: str) -> str:
+    """The host without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0]
+    return host.rpartition(":")[0] if ":" in host else host

@@ -1,0 +1,149 @@
+"""Readers of answers: server-sent events, and one JSON object. A client that leaves ends its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from edgespec.engine.events import Done
+from edgespec.server.answers import Part
+from edgespec.server.errors import ApiError
+from edgespec.server.replies import Head, first_chunk, last_chunk, part_chunk, usage_chunk
+
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+# Proxies and clients give up on a silent connection after 15 s or more.
+KEEP_ALIVE_S = 5.0
+# A client that takes nothing for this long is gone: the answer waits in memory and holds a place.
+LONGEST_WRITE_S = 60.0
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the events
+]
+
+
+class GoneError(Exception):
+    """The client closed the connection, or takes nothing."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled if the client closes the connection. Raises GoneError then."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise GoneError
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Collected:
+    """Joins the parts of each answer."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+
+    async def begin(self, index: int) -> None:
+        self._content, self._reasoning = [], []
+
+    async def part(self, index: int, part: Part) -> None:
+        self._content.append(part.content)
+        self._reasoning.append(part.reasoning)
+
+    async def end(self, index: int, done: Done) -> None:
+        self.parts.append(Part("".join(self._content), "".join(self._reasoning)))
+
+
+class EventStream:
+    """Sends answers as they come. The response starts with the first answer, or with the first comment.
+
+    Until it starts, an error can still have its own status. ``head`` is asked for when the first event is sent.
+    """
+
+    def __init__(self, send: Send, head: Callable[[], Head], *, include_usage: bool) -> None:
+        self._send = send
+        self._head = head
+        self._include_usage = include_usage
+        self._writing = asyncio.Lock()
+        self._wrote = False  # since the last look of ``kept_alive``
+        self.started = False
+
+    async def begin(self, index: int) -> None:
+        if self._head().is_chat:
+            await self._event(first_chunk(self._head(), index))
+
+    async def part(self, index: int, part: Part) -> None:
+        # A completion has no field for thinking.
+        if self._head().is_chat or part.content:
+            await self._event(part_chunk(self._head(), index, part))
+
+    async def end(self, index: int, done: Done) -> None:
+        await self._event(last_chunk(self._head(), index, done))
+
+    async def finish(self, answers: list[Done]) -> None:
+        """The end of the stream."""
+        if self._include_usage:
+            await self._event(usage_chunk(self._head(), answers))
+        await self._write(b"data: [DONE]\n\n")
+        await self._close()
+
+    async def fail(self, error: ApiError) -> None:
+        """End a stream that has started with an error."""
+        await self._write(b"data: " + error.body() + b"\n\n")
+        await self._close()
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncIterator[None]:
+        """Send a comment every ``KEEP_ALIVE_S`` without an event."""
+        ticks = asyncio.create_task(self._tick())
+        try:
+            yield
+        finally:
+            ticks.cancel()
+            await asyncio.wait([ticks])
+
+    async def _tick(self) -> None:
+        while True:
+            self._wrote = False
+            await asyncio.sleep(KEEP_ALIVE_S)
+            if not self._wrote:
+                await self._write(b": waiting\n\n")
+
+    async def _event(self, chunk: dict[str, Any]) -> None:
+        if self._include_usage:
+            chunk.setdefault("usage", None)
+        await self._write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+    async def _write(self, data: bytes) -> None:
+        async with self._writing:
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            self._wrote = True
+            try:
+                async with asyncio.timeout(LONGEST_WRITE_S):
+                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            except TimeoutError:
+                raise GoneError from None
+
+    async def _close(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,85 @@
+"""A request's body as JSON, read as hostile input."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from edgespec.server.errors import ApiError
+
+# Objects and lists within one another. Tool schemas nest about 10 deep; Python's parser recurses.
+MOST_NESTING = 64
+
+# Brackets, and the texts that may contain some. A text without an end is matched too: searching stays linear.
+_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
+
+# A surrogate without its partner, and NUL: no tokenizer takes them, and C code ends texts at NUL.
+_UNREADABLE = re.compile("[\ud800-\udfff\0]")
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object in ``raw``. Raises ApiError with status 400.
+
+    Refused: text that is not UTF-8, names given twice, NaN and infinite numbers, more than ``MOST_NESTING`` levels,
+    and texts with a NUL or half of a surrogate pair.
+    """
+    if not raw.strip():
+        raise _invalid("the body is empty; it must be a JSON object")
+    depth = 0
+    for found in _BRACKETS.finditer(raw):
+        first = raw[found.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > MOST_NESTING:
+                raise _invalid(f"the JSON nests more than {MOST_NESTING} levels")
+        elif first in b"]}":
+            depth -= 1
+    try:
+        document = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+        )
+    except ApiError:
+        raise
+    except UnicodeDecodeError as error:
+        raise _invalid(f"the body is not UTF-8 (byte {error.start})") from None
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"the body is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(document, dict):
+        raise _invalid("the body must be a JSON object")
+    return document
+
+
+def check_text(text: str, param: str) -> str:
+    """The text. Raises ApiError if it has a NUL or half of a surrogate pair."""
+    if (found := _UNREADABLE.search(text)) is not None:
+        what = "a NUL" if found[0] == "\0" else "half of a surrogate pair"
+        raise ApiError(f"{param} contains {what} at character {found.start()}", param=param, code="invalid_text")
+    return text
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set[str]()
+        for name, _ in pairs:
+            if name in seen:
+                raise _invalid(f"the JSON names {name[:64]!r} twice")
+            seen.add(name)
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _invalid(f"the JSON has the number {name}, which JSON does not know")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise _invalid(f"the number {digits[:32]} is too large")
+    return number
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(message, code="invalid_json")

@@ -1,0 +1,161 @@
+"""``edgespec serve`` as a process: its port, its signals, its messages."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.command_line import InProcess, command, environment
+from tests.support.http_server import WAIT_S, wait_until
+from tests.support.tiny_models import TinyModels
+
+SERVING = re.compile(r"serving (\S+) on http://[\d.]+:(\d+)/v1")
+
+
+class Program:
+    """A server's process: its address, and what it wrote on stderr."""
+
+    def __init__(self, home: Path, log: Path, *arguments: str | Path, env: dict[str, str] | None = None) -> None:
+        self._log = log
+        with log.open("wb") as err:
+            self.process = subprocess.Popen(
+                command("serve", "--port", "0", *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+                env=environment(home, env),
+            )
+        wait_until(lambda: SERVING.search(self.err) is not None or self.process.poll() is not None)
+
+    @property
+    def err(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+    @property
+    def url(self) -> str:
+        found = SERVING.search(self.err)
+        assert found is not None, self.err
+        return f"http://127.0.0.1:{found[2]}"
+
+    def get(self, path: str, **settings: object) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=WAIT_S, trust_env=False, **settings)  # type: ignore[arg-type]
+
+    def chat(self, **body: object) -> httpx.Response:
+        whole = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, **body}
+        return httpx.post(self.url + "/v1/chat/completions", json=whole, timeout=WAIT_S, trust_env=False)
+
+
+@contextmanager
+def serving(
+    tiny: TinyModels, log: Path, *arguments: str | Path, env: dict[str, str] | None = None
+) -> Iterator[Program]:
+    program = Program(tiny.home.root, log, *arguments, env=env)
+    try:
+        yield program
+    finally:
+        program.process.kill()
+        program.process.wait()
+
+
+@pytest.mark.slow
+def test_a_server_answers_logs_and_ends_with_its_running_answers(tiny: TinyModels, tmp_path: Path) -> None:
+    arguments = (tiny.slow, "--draft", "none", "--context", "4096", "--depth", "0")
+    with serving(tiny, tmp_path / "log", *arguments) as program:
+        reply = program.chat().json()
+        assert reply["model"] == "slow"
+        assert program.chat(model=str(tiny.slow)).status_code == 200
+        assert program.chat(model="another").status_code == 404
+        wait_until(lambda: "POST /v1/chat/completions 404" in program.err)
+        assert re.search(r"127\.0\.0\.1 POST /v1/chat/completions 200 .* 8 tokens, [\d.]+ tok/s", program.err)
+        assert reply["choices"][0]["message"]["content"] not in program.err
+        assert "slow is loaded" in program.err
+        with httpx.stream(
+            "POST",
+            program.url + "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "hello"}], "max_tokens": 200, "stream": True},
+            timeout=WAIT_S,
+            trust_env=False,
+        ) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            program.process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert program.process.wait(WAIT_S) == 0
+        assert "finishing the running answers" in program.err
+        assert "Traceback" not in program.err
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_a_server_and_the_log_has_text_if_asked(tiny: TinyModels, tmp_path: Path) -> None:
+    arguments = (tiny.slow, "--draft", "none", "--context", "8192", "--depth", "0", "--log-text")
+    with serving(tiny, tmp_path / "log", *arguments) as program:
+        program.chat(messages=[{"role": "user", "content": "a \x1b[2J word"}])
+        wait_until(lambda: "\n> a ?[2J word\n< " in program.err)
+        with socket.create_connection(("127.0.0.1", int(program.url.rpartition(":")[2]))) as own:
+            content = b'{"messages": [{"role": "user", "content": "hello"}], "stream": true}'
+            own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+            own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+            assert own.recv(100)
+            program.process.send_signal(signal.SIGINT)
+            wait_until(lambda: "finishing the running answers" in program.err)
+            program.process.send_signal(signal.SIGINT)
+            assert program.process.wait(WAIT_S) == 130
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_load_ends_the_server(tiny: TinyModels, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny.target.read_bytes()[:2000])
+    with serving(tiny, tmp_path / "log", broken) as program:
+        assert program.process.wait(WAIT_S) == 1
+        assert "Traceback" not in program.err
+        assert "broken.gguf" in program.err.splitlines()[-1] + program.err.splitlines()[-2]
+
+
+@pytest.mark.slow
+def test_a_key_from_the_environment_is_needed(tiny: TinyModels, tmp_path: Path) -> None:
+    env = {"EDGESPEC_API_KEY": "first-long-key second-long-key"}
+    with serving(tiny, tmp_path / "log", tiny.target, "--draft", "none", "--host", "0.0.0.0", env=env) as program:
+        address = program.url + "/v1/models"
+        assert httpx.get(address, trust_env=False).status_code == 401
+        for key in env["EDGESPEC_API_KEY"].split():
+            found = httpx.get(address, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+            assert found.status_code == 200
+
+
+def test_a_port_in_use_is_reported_with_its_holder(here: InProcess) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        here("serve", "--port", port).failed_well(f"port {port} is in use by", f"(process {os.getpid()})", "--port")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "0.0.0.0"), ("a key is needed", "EDGESPEC_API_KEY")),
+        (("--host", "no such host"), ("a key is needed",)),
+        (("--api-key", "x"), ("too short",)),
+        (("--allow-origin", "*"), ("not an origin",)),
+        (("--port", "70000"), ("65535",)),
+        (("a", "--target", "b"), ("named twice",)),
+        (("--host", "203.0.113.7", "--api-key", "a-long-key"), ("203.0.113.7",)),
+        (("--host", "nowhere.invalid", "--api-key", "a-long-key"), ("nowhere.invalid is not a host",)),
+        (("--profile", "nothing"), ("nothing",)),
+    ],
+)
+def test_wrong_options_get_a_sentence(here: InProcess, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    here("serve", *arguments).failed_well(*words, code=2)
+
+
+def test_without_its_packages_the_server_names_the_command(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    here("serve").failed_well("uvicorn", "pip install 'edgespec[serve]'")

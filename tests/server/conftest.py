@@ -1,0 +1,35 @@
+"""Servers of tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from tests.support.http_server import Running, running
+from tests.support.tiny_models import TinyModels
+
+
+@pytest.fixture(scope="package")
+def server(tiny: TinyModels) -> Iterator[Running]:
+    """A server of the tiny pair, which guesses in every round: nothing is measured between requests."""
+    with running(lambda: tiny.load(depth=3)) as found:
+        found.wait_until(lambda: found.service.keeper.state == "ready")
+        yield found
+
+
+@pytest.fixture
+def engine(server: Running) -> Engine:
+    """The engine of ``server``."""
+    found = server.service.keeper.engine
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="package")
+def slow(tiny: TinyModels) -> Iterator[Running]:
+    """A server whose model takes a second for a thousand tokens of prompt."""
+    with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as found:
+        found.wait_until(lambda: found.service.keeper.state == "ready")
+        yield found

@@ -1,0 +1,192 @@
+"""Connections and bodies that no honest client sends: an error or a closed connection, and the next request works."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.client import BadStatusLine, HTTPResponse
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from edgespec.server import app
+from edgespec.server.connections import MOST_CONNECTIONS, RECEIVE_S, LimitedProtocol
+from tests.support.http_server import WAIT_S, Running, running
+from tests.support.tiny_models import TinyModels
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture(autouse=True)
+def _serves_afterwards(server: Running) -> Iterator[None]:
+    """The next request is answered, and no connection or answer is left."""
+    yield
+    assert server.chat("hello", max_tokens=1).status_code == 200
+    server.wait_until(lambda: server.service.connections() == 0)
+    assert (server.service.queue.running, server.service.queue.waiting) == (0, 0)
+
+
+def read_all(own: socket.socket) -> bytes:
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while part := own.recv(65536):
+            found += part
+    return found
+
+
+def error_on(own: socket.socket) -> tuple[int, str] | None:
+    """Status and code of the next response, an error in OpenAI's shape; None if the connection was closed."""
+    try:
+        response = HTTPResponse(own)
+        response.begin()
+        error = json.loads(response.read())["error"]
+    except (BadStatusLine, ConnectionError):
+        return None
+    assert error.keys() == {"message", "type", "param", "code"}
+    return response.status, error["code"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"hello\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        POST + b"Content-Length: -1\r\n\r\n",
+        POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        POST + b"X: " + b"a" * 100_000 + b"\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"A" * 200_000,
+    ],
+)
+def test_what_is_not_http_gets_an_error_and_a_closed_connection(server: Running, sent: bytes) -> None:
+    with server.connect() as own:
+        with contextlib.suppress(ConnectionError):
+            own.sendall(sent)
+        error = error_on(own)
+    assert error is None or error[0] == 400
+
+
+def test_a_body_beyond_the_limit_is_refused_before_it_is_read(server: Running) -> None:
+    with server.connect() as own:
+        own.sendall(POST + b"Content-Length: 999999999999\r\n\r\n{")
+        assert error_on(own) == (413, "body_too_large")
+    with server.connect() as own:
+        own.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(17):
+                own.sendall(b"100000\r\n" + b" " * 2**20 + b"\r\n")
+        assert error_on(own) == (413, "body_too_large")
+    assert app.MOST_BODY_BYTES == 16_000_000
+
+
+def test_a_request_that_does_not_arrive_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RECEIVE_S == LimitedProtocol.receive_s == 30.0
+    monkeypatch.setattr(LimitedProtocol, "receive_s", 0.2)
+    with server.connect() as silent, server.connect() as head, server.connect() as body:
+        stop = threading.Event()
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                head.sendall(b"GET /health HTTP/1.1\r\nX: ")
+                while not stop.wait(0.02):
+                    head.sendall(b"a")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        body.sendall(POST + b'Content-Length: 500\r\n\r\n{"messages"')
+        assert read_all(silent) == b""
+        assert read_all(body) == b""
+        assert error_on(head) == (408, "timeout")
+        stop.set()
+        thread.join()
+
+
+def test_a_connection_may_send_its_next_request_later(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitedProtocol, "receive_s", 0.1)
+    with server.client() as client:
+        assert client.get("/health").status_code == 200
+        time.sleep(0.3)
+        assert client.get("/health").status_code == 200
+    assert len({line.client for line in server.lines[-2:]}) == 1
+
+
+def test_a_client_that_closed_its_side_gets_no_answer_and_holds_nothing(server: Running) -> None:
+    with server.connect() as own:
+        content = b'{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 400}'
+        own.sendall(POST + b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+        own.shutdown(socket.SHUT_WR)
+        read_all(own)
+
+
+def test_many_connections_do_not_stop_the_next_request(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MOST_CONNECTIONS == LimitedProtocol.most_connections == 512
+    # Both ends of a connection are descriptors of this process, which may have 1024.
+    monkeypatch.setattr(LimitedProtocol, "most_connections", 100)
+    with contextlib.ExitStack() as opened:
+        for number in range(700):
+            own = opened.enter_context(server.connect())
+            if number % 3 == 0:
+                with contextlib.suppress(ConnectionError):
+                    own.sendall(b"GET /health HTTP/1.1\r\nX: ")
+        server.wait_until(lambda: server.service.connections() <= 100)
+        assert server.chat("hello", max_tokens=1).status_code == 200
+
+
+def test_connections_that_answer_are_not_replaced(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitedProtocol, "most_connections", 1)
+    release = threading.Event()
+    content = b'{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
+
+    def load() -> object:
+        assert release.wait(WAIT_S)
+        return tiny.load(draft="none")
+
+    with running(load) as other, other.connect() as busy:  # type: ignore[arg-type]
+        busy.sendall(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content))
+        other.wait_until(lambda: other.service.queue.running == 1)
+        with other.connect() as further:
+            assert read_all(further) == b""
+        release.set()
+        assert read_all(busy).startswith(b"HTTP/1.1 200")
+
+
+def test_requests_in_one_packet_are_answered_in_order(server: Running) -> None:
+    with server.connect() as own:
+        own.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+        own.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        response = read_all(own)
+    assert response.count(b"HTTP/1.1 200") == 4
+    assert response.rfind(b'"object":"list"') > response.rfind(b'"status":"ok"')
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=5), own, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/models/", "/health", "/x"]),
+    st.sampled_from(["POST", "GET", "PUT", "DELETE", "OPTIONS"]),
+    st.binary(max_size=60)
+    | st.dictionaries(st.sampled_from(["messages", "prompt", "n", "stop", "stream", "seed"]), _values).map(
+        lambda body: json.dumps({"max_tokens": 1, **body}).encode()
+    ),
+)
+def test_any_request_gets_an_answer_or_an_error_in_openais_shape(
+    server: Running, path: str, method: str, content: bytes
+) -> None:
+    with server.client() as client:
+        response = client.request(method, path, content=content)
+    assert response.status_code < 500
+    if response.status_code >= 400:
+        assert response.json()["error"].keys() == {"message", "type", "param", "code"}

@@ -1,0 +1,335 @@
+"""The server over HTTP: the same text as a session, streams, errors, conversations kept between requests."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.server import streaming
+from edgespec.server.errors import ApiError
+from edgespec.server.queue import RequestQueue
+from edgespec.server.security import Access
+from tests.engine.answers import plain_text
+from tests.support.http_server import Running, running
+from tests.support.tiny_models import TinyModels
+
+CHAT = "/v1/chat/completions"
+LONG = "hello " * 500  # half a second of reading for the slow model
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The chunks of a stream, whose end is checked."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def text_of(reply: dict[str, Any]) -> str:
+    return str(reply["choices"][0]["message"]["content"])
+
+
+def failed(response: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
+    """The error of a response, whose shape is checked."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    (error,) = response.json().values()
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert code is None or error["code"] == code
+    assert len(error["message"]) > 10
+    return dict(error)
+
+
+def test_the_text_is_that_of_a_session(server: Running, engine: Engine) -> None:
+    for body in ({"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 11}):
+        sampling = Sampling(**body)  # type: ignore[arg-type]
+        expected = plain_text(engine, "hello", max_tokens=64, sampling=sampling, stop=["zzz"])
+        reply = server.chat("hello", max_tokens=64, stop="zzz", **body).json()
+        assert text_of(reply) == expected.text
+        assert reply["usage"]["completion_tokens"] == 64
+        assert reply["choices"][0]["finish_reason"] == "length"
+        assert reply["model"] == "tiny"
+        assert reply["timings"]["draft_n"] >= reply["timings"]["draft_n_accepted"]
+        assert reply["timings"]["draft_n"] > 0
+        assert reply["seed"] == body.get("seed")
+
+
+def test_a_stream_has_the_same_text_in_chunks(server: Running) -> None:
+    body = {"max_tokens": 20, "temperature": 0.9, "seed": 3}
+    whole = server.chat("hello", **body).json()
+    response = server.chat("hello", stream=True, stream_options={"include_usage": True}, **body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    first, *parts, last, usage = events(response)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(part["choices"][0]["delta"]["content"] for part in parts) == text_of(whole)
+    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "length")
+    assert last["seed"] == 3
+    assert last["timings"]["predicted_n"] == 20
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 20
+    assert len({chunk["id"] for chunk in (first, *parts, last, usage)}) == 1
+    plain = events(server.chat("hello", stream=True, **body))
+    assert all("usage" not in chunk for chunk in plain)
+    assert plain[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_drawn_seed_is_returned_and_repeats_the_answer(server: Running) -> None:
+    first = server.chat("hello", max_tokens=12, temperature=1.0).json()
+    again = server.chat("hello", max_tokens=12, temperature=1.0, seed=first["seed"]).json()
+    assert text_of(first) == text_of(again)
+    assert first["system_fingerprint"] == again["system_fingerprint"]
+
+
+def test_several_answers_have_further_seeds(server: Running) -> None:
+    body = {"max_tokens": 8, "temperature": 1.0, "seed": 5}
+    reply = server.chat("hello", n=3, **body).json()
+    texts = [choice["message"]["content"] for choice in reply["choices"]]
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    assert texts[1] == text_of(server.chat("hello", **{**body, "seed": 6}).json())
+    assert len(set(texts)) > 1
+    streamed = events(server.chat("hello", n=3, stream=True, **body))
+    for index, text in enumerate(texts):
+        own = [chunk["choices"][0] for chunk in streamed if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["delta"].get("content", "") for choice in own) == text
+
+
+def test_a_completion_continues_raw_text(server: Running, engine: Engine) -> None:
+    expected = plain_text(engine, "Once upon", raw=True, max_tokens=10)
+    body = {"prompt": "Once upon", "max_tokens": 10, "temperature": 0}
+    reply = server.post("/v1/completions", **body).json()
+    assert (reply["object"], reply["choices"][0]["text"]) == ("text_completion", expected.text)
+    echoed = server.post("/v1/completions", echo=True, **body).json()
+    assert echoed["choices"][0]["text"] == "Once upon" + expected.text
+    streamed = events(server.post("/v1/completions", stream=True, **body))
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == expected.text
+
+
+def test_a_growing_conversation_is_not_read_again(server: Running) -> None:
+    messages = [{"role": "user", "content": "hello " * 30}]
+    first = server.post(CHAT, messages=messages, max_tokens=10, temperature=0).json()
+    messages += [{"role": "assistant", "content": text_of(first)}, {"role": "user", "content": "and now"}]
+    second = server.post(CHAT, messages=messages, max_tokens=10, temperature=0).json()
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["prompt_tokens"]
+    assert cached == second["timings"]["cache_n"]
+    assert second["timings"]["prompt_n"] == second["usage"]["prompt_tokens"] - cached
+
+
+def test_concurrent_requests_get_their_own_texts(server: Running, engine: Engine) -> None:
+    prompts = [f"hello {number}" for number in range(6)]
+    expected = {each: plain_text(engine, each, max_tokens=16).text for each in prompts}
+    found: dict[str, str] = {}
+
+    def ask(prompt: str) -> None:
+        found[prompt] = text_of(server.chat(prompt, max_tokens=16, temperature=0).json())
+
+    threads = [threading.Thread(target=ask, args=(each,)) for each in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
+
+
+def test_the_models_own_sampling_is_the_default(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Sampling(temperature=0.9, top_k=7)
+    monkeypatch.setattr(Engine, "file_sampling", usual)
+    with running(lambda: tiny.load(draft="none")) as server:
+        reply = server.chat("hello", max_tokens=8).json()
+        engine = server.service.keeper.engine
+        assert engine is not None
+        sampling = Sampling(temperature=0.9, top_k=7, seed=reply["seed"])
+        assert text_of(reply) == plain_text(engine, "hello", max_tokens=8, sampling=sampling).text
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({}, 400, None),
+        ({"messages": [{"role": "user", "content": "x"}], "model": "gpt-17"}, 404, "model_not_found"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_p": 7}, 400, None),
+        ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, 400, "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema"}}, 400, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_request_gets_an_error_with_a_status(
+    server: Running, body: dict[str, Any], status: int, code: str | None, stream: bool
+) -> None:
+    failed(server.post(CHAT, stream=stream, **body), status, code)
+    assert server.chat("hello", max_tokens=1).status_code == 200
+
+
+def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
+    with server.client() as client:
+        failed(client.get("/v1/nothing"), 404)
+        failed(client.get(CHAT), 405)
+        failed(client.post("/health"), 405)
+        failed(client.post(CHAT, content=b"{"), 400, "invalid_json")
+        failed(client.get("/v1/models/gpt-17"), 404, "model_not_found")
+        failed(client.get("/health", headers={"host": "evil.example"}), 403, "host_not_allowed")
+        failed(client.get("/health", headers={"origin": "http://evil.example"}), 403, "origin_not_allowed")
+
+
+def test_an_unexpected_failure_is_an_error_of_the_server(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr("edgespec.server.app.fingerprint", broken)
+    for stream in (False, True):
+        error = failed(server.chat("hello", stream=stream), 500, "internal_error")
+        assert "ZeroDivisionError" in error["message"]
+        assert "secret" not in error["message"]
+    assert server.lines[-1].error == error["message"]
+
+
+def test_an_error_after_the_start_of_a_stream_is_an_event(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise ApiError("it broke here", status=500)
+
+    monkeypatch.setattr(streaming.EventStream, "part", broken)
+    response = server.chat("hello", stream=True)
+    assert response.status_code == 200
+    last = response.text.strip().split("\n\n")[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "it broke here"
+
+
+# --------------------------------------------------------------------------------------- other routes, the log
+
+
+def test_models_health_and_the_openapi_document(server: Running) -> None:
+    with server.client() as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert (model["id"], model["object"]) == ("tiny", "model")
+        assert client.get("/v1/models/tiny").json() == model
+        assert client.get("/health").json() == {"status": "ok", "model": "ready"}
+        document = client.get("/openapi.json").json()
+        assert document["openapi"].startswith("3.1")
+        assert {CHAT, "/v1/completions", "/v1/models", "/health", "/metrics"} <= document["paths"].keys()
+
+
+def test_requests_are_logged_and_counted_without_their_text(server: Running) -> None:
+    server.chat("a secret word", max_tokens=3)
+    server.wait_until(lambda: server.lines[-1].path == CHAT)
+    line = server.lines[-1]
+    assert (line.method, line.path, line.status, line.client) == ("POST", CHAT, 200, "127.0.0.1")
+    assert line.answers[0].stats.emitted_tokens == 3
+    with server.client() as client:
+        text = client.get("/metrics").text
+    assert f'edgespec_requests_total{{path="{CHAT}",status="200"}}' in text
+    assert "edgespec_model_loaded 1" in text
+    assert "edgespec_connections 1" in text
+    assert "secret" not in text
+
+
+def test_while_the_model_loads_health_says_so_and_requests_wait(tiny: TinyModels) -> None:
+    loading = threading.Event()
+
+    def load() -> Engine:
+        assert loading.wait(30)
+        return tiny.load(draft="none")
+
+    with running(load) as server, server.client() as client:
+        response = client.get("/health")
+        assert (response.status_code, response.json()) == (503, {"status": "loading"})
+        assert client.get("/v1/models").status_code == 200
+        threading.Timer(0.05, loading.set).start()
+        assert server.chat("hello", max_tokens=2).status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+# --------------------------------------------------------------------------------------------------- keys
+
+
+def test_each_key_has_its_own_conversations(tiny: TinyModels) -> None:
+    access = Access(keys=("key-number-one", "key-number-two"), origins=("http://localhost:3000",))
+    body = {"messages": [{"role": "user", "content": "hello " * 20}], "max_tokens": 2}
+    with running(lambda: tiny.load(draft="none"), access=access) as server, server.client() as client:
+
+        def cached(key: str) -> int:
+            reply = client.post(CHAT, json=body, headers={"authorization": f"Bearer {key}"}).json()
+            return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached("key-number-one") == 0
+        assert cached("key-number-two") == 0, "no key sees what another key cached"
+        assert cached("key-number-one") > 15
+        for path in ("/v1/models", "/metrics", "/v1/models/tiny"):
+            failed(client.get(path), 401, "invalid_api_key")
+        failed(client.post(CHAT, json=body, headers={"authorization": "Bearer key-number-six"}), 401)
+        assert client.get("/health").status_code in (200, 503)
+        allowed = {"origin": "http://localhost:3000", "access-control-request-method": "POST"}
+        response = client.options(CHAT, headers={**allowed, "access-control-request-headers": "authorization"})
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "http://localhost:3000"
+        assert "access-control-allow-origin" not in client.get("/health").headers
+
+
+# ------------------------------------------------------------------------------------------- leaving, waiting
+
+
+def test_a_client_that_leaves_ends_its_answer(slow: Running) -> None:
+    before = len(slow.lines)
+    for stream in (True, False):
+        body = {"messages": [{"role": "user", "content": "hello"}], "stream": stream, "max_tokens": 4000}
+        with slow.connect() as own:
+            content = json.dumps(body).encode()
+            own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+            own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+            slow.wait_until(lambda: slow.service.queue.running == 1)
+            if stream:
+                assert own.recv(100).startswith(b"HTTP/1.1 200")
+        slow.wait_until(lambda: slow.service.queue.running == 0)
+    slow.wait_until(lambda: len(slow.lines) == before + 2)
+    assert {line.error for line in slow.lines[before:]} == {"the client left"}
+    assert slow.chat("hello", max_tokens=1).status_code == 200
+
+
+def test_a_silent_stream_gets_comments(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert streaming.KEEP_ALIVE_S == 5.0
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
+    response = slow.chat(LONG, stream=True, max_tokens=1)
+    assert "\n\n: waiting\n\n" in response.text
+    assert events(response)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_full_queue_answers_429_with_retry_after(tiny: TinyModels) -> None:
+    loading = threading.Event()
+
+    def load() -> Engine:
+        assert loading.wait(30)
+        return tiny.load(draft="none")
+
+    with running(load, queue=RequestQueue(1, 1)) as server:
+        answers: list[httpx.Response] = []
+        threads = [threading.Thread(target=lambda: answers.append(server.chat("x", max_tokens=1))) for _ in range(2)]
+        for number, thread in enumerate(threads):
+            thread.start()
+            server.wait_until(lambda number=number: server.service.queue.waiting == number)  # type: ignore[misc]
+            server.wait_until(lambda: server.service.queue.running == 1)
+        response = server.chat("x")
+        failed(response, 429, "queue_full")
+        assert int(response.headers["retry-after"]) >= 1
+        loading.set()
+        for thread in threads:
+            thread.join()
+        assert [answer.status_code for answer in answers] == [200, 200]
+
+
+def test_a_server_that_ends_finishes_running_answers(tiny: TinyModels) -> None:
+    with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(server.chat("hello", max_tokens=100)))
+        thread.start()
+        server.wait_until(lambda: server.service.queue.running == 1)
+        assert server.server.stop()
+    thread.join()
+    assert answers[0].json()["usage"]["completion_tokens"] == 100

@@ -1,0 +1,237 @@
+"""Loading in the background, freeing when idle, loading again; the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from edgespec.errors import ClosedError, ModelFileError, WorkerLostError
+from edgespec.server import keeper as keeping
+from edgespec.server.errors import ApiError
+from edgespec.server.keeper import KEEP_ALIVE_S, ModelKeeper
+from edgespec.server.queue import LONGEST_WAIT_S, MOST_RUNNING, MOST_WAITING, RequestQueue
+from edgespec.server.threads import in_thread
+from tests.support.http_server import wait_until
+
+
+class Loads:
+    """Opens engines that only count."""
+
+    def __init__(self, *, can_calibrate: bool = False) -> None:
+        self.engines: list[Any] = []
+        self.error: Exception | None = None
+        self.release = threading.Event()
+        self.release.set()
+        self._can_calibrate = can_calibrate
+
+    def __call__(self) -> Any:
+        assert self.release.wait(20)
+        if self.error is not None:
+            raise self.error
+        self.engines.append(_Engine(self._can_calibrate))
+        return self.engines[-1]
+
+
+class _Engine:
+    def __init__(self, can_calibrate: bool) -> None:
+        self.closed = False
+        self.can_calibrate = can_calibrate
+        self.measuring: threading.Event = threading.Event()
+        self.stopped: bool | None = None
+
+    def calibrate_for(self, *, stop: threading.Event) -> None:
+        self.measuring.set()
+        self.stopped = stop.wait(20)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def until(holds: Any) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+async def use(keeper: ModelKeeper) -> Any:
+    async with keeper.use() as loaded:
+        return loaded.engine
+
+
+def test_requests_wait_for_one_loading_and_share_it() -> None:
+    async def run() -> None:
+        loads = Loads()
+        loads.release.clear()
+        keeper = ModelKeeper(loads)
+        assert keeper.state == "unloaded"
+        keeper.start()
+        assert keeper.state == "loading"
+        waiting = [asyncio.create_task(use(keeper)) for _ in range(3)]
+        impatient = asyncio.create_task(use(keeper))
+        await asyncio.sleep(0.01)
+        impatient.cancel()
+        loads.release.set()
+        assert {id(engine) for engine in await asyncio.gather(*waiting)} == {id(loads.engines[0])}
+        assert (keeper.state, keeper.loads, len(loads.engines)) == ("ready", 1, 1)
+        await keeper.close()
+        assert loads.engines[0].closed
+        with pytest.raises(ClosedError):
+            await use(keeper)
+
+    asyncio.run(run())
+
+
+def test_an_idle_model_is_freed_and_loaded_again_on_demand() -> None:
+    async def run() -> None:
+        loads = Loads()
+        keeper = ModelKeeper(loads, keep_alive_s=0.02)
+        async with keeper.use():
+            await asyncio.sleep(0.05)
+            assert keeper.state == "ready", "a model in use is not freed"
+        await until(lambda: keeper.state == "unloaded")
+        await until(lambda: loads.engines[0].closed)
+        assert await use(keeper) is loads.engines[1]
+        await keeper.close()
+
+    asyncio.run(run())
+    assert KEEP_ALIVE_S == 300
+    assert ModelKeeper(Loads())._keep_alive_s == KEEP_ALIVE_S  # the default
+
+
+def test_a_failed_loading_is_reported_and_tried_again() -> None:
+    async def run() -> None:
+        loads = Loads()
+        loads.error = ModelFileError("x.gguf", "it is broken")
+        keeper = ModelKeeper(loads, keep_alive_s=None)
+        for _ in range(2):
+            with pytest.raises(ModelFileError):
+                await use(keeper)
+            assert (keeper.state, keeper.error) == ("failed", loads.error)
+        loads.error = None
+        assert await use(keeper) is loads.engines[0]
+        assert keeper.error is None
+        await keeper.close()
+
+    asyncio.run(run())
+
+
+def test_a_model_whose_process_was_lost_is_loaded_again() -> None:
+    async def run() -> None:
+        loads = Loads()
+        keeper = ModelKeeper(loads, keep_alive_s=None)
+        with pytest.raises(WorkerLostError):
+            async with keeper.use():
+                raise WorkerLostError("the process is gone")
+        assert await use(keeper) is loads.engines[1]
+        assert loads.engines[0].closed
+        await keeper.close()
+
+    asyncio.run(run())
+
+
+def test_the_machine_is_measured_between_requests_and_a_request_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "CALIBRATE_AFTER_S", 0.0)
+
+    async def run() -> None:
+        loads = Loads(can_calibrate=True)
+        keeper = ModelKeeper(loads, keep_alive_s=None)
+        engine = await use(keeper)
+        await until(engine.measuring.is_set)
+        await use(keeper)
+        await until(lambda: engine.stopped is not None)
+        assert engine.stopped is True
+        await keeper.close()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_ends_while_it_loads_frees_what_comes_late() -> None:
+    async def run() -> Loads:
+        loads = Loads()
+        loads.release.clear()
+        keeper = ModelKeeper(loads)
+        keeper.start()
+        await asyncio.sleep(0.01)
+        await keeper.close()
+        return loads
+
+    loads = asyncio.run(run())
+    loads.release.set()
+    wait_until(lambda: bool(loads.engines) and loads.engines[0].closed)
+
+
+def test_a_cancelled_caller_waits_for_the_thread_and_loses_nothing() -> None:
+    async def run() -> None:
+        release, opened = threading.Event(), list[int]()
+
+        def work() -> None:
+            release.wait(20)
+            opened.append(1)
+
+        task = asyncio.create_task(in_thread(work))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert opened == [1]
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(lambda: 1 / 0)
+
+    asyncio.run(run())
+
+
+# ----------------------------------------------------------------------------------------------------- queue
+
+
+def test_requests_run_first_come_first_served_and_the_rest_is_refused() -> None:
+    async def run() -> None:
+        queue, order, release = RequestQueue(1, 2), list[int](), asyncio.Event()
+
+        async def request(number: int) -> None:
+            async with queue.turn():
+                order.append(number)
+                await release.wait()
+
+        tasks = [asyncio.create_task(request(number)) for number in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (queue.running, queue.waiting) == (1, 2)
+        with pytest.raises(ApiError) as found:
+            await request(4)
+        assert (found.value.status, found.value.code) == (429, "queue_full")
+        assert found.value.retry_s is not None
+        assert 1 <= found.value.retry_s <= 60
+        tasks[1].cancel()
+        release.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == [0, 2]
+        assert (queue.running, queue.waiting) == (0, 0)
+
+    asyncio.run(run())
+
+
+def test_a_request_waits_for_a_limited_time_only_and_not_for_a_server_that_ends() -> None:
+    async def run() -> None:
+        queue = RequestQueue(1, 5, longest_wait_s=0.01)
+        async with queue.turn():
+            with pytest.raises(ApiError, match="in time") as found:
+                await queue.turn().__aenter__()
+            assert found.value.status == 429
+        queue.draining = True
+        with pytest.raises(ApiError, match="shutting down") as ending:
+            await queue.turn().__aenter__()
+        assert ending.value.status == 503
+
+    asyncio.run(run())
+
+
+def test_the_queue_has_room_for_a_few_programs() -> None:
+    queue = RequestQueue()
+    assert (queue._most_running, queue._most_waiting, queue._longest_wait_s) == (4, 64, 600.0)  # the defaults
+    assert (MOST_RUNNING, MOST_WAITING, LONGEST_WAIT_S) == (4, 64, 600.0)

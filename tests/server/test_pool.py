@@ -1,0 +1,120 @@
+"""Which kept conversation a request continues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, strategies as st
+
+from edgespec.engine.engine import Engine
+from edgespec.errors import ClosedError, MemoryLimitError
+from edgespec.server.pool import Kept, SessionPool, common_length, is_worth, text_of
+from edgespec.server.schema import Request
+from tests.support.tiny_models import TinyModels
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: TinyModels) -> Iterator[Engine]:
+    with tiny.load(draft="none") as engine:
+        yield engine
+
+
+@pytest.fixture
+def pool(engine: Engine) -> Iterator[SessionPool]:
+    pool = SessionPool(engine, most_kept=2)
+    yield pool
+    pool.close()
+
+
+def kept(pool: SessionPool, owner: str, text: str, *, think: bool = True) -> Kept:
+    found = pool.take(owner, text, think=think)
+    pool.give(found, text)
+    return found
+
+
+@given(st.text(), st.text(), st.text())
+def test_the_common_length_is_that_of_the_longest_shared_beginning(start: str, one: str, other: str) -> None:
+    found = common_length(start + one, start + other)
+    assert found >= len(start)
+    assert (start + one)[:found] == (start + other)[:found]
+    assert (start + one)[: found + 1] != (start + other)[: found + 1] or found == min(len(one), len(other)) + len(
+        start
+    )
+
+
+def test_a_conversation_is_continued_if_most_of_it_is_shared() -> None:
+    assert is_worth(10, 10)
+    assert is_worth(5, 10)
+    assert is_worth(0, 0)
+    assert not is_worth(4, 10)
+
+
+def test_a_longer_version_of_a_conversation_gets_its_session(pool: SessionPool) -> None:
+    first = kept(pool, "a", "hello, this is long")
+    other = kept(pool, "a", "something else entirely")
+    assert first is not other
+    assert pool.take("a", "hello, this is long and longer", think=True) is first
+    assert len(pool) == 1
+    first.session.close()
+
+
+def test_no_session_goes_to_another_owner_or_another_way_to_think(pool: SessionPool) -> None:
+    first = kept(pool, "a", "hello")
+    for owner, think in (("b", True), ("a", False)):
+        found = pool.take(owner, "hello", think=think)
+        assert found is not first
+        assert found.session is not first.session
+        found.session.close()
+
+
+def test_the_session_that_was_not_used_for_the_longest_time_is_closed(pool: SessionPool) -> None:
+    first, second = kept(pool, "a", "first text"), kept(pool, "b", "second text")
+    assert kept(pool, "a", "first text") is first
+    kept(pool, "c", "third text")
+    assert second.session.closed
+    assert not first.session.closed
+    assert len(pool) == 2
+
+
+def test_kept_sessions_are_closed_if_memory_is_short(
+    engine: Engine, pool: SessionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = kept(pool, "a", "first text")
+    real = engine.session
+
+    def session(**settings: object) -> object:
+        if not first.session.closed:
+            raise MemoryLimitError("full", needed_bytes=1, available_bytes=0)
+        return real(**settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "session", session)
+    found = pool.take("b", "other", think=True)
+    assert first.session.closed
+    found.session.close()
+    monkeypatch.setattr(engine, "session", lambda **_: (_ for _ in ()).throw(_full()))
+    with pytest.raises(MemoryLimitError):
+        pool.take("b", "other", think=True)
+
+
+def _full() -> MemoryLimitError:
+    return MemoryLimitError("full", needed_bytes=1, available_bytes=0)
+
+
+def test_a_closed_pool_closes_what_is_given_back(engine: Engine) -> None:
+    pool = SessionPool(engine)
+    first, second = kept(pool, "a", "x"), pool.take("b", "y", think=True)
+    pool.close()
+    assert first.session.closed
+    pool.give(second, "y")
+    assert second.session.closed
+    assert len(pool) == 0
+    with pytest.raises(ClosedError):
+        second.session.generate("x")
+
+
+def test_texts_of_chats_and_completions_are_never_beginnings_of_one_another() -> None:
+    chat = Request(model=None, messages=({"role": "user", "content": "x"},))
+    assert text_of(chat, "yes").startswith(text_of(chat))
+    assert text_of(Request(model=None, prompt="x"), "yes").startswith(text_of(Request(model=None, prompt="x")))
+    assert common_length(text_of(chat), text_of(Request(model=None, prompt="user\0x"))) == 0

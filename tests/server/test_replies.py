@@ -1,0 +1,203 @@
+"""Answers as JSON: thinking separated, usage, timings, the log's line, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, strategies as st
+
+from edgespec.cli.serve import log_line
+from edgespec.decoding.round_base import DecodeStats
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done
+from edgespec.errors import (
+    ClosedError,
+    EdgespecError,
+    ForwardError,
+    InvalidRequestError,
+    PromptTooLongError,
+)
+from edgespec.server.answers import Part, ReasoningSplit, sampling_for
+from edgespec.server.app import RequestLine
+from edgespec.server.errors import ApiError, api_error
+from edgespec.server.metrics import Metrics
+from edgespec.server.replies import Head, fingerprint, timings, usage, whole
+from edgespec.server.schema import Request
+from edgespec.text.thinking import ThinkingMarks, ThinkingText
+from tests.support.tiny_models import TinyModels
+
+MARKS = ThinkingMarks("<think>", "</think>")
+HEAD = Head(id="x", created=1, model="tiny", fingerprint="f", is_chat=True)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: TinyModels) -> Iterator[Engine]:
+    with tiny.load(draft="none") as engine:
+        yield engine
+
+
+def split(chunks: list[str], *, inside: bool = False) -> tuple[str, str]:
+    own = ReasoningSplit(ThinkingText(MARKS, inside=inside))
+    parts = [*(own.feed(chunk) for chunk in chunks), own.flush()]
+    return "".join(part.reasoning for part in parts), "".join(part.content for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "expected"),
+    [
+        ("<think>\nhm, hm\n</think>\n\nYes.", False, ("hm, hm", "Yes.")),
+        ("hm\n\nso\n</think>Yes.", True, ("hm\n\nso", "Yes.")),
+        ("<think>\n\n</think>\n\nYes.", False, ("", "Yes.")),
+        ("<think>never closed ", False, ("never closed", "")),
+        ("  Yes <think> no", False, ("", "  Yes <think> no")),
+        ("", False, ("", "")),
+        ("<thi", False, ("", "<thi")),
+    ],
+)
+def test_thinking_is_separated_without_its_marks(text: str, inside: bool, expected: tuple[str, str]) -> None:
+    assert split([text], inside=inside) == expected
+    assert split(list(text), inside=inside) == expected
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "a", "<", "think>", "/"]), max_size=12))
+def test_the_size_of_chunks_does_not_change_what_is_thinking(pieces: list[str]) -> None:
+    assert split(pieces) == split(["".join(pieces)])
+
+
+def test_without_thinking_the_text_stays_as_it_is() -> None:
+    own = ReasoningSplit(None)
+    assert own.feed(" <think> ") == Part(" <think> ")
+    assert own.flush() == Part()
+
+
+def test_a_request_changes_the_models_own_sampling_where_it_says_so() -> None:
+    usual = Sampling(temperature=0.7, top_p=0.8, rule="keyed")
+    request = Request(model=None, sampling={"temperature": 0.1}, seed=2**64 - 1)
+    assert sampling_for(usual, request, 0) == Sampling(temperature=0.1, top_p=0.8, seed=2**64 - 1)
+    assert sampling_for(usual, request, 1).seed == 0
+    assert sampling_for(usual, Request(model=None), 3) == usual
+    with pytest.raises(InvalidRequestError):
+        sampling_for(usual, Request(model=None, sampling={"top_p": 7.0}), 0)
+
+
+def done_of(engine: Engine, **stats: object) -> Done:
+    return Done(
+        finish_reason="stop",
+        text="x",
+        token_ids=(),
+        stats=DecodeStats(**stats),  # type: ignore[arg-type]
+        plan=engine.plan,
+        sampling=Sampling(temperature=1.0, seed=5),
+        plain_tokens_per_s=40.0,
+    )
+
+
+def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> None:
+    done = done_of(
+        engine,
+        prompt_tokens=20,
+        cached_tokens=12,
+        emitted_tokens=11,
+        proposed=9,
+        accepted=6,
+        ttft_s=0.5,
+        decode_s=0.2,
+    )
+    assert usage([done]) == {
+        "prompt_tokens": 20,
+        "completion_tokens": 11,
+        "total_tokens": 31,
+        "prompt_tokens_details": {"cached_tokens": 12},
+        "completion_tokens_details": {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 3},
+    }
+    assert timings([done]) == {
+        "cache_n": 12,
+        "prompt_n": 8,
+        "prompt_ms": 500.0,
+        "prompt_per_second": 16.0,
+        "predicted_n": 11,
+        "predicted_ms": 200.0,
+        "predicted_per_second": 50.0,
+        "draft_n": 9,
+        "draft_n_accepted": 6,
+        "plain_per_second": 40.0,
+    }
+    assert timings([done, done])["predicted_n"] == 22
+    assert usage([done, done])["prompt_tokens"] == 20
+    reply = whole(HEAD, [Part("a", "hm")], [done])
+    assert reply["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "a",
+        "refusal": None,
+        "reasoning_content": "hm",
+    }
+    assert (reply["seed"], reply["choices"][0]["finish_reason"]) == (5, "stop")
+    nothing = timings([done_of(engine)])
+    assert nothing["prompt_ms"] is nothing["predicted_per_second"] is None
+
+
+def test_a_fingerprint_depends_on_the_model(engine: Engine, tiny: TinyModels) -> None:
+    with tiny.load(tiny.ending, draft="none") as other:
+        assert fingerprint(other.plan) != fingerprint(engine.plan) == fingerprint(engine.plan)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (PromptTooLongError("long"), 400, "invalid_request_error"),
+        (InvalidRequestError("wrong", hint="right"), 400, "invalid_request_error"),
+        (ClosedError("closed"), 503, "server_error"),
+        (ForwardError("broke"), 500, "server_error"),
+        (EdgespecError("any"), 500, "server_error"),
+    ],
+)
+def test_the_engines_errors_have_a_status(error: EdgespecError, status: int, kind: str) -> None:
+    found = api_error(error)
+    assert (found.status, found.as_json()["error"]["type"]) == (status, kind)
+    assert error.message in found.message
+    assert (error.hint or "") in found.message
+    assert (b"retry-after", b"2") in found.headers() or status != 503
+
+
+def test_other_statuses_have_openais_types() -> None:
+    kinds = {status: ApiError("x", status=status).type for status in (401, 403, 404, 429, 504)}
+    assert kinds == {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "invalid_request_error",
+        429: "rate_limit_error",
+        504: "server_error",
+    }
+    assert ApiError("x").as_json() == {
+        "error": {"message": "x", "type": "invalid_request_error", "param": None, "code": None}
+    }
+
+
+def test_the_line_of_a_log_has_numbers_and_no_control_characters(engine: Engine) -> None:
+    done = done_of(
+        engine, prompt_tokens=20, cached_tokens=12, emitted_tokens=11, proposed=9, accepted=6, decode_s=0.2
+    )
+    line = RequestLine(client="::1", method="POST", path="/v1/x", status=200, seconds=1.234, answers=(done,))
+    assert log_line(line, "12:00:00") == (
+        "12:00:00 ::1 POST /v1/x 200 1.23 s · 12 of 20 prompt tokens cached · 11 tokens, 50.0 tok/s"
+        " · 6 of 9 guesses right"
+    )
+    hostile = RequestLine(client="?", method="GET", path="/\x1b[2J\n" + "x" * 200, status=0, seconds=0, error="a\rb")
+    shown = log_line(hostile, "now")
+    assert shown.isprintable()
+    assert len(shown) < 150
+    assert shown.endswith("- 0.00 s · a?b")
+
+
+def test_counters_are_prometheus_text(engine: Engine) -> None:
+    metrics = Metrics()
+    metrics.count("/health", 200, [])
+    metrics.count("/v1/completions", 200, [done_of(engine, prompt_tokens=3, emitted_tokens=5, ttft_s=0.5)])
+    text = metrics.text({"requests_running": 2})
+    assert 'edgespec_requests_total{path="/health",status="200"} 1\n' in text
+    for line in ("generated_tokens_total 5", "first_token_seconds_sum 0.500000", "requests_running 2"):
+        assert f"edgespec_{line}\n" in text
+    for line in text.splitlines():
+        assert line.startswith(("# HELP edgespec_", "# TYPE edgespec_", "edgespec_"))

@@ -1,0 +1,290 @@
+"""Bodies of requests: what is read, and what is refused with which error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from edgespec.server.errors import ApiError
+from edgespec.server.messages import MOST_MESSAGES, read_messages
+from edgespec.server.schema import MOST_CHOICES, MOST_STOPS, Request, read_chat, read_completion
+from edgespec.server.strict_json import MOST_NESTING, parse_body
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def refused(read: Any, *arguments: Any) -> ApiError:
+    with pytest.raises(ApiError) as found:
+        read(*arguments)
+    assert found.value.message
+    return found.value
+
+
+def result(read: Any, *arguments: Any) -> Any:
+    """What was read, or the error of a refusal."""
+    try:
+        return read(*arguments)
+    except ApiError as error:
+        return error
+
+
+def test_a_chat_without_fields_uses_the_defaults() -> None:
+    assert read_chat({"messages": HI}) == Request(model=None, messages=({"role": "user", "content": "hi"},))
+    found = Request(model=None)
+    assert (found.choices, found.stream, found.include_usage, found.think, found.echo) == (
+        1,
+        False,
+        False,
+        True,
+        False,
+    )
+    assert (found.seed, found.stop, found.max_tokens, found.prompt, dict(found.sampling)) == (
+        None,
+        (),
+        None,
+        None,
+        {},
+    )
+
+
+def test_every_field_of_a_chat_is_read() -> None:
+    body = {
+        "messages": HI,
+        "model": "tiny",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "seed": 7,
+        "stop": ["a", "b"],
+        "max_tokens": 5,
+        "max_completion_tokens": 6,
+        "n": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    found = read_chat(body)
+    assert found.sampling == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "repeat_penalty": 1.1,
+    }
+    assert (found.seed, found.stop, found.max_tokens, found.choices) == (7, ("a", "b"), 6, 2)
+    assert (found.stream, found.include_usage, found.think, found.model) == (True, True, False, "tiny")
+    assert read_chat({"messages": HI, "reasoning_effort": "none"}).think is False
+    assert read_chat({"messages": HI, "stop": "x"}).stop == ("x",)
+
+
+def test_minus_one_means_a_random_seed_and_no_limit() -> None:
+    found = read_chat({"messages": HI, "seed": -1, "max_tokens": -1})
+    assert (found.seed, found.max_tokens) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        {"user": "someone", "metadata": {"a": 1}, "store": True, "service_tier": "auto", "parallel_tool_calls": True},
+        {"tools": [], "tool_choice": "auto", "logit_bias": {}, "logprobs": False, "top_logprobs": 0},
+        {"response_format": {"type": "text"}, "modalities": ["text"], "functions": None},
+        {"something_new": [1, 2, 3]},
+        dict.fromkeys(("temperature", "stop", "n", "seed", "stream", "stream_options", "max_tokens", "model")),
+    ],
+)
+def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, Any]) -> None:
+    assert read_chat({"messages": HI, **ignored}) == read_chat({"messages": HI})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("response_format", "json"),
+        ("functions", [{"name": "f"}]),
+        ("modalities", ["audio"]),
+        ("grammar", "root ::= a"),
+    ],
+)
+def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any) -> None:
+    error = refused(read_chat, {"messages": HI, field: value})
+    assert (error.param, error.code, error.status) == (field, "unsupported_parameter", 400)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "warm"),
+        ("temperature", True),
+        ("top_k", 10**400),
+        ("seed", 1.5),
+        ("seed", -2),
+        ("seed", 2**64),
+        ("n", 0),
+        ("n", MOST_CHOICES + 1),
+        ("stop", 3),
+        ("stop", ["a", 3]),
+        ("stop", ["a"] * (MOST_STOPS + 1)),
+        ("stop", "a\0"),
+        ("stream", "yes"),
+        ("stream_options", []),
+        ("max_tokens", 0),
+        ("max_tokens", -5),
+        ("max_tokens", "many"),
+        ("model", 3),
+        ("chat_template_kwargs", "x"),
+    ],
+)
+def test_a_field_of_the_wrong_type_or_size_is_named(field: str, value: Any) -> None:
+    error = refused(read_chat, {"messages": HI, field: value})
+    assert error.param == field
+    assert field in error.message
+
+
+def test_a_completion_reads_its_prompt_and_refuses_several() -> None:
+    found = read_completion({"prompt": ["Once"], "echo": True, "best_of": 1, "suffix": ""})
+    assert (found.prompt, found.echo, found.is_chat) == ("Once", True, False)
+    for wrong in (None, 3, [], ["a", "b"], [1, 2], "", "a\0b"):
+        assert refused(read_completion, {"prompt": wrong}).param == "prompt"
+    for field, value in (("best_of", 2), ("suffix", "end"), ("logprobs", 3)):
+        assert refused(read_completion, {"prompt": "a", field: value}).code == "unsupported_parameter"
+
+
+# -------------------------------------------------------------------------------------------------- messages
+
+
+def test_shapes_that_clients_send_become_one_conversation() -> None:
+    given = [
+        {"role": "system", "content": "a"},
+        {"role": "developer", "content": [{"type": "text", "text": "b"}]},
+        user("one"),
+        {**user([{"type": "text", "text": "two"}, {"type": "text", "text": " three"}]), "name": "someone"},
+        {**assistant("yes"), "tool_calls": None, "reasoning_content": "hm"},
+        user("four"),
+    ]
+    assert read_messages(given) == (
+        {"role": "system", "content": "a\n\nb"},
+        user("one\n\ntwo three"),
+        assistant("yes"),
+        user("four"),
+    )
+    assert read_messages([{"role": "system", "content": ""}, *HI]) == tuple(HI)
+    assert read_messages([*HI, assistant(None), user("again")])[1] == assistant("")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        [],
+        "hello",
+        [3],
+        [{}],
+        [{"role": 3, "content": "x"}],
+        [{"role": "wizard", "content": "x"}],
+        [user(3)],
+        [user([3])],
+        [user([{"type": "text"}])],
+        [user([{"type": "image_url", "image_url": {"url": "http://x"}}])],
+        [assistant("x")],
+        [assistant("x"), user("y")],
+        [user("x"), assistant("y")],
+        [{"role": "system", "content": "x"}],
+        [user("x"), {"role": "system", "content": "y"}],
+        [user("")],
+        [user(" \n")],
+        [user("a\0b")],
+        [user("\ud800")],
+        [{"role": "function", "content": "x", "name": "f"}, *HI],
+    ],
+)
+def test_other_messages_are_refused(wrong: Any) -> None:
+    error = refused(read_messages, wrong)
+    assert error.status == 400
+    assert str(error.param).startswith("messages")
+
+
+def test_the_number_of_messages_has_a_limit() -> None:
+    assert "at most" in refused(read_messages, HI * (MOST_MESSAGES + 1)).message
+
+
+# ------------------------------------------------------------------------------------------------ strict JSON
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"[]",
+        b"3",
+        b'{"a": 1, "a": 2}',
+        b'{"a": {"b": 1, "b": 1}}',
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": "\xff"}',
+        b'{"a": "\xed\xa0\x80"}',
+        b'{"a": ' + b"1" * 5000 + b"}",
+        b'{"a": ' + b"[" * (MOST_NESTING + 1) + b"]" * (MOST_NESTING + 1) + b"}",
+        b'{"a": ' + b"[" * 100_000,
+        b'{"a": "' + b'\\"' * 100_000,
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_what_is_not_strict_json_is_refused(raw: bytes) -> None:
+    assert refused(parse_body, raw).code == "invalid_json"
+
+
+def test_brackets_inside_texts_do_not_nest() -> None:
+    text = '[{"' * 1000 + "\\"
+    assert parse_body(json.dumps({"a": text, "b": [[]]}).encode()) == {"a": text, "b": [[]]}
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda own: st.lists(own), max_leaves=8))
+def test_every_json_value_in_a_body_is_read_unchanged(value: Any) -> None:
+    assert parse_body(json.dumps({"value": value}).encode()) == {"value": value}
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_an_object_or_an_api_error(raw: bytes) -> None:
+    assert type(result(parse_body, raw)) in (dict, ApiError)
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=5), own, max_size=3),
+    max_leaves=5,
+)
+_names = st.sampled_from(
+    [
+        *("messages", "prompt", "model", "stop", "n", "seed", "stream", "stream_options", "temperature", "top_k"),
+        *("tools", "max_tokens", "logit_bias", "logprobs", "top_logprobs", "response_format", "tool_choice"),
+        *("chat_template_kwargs", "echo"),
+    ]
+)
+
+
+@given(st.dictionaries(_names, _values))
+def test_any_object_gives_a_request_or_an_api_error(body: dict[str, Any]) -> None:
+    for read, filled in ((read_chat, {"messages": HI}), (read_completion, {"prompt": "x"})):
+        for one in (body, {**body, **filled}):
+            assert type(result(read, one)) in (Request, ApiError)

@@ -1,0 +1,90 @@
+"""Keys, hosts and origins."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.errors import InvalidRequestError
+from edgespec.server.errors import ApiError
+from edgespec.server.security import Access, is_loopback
+
+KEY, OTHER = "a-long-key", "another-key"
+LOCAL = "127.0.0.1:8471"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "LOCALHOST", "::1", "[::1]", "me.localhost"])
+def test_this_machines_names_are_loopback(host: str) -> None:
+    assert is_loopback(host)
+    Access().check_host(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.168.1.2", "example.com", "localhost.example.com", "127.0.0.1.x"]
+)
+def test_another_host_needs_a_key(host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(InvalidRequestError, match="a key is needed"):
+        Access().check_host(host)
+    Access(keys=(KEY,)).check_host(host)
+
+
+@pytest.mark.parametrize("key", ["", "short", "has a space in it", "with\nnewline", "schlüssel-lang"])
+def test_a_key_that_a_header_cannot_hold_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRequestError, match="API key"):
+        Access(keys=(key,)).check_host("127.0.0.1")
+
+
+@pytest.mark.parametrize("origin", ["*", "localhost:3000", "http://", "http://a/b", ""])
+def test_an_origin_that_is_none_is_refused(origin: str) -> None:
+    with pytest.raises(InvalidRequestError, match="not an origin"):
+        Access(origins=(origin,)).check_host("127.0.0.1")
+
+
+def test_each_key_is_another_owner_and_a_wrong_key_is_none() -> None:
+    access = Access(keys=(KEY, OTHER))
+    first = access.owner({"authorization": f"Bearer {KEY}"})
+    assert first == access.owner({"x-api-key": KEY}) == access.owner({"authorization": f"bearer  {KEY} "})
+    assert first != access.owner({"authorization": f"Bearer {OTHER}"})
+    assert KEY not in first
+    for headers in ({}, {"authorization": KEY}, {"authorization": f"Bearer {KEY}x"}, {"x-api-key": "Ã©"}):
+        with pytest.raises(ApiError) as found:
+            access.owner(headers)
+        assert (found.value.status, found.value.code) == (401, "invalid_api_key")
+    assert Access().owner({}) == Access().owner({"authorization": "Bearer not-needed"})
+
+
+@pytest.mark.parametrize("host", [LOCAL, "localhost:8471", "localhost", "[::1]:8471", "[::1]"])
+def test_programs_of_this_machine_are_let_in(host: str) -> None:
+    assert Access().check_browser([host], []) is None
+    assert Access().check_browser([host], [f"http://{host}"]) == f"http://{host}"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "origins"),
+    [
+        ([], []),
+        (["evil.example:8471"], []),  # DNS rebinding
+        (["evil.example:8471"], ["http://evil.example:8471"]),
+        ([LOCAL], ["http://evil.example"]),
+        ([LOCAL], ["null"]),
+        ([LOCAL], ["http://localhost:3000"]),
+        ([LOCAL], ["http://127.0.0.1:8472"]),
+        ([LOCAL], ["http://["]),
+        (["["], []),
+        ([""], []),
+        ([LOCAL, LOCAL], []),
+        ([LOCAL], [f"http://{LOCAL}", f"http://{LOCAL}"]),
+    ],
+)
+def test_pages_of_other_sites_are_refused(hosts: list[str], origins: list[str]) -> None:
+    with pytest.raises(ApiError) as found:
+        Access().check_browser(hosts, origins)
+    assert found.value.status in (400, 403)
+
+
+def test_a_named_origin_may_ask_and_a_key_allows_any_host() -> None:
+    access = Access(keys=(KEY,), origins=("http://localhost:3000",))
+    assert access.check_browser(["my-server.lan:8471"], []) is None
+    assert access.check_browser([LOCAL], ["http://localhost:3000"]) == "http://localhost:3000"
+    with pytest.raises(ApiError):
+        access.check_browser([LOCAL], ["http://localhost:3001"])
