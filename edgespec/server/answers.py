@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Text
@@ -17,6 +18,7 @@ from edgespec.server.pool import Kept, text_of
 from edgespec.server.schema import Request
 from edgespec.server.threads import in_thread
 from edgespec.text.thinking import ThinkingText
+from edgespec.text.tokenizer import Tokenizer
 
 _SEEDS = 2**64
 # Longest token of a vocabulary, in characters: runs of spaces in code vocabularies are 128 long, some have 256.
@@ -27,11 +29,30 @@ _OF_THE_REQUEST = (ContextFullError, InvalidRequestError, TemplateError)
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token's bytes (``data``) and log-probability, and those of the likeliest tokens in its place."""
+
+    data: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """More of an answer: its text, and its thinking without marks."""
+    """More of an answer: its text, its thinking without marks, and its tokens if log-probabilities were asked for."""
 
     content: str = ""
     reasoning: str = ""
+    tokens: tuple[ScoredToken, ...] = ()
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """All parts of an answer as one."""
+    return Part(
+        "".join(part.content for part in parts),
+        "".join(part.reasoning for part in parts),
+        tuple(token for part in parts for token in part.tokens),
+    )
 
 
 class Reader(Protocol):
@@ -117,7 +138,7 @@ async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Rea
     found = []
     async with _session(request, owner, loaded) as kept:
         for index, sampling in enumerate(samplings):
-            done = await _one(request, kept, sampling, index, reader)
+            done = await _one(request, kept, sampling, index, reader, engine.tokenizer)
             kept.text = text_of(request, done.text)
             found.append(done)
     return found
@@ -158,7 +179,22 @@ def _give(loaded: LoadedEngine, kept: Kept) -> None:
     loaded.pool.give(kept, kept.text)
 
 
-async def _one(request: Request, kept: Kept, sampling: Sampling, index: int, reader: Reader) -> Done:
+def scored(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> tuple[ScoredToken, ...]:
+    """The tokens with their bytes; the token that ends an answer is left out, as OpenAI does."""
+    return tuple(
+        ScoredToken(
+            tokenizer.token_bytes(each.token_id),
+            each.logprob,
+            tuple((tokenizer.token_bytes(token), logprob) for token, logprob in each.top),
+        )
+        for each in logprobs
+        if each.token_id not in tokenizer.stop_ids
+    )
+
+
+async def _one(
+    request: Request, kept: Kept, sampling: Sampling, index: int, reader: Reader, tokenizer: Tokenizer
+) -> Done:
     begun: list[Generation] = []
 
     def begin() -> None:
@@ -171,7 +207,8 @@ async def _one(request: Request, kept: Kept, sampling: Sampling, index: int, rea
         split = ReasoningSplit(generation.thinking())
         async for event in generation:
             if isinstance(event, Text):
-                await _show(reader, index, split.feed(event.text))
+                part = replace(split.feed(event.text), tokens=scored(event.logprobs, tokenizer))
+                await _show(reader, index, part)
             elif isinstance(event, Done):
                 await _show(reader, index, split.flush())
                 await reader.end(index, event)
@@ -183,12 +220,17 @@ async def _one(request: Request, kept: Kept, sampling: Sampling, index: int, rea
 
 
 def _generation(request: Request, kept: Kept, sampling: Sampling) -> Generation:
-    settings: dict[str, Any] = {"max_tokens": request.max_tokens, "sampling": sampling, "stop": request.stop}
+    settings: dict[str, Any] = {
+        "max_tokens": request.max_tokens,
+        "sampling": sampling,
+        "stop": request.stop,
+        "logprobs": request.logprobs,
+    }
     if request.prompt is not None:
         return kept.session.generate(request.prompt, raw=True, **settings)
     return kept.session.generate(messages=request.messages, whole=True, **settings)
 
 
 async def _show(reader: Reader, index: int, part: Part) -> None:
-    if part.content or part.reasoning:
+    if part.content or part.reasoning or part.tokens:
         await reader.part(index, part)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -112,7 +112,7 @@ class Answering(Response):
             return
         parts = collected.parts
         if self._request.echo:
-            parts = [type(part)((self._request.prompt or "") + part.content) for part in parts]
+            parts = [replace(part, content=(self._request.prompt or "") + part.content) for part in parts]
         await JSONResponse(whole(self._known_head(), parts, answers))(scope, receive, send)
 
     async def _decode(self, reader: Reader) -> list[Done]:

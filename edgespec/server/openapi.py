@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec import __version__
+from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.server.messages import MOST_MESSAGES
 from edgespec.server.schema import MOST_CHOICES, MOST_STOPS
 
@@ -88,6 +89,12 @@ def _request(own: dict[str, Any]) -> dict[str, Any]:
         "n": _whole(1, MOST_CHOICES),
         "seed": _whole(-1, 2**64 - 1),
         "top_k": _whole(0, 2**31 - 1),
+        "logit_bias": {
+            "type": ["object", "null"],
+            "patternProperties": {"^[0-9]{1,9}$": {"type": "number", "minimum": -100, "maximum": 100}},
+            "additionalProperties": False,
+            "maxProperties": 300,
+        },
     }
     for name, (least, most) in _NUMBER.items():
         bound = "exclusiveMinimum" if name in _EXCLUSIVE else "minimum"
@@ -115,11 +122,19 @@ def _messages() -> dict[str, Any]:
             "content": {"oneOf": [{"type": "null"}, {"type": "string"}, {"type": "array", "items": part}]},
         },
     }
-    return {"messages": {"type": "array", "items": message, "minItems": 1, "maxItems": MOST_MESSAGES}}
+    return {
+        "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": MOST_MESSAGES},
+        "logprobs": {"type": ["boolean", "null"]},
+        "top_logprobs": _whole(0, MOST_TOP),
+    }
 
 
 def _prompt() -> dict[str, Any]:
-    return {"prompt": {"type": "string", "minLength": 1}, "echo": {"type": ["boolean", "null"]}}
+    return {
+        "prompt": {"type": "string", "minLength": 1},
+        "echo": {"type": ["boolean", "null"]},
+        "logprobs": _whole(0, MOST_TOP),
+    }
 
 
 def _answers(schema: str, about: str) -> dict[str, Any]:

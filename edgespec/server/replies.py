@@ -48,19 +48,20 @@ def first_chunk(head: Head, index: int) -> dict[str, Any]:
     return head.wrap([_delta(index, {"role": "assistant", "content": ""})], chunk=True)
 
 
-def part_chunk(head: Head, index: int, part: Part) -> dict[str, Any]:
+def part_chunk(head: Head, index: int, part: Part, offset: int = 0) -> dict[str, Any]:
+    """More of an answer, which has had ``offset`` characters before."""
     if not head.is_chat:
-        return head.wrap([_text(index, part.content, None)], chunk=True)
+        return head.wrap([_text(index, part, None, offset)], chunk=True)
     delta = {"reasoning_content": part.reasoning} if part.reasoning else {}
     if part.content:
         delta["content"] = part.content
-    return head.wrap([_delta(index, delta)], chunk=True)
+    return head.wrap([_delta(index, delta, part=part)], chunk=True)
 
 
 def last_chunk(head: Head, index: int, done: Done) -> dict[str, Any]:
     """The chunk with the reason for the end, the seed and the timings."""
     reason = done.finish_reason
-    choice = _delta(index, {}, reason) if head.is_chat else _text(index, "", reason)
+    choice = _delta(index, {}, reason) if head.is_chat else _text(index, Part(), reason)
     return head.wrap([choice], chunk=True, seed=done.sampling.seed, timings=timings([done]))
 
 
@@ -77,21 +78,65 @@ def whole(head: Head, parts: Sequence[Part], answers: Sequence[Done]) -> dict[st
             if part.reasoning:
                 message["reasoning_content"] = part.reasoning
             choices.append(
-                {"index": index, "message": message, "logprobs": None, "finish_reason": done.finish_reason}
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": _chat_logprobs(part),
+                    "finish_reason": done.finish_reason,
+                }
             )
         else:
-            choices.append(_text(index, part.content, done.finish_reason))
+            choices.append(_text(index, part, done.finish_reason))
     return head.wrap(
         choices, chunk=False, usage=usage(answers), seed=answers[0].sampling.seed, timings=timings(answers)
     )
 
 
-def _delta(index: int, delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+def _delta(index: int, delta: dict[str, str], reason: str | None = None, part: Part | None = None) -> dict[str, Any]:
+    logprobs = None if part is None else _chat_logprobs(part)
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _text(index: int, text: str, reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+def _text(index: int, part: Part, reason: str | None, offset: int = 0) -> dict[str, Any]:
+    return {"index": index, "text": part.content, "logprobs": _text_logprobs(part, offset), "finish_reason": reason}
+
+
+def _chat_logprobs(part: Part) -> dict[str, Any] | None:
+    if not part.tokens:
+        return None
+    content = [
+        {**_scored(each.data, each.logprob), "top_logprobs": [_scored(*other) for other in each.top]}
+        for each in part.tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _scored(token: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token.decode("utf-8", "replace"), "logprob": _number(logprob), "bytes": list(token)}
+
+
+def _text_logprobs(part: Part, offset: int) -> dict[str, Any] | None:
+    """The older shape, of completions. ``offset``: characters of the answer before this part."""
+    if not part.tokens:
+        return None
+    tokens = [each.data.decode("utf-8", "replace") for each in part.tokens]
+    starts = [offset]
+    for token in tokens[:-1]:
+        starts.append(starts[-1] + len(token))
+    return {
+        "tokens": tokens,
+        "token_logprobs": [_number(each.logprob) for each in part.tokens],
+        "top_logprobs": [
+            {token.decode("utf-8", "replace"): _number(logprob) for token, logprob in each.top}
+            for each in part.tokens
+        ],
+        "text_offset": starts,
+    }
+
+
+def _number(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes -9999 for a token without a probability."""
+    return max(logprob, -9999.0)
 
 
 def usage(answers: Sequence[Done]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.messages import Message, read_messages
 from edgespec.server.strict_json import check_text
@@ -19,8 +20,6 @@ from edgespec.server.strict_json import check_text
 MOST_STOPS = 16
 # Answers to one request. They are decoded one after another.
 MOST_CHOICES = 16
-# OpenAI's bound.
-MOST_TOP_LOGPROBS = 20
 _LARGEST_SEED = 2**64
 
 # Number fields of a request, and the names of ``Sampling`` that they set.
@@ -40,7 +39,8 @@ _SAMPLING = {
 class Request:
     """One request, checked. ``prompt`` is set for a completion, ``messages`` for a chat.
 
-    ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn.
+    ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``: how
+    many of the likeliest tokens come with each token's log-probability; None: no log-probabilities.
     """
 
     model: str | None
@@ -54,6 +54,7 @@ class Request:
     stream: bool = False
     include_usage: bool = False
     think: bool = True
+    logprobs: int | None = None
     echo: bool = False
 
     @property
@@ -68,6 +69,7 @@ def read_chat(body: Mapping[str, Any]) -> Request:
         messages=read_messages(body.get("messages")),
         max_tokens=_first(body, ("max_completion_tokens", "max_tokens")),
         think=_think(body),
+        logprobs=_logprobs(body),
         **_shared(body),
     )
 
@@ -75,7 +77,7 @@ def read_chat(body: Mapping[str, Any]) -> Request:
 def read_completion(body: Mapping[str, Any]) -> Request:
     """A body of /v1/completions. Raises ApiError."""
     _refuse_shared(body)
-    for name, neutral in (("best_of", (1,)), ("suffix", ("",)), ("logprobs", (False,))):
+    for name, neutral in (("best_of", (1,)), ("suffix", ("",))):
         if body.get(name) is not None and body[name] not in neutral:
             raise unsupported(name, name)
     prompt = body.get("prompt")
@@ -85,10 +87,14 @@ def read_completion(body: Mapping[str, Any]) -> Request:
         raise _wrong("prompt", "one text", prompt)
     if not prompt:
         raise ApiError("the prompt is empty", param="prompt")
+    echo, logprobs = boolean(body, "echo"), _whole(body, "logprobs", 0, MOST_TOP)
+    if echo and logprobs is not None:
+        raise unsupported("echo", "echo together with logprobs")
     return Request(
         prompt=check_text(prompt, "prompt"),
         max_tokens=_first(body, ("max_tokens",)),
-        echo=boolean(body, "echo"),
+        echo=echo,
+        logprobs=logprobs,
         **_shared(body),
     )
 
@@ -100,9 +106,14 @@ def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise _wrong("model", "text", model)
+    sampling: dict[str, Any] = {
+        own: value for name, own in _SAMPLING.items() if (value := _number(body, name)) is not None
+    }
+    if bias := _bias(body.get("logit_bias")):
+        sampling["logit_bias"] = bias
     return {
         "model": model,
-        "sampling": {own: value for name, own in _SAMPLING.items() if (value := _number(body, name)) is not None},
+        "sampling": sampling,
         "seed": _seed(body),
         "stop": _stops(body.get("stop")),
         "choices": _whole(body, "n", 1, MOST_CHOICES) or 1,
@@ -113,10 +124,6 @@ def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_chat(body: Mapping[str, Any]) -> None:
     _refuse_shared(body)
-    if boolean(body, "logprobs"):
-        raise unsupported("logprobs", "logprobs")
-    if _whole(body, "top_logprobs", 0, MOST_TOP_LOGPROBS):
-        raise unsupported("top_logprobs", "top_logprobs")
     for name in ("tools", "functions"):
         if body.get(name):
             raise unsupported(name, f"{name} (function calling)")
@@ -128,8 +135,6 @@ def _refuse_chat(body: Mapping[str, Any]) -> None:
 
 
 def _refuse_shared(body: Mapping[str, Any]) -> None:
-    if body.get("logit_bias"):
-        raise unsupported("logit_bias", "logit_bias")
     wanted = body.get("response_format")
     if wanted is not None:
         kind = wanted.get("type") if isinstance(wanted, Mapping) else None
@@ -148,6 +153,28 @@ def _think(body: Mapping[str, Any]) -> bool:
     if body.get("reasoning_effort") == "none":
         return False
     return boolean(given or {}, "enable_thinking", usual=True)
+
+
+def _logprobs(body: Mapping[str, Any]) -> int | None:
+    top = _whole(body, "top_logprobs", 0, MOST_TOP)
+    if boolean(body, "logprobs"):
+        return top or 0
+    if top:
+        raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return None
+
+
+def _bias(given: object) -> dict[int, float]:
+    """Numbers to add to the scores of tokens, which JSON names by their ids as text."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise _wrong("logit_bias", "an object", given)
+    if not all(token.isdecimal() and token.isascii() and len(token) < 10 for token in given):
+        raise ApiError("logit_bias names tokens by their ids", param="logit_bias")
+    if any(isinstance(bias, bool) or not isinstance(bias, int | float) for bias in given.values()):
+        raise ApiError("logit_bias gives each token a number", param="logit_bias")
+    return {int(token): bias for token, bias in given.items()}
 
 
 def _stops(given: object) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from edgespec.engine.events import Done
-from edgespec.server.answers import Part
+from edgespec.server.answers import Part, joined
 from edgespec.server.errors import ApiError
 from edgespec.server.replies import Head, first_chunk, last_chunk, part_chunk, usage_chunk
 
@@ -59,18 +59,16 @@ class Collected:
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
+        self._own: list[Part] = []
 
     async def begin(self, index: int) -> None:
-        self._content, self._reasoning = [], []
+        self._own = []
 
     async def part(self, index: int, part: Part) -> None:
-        self._content.append(part.content)
-        self._reasoning.append(part.reasoning)
+        self._own.append(part)
 
     async def end(self, index: int, done: Done) -> None:
-        self.parts.append(Part("".join(self._content), "".join(self._reasoning)))
+        self.parts.append(joined(self._own))
 
 
 class EventStream:
@@ -84,17 +82,20 @@ class EventStream:
         self._head = head
         self._include_usage = include_usage
         self._writing = asyncio.Lock()
+        self._length = 0  # characters of the running answer
         self._wrote = False  # since the last look of ``kept_alive``
         self.started = False
 
     async def begin(self, index: int) -> None:
+        self._length = 0
         if self._head().is_chat:
             await self._event(first_chunk(self._head(), index))
 
     async def part(self, index: int, part: Part) -> None:
         # A completion has no field for thinking.
-        if self._head().is_chat or part.content:
-            await self._event(part_chunk(self._head(), index, part))
+        if self._head().is_chat or part.content or part.tokens:
+            offset, self._length = self._length, self._length + len(part.content)
+            await self._event(part_chunk(self._head(), index, part, offset))
 
     async def end(self, index: int, done: Done) -> None:
         await self._event(last_chunk(self._head(), index, done))

@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
+from edgespec.engine.events import Text
 from edgespec.server import streaming
 from edgespec.server.errors import ApiError
 from edgespec.server.queue import RequestQueue
@@ -145,6 +146,51 @@ def test_the_models_own_sampling_is_the_default(tiny: TinyModels, monkeypatch: p
         assert engine is not None
         sampling = Sampling(temperature=0.9, top_k=7, seed=reply["seed"])
         assert text_of(reply) == plain_text(engine, "hello", max_tokens=8, sampling=sampling).text
+
+
+def test_log_probabilities_are_those_of_the_engine(server: Running, engine: Engine) -> None:
+    with engine.session() as session:
+        expected = [
+            token
+            for event in session.generate("hello", max_tokens=12, logprobs=2)
+            if isinstance(event, Text)
+            for token in event.logprobs
+        ]
+    body = {"max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    reply = server.chat("hello", **body).json()["choices"][0]
+    content = reply["logprobs"]["content"]
+    assert [each["logprob"] for each in content] == [each.logprob for each in expected]
+    assert [[other["logprob"] for other in each["top_logprobs"]] for each in content] == [
+        [logprob for _, logprob in each.top] for each in expected
+    ]
+    assert b"".join(bytes(each["bytes"]) for each in content).decode() == reply["message"]["content"]
+    streamed = events(server.chat("hello", stream=True, **body))
+    own = [chunk["choices"][0]["logprobs"] for chunk in streamed if chunk["choices"][0]["logprobs"]]
+    assert [token for each in own for token in each["content"]] == content
+
+
+def test_a_completion_has_the_older_shape_of_log_probabilities(server: Running) -> None:
+    body = {"prompt": "Once upon", "max_tokens": 6, "temperature": 0, "logprobs": 1}
+    choice = server.post("/v1/completions", **body).json()["choices"][0]
+    found = choice["logprobs"]
+    assert "".join(found["tokens"]) == choice["text"]
+    for at, token in zip(found["text_offset"], found["tokens"], strict=True):
+        assert choice["text"][at:].startswith(token)
+    for token, logprob, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert top == {token: logprob}
+    streamed = [
+        chunk["choices"][0]["logprobs"] for chunk in events(server.post("/v1/completions", stream=True, **body))
+    ]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert [one for each in streamed if each for one in each[name]] == found[name]
+
+
+def test_a_biased_token_is_never_written(server: Running, engine: Engine) -> None:
+    body = {"max_tokens": 8, "temperature": 0}
+    first = engine.tokenizer.encode(text_of(server.chat("hello", **body).json()), special=False)
+    reply = server.chat("hello", logit_bias={str(token): -100 for token in first}, **body).json()
+    assert text_of(reply) != text_of(server.chat("hello", **body).json())
+    failed(server.chat("hello", logit_bias={"999999": 1}), 400)
 
 
 # ---------------------------------------------------------------------------------------------------- errors

@@ -163,8 +163,22 @@ def test_a_completion_reads_its_prompt_and_refuses_several() -> None:
     assert (found.prompt, found.echo, found.is_chat) == ("Once", True, False)
     for wrong in (None, 3, [], ["a", "b"], [1, 2], "", "a\0b"):
         assert refused(read_completion, {"prompt": wrong}).param == "prompt"
-    for field, value in (("best_of", 2), ("suffix", "end"), ("logprobs", 3)):
+    for field, value in (("best_of", 2), ("suffix", "end")):
         assert refused(read_completion, {"prompt": "a", field: value}).code == "unsupported_parameter"
+
+
+def test_log_probabilities_and_bias_are_read() -> None:
+    assert read_chat({"messages": HI}).logprobs is None
+    assert read_chat({"messages": HI, "logprobs": True}).logprobs == 0
+    assert read_chat({"messages": HI, "logprobs": True, "top_logprobs": 20}).logprobs == 20
+    assert read_completion({"prompt": "x", "logprobs": 0}).logprobs == 0
+    bias = {"5": -100, "17": 2.5}
+    assert read_chat({"messages": HI, "logit_bias": bias}).sampling == {"logit_bias": {5: -100, 17: 2.5}}
+    for wrong in ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": 1}):
+        assert refused(read_chat, {"messages": HI, **wrong}).param in wrong
+    for wrong in ({"word": 1}, {"-1": 1}, {"1": "x"}, {"1": True}, [1], {"1" * 50: 1}):
+        assert refused(read_chat, {"messages": HI, "logit_bias": wrong}).param == "logit_bias"
+    assert refused(read_completion, {"prompt": "x", "echo": True, "logprobs": 1}).param == "echo"
 
 
 # -------------------------------------------------------------------------------------------------- messages
