@@ -90,7 +90,7 @@ class StepCounts:
             self.forwards, self.entries = self.forwards + 1, self.entries + len(shares)
             return compute(batch, shares)
 
-        NativeBatch._compute = counted  # type: ignore[method-assign]
+        NativeBatch._compute = counted  # type: ignore[method-assign, assignment]
 
     def take(self) -> float:
         """Entries per forward since the last call."""
