@@ -10,8 +10,8 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from edgespec.drafters.text_index import EarlierText, TextIndex
-from edgespec.files.stored_text import LONGEST_MATCH_TOKENS, Match
+from edgespec.drafters.text_index import EarlierText, Match, TextIndex
+from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.drafting import (
     NOTHING,
     ChainGate,
@@ -107,7 +107,8 @@ class LookupDraftState:
             reach *= tree.odds[node]
             if reach < _LEAST_REACH or tree.tokens[node] in self._stop_ids:
                 break
-            open_.append((-reach, len(open_), node, self._index.matches(tail)))
+            if self._index.is_quick or node == chain - 1:
+                open_.append((-reach, len(open_), node, self._index.matches(tail)))
         limit = len(tree) + max(_ENOUGH_ADDED, tree.most_nodes)
         count = len(open_)
         while open_ and len(tree) < limit:

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgespec.drafters.lookup import LookupDraftState
-from edgespec.files.stored_text import Match, StoredText
+from edgespec.drafters.text_index import Match
+from edgespec.files.stored_text import StoredText
 from edgespec.interfaces.drafting import DraftRequest, TokenChooser
 
 HISTORY, DATASTORE = "history", "datastore"
 KINDS = (HISTORY, DATASTORE)
+
+# The deepest chain that a profile can ask for (profiles/layers.py).
+_MOST_COPIED = 16
 
 
 class StoredTextDrafter:
@@ -31,29 +35,46 @@ class StoredTextDrafter:
 
 
 class _Latest:
-    """The stored text of the latest search: a newer text replaces it only when the next search begins.
+    """What follows the matches of the latest text. A newer stored text replaces the old one between two texts.
 
     Stored text may hold answers that were drawn with this answer's noise. Where acceptance depends on that noise
     there are no guesses, so that the text keeps its distribution.
     """
 
+    is_quick = False  # 0.03 ms in millions of tokens: for the ends of the text and of a chain, not for each token
+
     def __init__(self, text: Callable[[], StoredText | None], chooser: TokenChooser) -> None:
         self._latest = text
         self._chooser = chooser
         self._text: StoredText | None = None
+        self._following: list[int | None] = []  # continuations of the matches so far, a None after each
 
     def follow(self, tokens: list[int]) -> None:
         """Take the current text."""
         self._text = None if self._chooser.reuses_noise else self._latest()
+        self._following.clear()
 
     def matches(self, tail: list[int]) -> list[Match]:
-        return [] if self._text is None else self._text.matches(tail)
+        if self._text is None:
+            return []
+        length, continuations = self._text.continuations(tail, _MOST_COPIED)
+        found = []
+        for tokens in continuations:
+            found.append((len(self._following), length))
+            self._following += [*tokens, None]
+        return found
 
     def after(self, place: int) -> int | None:
-        return None if self._text is None else self._text.after(place)
+        return self._following[place] if place < len(self._following) else None
 
     def copy(self, place: int, count: int) -> list[int]:
-        return [] if self._text is None else self._text.copy(place, count)
+        copied = []
+        for token in self._following[place : place + count]:
+            if token is None:
+                break
+            copied.append(token)
+        return copied
 
     def clear(self) -> None:
         self._text = None
+        self._following.clear()

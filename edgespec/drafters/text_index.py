@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edgespec.files.stored_text import LONGEST_MATCH_TOKENS, Match
+from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.drafting import common_prefix
 
 # Earlier places that are compared, most recent first: bounds the time on text that repeats one phrase thousands of
@@ -15,9 +15,17 @@ _CANDIDATES = 64
 # run finds the best of thousands of places of a common token.
 _RUNS = (3, 1)
 
+Match = tuple[int, int]  # where the text after the matching tokens begins, and the number of matching tokens
+
 
 class EarlierText(Protocol):
-    """A text to copy from. A place is where the text after the matching tokens begins."""
+    """A text to copy from. A place is where the text after the matching tokens begins.
+
+    ``is_quick``: a search takes a few microseconds, so that one for each guessed token is negligible.
+    """
+
+    @property
+    def is_quick(self) -> bool: ...
 
     def follow(self, tokens: list[int]) -> None:
         """Prepare for searches of the end of ``tokens``."""
@@ -40,6 +48,8 @@ class TextIndex:
 
     Indexing takes about two microseconds a token.
     """
+
+    is_quick = True
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

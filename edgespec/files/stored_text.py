@@ -33,9 +33,9 @@ LONGEST_MATCH_TOKENS = 32
 # of millions of tokens has nearly every token: such guesses would cost rows in every round.
 LEAST_MATCH_TOKENS = 2
 
-# Places compared on each side of the longest match, so that a search ends in microseconds where a phrase occurs
-# thousands of times. The share of each continuation is known to a few hundredths from 32 places.
-_NEIGHBOURS = 16
+# Places taken on each side of the longest match, so that a search ends in microseconds if a phrase occurs thousands
+# of times. A choice: of all that follows these places, two tokens at most are guessed.
+_NEIGHBOURS = 4
 
 _MAGIC, _VERSION = b"EDGETEXT", 1
 _HEADER = struct.Struct("<8sI32sQQQI")  # magic, version, vocabulary, bytes of names, texts, tokens, checksum
@@ -45,8 +45,6 @@ _WINDOW = LONGEST_MATCH_TOKENS * _TOKEN_BYTES
 
 # A path takes up to 4 kB on Linux; a hundred bytes are usual, so this is room for 600 000 files.
 _LARGEST_NAMES_BYTES = 64 << 20
-
-Match = tuple[int, int]  # as in drafters/text_index.py
 
 
 class DamagedTextError(EdgespecError):
@@ -190,46 +188,43 @@ class StoredText:
 
     # ---------------------------------------------------------------------------------------- searching
 
-    def matches(self, tail: Sequence[int]) -> list[Match]:
-        """Places that follow the longest match of the text's end ``tail``, those of the likeliest token first.
+    def continuations(self, tail: Sequence[int], count: int) -> tuple[int, list[list[int]]]:
+        """The length of the longest match of the text's end ``tail``, and what follows it: the likeliest token first.
 
-        A place is one of ``after`` and ``copy``. Each match has the same length, LEAST_MATCH_TOKENS at least.
+        Each continuation has ``count`` tokens at most, and ends with its text. Without a match of LEAST_MATCH_TOKENS
+        that something follows, there are none.
         """
         wanted = tail[-LONGEST_MATCH_TOKENS:]
         try:
             needle = struct.pack(f">{len(wanted)}I", *reversed(wanted))
         except struct.error:  # an id that no vocabulary has
-            return []
+            return 0, []
         order, size = self._order, self._size
         found = bisect_left(order, needle, key=self._window)
         ends = [place for place in (found - 1, found) if 0 <= place < size]
         longest = max((self._shared(needle, place) for place in ends), default=0)
         if longest < LEAST_MATCH_TOKENS:
-            return []
-        needle = needle[: longest * _TOKEN_BYTES]
-        below = itertools.takewhile(self._begins(needle), range(found - 1, max(-1, found - 1 - _NEIGHBOURS), -1))
-        above = itertools.takewhile(self._begins(needle), range(found, min(size, found + _NEIGHBOURS)))
-        places = [size - int(order[place]) for place in (*below, *above)]
-        if len(places) > 2:
-            following = [self.after(place) for place in places]
-            times = Counter(following)
-            ranked = sorted(range(len(places)), key=lambda index: -times[following[index]])
-            places = [places[index] for index in ranked]
-        return [(place, longest) for place in places if self.after(place) is not None]
+            return 0, []
+        begins = self._begins(needle[: longest * _TOKEN_BYTES])
+        below = itertools.takewhile(begins, range(found - 1, max(-1, found - 1 - _NEIGHBOURS), -1))
+        above = itertools.takewhile(begins, range(found, min(size, found + _NEIGHBOURS)))
+        following = [self._following(int(order[place]), count) for place in (*below, *above)]
+        following = [tokens for tokens in following if tokens]
+        if len(following) > 2:
+            times = Counter(tokens[0] for tokens in following)
+            following.sort(key=lambda tokens: -times[tokens[0]])
+        return longest if following else 0, following
 
-    def after(self, place: int) -> int | None:
-        """The token at ``place``; None at the end of a text, and for ids that the vocabulary lacks."""
-        at = self._size - 1 - place
-        if not 0 <= at < self._size:
-            return None
-        at = self._start + _TOKEN_BYTES * at
-        token = int.from_bytes(self._backwards[at : at + _TOKEN_BYTES], "big")
-        return token if token < self._vocabulary_size else None
-
-    def copy(self, place: int, count: int) -> list[int]:
-        """At most ``count`` tokens from ``place`` on, up to the end of the text."""
-        tokens = map(self.after, range(place, place + count))
-        return [token for token in itertools.takewhile(lambda token: token is not None, tokens) if token is not None]
+    def _following(self, at: int, count: int) -> list[int]:
+        """At most ``count`` tokens after the one at ``at`` of ``backwards``, up to the end of its text."""
+        at = min(at, self._size)
+        first, end = self._start + _TOKEN_BYTES * max(0, at - count), self._start + _TOKEN_BYTES * at
+        tokens = list(struct.unpack(f">{(end - first) // _TOKEN_BYTES}I", self._backwards[first:end]))
+        tokens.reverse()
+        for place, token in enumerate(tokens):
+            if token >= self._vocabulary_size:  # a border, or damage
+                return tokens[:place]
+        return tokens
 
     def _window(self, at: Any) -> bytes:
         """The 32 tokens from a place of ``backwards`` on; fewer at the end, none beyond it."""
