@@ -65,6 +65,20 @@ def test_catching_up_is_excluded_from_predicted_and_measured_time(predict: Any) 
     assert predict(COSTS, only) == {"planned": pytest.approx(1.0)}
 
 
+@BOTH
+def test_a_one_pass_drafters_forward_is_predicted_by_its_width(predict: Any) -> None:
+    forward = Curve(widths=(1, 12), forward_s=(0.002, 0.013))  # 1 ms a row
+    costs = Costs(curves=CURVES, drafts={"model": DraftCost(one_pass=forward, lag_token_s=0.5)})
+    rounds = [
+        a_round(proposed=3, accepted=1, source="model", forwards=1, draft_s=0.5, sync_s=0.5),
+        a_round(proposed=3, accepted=1, source="model", forwards=1),  # three tokens, after reading one
+        a_round(source="model", forwards=1),
+    ]
+    predicted = 0.013 + (0.013 + 0.005) + (0.010 + 0.002)
+    answers = [answered("planned", decode_s=0.5 + 2 * predicted, rounds=rounds)]
+    assert predict(costs, answers) == {"planned": pytest.approx(2.0)}
+
+
 def test_an_arms_prediction_is_the_median_over_its_answers() -> None:
     answers = [
         answered(turn=turn, decode_s=0.010 * ratio, rounds=[a_round()]) for turn, ratio in enumerate((1, 9, 2))

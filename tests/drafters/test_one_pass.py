@@ -21,11 +21,13 @@ from edgespec.drafters.one_pass import MOST_TOKENS, RowsWithout, mask_of
 from edgespec.errors import ForwardError, RewindError
 from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, Outcome
 from edgespec.interfaces.drawing import DrawRequest, Measure
-from edgespec.interfaces.policy import RoundRecord
+from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.sequence import TrimmedRows
+from tests.drafters.test_combination import Depths
 from tests.drafters.test_model import GREEDY, PROMPT, check_synced, started
+from tests.drafters.test_trees import Everything
 from tests.support.fake_runtime import FakeModel, Faults
 from tests.support.gates import Gate, Shape
 
@@ -306,6 +308,28 @@ def test_a_far_sighted_drafter_has_all_its_tokens_accepted() -> None:
     assert all(record.accepted == record.proposed for record in records)
     assert [record.emitted for record in records[:-1]] == [6] * (len(records) - 1)
     assert len(drafter.sequences[0].log.widths) == len(records), "one forward a round"
+
+
+class Chains(Depths):
+    """Allows seven nodes, and a chain of ``chain`` tokens."""
+
+    def __init__(self, chain: int | None) -> None:
+        super().__init__(None, model=7)
+        self.chain = chain
+
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
+        self.gate = Everything()
+        return replace(super().allow(source, lag, unread), chain=self.chain)
+
+
+@pytest.mark.parametrize(("chain", "drafted"), [(3, 3), (9, 7), (None, 7)])
+def test_the_policys_chain_limits_the_forward_and_leaves_the_tree_its_nodes(chain: int | None, drafted: int) -> None:
+    model = one_pass()
+    state = CombinationState([("model", started(model))], Chains(chain))
+    proposal = state.propose(Context(list(PROMPT), wants_tree=True), 7)
+    assert model.sequences[0].log.rows == [drafted]
+    assert len(proposal.tokens) == 7, "alternatives take the other places"
+    assert Allowance(4).chain is None
 
 
 def test_observing_changes_nothing() -> None:

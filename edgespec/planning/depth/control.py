@@ -192,8 +192,7 @@ class AnswerDepth:
         self, control: DepthControl, times: LiveTimes, experience: Experience, prompt_tokens: int, most: int | None
     ) -> None:
         self._control, self._times, self._experience = control, times, experience
-        self._cap, self._pipelined = control.depth_cap, control.pipelined
-        self._most = most
+        self._cap, self._pipelined, self._most = control.depth_cap, control.pipelined, most
         self._done, self._context, self._trust, self._next_look = 0, prompt_tokens, Trust(), 0
         self._rate: float | None = None  # how often the drafter would have been right recently, in hindsight
         self._guessed: tuple[bool, ...] = ()
@@ -421,7 +420,8 @@ class AnswerDepth:
             self.ledger.spent_s += record.verify_s if asked_only else record.round_s
             # Reading was paid for by the purchase; the forward that read the text also drafted the first token.
             drafter = control.price("model", times)
-            read_s = 0.0 if drafter is None or record.overlapped else max(0.0, record.sync_s - drafter.seconds(1))
+            first_s = 0.0 if drafter is None else drafter.seconds(max(1, self._asked))
+            read_s = 0.0 if drafter is None or record.overlapped else max(0.0, record.sync_s - first_s)
             working_s = record.round_s - read_s
             if not self._loading:
                 self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
