@@ -8,13 +8,15 @@ show which names came from messages, however the template trimmed, joined or esc
 
 from __future__ import annotations
 
+import contextlib
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from edgespec.errors import InvalidRequestError, PromptTooLongError, TemplateError
+from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
+from edgespec.interfaces.drafting import common_prefix
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.thinking import SWITCH, ThinkingMarks, has_switch, thinking_marks
 from edgespec.text.tokenizer import ControlToken, Tokenizer
@@ -171,9 +173,21 @@ class Conversation:
             messages=tuple(self._messages),
             history=tuple(self.history),
             rendered=self._rendered,
-            prompt_length=len(self._read),
-            points=self._points,
+            prompt_length=len(self._read) if self._rendered else 0,
+            points=self._points if self._rendered else (),
         )
+
+    @property
+    def state_to_save(self) -> ConversationState:
+        """``state`` without tokens that the messages do not spell: of turns that were removed, and of raw text."""
+        state = self.state
+        if self._rendered or not state.history:
+            return state
+        shared = 0
+        with contextlib.suppress(EdgespecError):  # a template may refuse a conversation without a message
+            own = self._prompts.encode(self._prompts.read(self.messages, think=self._think))
+            shared = common_prefix(self.history, own)
+        return replace(state, history=state.history[:shared])
 
     def copy(self) -> Conversation:
         """The same conversation, to be continued separately."""

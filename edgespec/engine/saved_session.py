@@ -25,6 +25,9 @@ from edgespec.interfaces.model import ModelFacts, SavableSequence, Sequence
 # another: 16 bits an element are four times 4 bits.
 _ROUNDING_TOKENS, _WIDER = 64, 4
 
+# Characters of a name in a message.
+_LONGEST_NAME = 80
+
 
 def write_session(
     path: Path,
@@ -126,7 +129,7 @@ class SavedSession:
         shapes = zip(own["shape"], model.items("shape") or (), strict=False)
         same = all(left == right or None in (left, right) for left, right in shapes)
         if not same or any(own[name] != model.text(name) for name in ("architecture", "vocabulary")):
-            name = model.text("name") or "another model"
+            name = _printable(model, "name")
             raise SessionFileError(
                 self._path,
                 f"it is a session of {name}, and {self._pair.target.facts.name} is loaded",
@@ -163,7 +166,7 @@ class SavedSession:
             return None
         facts, saved = self._pair.target.facts, _object(self._file.header, "class")
         if not self._cached:
-            return f"{saved.text('runtime')} saves no cache"
+            return f"{_printable(saved, 'runtime')} saves no cache"
         if facts.sha256 is None or model.text("identity") != facts.sha256:
             return "it was saved with another file of the model"
         own = _class_of(facts)
@@ -218,6 +221,11 @@ _WORDS: Mapping[str, str] = {
     "kv_type": "type of cache",
     "settings": "setting",
 }
+
+
+def _printable(fields: Fields, name: str) -> str:
+    """A name from the file for a message."""
+    return ascii(fields.text(name) or "another")[1:-1][:_LONGEST_NAME]
 
 
 def _object(fields: Fields, name: str) -> Fields:

@@ -155,7 +155,7 @@ class Session:
         """
 
         def write(stop: threading.Event) -> int:
-            facts, state = self._target_model.facts, self._conversation.state
+            facts, state = self._target_model.facts, self._conversation.state_to_save
             return write_session(Path(path), self._pair, facts, state, self._target, stop)
 
         return self._when_free(write)

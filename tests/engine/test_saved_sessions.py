@@ -21,6 +21,7 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
+from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, DiskSpaceError, InvalidRequestError, SessionFileError
 from edgespec.files import session_file
 from edgespec.files.session_file import SessionFile
@@ -217,6 +218,76 @@ def test_the_template_may_leave_thinking_out_of_a_restored_session(
         assert lengths[0] == lengths[1] < lengths[2]
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_session_continues_after_any_edits(engine: Engine, put: Put, seed: int) -> None:
+    """Undone, cancelled, raw, cleared, replaced and stopped answers in any order."""
+    random_ = random.Random(seed)
+    words = ["hello", "world", "the", "people", "of", "one", "two", "three", "and", "what", "is", "water"]
+
+    def prompt() -> str:
+        return " ".join(random_.choices(words, k=random_.randint(1, 12)))
+
+    def left_early(session: Session) -> None:
+        with session.generate(prompt(), max_tokens=30) as generation:
+            next(generation)
+
+    def replaced(session: Session) -> None:
+        turns = [{"role": "user", "content": prompt()}, {"role": "assistant", "content": prompt()}]
+        answer(session.generate(messages=[*turns, {"role": "user", "content": "</s> " + prompt()}], max_tokens=5))
+
+    edits: list[Callable[[Session], object]] = [
+        lambda session: answer(session.generate(prompt(), max_tokens=random_.randint(1, 15), sampling=SAMPLED)),
+        lambda session: answer(session.generate(prompt(), max_tokens=20, stop=["e", "a"])),
+        lambda session: answer(session.generate(prompt(), max_tokens=5, raw=True)),
+        left_early,
+        replaced,
+        lambda session: session.undo(),
+        lambda session: session.clear(keep_cache=random_.random() < 0.5),
+        lambda session: setattr(session, "system", random_.choice([None, "be kind"])),
+    ]
+    with engine.session(system="be kind") as session:
+        for _ in range(random_.randint(1, 7)):
+            random_.choice(edits)(session)
+        session.save(put.path)
+        with engine.restore(put.path) as other, session.branch() as branch:
+            assert other.messages == branch.messages == session.messages
+            for text in (prompt(), prompt()):
+                wanted = answer(session.generate(text, max_tokens=10))
+                for each in (other, branch):
+                    found = answer(each.generate(text, max_tokens=10))
+                    assert found.token_ids == wanted.token_ids
+                    assert found.stats.prompt_tokens == wanted.stats.prompt_tokens
+
+
+def test_removed_turns_and_raw_text_are_not_in_the_file(engine: Engine, put: Put) -> None:
+    """They may still be in the cache."""
+
+    def saved_tokens(session: Session) -> list[int]:
+        session.save(put.path)
+        with SessionFile(put.path) as file:
+            file.verify()
+            assert file.header.integer("cached", 0, 10_000) in (len(file.tokens()), max(0, len(file.tokens()) - 1))
+            return file.tokens()
+
+    with engine.session(system="be kind") as session:
+        first = answer(session.generate("hello world", max_tokens=6))
+        kept = saved_tokens(session)
+        answer(session.generate("a secret " * 20, max_tokens=6))
+        session.undo()
+        assert session._target.length > len(kept) + 20
+        again = saved_tokens(session)
+        assert again[: first.stats.prompt_tokens] == kept[: first.stats.prompt_tokens]
+        with engine.restore(put.path) as other:
+            done = answer(other.generate("more", max_tokens=8))
+            assert done.stats.cached_tokens >= first.stats.prompt_tokens
+            assert done.token_ids == answer(session.generate("more", max_tokens=8)).token_ids
+        answer(session.generate("a secret " * 20, max_tokens=6, raw=True))
+        assert "secret" in engine.tokenizer.detokenize(session._conversation.history)
+        assert len(saved_tokens(session)) < 4
+        session.clear()
+        assert len(saved_tokens(session)) < 20, "at most what the system message takes"
+
+
 # ---------------------------------------------------------------------------------------------- read again
 
 
@@ -346,6 +417,11 @@ def test_a_session_of_another_model_is_refused(engine: Engine, tiny: TinyModels,
         error = refused(stranger, put(saved), put)
     assert error.reason == "it is a session of target, and stranger is loaded"
     assert error.hint == "load target"
+    parts = Parts.of(saved)
+    parts.header["model"].update(name="evil\x1b[2J\n" * 99, architecture="other")
+    error = refused(engine, put(parts.signed()), put)
+    assert error.message.isprintable()
+    assert len(error.message) < 300
     with tiny.load(tiny.slow, runtime="native", draft="none") as larger:
         assert "is a session of target" in refused(larger, put(saved), put).reason
 
