@@ -12,7 +12,14 @@ from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Text
-from edgespec.errors import ContextFullError, EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
+from edgespec.errors import (
+    ClosedError,
+    ContextFullError,
+    EdgespecError,
+    InvalidRequestError,
+    PromptTooLongError,
+    TemplateError,
+)
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.pool import Kept, text_of
 from edgespec.server.schema import Request
@@ -210,6 +217,8 @@ async def _one(
                 part = replace(split.feed(event.text), tokens=scored(event.logprobs, tokenizer))
                 await _show(reader, index, part)
             elif isinstance(event, Done):
+                if event.finish_reason == "cancelled":  # not by the client, which would have ended this call
+                    raise ClosedError("the answer was ended: the model is being freed")
                 await _show(reader, index, split.flush())
                 await reader.end(index, event)
                 return event

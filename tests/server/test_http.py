@@ -370,6 +370,22 @@ def test_a_full_queue_answers_429_with_retry_after(tiny: TinyModels) -> None:
         assert [answer.status_code for answer in answers] == [200, 200]
 
 
+def test_an_answer_that_the_server_ends_is_an_error(tiny: TinyModels) -> None:
+    with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(server.chat("hello", max_tokens=4000)))
+        thread.start()
+        server.wait_until(lambda: server.service.queue.running == 1 and server.service.keeper.state == "ready")
+        engine = server.service.keeper.engine
+        assert engine is not None
+        server.wait_until(lambda: engine.pair.answering)
+        engine.close()
+        thread.join()
+        failed(answers[0], 503, "unavailable")
+        server.wait_until(lambda: server.service.keeper.state == "unloaded")
+        assert server.chat("hello", max_tokens=1).status_code == 200, "the model is loaded again"
+
+
 def test_a_server_that_ends_finishes_running_answers(tiny: TinyModels) -> None:
     with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
         answers: list[httpx.Response] = []
@@ -377,5 +393,5 @@ def test_a_server_that_ends_finishes_running_answers(tiny: TinyModels) -> None:
         thread.start()
         server.wait_until(lambda: server.service.queue.running == 1)
         assert server.server.stop()
-    thread.join()
+        thread.join()
     assert answers[0].json()["usage"]["completion_tokens"] == 100
