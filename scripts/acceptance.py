@@ -387,6 +387,12 @@ STEPS: tuple[Step, ...] = (
         each(p.left_quickly),
     ),
     Step(
+        "server-clients",
+        "litellm, LangChain, llm and schemathesis work with `edgespec serve` unchanged.",
+        (("benchmarks/server_clients.py",),),
+        each(p.every_client_works),
+    ),
+    Step(
         "forgotten",
         "Answers that the caller drops leave no object, no thread and no memory behind.",
         (("benchmarks/forgotten.py",),),

@@ -317,6 +317,10 @@ def sessions_continue(report: Report) -> bool:
     return bool(report["conversations"] == report["identical"] == 20 and report["read_again"] == 0)
 
 
+def every_client_works(report: Report) -> bool:
+    return len(report["clients"]) == 4 and all(own["code"] == 0 for own in report["clients"].values())
+
+
 def every_run_within_a_minute(report: Report) -> bool:
     return len(report["runs"]) == 3 and all(run["command_s"] <= 60 for run in report["runs"])
 

@@ -34,6 +34,9 @@ class Program:
                 stderr=err,
                 env=environment(home, env),
             )
+
+    def wait(self) -> None:
+        """Wait until it serves or has ended."""
         wait_until(lambda: SERVING.search(self.err) is not None or self.process.poll() is not None)
 
     @property
@@ -60,6 +63,7 @@ def serving(
 ) -> Iterator[Program]:
     program = Program(tiny.home.root, log, *arguments, env=env)
     try:
+        program.wait()
         yield program
     finally:
         program.process.kill()
