@@ -55,14 +55,15 @@ def print_drawn(drawn: Drawn) -> None:
             sum(count for (own, at), count in drawn.below.items() if own == cause and kind in ("all", at))
             for cause in causes
         ]
+        mean_first = f"{statistics.fmean(first):.3f}" if first else "-"
         shares = " | ".join(f"{100 * count / len(ratios):.1f} %" for count in (sum(counts), *counts))
         print(
             f"| {kind} | {len(ratios)} | {shares} | {ratios[0]:.2f} | {ratios[len(ratios) // 100]:.3f} "
-            f"| {statistics.fmean(ratios):.3f} | {statistics.fmean(first):.3f} |"
+            f"| {statistics.fmean(ratios):.3f} | {mean_first} |"
         )
     print(f"\nMean of plain / planned seconds after {LEARNED_AFTER} requests, by distribution of lengths:")
     for lengths in LENGTHS:
-        if drawn.learned[lengths]:
+        if lengths in drawn.learned:
             means = [mean for mean, _, own in drawn.means if own == lengths]
             low = sum(mean < LEAST_MEAN for mean in means)
             print(

@@ -8,7 +8,6 @@ behind them (as Goose, CaPE and RASD combine sources; the likeliest nodes are th
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -82,6 +81,7 @@ class _Watched:
 class _Copies:
     """A free drafter's guesses for one round: ``gain`` tokens over a plain step if they are verified alone.
 
+    ``first``: they are verified alone whatever they gain.
     With a ``gate`` they grow to a ``tree``, which is empty so far; without one the ``idea`` is proposed as it is.
     """
 
@@ -90,6 +90,7 @@ class _Copies:
     gate: TreeGate | None
     tree: DraftTree
     gain: float
+    first: bool
 
 
 class CombinationState:
@@ -152,9 +153,9 @@ class CombinationState:
             try:
                 if state.free:
                     own = self._copy(kind, state, context, depth)
-                    if own is not None and (copies is None or own.gain > copies.gain):
+                    if own is not None and (copies is None or (own.first, own.gain) > (copies.first, copies.gain)):
                         copies = own
-                elif copies is None or copies.gain < self.depth.round_gain(kind):
+                elif self.depth.prefers(kind, copies.gain if copies else 0.0) and not (copies and copies.first):
                     proposal = self._ask(kind, state, context, depth, gate)
                     if proposal.tokens or (copies is None and proposal.drafted_by is not None):
                         return proposal
@@ -187,7 +188,7 @@ class CombinationState:
             return None
         if not values_trees(gate):
             kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
-            return _Copies(kind, idea.cut(min(most, kept)), None, tree, math.inf) if kept else None
+            return _Copies(kind, idea.cut(min(most, kept)), None, tree, 0.0, True) if kept else None
         chain = DraftTree()
         for place, token in enumerate(idea.tokens[:most]):
             chain.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
@@ -198,7 +199,7 @@ class CombinationState:
         # A chain that is rather right goes first: without a tree it cannot join the drafter's guesses.
         first = not grows and chain.odds[0] >= _RATHER_RIGHT
         kept = len(idea.tokens) if grows else len(choice.nodes)
-        return _Copies(kind, idea.cut(kept), gate if grows else None, tree, math.inf if first else choice.gain)
+        return _Copies(kind, idea.cut(kept), gate if grows else None, tree, choice.gain, first)
 
     def _alone(self, copies: _Copies, context: Context) -> Proposal:
         """The free guesses that are worth verifying without others."""

@@ -82,10 +82,10 @@ class AnswerPolicy(Protocol):
     def allow_free(self, source: str) -> Allowance:
         """The same for a source whose proposals take negligible time. Any source may be named, known or not."""
 
-    def round_gain(self, source: str) -> float:
-        """Tokens that a round of this answer usually gains over a plain step, after what its time costs.
+    def prefers(self, source: str, free_gain: float) -> bool:
+        """Whether a round with ``source`` gains more than free guesses alone; asked in every round.
 
-        Free guesses are verified alone, without asking ``source``, if they gain more.
+        ``free_gain``: the tokens over a plain step that this round's free guesses gain, after what their rows cost.
         """
 
     def buys_load(self, source: str, lag: int = 0) -> bool:

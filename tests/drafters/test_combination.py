@@ -55,8 +55,8 @@ class Depths:
     def allow_free(self, source: str) -> Allowance:
         return self.allow(source)
 
-    def round_gain(self, source: str) -> float:
-        return 0.0
+    def prefers(self, source: str, free_gain: float) -> bool:
+        return not free_gain
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         self.looked_back.append((source, tuple(hits)))

@@ -182,8 +182,8 @@ class WithCopies(Depths):
         self.gates.append(self.gate)
         return super().allow(source, lag, unread)
 
-    def round_gain(self, source: str) -> float:
-        return self.usual
+    def prefers(self, source: str, free_gain: float) -> bool:
+        return free_gain < self.usual
 
 
 def model_and_copies(policy: WithCopies, *chain: int) -> tuple[CombinationState, Scripted]:
@@ -209,6 +209,22 @@ def test_copies_that_gain_more_than_a_usual_round_are_verified_alone() -> None:
     assert (proposal.drafted_by, proposal.tokens[:3], proposal.parents) == ("lookup", (4, 5, 6), None)
     assert (set(proposal.sources), model.asked) == ({"lookup"}, [])
     assert proposal.confidences == ()
+
+
+def test_the_policy_hears_in_every_round_what_free_guesses_gain() -> None:
+    class Hearing(WithCopies):
+        heard: list[tuple[str, float]]
+
+        def prefers(self, source: str, free_gain: float) -> bool:
+            self.heard.append((source, free_gain))
+            return super().prefers(source, free_gain)
+
+    policy = Hearing(99.0, lookup=9, model=9)
+    policy.heard = []
+    state, _ = model_and_copies(policy, 4, 7)
+    for tokens, wants_tree in (([4, 1, 2], True), (TEXT, True), (TEXT, False)):
+        state.propose(Context(tokens, wants_tree=wants_tree), 9)
+    assert policy.heard == [("model", 0.0), ("model", 1.0), ("model", 1.0)]
 
 
 def test_other_copies_stand_beside_and_behind_the_drafters_chain() -> None:

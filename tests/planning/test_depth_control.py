@@ -505,16 +505,30 @@ def test_a_free_source_is_allowed_from_the_first_token_and_gated() -> None:
     assert not allowance.gate.admits(0.55, None)
 
 
-def test_a_round_with_the_model_gains_as_much_as_the_answers_rounds_do() -> None:
+def test_a_round_with_the_model_gains_as_much_as_its_rounds_do() -> None:
     answer = drafting(control())
-    assert answer.round_gain("model") == USUAL_GAIN, "the answer has been plain so far"
+    assert answer.prefers("model", USUAL_GAIN - 0.01), "the answer has been plain so far"
+    assert not answer.prefers("model", USUAL_GAIN + 0.01)
     for _ in range(200):
         answer.record(round_of(4, 3))
-    steps = NATIVE.forward_s(4, 100) / NATIVE.forward_s(1, 100)
-    assert answer.round_gain("model") == pytest.approx(3 / steps - 1, rel=0.15)
+    gain = 3 / (NATIVE.forward_s(4, 100) / NATIVE.forward_s(1, 100)) - 1
+    assert answer.prefers("model", 0.85 * gain)
+    assert not answer.prefers("model", 1.15 * gain)
     for _ in range(200):
         answer.record(round_of(4, 1))
-    assert answer.round_gain("model") == USUAL_GAIN
+    assert not answer.prefers("model", 0.01)
+    assert answer.prefers("model", 0.0), "there is nothing else to guess with"
+
+
+def test_rounds_that_are_fast_because_of_free_guesses_earn_the_model_no_trust() -> None:
+    trusted, rivalled = drafting(control()), drafting(control())
+    for _ in range(30):
+        trusted.prefers("model", 0.0)
+        rivalled.prefers("model", 1.5)
+        for answer in (trusted, rivalled):
+            answer.record(round_of(4, 3, factor=1.2))
+    assert trusted.why_off("model") is None
+    assert rivalled.why_off("model") is not None
 
 
 # ------------------------------------------------------------------------------------------------------- loading

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulated_requests import bounds, print_drawn
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.cost.curve import DraftCost, expected_tokens
 from tests.support.drawn_requests import (
@@ -21,6 +22,7 @@ from tests.support.drawn_requests import (
     generator,
     prior_of,
 )
+from tests.support.request_bounds import serve_drawn
 from tests.support.simulated_clock import (
     CAUSES,
     Always,
@@ -247,3 +249,11 @@ def test_simulated_prompts_take_longer_the_longer_they_are() -> None:
     assert (
         world.missed(0, 500) == 1.0 > world.missed(64, 500) > world.missed(256, 500) > world.missed(500, 500) == 0.0
     )
+
+
+def test_few_requests_are_reported_without_the_kinds_they_lack(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = serve_drawn(Controlled, 1, 0)
+    assert drawn.of_kind.keys() - drawn.first.keys(), "no process begins with such a request"
+    print_drawn(drawn)
+    assert "| - |" in capsys.readouterr().out
+    assert len(list(bounds(drawn, []))) == 1 + len(drawn.learned) == 2

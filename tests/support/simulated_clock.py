@@ -223,7 +223,7 @@ class Decider(Protocol):
 
     def allow_free(self, source: str) -> Allowance: ...
 
-    def round_gain(self, source: str) -> float: ...
+    def prefers(self, source: str, free_gain: float) -> bool: ...
 
     def record(self, record: RoundRecord) -> None: ...
 
@@ -251,8 +251,8 @@ class Plain:
     def allow_free(self, source: str) -> Allowance:
         return self.allow(source)
 
-    def round_gain(self, source: str) -> float:
-        return 0.0
+    def prefers(self, source: str, free_gain: float) -> bool:
+        return not free_gain
 
     def record(self, record: RoundRecord) -> None: ...
 
@@ -300,8 +300,8 @@ class Controlled(Plain):
     def allow_free(self, source: str) -> Allowance:
         return self.answer.allow_free(source)
 
-    def round_gain(self, source: str) -> float:
-        return self.answer.round_gain(source)
+    def prefers(self, source: str, free_gain: float) -> bool:
+        return self.answer.prefers(source, free_gain)
 
     def record(self, record: RoundRecord) -> None:
         self.answer.record(record)
@@ -392,8 +392,8 @@ def serve(
         if limit > 0:
             if watched:
                 _judge(watched, emitted, decider)
-            copied, gain = _copied(course, decider, emitted, limit, watched)
-            if gain < decider.round_gain("model"):
+            copied, gain, first = _copied(course, decider, emitted, limit, watched)
+            if decider.prefers("model", gain) and not first:
                 source, chain = _drafted(course, decider, emitted, limit)
             own = chain is None or bool(chain.right)
             if copied is not None and source is None:
@@ -446,25 +446,25 @@ def serve(
 
 def _copied(
     course: Course, decider: Decider, place: int, limit: int, watched: deque[tuple[int, Drafted]]
-) -> tuple[Drafted | None, float]:
-    """As ``CombinationState._copy``; None if nothing is proposed."""
+) -> tuple[Drafted | None, float, bool]:
+    """As ``CombinationState._copy``: the copy (None: nothing is proposed), its gain, whether it goes first."""
     idea = course.copy(place, limit)
     if idea is None:
-        return None, -math.inf
+        return None, 0.0, False
     watched.append((place, idea))
     allowance = decider.allow_free("lookup")
     most, gate = min(limit, allowance.depth), allowance.gate
     if most < 1:
-        return None, -math.inf
+        return None, 0.0, False
     if not values_trees(gate):
         kept = most if idea.sure[0] >= 0.5 else 0
-        return (idea.cut(kept), math.inf) if kept else (None, -math.inf)
+        return (idea.cut(kept), 0.0, True) if kept else (None, 0.0, False)
     tree = DraftTree()
     for index, sure in enumerate(idea.sure[:most]):
         tree.add(index - 1, index, gate.believes(sure), "lookup")
     choice = gate.choose(tree, most)
-    gain = math.inf if tree.odds[0] >= 0.5 else choice.gain
-    return (idea.cut(len(choice.nodes)), gain) if choice.nodes else (None, -math.inf)
+    kept = len(choice.nodes)
+    return (idea.cut(kept), choice.gain, tree.odds[0] >= 0.5) if kept else (None, 0.0, False)
 
 
 def _drafted(course: Course, decider: Decider, place: int, limit: int) -> tuple[str | None, Drafted | None]:

@@ -102,7 +102,7 @@ class _Answer:
         self._decider, self._request = decider, request
         self.allow, self.buys_load, self.learn = decider.allow, decider.buys_load, decider.learn
         self.learn_hindsight, self.record, self.end = decider.learn_hindsight, decider.record, decider.end
-        self.round_gain, self.allow_free = decider.round_gain, decider.allow_free
+        self.prefers, self.allow_free = decider.prefers, decider.allow_free
 
     def began(self, prompt_s: float, first_s: float) -> None:
         self._decider.begin(self._request, prompt_s, first_s)

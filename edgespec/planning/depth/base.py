@@ -63,8 +63,8 @@ class FixedDepth:
     def allow_free(self, source: str) -> Allowance:
         return self.allow(source)
 
-    def round_gain(self, source: str) -> float:
-        return 0.0
+    def prefers(self, source: str, free_gain: float) -> bool:
+        return not free_gain
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         return self.allow(source, lag).depth > 0

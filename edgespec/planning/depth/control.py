@@ -38,9 +38,9 @@ from edgespec.planning.depth.price import (
     LEAST_READ,
     LOOK,
     TRIAL,
-    USUAL_GAIN,
     Ledger,
     PricedGate,
+    Rivals,
     Trust,
     chain_at_once,
     drafting_slowness,
@@ -203,6 +203,7 @@ class AnswerDepth:
         self._saved = 0.0  # by drafted rounds, in plain steps
         self._rate_tokens = self._rate_s = 0.0
         self._bought_at: int | None = None
+        self._rivals = Rivals()
         self._loading, self._read, self._asked = False, 0, 0
         self.ledger = Ledger(0.0, 0.0)
         self._now = times.all_now(prompt_tokens)
@@ -278,9 +279,9 @@ class AnswerDepth:
         known = self._experience.acceptance(source, {}, sampled=False)
         return PricedGate(self._now, cost.token_s, known, depth, self._going_rate(), self._experience.siblings.worth)
 
-    def round_gain(self, source: str) -> float:
+    def prefers(self, source: str, free_gain: float) -> bool:
         with self._control.lock:
-            return max(USUAL_GAIN, self._going_rate() * self._now[0] - 1.0)
+            return self._rivals.see(free_gain)
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         control = self._control
@@ -357,11 +358,8 @@ class AnswerDepth:
         rate = self._rate
         if rate is None:
             rate = max(GOOD_RATE, self._experience.sources["model"].overall)
-        speedup = self._control.speedup(rate * self._worth(skipped))
+        speedup = self._control.speedup(rate * worth_of(skipped, self._context))
         return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
-
-    def _worth(self, skipped: int) -> float:
-        return worth_of(skipped, self._context)
 
     def _repays_all(self, cost: DraftCost, unread: int) -> bool:
         """Whether to read all of the text, ``unread`` tokens of which the drafter skipped."""
@@ -379,12 +377,12 @@ class AnswerDepth:
             if source in self._experience.sources:
                 self._experience.sources[source].learn(confidences, hits)
             if source == "model" and self._rate is not None:
-                self._rate = rate_in_hindsight(hits, self._worth(self._skipped), self._rate, HINDSIGHT)
+                self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), self._rate, HINDSIGHT)
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         with self._control.lock:
             known = self._experience.sources["model"].overall
-            self._rate = rate_in_hindsight(hits, self._worth(self._skipped), known)
+            self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
             self._guessed, self._seen_gain = tuple(hits), self._usual(0)
             self._next_look = 0
 
@@ -434,14 +432,16 @@ class AnswerDepth:
                     now_s = times.now_s(record.width, record.context_length)
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s
                     plain_s = max(plain_s, record.emitted * usual_s * times.factor / MOVED)
-                self._judge(plain_s, working_s, record.emitted)
+                self._judge(plain_s / record.emitted, working_s, record.emitted)
             elif control.load_s and not control.hopeless:
                 control.missed_s += self._gain * plain_s
 
-    def _judge(self, plain_s: float, working_s: float, emitted: int) -> None:
+    def _judge(self, step_s: float, working_s: float, emitted: int) -> None:
         """Add the savings of a drafted round to trust, and pause drafting once trust is lost."""
         self._drafted_rounds += 1
-        saved = (plain_s - working_s) * emitted / plain_s
+        steps = working_s / step_s
+        self._rivals.learn(emitted - 1.0 - self._going_rate() * step_s * (steps - 1.0))
+        saved = self._rivals.steps_without(emitted) - steps
         self._saved += saved
         if not self._trust.add(saved):
             self._stop()

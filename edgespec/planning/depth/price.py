@@ -58,6 +58,13 @@ KNOWN_BEFORE = 4.0
 # but the rate is low until the drafter has begun.
 USUAL_GAIN = 0.7
 
+# Weight of that usual gain, in rounds with the drafting model, and of a first round without free guesses.
+_USUAL_ROUNDS = 4.0
+_PLAIN_ROUNDS = 1.0
+
+# Weight that earlier rounds keep with each further one. Simulated: 0.5 to 0.95 give the same.
+_FADING = 0.95
+
 _LEAST_GAIN = DRAFT_MARGIN - 1.0
 
 
@@ -104,6 +111,42 @@ class Trust:
         self.on, self.failed, self.rests_until = False, self.failed + 1, done + self._rest
         self._rest *= 2
         return self.rests_until
+
+
+@dataclass(slots=True)
+class Rivals:
+    """What rounds of an answer gain over a plain step, in tokens: by free guesses alone, and with the drafting model.
+
+    The model is judged by what it adds. Where free guesses are right, a round with the model is fast too, but it
+    would have been fast without the model.
+    """
+
+    free_gain: float = 0.0  # of this round's free guesses
+    _free: float = 0.0
+    _free_rounds: float = _PLAIN_ROUNDS
+    _model: float = _USUAL_ROUNDS * USUAL_GAIN
+    _model_rounds: float = _USUAL_ROUNDS
+
+    def see(self, free_gain: float) -> bool:
+        """Note a round's free guesses; return whether a round with the model usually gains more."""
+        self.free_gain = free_gain
+        self._free = _FADING * self._free + free_gain
+        self._free_rounds = _FADING * self._free_rounds + 1.0
+        return not free_gain or free_gain < self.model_gain
+
+    @property
+    def model_gain(self) -> float:
+        """The usual gain of a round with the model."""
+        return self._model / self._model_rounds
+
+    def learn(self, gain: float) -> None:
+        """Learn the gain of a round with the model."""
+        self._model = _FADING * self._model + gain
+        self._model_rounds = _FADING * self._model_rounds + 1.0
+
+    def steps_without(self, emitted: int) -> float:
+        """Plain steps in which free guesses alone would have brought ``emitted`` tokens, from this round on."""
+        return 1.0 + (emitted - 1.0 - self.free_gain) / (1.0 + self._free / self._free_rounds)
 
 
 def worth_buying(
