@@ -111,7 +111,7 @@ def for_chat(profile: Profile) -> Profile:
             place.create(place.answers)
             note(
                 "edgespec keeps answers of this chat on this machine, to guess later ones faster: "
-                f"`edgespec history` says where, `edgespec history clear` removes them, and `history = false` in "
-                f"{place.root / USER_FILE} switches this off"
+                f"`edgespec history` says where, `edgespec history clear` removes them, and `history = false` under "
+                f"[profile] in {place.root / USER_FILE} switches this off"
             )
     return replace(profile, history=True)

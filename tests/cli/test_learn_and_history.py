@@ -1,0 +1,88 @@
+"""``edgespec learn`` and ``edgespec history``, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from edgespec.files.home import Home
+from tests.support.command_line import InProcess
+from tests.support.tiny_models import TinyModels
+
+
+def test_learning_listing_and_forgetting(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one two three four")
+    (tmp_path / "binary").write_bytes(b"\0")
+    target = ("--target", tiny.target)
+    result = here("learn", tmp_path / "text.txt", tmp_path / "binary", *target)
+    assert result.code == 0
+    assert "1 file left out: not UTF-8 text" in result.err
+    assert "1 files added" in result.err
+    assert result.out.startswith("learned for ")
+    listed = here("learn", *target, "--json")
+    found = json.loads(listed.out)["learned"]
+    assert found["files"] == [str((tmp_path / "text.txt").resolve())]
+    assert found["tokens"] > 0
+    assert found["bytes"] == Path(found["path"]).stat().st_size
+    assert found["skipped_files"] == {"binary": 0, "too_large": 0, "unreadable": 0, "no_room": 0}
+    gone = json.loads(here("learn", "--forget", tmp_path / "text.txt", *target, "--json").out)["learned"]
+    assert (gone["files"], gone["bytes"], gone["removed_files"]) == ([], 0, 1)
+
+
+def test_wrong_paths_are_one_sentence(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    result = here("learn", tmp_path / "none", "--target", tiny.target)
+    assert result.code == 2
+    assert "there is nothing at" in result.err
+    result = here("learn", "--forget", "--target", tiny.target, "--json")
+    assert result.code == 2
+    assert json.loads(result.out)["error"]["message"] == "--forget needs a path"
+
+
+def test_the_chat_keeps_answers_says_so_once_and_history_removes_them(tiny: TinyModels, here: InProcess) -> None:
+    chat = ("chat", "--target", tiny.target, "--draft", "none", "--max-tokens", "8")
+    first = here(*chat, stdin="Hello\n")
+    assert first.code == 0
+    assert "edgespec keeps answers of this chat" in first.err
+    assert f"`history = false` under [profile] in {here.home / 'config.toml'}" in first.err
+    again = here(*chat, "--json", stdin="Hello\nAnd more\n")
+    assert again.code == 0
+    assert "keeps answers" not in again.err
+    found = json.loads(here("history", "--json").out)["history"]
+    assert (found["on"], found["answers"], found["path"]) == (True, 3, str(Home(here.home).answers))
+    assert found["tokens"] == sum(each["tokens"] for each in found["files"]) > 0
+    assert found["bytes"] == sum(Path(each["path"]).stat().st_size for each in found["files"])
+    assert "3 answers, " in here("history").out
+    assert json.loads(here("history", "clear", "--json").out)["removed"]["answers"] == 3
+    assert "no answers are kept" in here("history", "clear").err
+    assert json.loads(here("history", "--json").out)["history"]["answers"] == 0
+
+
+def test_switched_off_the_chat_keeps_and_says_nothing(tiny: TinyModels, here: InProcess) -> None:
+    here.home.mkdir()
+    (here.home / "config.toml").write_text("[profile]\nhistory = false\n")
+    result = here("chat", "--target", tiny.target, "--draft", "none", "--max-tokens", "4", stdin="Hello\n")
+    assert result.code == 0
+    assert "keeps answers" not in result.err
+    assert not Home(here.home).answers.exists()
+    assert here("history").out.startswith("history of answers: off")
+    assert json.loads(here("history", "--json").out)["history"]["on"] is False
+
+
+def test_generate_keeps_nothing(tiny: TinyModels, here: InProcess) -> None:
+    assert here("generate", "Hello", "--target", tiny.target, "--draft", "none", "--max-tokens", "4").code == 0
+    assert not Home(here.home).answers.exists()
+    assert "0 answers, 0 tokens" in here("history").out
+
+
+def test_a_damaged_file_is_listed_and_cleared(here: InProcess) -> None:
+    place = Home(here.home)
+    place.answers.mkdir(parents=True)
+    (place.answers / f"{'00' * 32}.text").write_bytes(b"nonsense")
+    (place.answers / "odd.text").write_bytes(b"")
+    (place.answers / "old.text.damaged").write_bytes(b"nonsense")
+    result = here("history", "--json")
+    assert result.code == 0
+    assert [each["answers"] for each in json.loads(result.out)["history"]["files"]] == [None, None]
+    assert "is damaged" in here("history").err
+    assert here("history", "clear").code == 0
+    assert list(place.answers.iterdir()) == []
