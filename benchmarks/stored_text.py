@@ -4,9 +4,9 @@
 
 SUITE is a file of prompts. First every prompt is answered without stored text. Then each prompt is answered in the
 ways `off`, `history` (the answers to all other prompts), `datastore` (the text of all other prompts) and `both`, in
-ABBA order. A prompt's own text and answer are never in what it is guessed from, nor are those of prompts with an equal
-text. Needs a calibrated pair. Prints one JSON object: for each way the geometric mean of the speed of decoding over
-`off` with its standard error, by category too, and whether all texts are equal.
+ABBA order. A prompt's own text and answer are never in what it is guessed from, nor are those of equal prompts.
+Needs a calibrated pair. Prints one JSON object: for each way the geometric mean of the speed of decoding over `off` with its
+standard error, by category too, and whether all texts are equal.
 """
 
 from __future__ import annotations
