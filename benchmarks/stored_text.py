@@ -5,8 +5,8 @@
 SUITE is a file of prompts. First every prompt is answered without stored text. Then each prompt is answered in the
 ways `off`, `history` (the answers to all other prompts), `datastore` (the text of all other prompts) and `both`, in
 ABBA order. A prompt's own text and answer are never in what it is guessed from, nor are those of equal prompts.
-Needs a calibrated pair. Prints one JSON object: for each way the geometric mean of the speed of decoding over `off` with its
-standard error, by category too, and whether all texts are equal.
+Needs a calibrated pair. Prints one JSON object: for each way the geometric mean of the speed of decoding over `off`
+with its standard error, by category too, and whether all texts are equal.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def answered(session: Session, prompt: Prompt, max_tokens: int) -> Done:
 
 def per_token_s(done: Done) -> float | None:
     """Seconds of a token after the first; None for an answer of one token."""
-    tokens = done.stats.emitted_tokens - 1
-    return done.stats.decode_s / tokens if tokens > 0 else None
+    tokens, seconds = done.stats.emitted_tokens - 1, done.stats.decode_s
+    return None if seconds is None or tokens < 1 else seconds / tokens
 
 
 def summary(ratios: Sequence[float]) -> dict[str, float | int | None]:
