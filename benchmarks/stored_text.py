@@ -1,4 +1,4 @@
-"""What a history and learned text bring: answers with and without them, each prompt left out of its own texts.
+"""What a history and learned text bring: answers with and without them, guessed from other prompts only.
 
     python -m benchmarks.stored_text SUITE [--target MODEL] [--max-tokens 96] [--passes 2] [--limit N]
 

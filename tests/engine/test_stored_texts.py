@@ -80,7 +80,7 @@ def test_nothing_is_kept_after_closing_and_closing_twice_is_fine(tmp_path: Path)
     assert kept.take_notice() is None
 
 
-def test_two_histories_share_one_file_and_a_removed_file_begins_anew(tmp_path: Path) -> None:
+def test_two_histories_share_one_file_and_a_removed_file_is_written_again(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     one, two = (KeptAnswers(home, VOCABULARY, SIZE) for _ in range(2))
     for number, kept in enumerate((one, two, two, one)):
@@ -154,7 +154,7 @@ def test_a_folder_in_place_of_the_file_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [3, 20, 61, 70, 90])
-def test_a_damaged_file_is_set_aside_with_one_sentence_and_begun_anew(tmp_path: Path, place: int) -> None:
+def test_a_damaged_file_is_set_aside_with_one_sentence_and_a_new_one_begins(tmp_path: Path, place: int) -> None:
     home = Home(tmp_path / "home")
     keep(home, [1, 2, 3], [4, 5])
     path = answers_path(home, VOCABULARY)
@@ -165,7 +165,7 @@ def test_a_damaged_file_is_set_aside_with_one_sentence_and_begun_anew(tmp_path: 
     kept.add([6])
     kept.close()
     said = kept.take_notice()
-    if said is None:  # only the index was damaged, which is made anew
+    if said is None:  # only the index was damaged, which is made again
         assert place >= 72
         assert in_file(home)[-1] == [6]
         return
@@ -254,7 +254,7 @@ def test_under_rejection_a_given_seed_silences_the_history(tiny: TinyModels, hom
         assert answer(engine, sampling=drawn, depth=4).stats.rounds_by_source.get(HISTORY, 0) > 0
 
 
-def test_a_damaged_history_is_said_once_and_the_answer_is_the_same(tiny: TinyModels, home: Home) -> None:
+def test_a_damaged_history_gives_one_notice_and_the_same_answer(tiny: TinyModels, home: Home) -> None:
     with load(tiny, home, history=True) as engine:
         plain = answer(engine)
         path = answers_path(home, vocabulary_digest(engine.pair.target.header))
@@ -362,7 +362,7 @@ def test_a_full_index_leaves_out_what_does_not_fit(tiny: TinyModels, home: Home,
     assert len(own.known().names) == 2
 
 
-def test_a_damaged_index_is_set_aside_and_learned_anew(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+def test_a_damaged_index_is_set_aside_and_learned_again(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one two three")
     own = learner(tiny, home)
     learn(own, tiny, tmp_path / "a")

@@ -29,7 +29,7 @@ NOT_RUN = {
     "edgespec bench --suite short": "minutes; another benchmark of the page runs",
     "edgespec bench --target": "minutes; another benchmark of the page runs",
     "edgespec bench --suite quick --category code": "minutes; another benchmark of the guide runs",
-    "edgespec history clear": "it would delete answers of whoever runs the tests; tests/cli clears",
+    "edgespec history clear": "it would delete the history of the user who runs the tests; tests/cli clears one",
     "edgespec learn": "it needs texts; tests/cli learns",
     "edgespec models rm": "it would delete a model that other tests use",
 }

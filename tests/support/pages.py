@@ -46,7 +46,7 @@ def run_command(command: str, folder: Path, *, given: str = "") -> None:
     """
     words = shlex.split(command)
     place = words.index("edgespec")
-    # Chats of the pages must not leave answers in the home of whoever runs the tests.
+    # Chats of the pages must not leave answers in the home of the user who runs the tests.
     surroundings = {"EDGESPEC_HISTORY": "false", **os.environ, **dict(word.split("=", 1) for word in words[:place])}
     surroundings["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
