@@ -97,6 +97,27 @@ def test_a_drafter_is_refused_if_open_sessions_took_its_memory(tiny: TinyModels)
             load_drafter(engine)
 
 
+def test_models_to_compare_and_to_time_are_counted(engine: Engine) -> None:
+    pool, before = engine.pair.pool, engine.memory
+    engine.load_comparable([pool.target])
+    once = engine.pair.session_memory
+    compared = once.total_bytes + per_session(once)
+    assert engine.memory["others"] == {"target": compared}, "with two caches"
+    engine.load_comparable([pool.target])
+    assert engine.memory["others"] == {"target": 2 * compared}
+    assert engine.memory["left_bytes"] == before["left_bytes"] - 2 * compared
+    place = next((each for each in pool.places.targets if each.settings.device == "cpu"), None)
+    if place is None:
+        pytest.skip("this machine offers no other place for the target")
+    timed = pool.open_target(place)
+    assert len(engine.memory["others"]) == 1, "nothing is loaded yet"
+    assert timed.wait(60.0)
+    (more,) = set(engine.memory["others"]) - {"target"}
+    assert more == f"target on {place.settings.device}"
+    timed.close()
+    assert set(engine.memory["others"]) == {"target"}
+
+
 def test_the_session_of_ask_is_counted(engine: Engine) -> None:
     engine.ask("hello", max_tokens=2)
     assert engine.memory["sessions"] == 1

@@ -53,6 +53,19 @@ def test_an_exception_while_writing_keeps_the_old_file_and_no_temporary(tmp_path
     assert names(tmp_path) == ["model.bin"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no permission bits")
+def test_a_private_file_can_be_read_by_its_owner_alone_and_others_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        for settings, mode in (({}, 0o644), ({"private": False}, 0o644), ({"private": True}, 0o600)):
+            path = tmp_path / "file"
+            with replacing(path, **settings) as file:
+                file.write(b"x")
+            assert path.stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_only_a_durable_write_calls_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
     flushed: list[int] = []
