@@ -7,6 +7,7 @@ bit for bit. Elsewhere the tokens are read again, and a notice says why. Another
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from edgespec.engine.loaded_pair import LoadedPair
 from edgespec.engine.request_checks import check_messages
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, SessionFileError
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.files.json_object import Fields, is_text
+from edgespec.files.json_object import Fields
 from edgespec.files.session_file import SessionFile, write_session_file
 from edgespec.interfaces.model import ModelFacts, SavableSequence, Sequence
 
@@ -142,14 +143,13 @@ class SavedSession:
         rendered = read.text("rendered") or ""
         try:
             check_messages(messages)
+            json.dumps(messages, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
         except InvalidRequestError as error:
             raise SessionFileError(self._path, f"it is damaged: {error.message}") from error
+        except UnicodeEncodeError as error:
+            raise SessionFileError(self._path, "it is damaged: its messages are not text") from error
         size = self._pair.vocabulary_size
-        if (
-            not all(is_text(message["content"]) for message in messages)
-            or not all(type(point) is int for point in points)
-            or (tokens and not 0 <= min(tokens) <= max(tokens) < size)
-        ):
+        if not all(type(point) is int for point in points) or (tokens and not 0 <= min(tokens) <= max(tokens) < size):
             raise SessionFileError(self._path, "it is damaged: its conversation is not one of this model")
         return ConversationState(
             system=read.text("system"),
@@ -166,7 +166,7 @@ class SavedSession:
             return None
         facts, saved = self._pair.target.facts, _object(self._file.header, "class")
         if not self._cached:
-            return f"{_printable(saved, 'runtime')} saves no cache"
+            return "the file holds no cache"
         if facts.sha256 is None or model.text("identity") != facts.sha256:
             return "it was saved with another file of the model"
         own = _class_of(facts)

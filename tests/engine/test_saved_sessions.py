@@ -358,7 +358,7 @@ def test_other_runtimes_save_the_conversation_and_read_it_again(tiny: TinyModels
         assert size < 20_000
         with other.restore(put.path) as session:
             events, done = read_all(session.generate("more", max_tokens=8))
-            assert notices(events) == ["the saved conversation is read again: llama saves no cache"]
+            assert notices(events) == ["the saved conversation is read again: the file holds no cache"]
             assert done.stats.prompt_tokens == expected.stats.prompt_tokens
             assert [message["content"] for message in session.messages][2] == first.text
 
