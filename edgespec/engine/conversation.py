@@ -233,18 +233,18 @@ class Conversation:
         *,
         raw: bool,
         earlier: Sequence[Mapping[str, str]] | None = None,
-        whole: bool = False,
+        keep_all: bool = False,
     ) -> Turn:
         """The next turn, or ``raw`` text unchanged. ``earlier`` replaces the conversation so far.
 
-        With ``whole`` no turn is dropped.
+        With ``keep_all`` no turn is dropped.
 
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
         """
         if raw:
             turn = Turn(message=None, text=prompt, tokens=self._prompts.encode(Prompt(prompt)))
         else:
-            turn = self._next(prompt, max_tokens, context_length, earlier, whole=whole)
+            turn = self._next(prompt, max_tokens, context_length, earlier, keep_all=keep_all)
         if not turn.tokens:
             raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if len(turn.tokens) >= context_length:
@@ -261,7 +261,7 @@ class Conversation:
         context: int,
         earlier: Sequence[Mapping[str, str]] | None,
         *,
-        whole: bool,
+        keep_all: bool,
     ) -> Turn:
         """The conversation with ``prompt`` added, without the oldest turns if it would not fit.
 
@@ -272,13 +272,13 @@ class Conversation:
         head, messages = (self._head, self._messages) if earlier is None else _split(earlier)
         kept, dropped = list(messages), 0
         own = self._messages
-        if earlier is not None and head == self._head and own and messages[-len(own) :] == own:
+        if not keep_all and earlier is not None and head == self._head and own and messages[-len(own) :] == own:
             kept = list(own)  # the older messages were dropped before: what is kept stays in the cache
         while True:
             asked = self._prompts.read([*head, *kept, {"role": "user", "content": prompt}], think=self._think)
             tokens = self._encode(asked, own=earlier is None)
             room = context - context // _ANSWER_SHARE if dropped else context
-            if whole or len(tokens) + reserve <= room or not kept:
+            if keep_all or len(tokens) + reserve <= room or not kept:
                 break
             del kept[0]
             while kept and kept[0]["role"] != "user":

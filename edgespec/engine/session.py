@@ -201,7 +201,7 @@ class Session:
         stop: Sequence[str] = (),
         raw: bool = False,
         depth: int | None = None,
-        whole: bool = False,
+        keep_all: bool = False,
         logprobs: int | None = None,
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
@@ -209,7 +209,7 @@ class Session:
         ``messages`` in place of ``prompt`` are a whole conversation as the caller keeps it: mappings with a role and
         a content, a system message first if there is one, then user and assistant alternately, the user's last. They
         replace this session's conversation; the caches keep what both share. A conversation that outgrows the context
-        loses its oldest turns; with ``whole`` it raises PromptTooLongError instead, if the prompt alone is too long.
+        loses its oldest turns; with ``keep_all`` it raises PromptTooLongError if the prompt alone is too long.
 
         ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
         plain decoding. ``sampling`` None is greedy. With ``logprobs`` Text events have each token's log-probability
@@ -230,7 +230,7 @@ class Session:
         self._settle_forgotten()
         self._pair.begin_answer()
         context = self._target.context_length
-        turn = self._conversation.turn(prompt, max_tokens, context, raw=raw, earlier=earlier, whole=whole)
+        turn = self._conversation.turn(prompt, max_tokens, context, raw=raw, earlier=earlier, keep_all=keep_all)
         self._reopen_if_broken()
         answer = self._make_answer(turn, max_tokens, sampling, stop, depth, logprobs, started)
         return Generation(

@@ -237,7 +237,7 @@ def _generation(request: Request, kept: Kept, sampling: Sampling) -> Generation:
     }
     if request.prompt is not None:
         return kept.session.generate(request.prompt, raw=True, **settings)
-    return kept.session.generate(messages=request.messages, whole=True, **settings)
+    return kept.session.generate(messages=request.messages, keep_all=True, **settings)
 
 
 async def _show(reader: Reader, index: int, part: Part) -> None:

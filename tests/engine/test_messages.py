@@ -181,8 +181,12 @@ def test_a_whole_conversation_loses_no_turn(tiny: TinyModels) -> None:
     sent = [user("hello " * 24), assistant("yes"), user("hello " * 24)]
     with tiny.load(draft="none", context=256) as engine, engine.session() as session:
         assert answer(session.generate(messages=sent, max_tokens=60)).stats.prompt_tokens < 150
-        whole = answer(session.generate(messages=sent, max_tokens=500, whole=True))
+        whole = answer(session.generate(messages=sent, max_tokens=500, keep_all=True))
         assert whole.stats.prompt_tokens > 150
         assert whole.finish_reason == "length"
+        longer = [user("first"), assistant("no"), *sent]
+        assert answer(session.generate(messages=longer, max_tokens=3, keep_all=True)).stats.prompt_tokens > (
+            whole.stats.prompt_tokens
+        ), "messages in front of the known ones are read too"
         with pytest.raises(PromptTooLongError):
-            session.generate(messages=[*sent, assistant("yes"), *sent], whole=True)
+            session.generate(messages=[*sent, assistant("yes"), *sent], keep_all=True)

@@ -87,7 +87,7 @@ def test_the_tk_window_stays_responsive_and_its_button_stops_the_answer(engine: 
             updates = 0
             until = time.monotonic() + WAIT_S
             while len(window.output.get("1.0", "end").strip()) < 5:
-                window.root.update()  # returns at once: nothing of the model runs here
+                window.root.update()  # returns immediately: nothing of the model runs here
                 updates += 1
                 assert time.monotonic() < until
             assert updates > 1
