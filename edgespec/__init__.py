@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
     from edgespec.planning.choice.plan import Plan as Plan
     from edgespec.runtimes.process.settings import WorkerSettings as WorkerSettings
+    from edgespec.text.tool_calls import ToolCall as ToolCall
 
 __version__ = "0.1.0"
 
@@ -73,6 +74,7 @@ _HOMES = {
     "Session": "engine.session",
     "Text": "engine.events",
     "TokenLogprob": "decoding.logprobs",
+    "ToolCall": "text.tool_calls",
     "WorkerSettings": "runtimes.process.settings",
 }
 

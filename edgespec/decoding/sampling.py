@@ -53,8 +53,8 @@ MOST_BIASED = 300
 class Sampling:
     """How tokens are chosen. ``temperature`` 0 is greedy; 0 for ``top_k`` and ``min_p``, 1 for ``top_p`` are off.
 
-    ``logit_bias`` maps at most 300 tokens to numbers of -100 to 100, which are added to their scores first; kept
-    as pairs, by ascending token. Then scores are penalised (``repeat_penalty`` divides positive and
+    ``logit_bias`` maps at most 300 tokens to numbers of -100 to 100, which are added to their scores first; it is
+    kept as pairs, by ascending token. Then scores are penalised (``repeat_penalty`` divides positive and
     multiplies negative scores of tokens seen; ``presence_penalty`` and ``frequency_penalty`` are subtracted once and
     per occurrence), divided by the temperature, then cut to the top k, to the smallest set of mass ``top_p``, and to
     probabilities of at least ``min_p`` times the highest. With ``seed`` None each answer draws a seed and reports it

@@ -13,7 +13,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from edgespec.decoding.logprobs import TokenLogprob
@@ -94,14 +95,17 @@ class AnswerText:
     Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], marks: Mapping[int, bytes] | None = None) -> None:
+        """``marks``: control tokens that have a text here, and that text."""
         self._tokenizer = tokenizer
+        self._marks = {} if marks is None else marks
         self._stops = StopStrings(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> tuple[str, bool]:
         """(text that may be shown, whether a stop string is complete)."""
-        return self._stops.feed(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        shown = self._marks[token] if token in self._marks else self._tokenizer.token_bytes(token)
+        return self._stops.feed(self._decoder.decode(shown))
 
     def flush(self) -> str:
         """The text held back, at the end of the answer."""
@@ -313,9 +317,12 @@ class Generation:
         cancel: Callable[[], None],
         settle: Callable[[], Done],
         thinking: Callable[[], ThinkingText | None],
+        shaped: Callable[[Event], list[Event]],
     ) -> None:
         self._task = task
         self._thinking = thinking
+        self._shaped = shaped
+        self._waiting = deque[Event]()  # events that came with the last one
         self._start = start
         self._cancel = cancel
         self._settle = settle
@@ -331,6 +338,8 @@ class Generation:
         return self
 
     def __next__(self) -> Event:
+        if self._waiting:
+            return self._waiting.popleft()
         if self._ended:
             raise StopIteration
         self._begin()
@@ -357,10 +366,12 @@ class Generation:
                 raise event
             event = done
         self._task.deliver(event)
-        return event
+        self._waiting.extend(self._shaped(event))
+        return self._waiting.popleft()
 
     def close(self) -> None:
         """Cancel the rest of the answer and wait until the Session can be used again. Idempotent."""
+        self._waiting.clear()
         self._abandon()
         if not self._settled:
             self._settled = True
@@ -392,6 +403,8 @@ class Generation:
         return self
 
     async def __anext__(self) -> Event:
+        if self._waiting:
+            return self._waiting.popleft()
         if self._ended:
             raise StopAsyncIteration
         self._begin()

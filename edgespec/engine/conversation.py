@@ -11,15 +11,21 @@ from __future__ import annotations
 import contextlib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
+from edgespec.engine.request_checks import check_messages
+from edgespec.engine.tool_checks import Message
+from edgespec.engine.tool_use import ToolUse, for_template, tool_use
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.interfaces.drafting import common_prefix
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.thinking import SWITCH, ThinkingMarks, has_switch, thinking_marks
 from edgespec.text.tokenizer import ControlToken, Tokenizer
+from edgespec.text.tool_calls import ToolCall
 
 # Share of the context kept free for the answer when a conversation outgrows it.
 _ANSWER_SHARE = 4
@@ -37,7 +43,9 @@ _WINDOW, _OVERLAP = 2**15, 2**8
 # The characters that llama.cpp strips next to a token with a strip flag.
 _BLANKS = " \t\n\v\f\r"
 
-Render = Callable[[Sequence[Mapping[str, str]]], str]
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages, Messages], str]
+"""The prompt text of messages and tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class PromptFormat:
         self.longest = longest
         self.thinking: ThinkingMarks | None = thinking_marks(template)
         self.has_thinking_switch = has_switch(template)
+        self._has_calls = template is not None and "tool_calls" in template
         self._name = name
         self._source = template
         self._template: ChatTemplate | None = None  # compiled at its first use
@@ -70,8 +79,8 @@ class PromptFormat:
         """Whether the model can chat; otherwise it can only continue ``raw`` text."""
         return self._source is not None
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, think: bool = True) -> str:
-        """The prompt text of a conversation, by the model's own template.
+    def render(self, messages: Messages, tools: Messages = (), *, think: bool = True) -> str:
+        """The prompt text of a conversation and its tools, by the model's own template.
 
         Without ``think`` a template with a thinking switch leaves thinking out. Raises TemplateError.
         """
@@ -84,14 +93,22 @@ class PromptFormat:
             bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
             self._template = ChatTemplate(self._source, bos_token=bos, eos_token=eos)
         # Always passed: some templates leave thinking out by default.
-        return self._template.render(messages, extra={SWITCH: think} if self.has_thinking_switch else None)
+        extra: dict[str, Any] = {SWITCH: think} if self.has_thinking_switch else {}
+        return self._template.render(messages, extra=extra | {"tools": tools} if tools else extra)
 
-    def read(self, messages: Sequence[Mapping[str, str]], *, think: bool = True) -> Prompt:
+    def tool_use(self, tools: Sequence[Message]) -> ToolUse | None:
+        """How the model uses these tools; None without tools. Raises InvalidRequestError if it cannot."""
+        return tool_use(self._name, self._source, self.tokenizer, tools) if tools else None
+
+    def read(self, messages: Messages, tools: Messages = (), *, think: bool = True) -> Prompt:
         """``render``, with the places where a message spells out a control token's name.
 
         Raises TemplateError, InvalidRequestError.
         """
-        return read_messages(self.tokenizer, partial(self.render, think=think), messages, self._spelled)
+        if not self._has_calls and any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+            raise InvalidRequestError(f"{self._name} cannot read calls: its chat template has no place for them")
+        own = [for_template(message) for message in messages]
+        return read_messages(self.tokenizer, partial(self.render, think=think), own, self._spelled, tools)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Tokens of a prompt; a begin-of-sequence token is added unless the text begins with one."""
@@ -109,6 +126,7 @@ class Turn:
 
     ``dropped`` old messages were left out because the conversation outgrew the context; ``notice`` says so.
     ``points`` are those of the Prompt. ``earlier`` replaces the conversation before the message (None: it stays).
+    ``after`` are calls and results that follow the message, ``tools`` what the answer may call.
     """
 
     message: str | None
@@ -117,7 +135,9 @@ class Turn:
     dropped: int = 0
     notice: str | None = None
     points: tuple[int, ...] = ()
-    earlier: tuple[dict[str, str], ...] | None = None
+    earlier: tuple[Message, ...] | None = None
+    after: tuple[Message, ...] = ()
+    tools: ToolUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +149,7 @@ class ConversationState:
     """
 
     system: str | None
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Message, ...]
     history: tuple[int, ...]
     rendered: str = ""
     prompt_length: int = 0
@@ -143,13 +163,13 @@ class Conversation:
         self,
         prompts: PromptFormat,
         system: str | None,
-        messages: Sequence[Mapping[str, str]] = (),
+        messages: Messages = (),
         *,
         think: bool = True,
     ) -> None:
         self._prompts = prompts
         self._think = think
-        self._messages = [_plain(message) for message in messages]
+        self._messages: list[Message] = check_messages(messages)
         self._rendered = ""  # the text of the history's tokens
         self._read = ""  # the prompt that this text begins with
         self._points: tuple[int, ...] = ()  # of that prompt
@@ -194,9 +214,9 @@ class Conversation:
         return Conversation.of(self._prompts, self.state, think=self._think)
 
     @property
-    def messages(self) -> tuple[dict[str, str], ...]:
+    def messages(self) -> tuple[Message, ...]:
         """The conversation so far, beginning with the system message if there is one."""
-        return tuple(dict(message) for message in (*self._head, *self._messages))
+        return tuple(deepcopy([*self._head, *self._messages]))
 
     def clear(self) -> None:
         """Forget the messages, but keep the system message and the history."""
@@ -208,17 +228,19 @@ class Conversation:
         if not self._messages:
             return None
         self._rendered = ""
-        del self._messages[-1]
-        return self._messages.pop()["content"]
+        while self._messages[-1]["role"] != "user":
+            del self._messages[-1]
+        prompt: str = self._messages.pop()["content"]
+        return prompt
 
     @property
     def system(self) -> str | None:
         """The system message."""
-        return self._head[0]["content"] if self._head else None
+        return str(self._head[0]["content"]) if self._head else None
 
     @system.setter
     def system(self, text: str | None) -> None:
-        self._head = [] if text is None else [{"role": "system", "content": text}]
+        self._head: list[Message] = [] if text is None else [{"role": "system", "content": text}]
         self._rendered = ""
 
     def forget_text(self) -> None:
@@ -232,19 +254,23 @@ class Conversation:
         context_length: int,
         *,
         raw: bool,
-        earlier: Sequence[Mapping[str, str]] | None = None,
+        earlier: Sequence[Message] | None = None,
+        after: Sequence[Message] = (),
+        tools: Sequence[Message] = (),
         keep_all: bool = False,
     ) -> Turn:
         """The next turn, or ``raw`` text unchanged. ``earlier`` replaces the conversation so far.
 
-        With ``keep_all`` no turn is dropped.
+        ``after`` are calls and results that follow the prompt. All messages have been checked. With ``keep_all`` no
+        turn is dropped.
 
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
         """
         if raw:
             turn = Turn(message=None, text=prompt, tokens=self._prompts.encode(Prompt(prompt)))
         else:
-            turn = self._next(prompt, max_tokens, context_length, earlier, keep_all=keep_all)
+            use = self._prompts.tool_use(tools)
+            turn = self._next(prompt, max_tokens, context_length, earlier, after, use, keep_all=keep_all)
         if not turn.tokens:
             raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if len(turn.tokens) >= context_length:
@@ -259,7 +285,9 @@ class Conversation:
         prompt: str,
         max_tokens: int | None,
         context: int,
-        earlier: Sequence[Mapping[str, str]] | None,
+        earlier: Sequence[Message] | None,
+        after: Sequence[Message],
+        tools: ToolUse | None,
         *,
         keep_all: bool,
     ) -> Turn:
@@ -274,9 +302,11 @@ class Conversation:
         own = self._messages
         if not keep_all and earlier is not None and head == self._head and own and messages[-len(own) :] == own:
             kept = list(own)  # the older messages were dropped before: what is kept stays in the cache
+        shown = () if tools is None else tools.tools
         while True:
-            asked = self._prompts.read([*head, *kept, {"role": "user", "content": prompt}], think=self._think)
-            tokens = self._encode(asked, own=earlier is None)
+            whole = [*head, *kept, {"role": "user", "content": prompt}, *after]
+            asked = self._prompts.read(whole, shown, think=self._think)
+            tokens = self._encode(asked, own=earlier is None and not shown)
             room = context - context // _ANSWER_SHARE if dropped else context
             if keep_all or len(tokens) + reserve <= room or not kept:
                 break
@@ -293,6 +323,8 @@ class Conversation:
             notice=notice,
             points=asked.points,
             earlier=None if earlier is None else (*head, *messages),
+            after=tuple(after),
+            tools=tools,
         )
 
     def _dropped(self, turns: int, context: int) -> str:
@@ -336,28 +368,37 @@ class Conversation:
         del self._messages[: turn.dropped]
         self.history = history
 
-    def end(self, turn: Turn, answer: str, answer_ids: list[int]) -> None:
-        """End the turn: it joins the conversation unless the answer is empty."""
+    def end(
+        self, turn: Turn, answer: str, answer_ids: list[int], calls: tuple[str, Sequence[ToolCall]] | None = None
+    ) -> None:
+        """End the turn: it joins the conversation unless the answer is empty.
+
+        ``calls``: the answer without its calls, and the calls; None if it has none.
+        """
         del self.history[len(turn.tokens) + len(answer_ids) :]
         self._rendered = ""
         if turn.message is None or not answer:  # templates insist on alternating roles
             return
-        self._messages.append({"role": "user", "content": turn.message})
-        self._messages.append({"role": "assistant", "content": answer})
+        content, called = (answer, ()) if calls is None else calls
+        self._messages += [{"role": "user", "content": turn.message}, *turn.after]
+        self._messages.append({"role": "assistant", "content": content, **_as_messages(called)})
         # After a stop string the tokens hold more than the text: the text is tokenised again.
         if self._prompts.tokenizer.detokenize(answer_ids) == answer:
             self._rendered = turn.text + answer
             self._read, self._points = turn.text, turn.points
 
 
-def _plain(message: Mapping[str, str]) -> dict[str, str]:
-    """Role and content only: a template would render other fields, which were not searched for control tokens."""
-    return {"role": message["role"], "content": message["content"]}
+def _as_messages(calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """The calls as a message holds them."""
+    if not calls:
+        return {}
+    functions = [(call.id, {"name": call.name, "arguments": call.arguments}) for call in calls]
+    return {"tool_calls": [{"id": own, "type": "function", "function": function} for own, function in functions]}
 
 
-def _split(messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def _split(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
     """The system message, if there is one, and the others."""
-    own = [_plain(message) for message in messages]
+    own = list(messages)
     head = own[:1] if own and own[0]["role"] == "system" else []
     return head, own[len(head) :]
 
@@ -384,18 +425,20 @@ def _named(tokenizer: Tokenizer, text: str) -> dict[str, tuple[int, ControlToken
 def read_messages(
     tokenizer: Tokenizer,
     render: Render,
-    messages: Sequence[Mapping[str, str]],
+    messages: Messages,
     spelled: Callable[[str], tuple[str, ...]],
+    tools: Messages = (),
 ) -> Prompt:
-    """The prompt of these messages; ``spelled`` is ``spelled_controls`` of a content.
+    """The prompt of these messages and tools; ``spelled`` is ``spelled_controls`` of a text.
 
     Raises what ``render`` raises, and InvalidRequestError if the origin of a name cannot be determined.
     """
-    text = render(messages)
-    if not any(spelled(message["content"]) for message in messages):
+    text = render(messages, tools)
+    given = list(_texts([messages, tools]))
+    if not any(map(spelled, given)):
         return Prompt(text)
-    mark = _mark(text, *(message["content"] for message in messages))
-    marked = render([{**message, "content": _marked(tokenizer, message["content"], mark)} for message in messages])
+    mark = _mark(text, *given)
+    marked = render(*_each_text([messages, tools], partial(_marked, tokenizer, mark)))
     parts = marked.split(mark)
     whole = tokenizer.encode(marked, special=True)
     if "".join(parts) != text:
@@ -471,7 +514,30 @@ def _mark(*texts: str) -> str:
     return str(number)
 
 
-def _marked(tokenizer: Tokenizer, content: str, mark: str) -> str:
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in lists and mappings, keys too, but for roles."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            if key != "role":
+                yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy with each of the ``_texts`` changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): item if key == "role" else _each_text(item, change) for key, item in value.items()}
+    return [_each_text(item, change) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _marked(tokenizer: Tokenizer, mark: str, content: str) -> str:
     """The content with a mark behind the first character of every name; a name may contain another name."""
     while names := spelled_controls(tokenizer, content):
         if min(map(len, names)) < 2:

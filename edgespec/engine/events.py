@@ -12,6 +12,7 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.files.progress import ProgressEvent
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.plan import Plan
+from edgespec.text.tool_calls import ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -23,7 +24,8 @@ class Text:
     ``guessed_by`` has an entry for each token: the drafter that guessed it (``model``, ``lookup``), or None for the
     target's own. ``lengths`` has the number of characters that came with each token. Bytes of the last token may be
     held back, so text can lag behind its tokens; the rest at the end of the answer comes without tokens. ``logprobs``
-    has an entry for each token; empty unless ``generate`` was asked for them.
+    has an entry for each token; empty unless ``generate`` was asked for them. With tools the text of calls is left
+    out, and ``lengths`` is empty.
     """
 
     text: str
@@ -53,7 +55,8 @@ class Done:
 
     ``speculation_off`` says why no drafter was used, None if one was; ``speculation_off_code`` is the reason's code
     (interfaces/reasons.py). ``plain_tokens_per_s`` is the measured plain speed; None if it was not timed.
-    ``reasoning`` is the thinking in the text, without its marks; None without thinking.
+    ``reasoning`` is the thinking in the text, without its marks; None without thinking. ``tool_calls`` are the calls
+    in the text, which has their marks too.
     """
 
     finish_reason: FinishReason
@@ -66,6 +69,7 @@ class Done:
     speculation_off_code: str | None = None
     plain_tokens_per_s: float | None = None
     reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def same_text(self) -> bool:
@@ -73,7 +77,7 @@ class Done:
         return self.plan.mode == "plain" or self.sampling.rule == "keyed" or self.sampling.greedy
 
 
-Event: TypeAlias = Text | Round | Notice | Done
+Event: TypeAlias = Text | ToolCall | Round | Notice | Done
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
+from typing import Any
 
 from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.answer import StopStrings
+from edgespec.engine.tool_checks import Message, check_message
 from edgespec.errors import InvalidRequestError
 
 
@@ -55,9 +57,12 @@ def check_bias(sampling: Sampling, vocabulary_size: int) -> None:
 
 
 def check_conversation(
-    prompt: str | None, messages: Sequence[Mapping[str, str]], *, raw: bool
-) -> tuple[str, Sequence[Mapping[str, str]]]:
-    """The last message's text, and the messages before it. Raises InvalidRequestError for any other conversation."""
+    prompt: str | None, messages: Sequence[Mapping[str, Any]], *, raw: bool
+) -> tuple[str, list[Message], list[Message]]:
+    """The last user message's text, the messages before it and those after it: calls and their results.
+
+    Raises InvalidRequestError for any other conversation.
+    """
     if prompt is not None or raw:
         raise InvalidRequestError(
             "messages were given together with a prompt" if prompt is not None else "messages cannot be raw",
@@ -72,31 +77,48 @@ def check_conversation(
     system = isinstance(first, Mapping) and first.get("role") == "system"
     if system and not isinstance(first.get("content"), str):
         raise InvalidRequestError("the system message must be text")
-    turns = messages[system:]
-    _check_turns(turns, int(system), "user and assistant messages alternate, the user's first")
-    if not len(turns) % 2:
-        raise InvalidRequestError("the conversation does not end with a user message")
-    return turns[-1]["content"], messages[:-1]
+    head = [{"role": "system", "content": first["content"]}] if system else []
+    turns = _checked(messages[system:], int(system), "user and assistant messages alternate, the user's first")
+    if not turns or turns[-1]["role"] == "assistant":
+        raise InvalidRequestError(
+            "the conversation does not end with a user message", hint="or with the result of a call, in the role tool"
+        )
+    last = max(place for place, message in enumerate(turns) if message["role"] == "user")
+    return turns[last]["content"], head + turns[:last], turns[last + 1 :]
 
 
-def check_messages(messages: Sequence[Mapping[str, str]]) -> None:
-    """Raise InvalidRequestError unless prompts and their answers alternate."""
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The messages in their usual form. Raises InvalidRequestError unless prompts and their answers alternate."""
     hint = "user and assistant messages alternate, the user's first; pass a system message as system="
-    _check_turns(messages, 0, hint)
-    if len(messages) % 2:
+    own = _checked(messages, 0, hint)
+    if own and own[-1]["role"] != "assistant":
         raise InvalidRequestError("the conversation ends with a prompt", hint="pass that prompt to generate")
+    return own
 
 
-def _check_turns(messages: Sequence[Mapping[str, str]], first: int, hint: str) -> None:
-    """``first`` is the number of the first of these messages."""
-    roles = ["user", "assistant"] * ((len(messages) + 1) // 2)
-    for number, (message, role) in enumerate(zip(messages, roles, strict=False), first):
-        own = isinstance(message, Mapping)
-        if not own or message.get("role") != role or not isinstance(message.get("content"), str):
+# The roles that may follow a role. Results follow calls; the user may also go on without them.
+_NEXT = {"": ("user",), "user": ("assistant",), "assistant": ("user",), "tool": ("tool", "assistant", "user")}
+
+
+def _checked(messages: Sequence[Mapping[str, Any]], first: int, hint: str) -> list[Message]:
+    """The messages in their usual form; ``first`` is the number of the first of them."""
+    own, open_calls, role = list[Message](), list[Message](), ""
+    for number, message in enumerate(messages, first):
+        allowed = ("tool", "user") if open_calls and role == "assistant" else _NEXT[role]
+        given = message.get("role") if isinstance(message, Mapping) else None
+        content = message.get("content") if isinstance(message, Mapping) else None
+        calls = given == "assistant" and content is None and message.get("tool_calls")
+        if given not in allowed or not (isinstance(content, str) or calls):
             raise InvalidRequestError(
-                f"message {number} of the conversation is not a text with the role {role}",
-                hint=hint,
+                f"message {number} of the conversation is not a text with the role {' or '.join(allowed)}", hint=hint
             )
+        role = str(given)
+        own.append(check_message(number, message, open_calls))
+        if role == "tool":
+            open_calls = [call for call in open_calls if call["id"] != own[-1]["tool_call_id"]]
+        else:
+            open_calls = own[-1].get("tool_calls", [])
+    return own
 
 
 def check_system(text: object) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.loop import PipelinedLoop
@@ -20,10 +20,12 @@ from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.engine.answer import AnswerTask, AnswerText, Generation
 from edgespec.engine.conversation import Conversation, Turn
-from edgespec.engine.events import Done
+from edgespec.engine.events import Done, Event
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.request_checks import check_bias, check_conversation, check_request, check_system
 from edgespec.engine.saved_session import write_session
+from edgespec.engine.tool_checks import check_tools
+from edgespec.engine.tool_use import CallEvents
 from edgespec.engine.why_no_drafts import why_no_drafts
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
 from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
@@ -34,6 +36,7 @@ from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.thinking import ThinkingText, split_thinking
+from edgespec.text.tool_calls import ToolCall
 
 T = TypeVar("T")
 
@@ -95,7 +98,7 @@ class Session:
         self._draft_thread: WorkerThread | None = None
 
     @property
-    def messages(self) -> tuple[dict[str, str], ...]:
+    def messages(self) -> tuple[dict[str, Any], ...]:
         """The conversation so far, beginning with the system message if there is one."""
         return self._conversation.messages
 
@@ -195,7 +198,7 @@ class Session:
         self,
         prompt: str | None = None,
         *,
-        messages: Sequence[Mapping[str, str]] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
@@ -203,25 +206,34 @@ class Session:
         depth: int | None = None,
         keep_all: bool = False,
         logprobs: int | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
         ``messages`` in place of ``prompt`` are a whole conversation as the caller keeps it: mappings with a role and
         a content, a system message first if there is one, then user and assistant alternately, the user's last. They
-        replace this session's conversation; the caches keep what both share. A conversation that outgrows the context
-        loses its oldest turns; with ``keep_all`` it raises PromptTooLongError if the prompt alone is too long.
+        replace this session's conversation; the caches keep what both share. An assistant's message may hold
+        ``tool_calls``, and messages in the role ``tool`` with a ``tool_call_id`` hold their results. A conversation
+        that outgrows the context loses its oldest turns; with ``keep_all`` it raises PromptTooLongError if the prompt
+        alone is too long.
 
         ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
         plain decoding. ``sampling`` None is greedy. With ``logprobs`` Text events have each token's log-probability
         and those of this many of the likeliest tokens, at most 20 (TokenLogprob).
 
+        ``tools`` are functions as in OpenAI's API, which the template shows to the model. Calls in the answer are
+        ToolCall events, and their text is in no Text event. ``tool_choice`` is ``auto``, the default, or ``none``;
+        forcing a call is refused.
+
         Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else from the
         iteration. The turn joins the conversation when its answer ends for any reason, unless the answer is empty.
         """
         started = time.perf_counter()
-        earlier = None
+        earlier, after = None, list[dict[str, Any]]()
         if messages is not None:
-            prompt, earlier = check_conversation(prompt, messages, raw=raw)
+            prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
+        usable = check_tools(tools, tool_choice, raw=raw)
         prompt = check_request(
             prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw, logprobs=logprobs
         )
@@ -230,7 +242,9 @@ class Session:
         self._settle_forgotten()
         self._pair.begin_answer()
         context = self._target.context_length
-        turn = self._conversation.turn(prompt, max_tokens, context, raw=raw, earlier=earlier, keep_all=keep_all)
+        turn = self._conversation.turn(
+            prompt, max_tokens, context, raw=raw, earlier=earlier, after=after, tools=usable, keep_all=keep_all
+        )
         self._reopen_if_broken()
         answer = self._make_answer(turn, max_tokens, sampling, stop, depth, logprobs, started)
         return Generation(
@@ -239,7 +253,13 @@ class Session:
             cancel=self.cancel,
             settle=partial(self._settle, answer),
             thinking=partial(self._thinking, turn),
+            shaped=self._shaped(turn),
         )
+
+    def _shaped(self, turn: Turn) -> Callable[[Event], list[Event]]:
+        if turn.tools is None:
+            return lambda event: [event]
+        return CallEvents(turn.tools, self._thinking(turn)).shaped
 
     def _thinking(self, turn: Turn) -> ThinkingText | None:
         marks = self._pair.prompts.thinking if turn.message is not None else None
@@ -283,7 +303,7 @@ class Session:
         task = AnswerTask(
             loop=self._loop(drafts, own, history, limits, budget, siblings=speculating.siblings),
             history=history,
-            answer=AnswerText(pair.tokenizer, stop),
+            answer=AnswerText(pair.tokenizer, stop, None if turn.tools is None else turn.tools.marks),
             stats=DecodeStats(prompt_tokens=len(turn.tokens)),
             notices=[*pair.take_notices(), *self._take_notices(), *([] if turn.notice is None else [turn.notice])],
             started=started,
@@ -410,7 +430,13 @@ class Session:
             speculation_off_code=None if off is None else off.code,
             plain_tokens_per_s=self._speculating.policy.plain_tokens_per_s,
             reasoning=split_thinking(task.delivered_text, self._thinking(answer.turn))[0],
+            tool_calls=self._calls(answer)[1],
         )
+
+    def _calls(self, answer: _Answer) -> tuple[str, tuple[ToolCall, ...]]:
+        """The answer's text without its calls, and the calls."""
+        text, use = answer.task.delivered_text, answer.turn.tools
+        return (text, ()) if use is None else use.split(text, self._thinking(answer.turn))
 
     def _end_turn(self, answer: _Answer, future: Future[None]) -> None:
         future.result()
@@ -420,7 +446,7 @@ class Session:
             self._target.reset_cancel()
             self._drafts.reset_cancel()
         task, conversation = answer.task, self._conversation
-        conversation.end(answer.turn, task.delivered_text, task.delivered_ids)
+        conversation.end(answer.turn, task.delivered_text, task.delivered_ids, self._calls(answer))
         if self._pair.answers is not None:
             self._pair.answers.add(task.delivered_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must

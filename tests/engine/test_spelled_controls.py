@@ -186,7 +186,7 @@ class Stripping:
 def test_control_tokens_that_strip_blanks_strip_only_the_templates_own() -> None:
     tokenizer = Stripping()
 
-    def render(messages: Sequence[Mapping[str, str]]) -> str:
+    def render(messages: Sequence[Mapping[str, str]], _tools: object) -> str:
         return f"<b> \n{messages[0]['content']} \n<a>"
 
     found = read_messages(tokenizer, render, said("x <b> y"), partial(spelled_controls, tokenizer))  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ class Merging(Stripping):
 def test_a_tokenizer_that_cannot_keep_a_name_as_text_raises_an_error() -> None:
     tokenizer = Merging()
     own = partial(spelled_controls, tokenizer)  # type: ignore[arg-type]
-    found = read_messages(tokenizer, lambda messages: messages[0]["content"], said("x <b> y"), own)  # type: ignore[arg-type]
+    found = read_messages(tokenizer, lambda messages, _tools: messages[0]["content"], said("x <b> y"), own)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="cannot read it as text"):
         encode(tokenizer, found)  # type: ignore[arg-type]
 

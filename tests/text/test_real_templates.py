@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.tokenizer import ControlToken
+from edgespec.text.tool_calls import CallText, call_format, split_calls
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.real_templates import real_templates, reference
 
@@ -272,6 +274,69 @@ def test_real_templates_render_the_same_as_in_plain_jinja(
     assert found == {name: what for name, (where, what, _) in DIFFERENCES.items() if conversation in where}
 
 
+def written(template: ChatTemplate) -> str:
+    """What the template writes for an assistant's call of ``get_weather``."""
+    arguments = {"city": "Zürich", "days": [1, 2]}
+    plain, call = (
+        template.render([*ASKED, message], add_generation_prompt=False, extra={"tools": [NOW]})
+        for message in (*said(("assistant", "NOTHING")), called(arguments))
+    )
+    same = next(at for at, (one, other) in enumerate(zip(plain, call, strict=False)) if one != other)
+    return call[same:]
+
+
+def test_calls_are_read_as_the_real_templates_write_them(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "datetime", Noon)
+    templates = real_templates(home().root / "test-data")
+    known = {"get_weather": WEATHER["function"]["parameters"]}  # the types of values in marks
+    formats = {name: form for name, source in templates.items() if (form := call_format(source)) is not None}
+    assert len(formats) >= 20
+    assert len(set(map(id, formats.values()))) == 4
+    for name, form in formats.items():
+        ours = pairs[name].ours
+        assert isinstance(ours, ChatTemplate), name
+        _, calls = split_calls(written(ours), CallText(form, known, ids="abcdefg"))
+        assert [call.name for call in calls] == ["get_weather"], name
+        assert json.loads(calls[0].arguments) == {"city": "Zürich", "days": [1, 2]}, name
+
+
+def test_tools_calls_and_results_cannot_forge_a_control_token_in_the_real_templates(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each text of a tool, of a call and of its result, keys too, with every name that the template writes."""
+    monkeypatch.setattr(sandbox, "datetime", Noon)
+    templates = real_templates(home().root / "test-data")
+    tokenizer: Any = Named()
+    tried = 0
+    for name, both in pairs.items():
+        if call_format(templates[name]) is None:
+            continue
+
+        def read(text: str, both: Pair = both) -> list[int]:
+            assert isinstance(both.ours, ChatTemplate)
+            ours = both.ours
+
+            def render(messages: Any, tools: Any) -> str:
+                return ours.render(messages, extra={"tools": tools})
+
+            tool = copy.deepcopy(NOW)
+            tool["function"] |= {"name": "get_weather", "description": f"x {text} y"}
+            described = {"type": "string", "description": text, "enum": [text]}
+            tool["function"]["parameters"]["properties"] = {"city": described, f"a {text} b": {"type": "string"}}
+            messages = [*ASKED, called({"city": text, "more": {text: [text]}}), answered(0, text)]
+            spelled = partial(spelled_controls, tokenizer)
+            return encode(tokenizer, read_messages(tokenizer, render, messages, spelled, [tool]))
+
+        harmless = [token for token in read("hello") if token >= 1000]
+        names = sorted({text for text, number in tokenizer.numbers.items() if number in harmless})
+        tried += bool(names)
+        for forged in (" ".join(names), "\n".join([*names, "BANANA", *names])):
+            assert [token for token in read(forged) if token >= 1000] == harmless, (name, forged)
+    assert tried >= 20
+
+
 NAMES = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜]{1,40}｜>|<\|[A-Z_]{1,40}\|>|</?s>|\[/?[A-Z_]{3,20}\]|<(?:start|end)_of_[a-z]+>|</?[a-z]+:[a-z_]+>"
 )
@@ -307,7 +372,7 @@ def test_a_message_cannot_forge_a_control_token_in_any_real_template(
         assert isinstance(both.ours, ChatTemplate), name
 
         def read(content: str, template: ChatTemplate = both.ours) -> list[int]:
-            def render(messages: Any) -> str:
+            def render(messages: Any, _tools: Any) -> str:
                 return template.render(messages, extra=extra)
 
             messages = said(("user", "a"), ("assistant", content), ("user", f"x {content} y"))

@@ -1,0 +1,243 @@
+"""Calls in an answer's text: each format, any chunks, and no text lost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from edgespec.text.tool_calls import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MOST_CALLS,
+    QWEN_XML,
+    CallFormat,
+    CallText,
+    ToolCall,
+    call_format,
+    split_calls,
+)
+
+KNOWN = {
+    "weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    "now": {},
+}
+FORMATS = {"hermes": HERMES, "xml": QWEN_XML, "llama": LLAMA, "mistral": MISTRAL}
+
+
+def parser(form: CallFormat) -> CallText:
+    return CallText(form, KNOWN, ids="abcdefg")
+
+
+def found(form: CallFormat, text: str) -> tuple[str, list[tuple[str, str]]]:
+    said, calls = split_calls(text, parser(form))
+    assert [(call.index, call.id) for call in calls] == [(at, f"abcdefg{at:02d}") for at in range(len(calls))]
+    return said, [(call.name, call.arguments) for call in calls]
+
+
+PARIS = '{"city": "Paris"}'
+CALL = f'{{"name": "weather", "arguments": {PARIS}}}'
+LLAMAS = f'{{"name": "weather", "parameters": {PARIS}}}'
+FUNCTION = "<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>"
+ONE = [("weather", PARIS)]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "said", "calls"),
+    [
+        (HERMES, f"<tool_call>\n{CALL}\n</tool_call>", "", ONE),
+        (HERMES, f"Let me see.\n\n<tool_call>{CALL}</tool_call>\n", "Let me see.", ONE),
+        (HERMES, f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call> So.", "So.", ONE * 2),
+        (HERMES, f"<tool_call>\n{CALL}", "", ONE),
+        (HERMES, f"<tool_call>{CALL}<tool_call>{CALL}", "", ONE * 2),
+        (HERMES, f"<tool_call>{{{CALL}}}</tool_call>", "", ONE),
+        (HERMES, '<tool_call>{"name": "now"}</tool_call>', "", [("now", "{}")]),
+        (HERMES, '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [("now", "{}")]),
+        (HERMES, '<tool_call>{"arguments": "{\\"a\\": 1}", "name": "now"}</tool_call>', "", [("now", '{"a": 1}')]),
+        (
+            HERMES,
+            '<tool_call>{"name": "now", "arguments": {"a": "}</tool_call>\\"{"}}</tool_call>',
+            "",
+            [("now", '{"a": "}</tool_call>\\"{"}')],
+        ),
+        (HERMES, f"```json\n{CALL}\n```", "", ONE),
+        (HERMES, f"```\n{CALL}\n```", "", ONE),
+        (HERMES, f"\n{CALL}\n", "", ONE),
+        (LLAMA, LLAMAS, "", ONE),
+        (LLAMA, f"<|python_tag|>{LLAMAS}", "", ONE),
+        (LLAMA, f"{LLAMAS}; {LLAMAS}", "", ONE * 2),
+        (LLAMA, '{"type": "function", "name": "now", "parameters": {}}', "", [("now", "{}")]),
+        (MISTRAL, f"[TOOL_CALLS] [{CALL}]", "", ONE),
+        (MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}]", "", ONE * 2),
+        (MISTRAL, f"[TOOL_CALLS]weather[ARGS]{PARIS}", "", ONE),
+        (MISTRAL, f"[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{PARIS}", "", ONE),
+        (MISTRAL, f"Yes.[TOOL_CALLS]weather{PARIS}[TOOL_CALLS]now{{}}", "Yes.", [*ONE, ("now", "{}")]),
+        (QWEN_XML, f"<tool_call>\n{FUNCTION}\n</tool_call>", "", ONE),
+        (QWEN_XML, FUNCTION, "", ONE),
+        (QWEN_XML, f"So:\n<tool_call>{FUNCTION}", "So:", ONE),
+        (QWEN_XML, "<function=now></function>", "", [("now", "{}")]),
+        (
+            QWEN_XML,
+            "<function=weather><parameter=city>\n12\n</parameter><parameter=days>\n3\n</parameter>"
+            '<parameter=more>["a"]</parameter><parameter=note>a <b>\n\nc</parameter></function>',
+            "",
+            [("weather", '{"city": "12", "days": 3, "more": ["a"], "note": "a <b>\\n\\nc"}')],
+        ),
+    ],
+)
+def test_calls_of_each_format_are_read(form: CallFormat, text: str, said: str, calls: list[tuple[str, str]]) -> None:
+    assert found(form, text) == (said, calls)
+    for _, arguments in calls:
+        assert isinstance(json.loads(arguments), dict)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, "<tool_call>"),
+        (HERMES, "a <tool_call> b"),
+        (HERMES, f"<tool_call>{CALL[:-1]}"),
+        (HERMES, '<tool_call>{"name": "other", "arguments": {}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "now", "arguments": "{"}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "now", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>'),
+        (HERMES, '<tool_call>{"name": 5}</tool_call>'),
+        (HERMES, "<tool_call>{'name': 'now'}</tool_call>"),
+        (HERMES, '<tool_call>{"name": "now", "arguments": ' + '{"a":' * 3000 + "1" + "}" * 3001 + "</tool_call>"),
+        (HERMES, f"The format is:\n```json\n{CALL}\n```"),
+        (HERMES, f"```python\n{CALL}\n```"),
+        (HERMES, f"```json\n{CALL}\nand more"),
+        (HERMES, '{"name": "Ada", "age": 36}'),
+        (HERMES, '{"age": 36}'),
+        (HERMES, "``"),
+        (HERMES, "```"),
+        (HERMES, "{"),
+        (LLAMA, f"It is {LLAMAS}"),
+        (LLAMA, "<|python_tag|>print(1)"),
+        (LLAMA, f"<|python_tag|>{LLAMAS[:-1]}"),
+        (MISTRAL, "[TOOL_CALLS]"),
+        (MISTRAL, "[TOOL_CALLS] []"),
+        (MISTRAL, f"[TOOL_CALLS] [{CALL}"),
+        (MISTRAL, f"[TOOL_CALLS] [{CALL} {CALL}]"),
+        (MISTRAL, "[TOOL_CALLS]other[ARGS]{}"),
+        (MISTRAL, "[TOOL_CALLS] weather\n{}"),
+        (MISTRAL, "[TOOL_CALLS]" + "x" * 300),
+        (MISTRAL, CALL),
+        (QWEN_XML, "<function="),
+        (QWEN_XML, "<function=other></function>"),
+        (QWEN_XML, "<function=now>text</function>"),
+        (QWEN_XML, "<function=now><parameter=a>1</function>"),
+        (QWEN_XML, "<function=now><parameter=<a>>1</parameter></function>"),
+        (QWEN_XML, f"<function={'n' * 300}"),
+        (QWEN_XML, f"<tool_call>{CALL}</tool_call>"),
+    ],
+)
+def test_what_is_no_call_is_text(form: CallFormat, text: str) -> None:
+    assert found(form, text) == (text, [])
+
+
+def test_calls_beyond_the_most_are_text() -> None:
+    text = f"<tool_call>{CALL}</tool_call>"
+    said, calls = split_calls(text * (MOST_CALLS + 1), parser(HERMES))
+    assert len(calls) == MOST_CALLS
+    assert said == text
+
+
+PIECES = st.sampled_from(
+    [
+        *["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```json", "```", "json"],
+        *["<function=weather>", "</function>", "<parameter=city>", "</parameter>", FUNCTION, CALL, LLAMAS, PARIS],
+        *[
+            "{",
+            "}",
+            "[",
+            "]",
+            ",",
+            ";",
+            '"',
+            "\\",
+            "weather",
+            '"name"',
+            ":",
+            "a",
+            " ",
+            "\n",
+            "<",
+            "</",
+            "`",
+            "Hello.",
+        ],
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=12).map("".join), st.lists(st.integers(1, 9), min_size=1, max_size=8))
+@example(LLAMAS + " ; " + LLAMAS, [1])
+@example(f"a\n\n<tool_call>\n{CALL}\n</tool_call> b", [1])
+@settings(max_examples=300, deadline=None)
+def test_chunks_do_not_change_calls_and_text(text: str, sizes: list[int]) -> None:
+    for form in FORMATS.values():
+        whole, pieces, at = found(form, text), list[str | ToolCall](), 0
+        own = parser(form)
+        for turn in range(len(text)):
+            size = sizes[turn % len(sizes)]
+            pieces += own.feed(text[at : at + size])
+            at += size
+        pieces += own.flush()
+        said = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls = [(piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCall)]
+        assert (said, calls) == whole
+        if not calls:
+            assert said == text, "nothing is lost"
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_text_without_a_call_is_held_back_only_where_a_call_may_begin(form: CallFormat) -> None:
+    own, text = parser(form), 'Paris: a <b> [TOOL] {"x": 1} `code` and ```json {} ``` are text.'
+    shown = ""
+    for place, character in enumerate(text, 1):
+        shown += "".join(str(part) for part in own.feed(character))
+        held = text[len(shown) : place]
+        assert len(held.strip()) < max(map(len, form.openings)), "only the beginning of an opening"
+    assert shown + "".join(str(part) for part in own.flush()) == text
+
+
+def test_a_call_is_given_as_soon_as_it_is_complete() -> None:
+    own = parser(HERMES)
+    assert own.feed(f"<tool_call>{CALL}</tool_call") == []
+    assert own.feed(">") == [ToolCall(0, "abcdefg00", "weather", PARIS)]
+    assert own.feed("\n") == []
+    assert own.flush() == []
+
+
+def test_a_long_call_is_not_read_again_for_every_chunk() -> None:
+    code = "x = {}\n" * 4000
+    text = f"<tool_call>{json.dumps({'name': 'now', 'arguments': {'code': code}})}</tool_call>"
+    own, parts = parser(HERMES), list[str | ToolCall]()
+    for at in range(0, len(text), 40):
+        parts += own.feed(text[at : at + 40])
+    parts += own.flush()
+    (call,) = parts
+    assert isinstance(call, ToolCall)
+    assert json.loads(call.arguments) == {"code": code}
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("{{ '<tool_call>\\n{\"name\": ' }}", HERMES),
+        ('{{ "<tool_call>{{\\"name\\": <function-name>}}" }}', HERMES),
+        ("<tool_call><function=x><parameter=y>", QWEN_XML),
+        ("[TOOL_CALLS]", MISTRAL),
+        ('<|start_header_id|> {"name": f, "parameters": p}', LLAMA),
+        ('<|start_header_id|> {"name": f}', None),
+        ("<tool_call>{{ name }}<arg_key>", None),
+        ('<tool_calls>[<tool_call>{"name": ', None),
+        ("{{ messages }}", None),
+    ],
+)
+def test_the_format_of_calls_is_found_in_the_template(template: str, form: CallFormat | None) -> None:
+    assert call_format(template) is form
