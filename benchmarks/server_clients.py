@@ -102,7 +102,8 @@ def measure(folder: Path) -> dict[str, Any]:
             "litellm": run([python, "-c", LITELLM, url, QUESTION]),
             "langchain": run([python, "-c", LANGCHAIN, url, QUESTION]),
             "llm": run(llm, LLM_USER_PATH=str(home), OPENAI_API_KEY="none"),
-            "schemathesis": run([*fuzz, "--exclude-checks", "unsupported_method", "--seed", "1"]),
+            # A schema cannot say in which order messages come, and that a text has no NUL.
+            "schemathesis": run([*fuzz, "--exclude-checks", "positive_data_acceptance", "--seed", "1"]),
         }
     return {"clients": clients}
 

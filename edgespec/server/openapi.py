@@ -15,9 +15,9 @@ _NUMBER = {
     "min_p": (0, 1),
     "presence_penalty": (-10, 10),
     "frequency_penalty": (-10, 10),
-    "repeat_penalty": (0, 10),
+    "repeat_penalty": (0.01, 10),
 }
-_EXCLUSIVE = ("top_p", "repeat_penalty")  # 0 itself is not allowed
+_EXCLUSIVE = ("top_p",)  # 0 itself is not allowed
 
 
 def document() -> dict[str, Any]:

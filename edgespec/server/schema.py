@@ -20,6 +20,8 @@ from edgespec.server.strict_json import check_text
 MOST_STOPS = 16
 # Answers to one request. They are decoded one after another.
 MOST_CHOICES = 16
+# A smaller divisor makes scores infinite.
+_LEAST_REPEAT_PENALTY = 0.01
 _LARGEST_SEED = 2**64
 
 # Number fields of a request, and the names of ``Sampling`` that they set.
@@ -109,6 +111,8 @@ def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
     sampling: dict[str, Any] = {
         own: value for name, own in _SAMPLING.items() if (value := _number(body, name)) is not None
     }
+    if sampling.get("repeat_penalty", 1.0) < _LEAST_REPEAT_PENALTY:
+        raise ApiError(f"repeat_penalty must be at least {_LEAST_REPEAT_PENALTY}", param="repeat_penalty")
     if bias := _bias(body.get("logit_bias")):
         sampling["logit_bias"] = bias
     return {
@@ -226,6 +230,8 @@ def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | N
     value = body.get(name)
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():  # JSON has one kind of number
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong(name, "a whole number", value)
     if not least <= value <= most:

@@ -97,6 +97,7 @@ def test_every_field_of_a_chat_is_read() -> None:
 def test_minus_one_means_a_random_seed_and_no_limit() -> None:
     found = read_chat({"messages": HI, "seed": -1, "max_tokens": -1})
     assert (found.seed, found.max_tokens) == (None, None)
+    assert read_chat({"messages": HI, "seed": 7.0}).seed == 7
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any)
         ("temperature", "warm"),
         ("temperature", True),
         ("top_k", 10**400),
+        ("repeat_penalty", 1e-300),
         ("seed", 1.5),
         ("seed", -2),
         ("seed", 2**64),
