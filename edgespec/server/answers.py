@@ -26,6 +26,7 @@ from edgespec.server.schema import Request
 from edgespec.server.threads import in_thread
 from edgespec.text.thinking import ThinkingText
 from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tool_calls import ToolCall
 
 _SEEDS = 2**64
 # Longest token of a vocabulary, in characters: runs of spaces in code vocabularies are 128 long, some have 256.
@@ -46,11 +47,13 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """More of an answer: its text, its thinking without marks, and its tokens if log-probabilities were asked for."""
+    """More of an answer: its text, its thinking without marks, its calls, and its tokens if their probabilities were
+    asked for."""
 
     content: str = ""
     reasoning: str = ""
     tokens: tuple[ScoredToken, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -59,6 +62,7 @@ def joined(parts: Sequence[Part]) -> Part:
         "".join(part.content for part in parts),
         "".join(part.reasoning for part in parts),
         tuple(token for part in parts for token in part.tokens),
+        tuple(call for part in parts for call in part.calls),
     )
 
 
@@ -216,6 +220,8 @@ async def _one(
             if isinstance(event, Text):
                 part = replace(split.feed(event.text), tokens=scored(event.logprobs, tokenizer))
                 await _show(reader, index, part)
+            elif isinstance(event, ToolCall):
+                await reader.part(index, Part(calls=(event,)))
             elif isinstance(event, Done):
                 if event.finish_reason == "cancelled":  # not by the client, which would have ended this call
                     raise ClosedError("the answer was ended: the model is being freed")
@@ -237,6 +243,7 @@ def _generation(request: Request, kept: Kept, sampling: Sampling) -> Generation:
     }
     if request.prompt is not None:
         return kept.session.generate(request.prompt, raw=True, **settings)
+    settings |= {"tools": request.tools or None, "tool_choice": request.tool_choice}
     return kept.session.generate(messages=request.messages, keep_all=True, **settings)
 
 

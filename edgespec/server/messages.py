@@ -1,7 +1,7 @@
 """A client's messages as the conversation that a session reads. Pure functions.
 
 Clients send more shapes than templates know: contents in parts, the role ``developer``, several system messages, and
-two messages of one role in a row. These are joined; whatever else a session would refuse is refused here.
+two messages of one role in a row. These are joined; the session itself checks tool calls and their results.
 """
 
 from __future__ import annotations
@@ -11,38 +11,52 @@ from itertools import groupby
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.strict_json import check_text
+from edgespec.server.strict_json import check_text, check_texts
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 # More turns than the longest context has room for at a few tokens a turn.
 MOST_MESSAGES = 10_000
 
 _JOINED_BY = "\n\n"
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 def read_messages(given: object) -> tuple[Message, ...]:
-    """A system message if there is one, then user and assistant alternately, the user's last. Raises ApiError."""
+    """A system message if there is one, then user and assistant alternately, the user's last, or a call's result.
+
+    Raises ApiError.
+    """
     if not isinstance(given, list) or not given:
         raise ApiError("messages must be a list with at least one message", param="messages")
     if len(given) > MOST_MESSAGES:
         raise ApiError(f"there are {len(given)} messages; at most {MOST_MESSAGES} are allowed", param="messages")
     messages = [_message(each, f"messages[{number}]") for number, each in enumerate(given)]
-    joined = [
-        {"role": role, "content": _JOINED_BY.join(each["content"] for each in same if each["content"])}
-        for role, same in groupby(messages, lambda message: message["role"])
-    ]
+    joined = [_joined(list(same)) for _, same in groupby(enumerate(messages), _kind)]
     others = joined[1:] if joined[0]["role"] == "system" else joined
     if any(each["role"] == "system" for each in others):
         raise ApiError("a system message must come before all others", param="messages")
     if not others or others[0]["role"] != "user":
         raise ApiError("the conversation must begin with a user message", param="messages")
-    if others[-1]["role"] != "user":
-        raise ApiError("the last message must be a user message", param="messages")
-    if not others[-1]["content"].strip():
+    if others[-1]["role"] == "assistant":
+        raise ApiError("the last message must be a user message, or the result of a tool call", param="messages")
+    if others[-1]["role"] == "user" and not others[-1]["content"].strip():
         raise ApiError("the last message is empty", param="messages")
     return tuple(each for each in joined if each["role"] != "system" or each["content"])
+
+
+def _kind(numbered: tuple[int, Message]) -> tuple[str, int]:
+    """Neighbours of one kind are joined: texts of one role, but no calls and no results."""
+    number, message = numbered
+    alone = message["role"] == "tool" or "tool_calls" in message
+    return message["role"], number if alone else -1
+
+
+def _joined(same: list[tuple[int, Message]]) -> Message:
+    if len(same) == 1:
+        return same[0][1]
+    contents = [message["content"] for _, message in same]
+    return {"role": same[0][1]["role"], "content": _JOINED_BY.join(filter(None, contents))}
 
 
 def _message(given: object, param: str) -> Message:
@@ -51,11 +65,15 @@ def _message(given: object, param: str) -> Message:
     role = given.get("role")
     if not isinstance(role, str):
         raise ApiError(f"{param} has no role", param=param)
-    if role in ("tool", "function") or given.get("tool_calls") or given.get("function_call"):
-        raise unsupported(param, f"a message with a tool call ({param})")
+    if role == "function" or given.get("function_call"):
+        raise unsupported(param, f"a function_call, which tool_calls replaced ({param})")
     if role not in _ROLES:
         raise ApiError(f"{param} has the unknown role {role[:32]!r}", param=param)
-    return {"role": _ROLES[role], "content": check_text(_content(given.get("content"), param), param)}
+    message = {"role": _ROLES[role], "content": check_text(_content(given.get("content"), param), param)}
+    for name, of_role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if given.get(name) and role == of_role:
+            message[name] = check_texts(given[name], param)
+    return message
 
 
 def _content(given: Any, param: str) -> str:

@@ -118,7 +118,7 @@ def _messages() -> dict[str, Any]:
         "type": "object",
         "required": ["role"],
         "properties": {
-            "role": {"enum": ["system", "developer", "user", "assistant"]},
+            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
             "content": {"oneOf": [{"type": "null"}, {"type": "string"}, {"type": "array", "items": part}]},
         },
     }
@@ -126,6 +126,8 @@ def _messages() -> dict[str, Any]:
         "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": MOST_MESSAGES},
         "logprobs": {"type": ["boolean", "null"]},
         "top_logprobs": _whole(0, MOST_TOP),
+        "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_choice": {"enum": [None, "auto", "none"]},
     }
 
 

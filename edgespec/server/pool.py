@@ -6,6 +6,7 @@ most of; no session is ever given to another owner.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,12 +34,16 @@ class Kept:
 def text_of(request: Request, answer: str | None = None) -> str:
     """A request as one text that is a prefix of any continuation's text."""
     if request.prompt is not None:
-        return f"\0{request.prompt}{answer or ''}"
-    return text_of_messages(request.messages) + ("" if answer is None else f"assistant\0{answer}\0")
+        return f"raw\0{request.prompt}{answer or ''}"
+    tools = json.dumps(request.tools) if request.tools else ""
+    return f"{tools}\0{text_of_messages(request.messages)}" + ("" if answer is None else f"assistant\0{answer}\0")
 
 
 def text_of_messages(messages: Sequence[Message]) -> str:
-    return "".join(f"{each['role']}\0{each['content']}\0" for each in messages)
+    return "".join(
+        f"{each['role']}\0{each['content']}\0{json.dumps(each['tool_calls']) if 'tool_calls' in each else ''}"
+        for each in messages
+    )
 
 
 def common_length(one: str, other: str) -> int:

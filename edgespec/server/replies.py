@@ -12,6 +12,7 @@ from edgespec import __version__
 from edgespec.engine.events import Done
 from edgespec.planning.choice.plan import Plan
 from edgespec.server.answers import Part
+from edgespec.text.tool_calls import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,17 @@ def part_chunk(head: Head, index: int, part: Part, offset: int = 0) -> dict[str,
     """More of an answer, which has had ``offset`` characters before."""
     if not head.is_chat:
         return head.wrap([_text(index, part, None, offset)], chunk=True)
-    delta = {"reasoning_content": part.reasoning} if part.reasoning else {}
+    delta: dict[str, Any] = {"reasoning_content": part.reasoning} if part.reasoning else {}
     if part.content:
         delta["content"] = part.content
+    if part.calls:
+        delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in part.calls]
     return head.wrap([_delta(index, delta, part=part)], chunk=True)
 
 
 def last_chunk(head: Head, index: int, done: Done) -> dict[str, Any]:
     """The chunk with the reason for the end, the seed and the timings."""
-    reason = done.finish_reason
+    reason = finish_reason(done)
     choice = _delta(index, {}, reason) if head.is_chat else _text(index, Part(), reason)
     return head.wrap([choice], chunk=True, seed=done.sampling.seed, timings=timings([done]))
 
@@ -77,12 +80,15 @@ def whole(head: Head, parts: Sequence[Part], answers: Sequence[Done]) -> dict[st
             message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
             if part.reasoning:
                 message["reasoning_content"] = part.reasoning
+            if part.calls:
+                message["content"] = part.content.strip() or None
+                message["tool_calls"] = [_call(call) for call in part.calls]
             choices.append(
                 {
                     "index": index,
                     "message": message,
                     "logprobs": _chat_logprobs(part),
-                    "finish_reason": done.finish_reason,
+                    "finish_reason": finish_reason(done),
                 }
             )
         else:
@@ -92,7 +98,16 @@ def whole(head: Head, parts: Sequence[Part], answers: Sequence[Done]) -> dict[st
     )
 
 
-def _delta(index: int, delta: dict[str, str], reason: str | None = None, part: Part | None = None) -> dict[str, Any]:
+def finish_reason(done: Done) -> str:
+    """OpenAI's reason for the end of an answer."""
+    return "tool_calls" if done.tool_calls and done.finish_reason == "stop" else done.finish_reason
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _delta(index: int, delta: dict[str, Any], reason: str | None = None, part: Part | None = None) -> dict[str, Any]:
     logprobs = None if part is None else _chat_logprobs(part)
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 

@@ -14,7 +14,7 @@ from typing import Any
 from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.messages import Message, read_messages
-from edgespec.server.strict_json import check_text
+from edgespec.server.strict_json import check_text, check_texts
 
 # OpenAI allows 4; agents send more.
 MOST_STOPS = 16
@@ -42,7 +42,8 @@ class Request:
     """One request, checked. ``prompt`` is set for a completion, ``messages`` for a chat.
 
     ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``: how
-    many of the likeliest tokens come with each token's log-probability; None: no log-probabilities.
+    many of the likeliest tokens come with each log-probability; None: no log-probabilities. The session checks
+    ``tools`` and ``tool_choice``, whose texts are readable.
     """
 
     model: str | None
@@ -57,6 +58,8 @@ class Request:
     include_usage: bool = False
     think: bool = True
     logprobs: int | None = None
+    tools: tuple[Any, ...] = ()
+    tool_choice: Any = None
     echo: bool = False
 
     @property
@@ -72,6 +75,8 @@ def read_chat(body: Mapping[str, Any]) -> Request:
         max_tokens=_first(body, ("max_completion_tokens", "max_tokens")),
         think=_think(body),
         logprobs=_logprobs(body),
+        tools=(tools := _tools(body.get("tools"))),
+        tool_choice=check_texts(body.get("tool_choice"), "tool_choice") if tools else None,
         **_shared(body),
     )
 
@@ -128,11 +133,8 @@ def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_chat(body: Mapping[str, Any]) -> None:
     _refuse_shared(body)
-    for name in ("tools", "functions"):
-        if body.get(name):
-            raise unsupported(name, f"{name} (function calling)")
-    if body.get("tool_choice") not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "a forced tool call")
+    if body.get("functions"):
+        raise unsupported("functions", "functions, which tools replaced,")
     modalities = body.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise unsupported("modalities", "an output other than text")
@@ -166,6 +168,12 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
     if top:
         raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
     return None
+
+
+def _tools(given: object) -> tuple[Any, ...]:
+    if given is not None and not isinstance(given, list):
+        raise _wrong("tools", "a list", given)
+    return tuple(check_texts(given or [], "tools"))
 
 
 def _bias(given: object) -> dict[int, float]:

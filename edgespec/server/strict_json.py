@@ -59,6 +59,20 @@ def check_text(text: str, param: str) -> str:
     return text
 
 
+def check_texts(value: Any, param: str) -> Any:
+    """The JSON value, all of whose texts and names pass ``check_text``. It nests at most ``MOST_NESTING`` levels."""
+    if isinstance(value, str):
+        check_text(value, param)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            check_text(name, param)
+            check_texts(item, param)
+    elif isinstance(value, list):
+        for item in value:
+            check_texts(item, param)
+    return value
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -227,6 +227,7 @@ def test_shapes_that_clients_send_become_one_conversation() -> None:
         [user("")],
         [user(" \n")],
         [user("a\0b")],
+        [*HI, {**assistant("x"), "tool_calls": [{"id": "\0"}]}, user("y")],
         [user("\ud800")],
         [{"role": "function", "content": "x", "name": "f"}, *HI],
     ],
@@ -235,6 +236,27 @@ def test_other_messages_are_refused(wrong: Any) -> None:
     error = refused(read_messages, wrong)
     assert error.status == 400
     assert str(error.param).startswith("messages")
+
+
+def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    given = [
+        user("x"),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "call00001"},
+        {"role": "tool", "content": [{"type": "text", "text": "4"}], "tool_call_id": "call00002"},
+    ]
+    assert read_messages(given) == (
+        user("x"),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "call00001"},
+        {"role": "tool", "content": "4", "tool_call_id": "call00002"},
+    )
+    tool = {"type": "function", "function": {"name": "f"}}
+    found = read_chat({"messages": HI, "tools": [tool], "tool_choice": "auto"})
+    assert (found.tools, found.tool_choice) == ((tool,), "auto")
+    for wrong in ("x", {"a": 1}, [{"a": "\0"}], [{"\ud800": 1}], [["a", "\0"]]):
+        assert refused(read_chat, {"messages": HI, "tools": wrong}).param == "tools"
 
 
 def test_the_number_of_messages_has_a_limit() -> None:

@@ -1,0 +1,96 @@
+"""Tools over HTTP: calls as the openai client reads them. The model's own calls are scripted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from edgespec.engine.answer import AnswerText
+from tests.engine.test_tools import TEMPLATE, tool
+from tests.support.http_server import Running, running
+from tests.support.tiny_models import TinyModels
+
+ASK: Any = [{"role": "user", "content": "what is the weather"}]
+TOOLS: Any = [tool()]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tools_server(tiny: TinyModels) -> Iterator[Running]:
+    with running(lambda: tiny.load(tiny.with_template("tools", TEMPLATE), draft="none", depth=0)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(tools_server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{tools_server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Chunks of text that come in place of an answer, which ends with the last one."""
+    chunks = list[str]()
+    feed = AnswerText.feed
+
+    def scripted(self: AnswerText, token: int) -> tuple[str, bool]:
+        return (chunks.pop(0), not chunks) if chunks else feed(self, token)
+
+    monkeypatch.setattr(AnswerText, "feed", scripted)
+    return chunks
+
+
+def test_a_call_is_a_tool_call_and_its_result_continues_the_conversation(
+    client: openai.OpenAI, says: list[str]
+) -> None:
+    says += ["Let me look. ", CALL[:20], CALL[20:]]
+    reply = client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, max_tokens=20)
+    choice = reply.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me look.")
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Oslo"})
+    says += ["It is ", "cold."]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "-3"}
+    messages: Any = [*ASK, choice.message.model_dump(exclude_none=True), result]
+    final = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS, max_tokens=20)
+    assert (final.choices[0].finish_reason, final.choices[0].message.content) == ("stop", "It is cold.")
+    assert final.choices[0].message.tool_calls is None
+    assert final.usage is not None
+    assert final.usage.prompt_tokens_details is not None
+    assert (final.usage.prompt_tokens_details.cached_tokens or 0) > 20
+
+
+def test_calls_are_streamed(client: openai.OpenAI, says: list[str]) -> None:
+    says += ["Well. ", CALL, "\n", CALL]
+    stream = client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, max_tokens=20, stream=True)
+    choices = [chunk.choices[0] for chunk in stream]
+    assert choices[-1].finish_reason == "tool_calls"
+    assert "".join(choice.delta.content or "" for choice in choices).strip() == "Well."
+    calls = [call for choice in choices for call in choice.delta.tool_calls or []]
+    assert [call.index for call in calls] == [0, 1]
+    assert {call.function.name for call in calls if call.function is not None} == {"weather"}
+
+
+def test_a_call_that_is_not_allowed_stays_text(client: openai.OpenAI, says: list[str]) -> None:
+    says += [CALL]
+    reply = client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="none", max_tokens=20)
+    assert reply.choices[0].message.tool_calls is None
+    assert reply.choices[0].message.content == CALL
+
+
+@pytest.mark.parametrize("wrong", [{"tools": [{"type": "function"}]}, {"tools": TOOLS, "tool_choice": "required"}])
+def test_wrong_tools_and_forced_calls_are_refused(tools_server: Running, wrong: dict[str, Any]) -> None:
+    response = tools_server.post(messages=ASK, **wrong)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_a_model_whose_template_has_no_tools_says_so(server: Running) -> None:
+    response = server.post(messages=ASK, tools=TOOLS)
+    assert response.status_code == 400
+    assert "tools" in response.json()["error"]["message"]
