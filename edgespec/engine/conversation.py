@@ -434,10 +434,10 @@ def read_messages(
     Raises what ``render`` raises, and InvalidRequestError if the origin of a name cannot be determined.
     """
     text = render(messages, tools)
-    given = list(_texts([messages, tools]))
-    if not any(map(spelled, given)):
+    said, shown = list(_texts(messages)), "\n".join(_texts(tools))  # tools stay the same: remembered as one text
+    if not any(map(spelled, [*said, shown])):
         return Prompt(text)
-    mark = _mark(text, *given)
+    mark = _mark(text, *said, shown)
     marked = render(*_each_text([messages, tools], partial(_marked, tokenizer, mark)))
     parts = marked.split(mark)
     whole = tokenizer.encode(marked, special=True)

@@ -96,7 +96,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     return own
 
 
-# The roles that may follow a role. Results follow calls; the user may also go on without them.
+# The roles that may follow a role. Results follow calls; the user may also ask without them.
 _NEXT = {"": ("user",), "user": ("assistant",), "assistant": ("user",), "tool": ("tool", "assistant", "user")}
 
 

@@ -50,7 +50,7 @@ class _MoreError(Exception):
 
 
 class _NoCallError(Exception):
-    """The text is no call."""
+    """The text is not a call."""
 
 
 _Found = tuple[int, list[tuple[str, str]]]
@@ -261,7 +261,7 @@ def _call(text: str, known: Known) -> tuple[str, str]:
         arguments, raw = found.get("arguments", found.get("parameters", (None, "")))
         if isinstance(arguments, str):  # JSON in a string
             arguments, raw = _DECODER.decode(arguments or "{}"), arguments or "{}"
-        raw.encode()  # half a surrogate pair is no character
+        raw.encode()  # raises for half a surrogate pair
     except (ValueError, RecursionError) as error:
         raise _NoCallError from error
     if not isinstance(name, str) or name not in known or not isinstance(arguments, dict | None):

@@ -135,7 +135,7 @@ def test_calls_of_each_format_are_read(form: CallFormat, text: str, said: str, c
         (QWEN_XML, f"<tool_call>{CALL}</tool_call>"),
     ],
 )
-def test_what_is_no_call_is_text(form: CallFormat, text: str) -> None:
+def test_text_that_is_not_a_call_stays_text(form: CallFormat, text: str) -> None:
     assert found(form, text) == (text, [])
 
 
