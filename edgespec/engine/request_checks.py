@@ -130,3 +130,10 @@ def check_system(text: object) -> None:
 def _kind(value: object) -> str:
     """The given value as Python shows it, for a message."""
     return "None" if value is None else f"{type(value).__name__} {value!r:.40}"
+
+
+def busy() -> InvalidRequestError:
+    """The error for a request during an answer."""
+    return InvalidRequestError(
+        "this session is already generating an answer", hint="wait for its end, or open another session"
+    )

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,12 +21,13 @@ from edgespec.engine.answer import AnswerTask, AnswerText, Generation
 from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done, Event
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.request_checks import check_bias, check_conversation, check_request, check_system
+from edgespec.engine.request_checks import busy, check_bias, check_conversation, check_request, check_system
 from edgespec.engine.saved_session import write_session
+from edgespec.engine.started_answer import StartedAnswer
 from edgespec.engine.tool_checks import check_tools
 from edgespec.engine.tool_use import CallEvents
 from edgespec.engine.why_no_drafts import why_no_drafts
-from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
+from edgespec.errors import ClosedError, EdgespecError, RewindError
 from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
 from edgespec.interfaces.model import Model, Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy
@@ -39,23 +39,6 @@ from edgespec.text.thinking import ThinkingText, split_thinking
 from edgespec.text.tool_calls import ToolCall
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """One answer as it begins: its turn, how it is decoded, and the task that decodes it.
-
-    ``history`` are the turn's tokens; the loop adds the answer's tokens.
-    """
-
-    turn: Turn
-    sampling: Sampling
-    seed_is_fresh: bool
-    depth: AnswerPolicy
-    plan: Plan
-    drafts: CombinationState
-    history: list[int]
-    task: AnswerTask
 
 
 class Session:
@@ -87,7 +70,7 @@ class Session:
         self._settling = threading.Lock()
         self._closing = threading.RLock()
         self._closed = False
-        self._active: tuple[_Answer, Future[None]] | None = None
+        self._active: tuple[StartedAnswer, Future[None]] | None = None
         # Policy and plan of the latest answer: the engine may plan again during an answer.
         self._depth: AnswerPolicy = self._speculating.policy.answer(prompt_tokens=0)
         self._plan: Plan = pair.plan
@@ -174,7 +157,7 @@ class Session:
             if self._closed:
                 raise ClosedError("this session is closed")
             if self._active is not None:
-                raise _busy()
+                raise busy()
             future = self._target.submit(partial(job, stop))
         try:
             return future.result()
@@ -241,9 +224,9 @@ class Session:
             check_bias(sampling, self._pair.vocabulary_size)
         self._settle_forgotten()
         self._pair.begin_answer()
-        context = self._target.context_length
+        room = self._target.context_length
         turn = self._conversation.turn(
-            prompt, max_tokens, context, raw=raw, earlier=earlier, after=after, tools=usable, keep_all=keep_all
+            prompt, max_tokens, room, raw=raw, earlier=earlier, after=after, tools=usable, keep_all=keep_all
         )
         self._reopen_if_broken()
         answer = self._make_answer(turn, max_tokens, sampling, stop, depth, logprobs, started)
@@ -257,9 +240,7 @@ class Session:
         )
 
     def _shaped(self, turn: Turn) -> Callable[[Event], list[Event]]:
-        if turn.tools is None:
-            return lambda event: [event]
-        return CallEvents(turn.tools, self._thinking(turn)).shaped
+        return (lambda event: [event]) if turn.tools is None else CallEvents(turn.tools, self._thinking(turn)).shaped
 
     def _thinking(self, turn: Turn) -> ThinkingText | None:
         marks = self._pair.prompts.thinking if turn.message is not None else None
@@ -276,10 +257,9 @@ class Session:
         depth: int | None,
         logprobs: int | None,
         started: float,
-    ) -> _Answer:
+    ) -> StartedAnswer:
         pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
-        asked = sampling or Sampling(rule=pair.profile.rule)
-        sampling = seeded(asked)
+        sampling = seeded(asked := sampling or Sampling(rule=pair.profile.rule))
         budget = None if depth == 0 or speculating.budget is None else speculating.budget()
         cap = speculating.depth_cap if depth is None else min(depth, speculating.depth_cap)
         # A pipelined chain has one more token: a window's forward also scores the next window's first token.
@@ -308,7 +288,7 @@ class Session:
             notices=[*pair.take_notices(), *self._take_notices(), *([] if turn.notice is None else [turn.notice])],
             started=started,
         )
-        return _Answer(
+        return StartedAnswer(
             turn=turn,
             sampling=sampling,
             seed_is_fresh=asked.seed is None,
@@ -345,18 +325,18 @@ class Session:
             budget=budget,
         )
 
-    def _start(self, answer: _Answer) -> None:
+    def _start(self, answer: StartedAnswer) -> None:
         """Submit the answer to the target's worker thread. Raises ClosedError, InvalidRequestError."""
         with self._lock:
             if self._closed:
                 raise ClosedError("this session is closed")
             if self._active is not None:
-                raise _busy()
+                raise busy()
             self._drafts.stop_reading()
             run = partial(answer.task.run, partial(self._take_over, answer))
             self._active = answer, self._target.submit(run)
 
-    def _take_over(self, answer: _Answer) -> None:
+    def _take_over(self, answer: StartedAnswer) -> None:
         """On the worker thread: keep the cache of the tokens that old and new history share."""
         turn, conversation = answer.turn, self._conversation
         shared = common_prefix(conversation.history[: self._target.length], turn.tokens)
@@ -409,7 +389,7 @@ class Session:
                 self._target.cancel()
                 self._drafts.cancel()
 
-    def _settle(self, answer: _Answer) -> Done:
+    def _settle(self, answer: StartedAnswer) -> Done:
         """End the turn at the last token that the reader got, and return its Done."""
         task = answer.task
         task.forget()  # the reader has left, also if the wait below is interrupted
@@ -433,12 +413,12 @@ class Session:
             tool_calls=self._calls(answer)[1],
         )
 
-    def _calls(self, answer: _Answer) -> tuple[str, tuple[ToolCall, ...]]:
+    def _calls(self, answer: StartedAnswer) -> tuple[str, tuple[ToolCall, ...]]:
         """The answer's text without its calls, and the calls."""
         text, use = answer.task.delivered_text, answer.turn.tools
         return (text, ()) if use is None else use.split(text, self._thinking(answer.turn))
 
-    def _end_turn(self, answer: _Answer, future: Future[None]) -> None:
+    def _end_turn(self, answer: StartedAnswer, future: Future[None]) -> None:
         future.result()
         answer.depth.end()
         with self._lock:
@@ -489,7 +469,7 @@ class Session:
             return
         answer = active[0]
         if not answer.task.abandoned:
-            raise _busy()
+            raise busy()
         answer.task.abandon()
         self._settle(answer)
         self._conversation.forget_text()
@@ -518,9 +498,3 @@ class Session:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-
-def _busy() -> InvalidRequestError:
-    return InvalidRequestError(
-        "this session is already generating an answer", hint="wait for its end, or open another session"
-    )

@@ -15,7 +15,7 @@ import pytest
 
 import edgespec.engine.assembly as loading_module
 from edgespec.engine.assembly import Limits
-from edgespec.engine.conversation import Prompt
+from edgespec.engine.control_names import Prompt
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Loading
 from edgespec.engine.request_checks import check_request

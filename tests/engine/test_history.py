@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from edgespec.engine.conversation import Conversation, Prompt, PromptFormat
+from edgespec.engine.control_names import Prompt
+from edgespec.engine.conversation import Conversation, PromptFormat
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.engine.session import Session

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from edgespec.engine.conversation import Conversation, Prompt, PromptFormat, encode, read_messages, spelled_controls
+from edgespec.engine.control_names import Prompt, encode, read_messages, spelled_controls
+from edgespec.engine.conversation import Conversation, PromptFormat
 from edgespec.errors import InvalidRequestError
 from edgespec.text.llama_tokenizer import LlamaTokenizer
 from edgespec.text.tokenizer import ControlToken

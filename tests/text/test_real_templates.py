@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from edgespec.engine.conversation import encode, read_messages, spelled_controls
+from edgespec.engine.control_names import encode, read_messages, spelled_controls
 from edgespec.errors import InvalidRequestError, TemplateError
 from edgespec.files.home import home
 from edgespec.text.chat_template import sandbox
