@@ -58,7 +58,7 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
         print_json({"history": {"on": on, **total, "files": files}})
         return
     print(f"history of answers: {'on' if on else 'off'} in `edgespec chat`")
-    print(f"{answers} answers, {tokens} tokens, {readable_bytes(size)}, {place.answers}")
+    print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {place.answers}")
     for each in kept:
         if each.answers is None:
             note(f"{each.path} is damaged; the next chat sets it aside")
@@ -84,7 +84,11 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
     if json or state_of(context).json:
         print_json({"removed": {"path": str(place.answers), "bytes": size, "answers": answers}})
         return
-    note(f"{answers} answers removed, {readable_bytes(size)}" if kept else "no answers are kept")
+    note(f"{_answers(answers)} removed, {readable_bytes(size)}" if kept else "no answers are kept")
+
+
+def _answers(count: int) -> str:
+    return "1 answer" if count == 1 else f"{count} answers"
 
 
 def _kept(place: Home) -> list[_Kept]:

@@ -79,6 +79,6 @@ def learn(
         )
         return
     if paths:
-        note(f"{learned.added_files} files added, {learned.removed_files} removed or replaced")
+        note(f"files added: {learned.added_files}, removed or replaced: {learned.removed_files}")
     size = readable_bytes(learned.bytes)
     print(f"learned for {located.name}: {len(learned.names)} files, {learned.tokens} tokens, {size}, {learned.path}")

@@ -17,7 +17,7 @@ def test_learning_listing_and_forgetting(tiny: TinyModels, here: InProcess, tmp_
     result = here("learn", tmp_path / "text.txt", tmp_path / "binary", *target)
     assert result.code == 0
     assert "1 file left out: not UTF-8 text" in result.err
-    assert "1 files added" in result.err
+    assert "files added: 1, removed or replaced: 0" in result.err
     assert result.out.startswith("learned for ")
     listed = here("learn", *target, "--json")
     found = json.loads(listed.out)["learned"]

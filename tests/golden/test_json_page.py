@@ -10,8 +10,8 @@ from tests.golden.test_snapshot import SNAPSHOTS
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 # Names in the page that are values or parts of a sentence, not keys.
 VALUES = {
-    "stop", "length", "cancelled", "keyed", "rejection", "null", "model", "lookup", "plain", "serial", "pipelined",
-    "W", "N", "D", "history", "datastore", "Text.guessed_by", "edgespec generate --json", "edgespec chat --json",
+    "stop", "length", "cancelled", "keyed", "rejection", "null", "model", "lookup", "history", "datastore", "plain",
+    "serial", "pipelined", "W", "N", "D", "Text.guessed_by", "edgespec generate --json", "edgespec chat --json",
     "--json",
 }  # fmt: skip
 
