@@ -1,8 +1,8 @@
-"""How fast do several clients of one engine answer at once, compared with one?
+"""How fast do several clients of one engine answer simultaneously, compared with one?
 
-    python benchmarks/batched_clients.py [--model MODEL] [--clients 1,2,4,8] [--tokens N] [--turns N]
+    python -m benchmarks.batched_clients [--model MODEL] [--clients 1,2,4,8] [--tokens N] [--turns N]
 
-Each client is a thread with a session of its own, which asks one question after another: a closed loop. All clients
+Each client is a thread with a separate session, which asks one question after another: a closed loop. All clients
 together ask the same number of questions for each number of clients. The arms are interleaved: each turn measures one
 client without drafting, one as planned, and every number of clients as planned, in rotating order. Every answer is
 compared with the one client's answer to the same question. Prints one JSON object. Rates are tokens per second of all

@@ -301,7 +301,7 @@ def test_a_prompt_rides_along_with_an_answer_that_is_expected() -> None:
     answering, reading = Member(NativeCancel()), Member(NativeCancel())
     assert model.scheduler.run(request(1, member=answering)) == OK
     thread, found = model.start(request(100, member=reading))
-    model.wait_for(1)  # it does not begin at once
+    model.wait_for(1)  # it does not begin immediately
     assert model.scheduler.run(request(2, 2, member=answering)) == OK
     thread.join(WATCHDOG_S + RIDE_S)
     assert found == [OK]
@@ -320,7 +320,7 @@ class Clock:
         return self.now
 
 
-def test_models_take_no_turns_while_each_has_one_sequence() -> None:
+def test_no_model_waits_while_each_has_one_sequence() -> None:
     clock = Clock()
     turns = Turns(clock)
     assert not turns.enter(1.0, 0.0)

@@ -6,12 +6,12 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
-from edgespec.errors import CancelledError, InvalidRequestError
+from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
 from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.native import batch as native_batch
 from edgespec.runtimes.native.library import MOST_THREADS, Threads
@@ -93,6 +93,51 @@ def test_a_cancelled_long_prefill_ends_and_the_sequence_stays_usable(model: Nati
             sequence.rewind(0)
         assert cancelled > 0, "a prefill that always ends before it is cancelled shows nothing"
         assert sequence.forward(tokens, 1).logits(0).tobytes() == expected
+
+
+def test_a_model_closes_while_forwards_of_its_sequences_run_and_wait(path: Path) -> None:
+    tokens = [1 + index % 300 for index in range(1800)]
+    model = load_native(path, NativeSettings(threads=2))
+    sequences = [model.open(2000) for _ in range(5)]
+    running = [each.submit(functools.partial(each.forward, tokens, 1)) for each in sequences]
+    model.close()
+    assert not wait(running, WATCHDOG_S).not_done
+    for each in running:
+        assert isinstance(each.exception(), CancelledError | ClosedError | None)
+    for sequence in sequences:
+        with pytest.raises(ClosedError):
+            sequence.forward([1], 1)
+
+
+def test_sequences_that_open_cancel_and_close_leave_the_others_rows_alone(model: NativeModel) -> None:
+    tokens = [list(range(start, start + 2)) for start in range(1, 120)]
+    with model.open(len(tokens) * 2) as alone:
+        expected = [alone.forward(each, 1).logits(0).tobytes() for each in tokens]
+    ended = threading.Event()
+
+    def come_and_go(seed: int) -> int:
+        rounds = 0
+        while not ended.is_set():
+            with model.open(600) as sequence:
+                sequence.forward(list(range(1, 40 + seed)), 1)
+                reading = sequence.submit(lambda sequence=sequence: sequence.forward([5] * 500, 1))
+                sequence.cancel()
+                assert isinstance(reading.exception(WATCHDOG_S), CancelledError | None)
+                sequence.reset_cancel()
+                with sequence.fork() as other:
+                    other.forward_tree([3, 4, 5], [-1, -1, 1])
+                    other.keep([1, 2])
+            rounds += 1
+        return rounds
+
+    with model.open(len(tokens) * 2) as sequence, ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(come_and_go, seed) for seed in range(3)]
+        try:
+            found = [sequence.forward(each, 1).logits(0).tobytes() for each in tokens]
+        finally:
+            ended.set()
+        assert found == expected
+        assert all(other.result(WATCHDOG_S) > 0 for other in others)
 
 
 SMALL_STACKS = """

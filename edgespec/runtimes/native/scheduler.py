@@ -1,7 +1,7 @@
 """Who computes when: requests of a model's Sequences that are waiting are computed together in one step.
 
 The thread that finds the model free leads: it takes what waits, computes it, and hands the lead over when its own
-request is done. With a single Sequence in use a request is computed at once, on the thread that makes it.
+request is done. With a single Sequence in use a request is computed immediately, on the thread that makes it.
 
 Prompts ride along with the answers' rows. They are cut so that answers keep most of their speed, and the prompt with
 the fewest tokens left goes first.
@@ -214,7 +214,7 @@ class BatchScheduler:
         """Compute the request, and return its es_status. On a thread that may wait."""
         member = request.member
         with self._lock:
-            request.gate.acquire()  # new, so nobody holds it
+            request.gate.acquire()  # never waits: the request is new
             member.arrived(self._clock())
             self._members.add(member)
             self._waiting.append(request)
@@ -253,7 +253,7 @@ class BatchScheduler:
                         self._turns.leave(self._weight)
         finally:
             with self._lock:
-                if request in self._waiting:  # an error in this thread: the others go on
+                if request in self._waiting:  # an error in this thread: the others are computed
                     self._waiting.remove(request)
                 self._led = bool(self._waiting)
                 if self._waiting:

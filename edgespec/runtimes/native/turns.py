@@ -1,4 +1,4 @@
-"""How models that compute on the same processors take turns."""
+"""Which of the models on the same processors computes next."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import threading
 import time
 from collections.abc import Callable
 
-# After two Sequences of a model wanted to compute at once, turns are taken for this long: a round takes 30 to 150 ms.
+# After two Sequences of a model wanted to compute simultaneously, one model computes at a time for this long: a round
+# takes 30 to 150 ms.
 CROWDED_S = 0.25
 # A drafter's next step follows this soon: between two of its steps Python takes 0.1 to 0.5 ms.
 NEXT_S = 0.001
 
 
 class Turns:
-    """Models that compute on the same processors take turns while several Sequences of one of them are in use.
+    """While several Sequences of one model are in use, one model computes at a time.
 
     A lighter model goes first: while one answer still drafts, the others' rows wait for its rows, so that one step of
-    the heavier model verifies all. A heavier step waits no longer than one of its own steps takes. With one Sequence
-    of each model nothing waits: a pipelined loop uses two models at once.
+    the heavier model verifies all. A heavier step waits no longer than one such step takes. With one Sequence
+    of each model nothing waits: a pipelined loop uses two models simultaneously.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -34,7 +35,9 @@ class Turns:
         self._crowded_until = self._clock() + CROWDED_S
 
     def enter(self, weight: float, patience_s: float) -> bool:
-        """Wait for a turn. False where no turns are taken; else call ``leave``."""
+        """Wait for a turn, at most about ``patience_s`` for lighter models. False if models need not wait for each
+        other; else call ``leave``.
+        """
         if self._clock() >= self._crowded_until:
             return False
         with self._changed:
