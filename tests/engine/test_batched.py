@@ -1,4 +1,4 @@
-"""Answers of several sessions that run simultaneously on the native runtime: each has the tokens that it has alone."""
+"""Answers of sessions that run simultaneously on the native runtime: each has the tokens that it has alone."""
 
 from __future__ import annotations
 
