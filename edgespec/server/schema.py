@@ -99,7 +99,7 @@ def read_completion(body: Mapping[str, Any]) -> Request:
         raise unsupported("echo", "echo together with logprobs")
     return Request(
         prompt=check_text(prompt, "prompt"),
-        max_tokens=_first(body, ("max_tokens",)),
+        max_tokens=_first(body, ("max_tokens", "max_completion_tokens")),
         echo=echo,
         logprobs=logprobs,
         **_shared(body),
@@ -206,13 +206,12 @@ def _seed(body: Mapping[str, Any]) -> int | None:
 
 def _first(body: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     """The first of these numbers of tokens that is given; -1 means no limit, as in llama.cpp."""
-    for name in names:
-        value = _whole(body, name, -1, 2**31 - 1)
+    values = [(name, _whole(body, name, -1, 2**31 - 1)) for name in names]  # all are checked
+    for name, value in values:
         if value == 0:
             raise ApiError(f"{name} must be at least 1, not 0", param=name)
-        if value is not None:
-            return None if value == -1 else value
-    return None
+    given = next((value for _, value in values if value is not None), None)
+    return None if given == -1 else given
 
 
 def boolean(body: Mapping[str, Any], name: str, *, usual: bool = False) -> bool:

@@ -131,7 +131,7 @@ def test_the_textual_screen_answers_and_escape_stops(engine: Engine) -> None:
                 async with asyncio.timeout(WAIT_S):
                     while len("".join(log.lines)) < 15:
                         await pilot.pause(0.01)
-                    assert session.answering
+                    assert session.answering, log.lines
                     await pilot.press("escape")
                     while session.answering:
                         await pilot.pause(0.01)
