@@ -17,8 +17,11 @@ from edgespec.engine.events import Done, Event, Notice, Round, Text
 from edgespec.engine.request_checks import check_conversation
 from edgespec.engine.session import Session
 from edgespec.engine.tool_checks import MOST_TOOLS, check_tools
+from edgespec.engine.tool_use import tool_use
 from edgespec.errors import InvalidRequestError
 from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.thinking import ThinkingMarks, ThinkingText
+from edgespec.text.tokenizer import ControlToken
 from edgespec.text.tool_calls import ToolCall
 from tests.engine.test_spelled_controls import BOS, END, START, controls, shown
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -149,6 +152,44 @@ def test_without_tools_or_with_the_choice_none_a_call_is_text(session: Session, 
         assert (done.tool_calls, session.messages[-1]["content"]) == ((), "".join(CHUNKS))
         assert done.stats.prompt_tokens < 40, "the tools are not in the prompt"
         session.clear()
+
+
+class Marked:
+    """Two control tokens, 0 and 1, which a tokenizer never shows; the other tokens are bytes."""
+
+    names = ("[TOOL_CALLS]", "[ARGS]")
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return [self.names.index(text)] if special and text in self.names else list(text.encode())
+
+    def control_token(self, token: int) -> ControlToken | None:
+        return ControlToken(text=self.names[token]) if token < len(self.names) else None
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token < len(self.names) else bytes([token])
+
+
+def test_control_tokens_that_mark_calls_have_a_text_where_tools_are_used() -> None:
+    tokenizer: Any = Marked()
+    use = tool_use("mistral", "{{ tools }} [TOOL_CALLS] [ARGS]", tokenizer, check_tools([tool()], None))
+    assert use.marks == {0: b"[TOOL_CALLS]", 1: b"[ARGS]"}
+    tokens = [0, *b"weather", 1, *b'{"city": "x"}']
+    own, other = AnswerText(tokenizer, (), use.marks), AnswerText(tokenizer, ())
+    text, without = ("".join(each.feed(token)[0] for token in tokens) for each in (own, other))
+    assert (text, without) == ('[TOOL_CALLS]weather[ARGS]{"city": "x"}', 'weather{"city": "x"}')
+    said, calls = use.split(text, None)
+    assert (said, [(each.name, each.arguments) for each in calls]) == ("", [("weather", '{"city": "x"}')])
+
+
+def test_calls_in_thinking_are_thoughts() -> None:
+    tokenizer: Any = Marked()
+    use = tool_use("qwen3", '<tool_call>{"name": <think></think>', tokenizer, check_tools([tool()], None))
+    called = '<tool_call>{"name": "weather"}</tool_call>'
+    for begin, inside in (("<think>", False), ("", True)):
+        thinking = ThinkingText(ThinkingMarks("<think>", "</think>"), inside=inside)
+        said, calls = use.split(f"{begin}I could {called}.</think>\n{called}", thinking)
+        assert said.strip() == f"{begin}I could {called}.</think>"
+        assert len(calls) == 1
 
 
 # ---------------------------------------------------------------------------------------------------- prompts
