@@ -2,7 +2,7 @@
 
 Rows are real models' scores for a text of the suite; the drafter has its short head, if it has one. Compared are our
 kernels and numpy on the same scores, which other runtimes and machines without a compiler use. Both must choose the
-same tokens. A drafted token includes the inputs of gates and siblings: the confidence and three alternatives.
+same tokens. A drafted token includes the inputs of gates and alternatives: the confidence and three alternatives.
 
     python benchmarks/draws.py [--target MODEL] [--draft MODEL] [--rows N]
 
@@ -83,7 +83,7 @@ def open_model(name: str, *, drafts: bool) -> tuple[NativeModel, list[int]]:
 
 
 def draft(chooser: Chooser, rows: Rows, index: int, context: list[int]) -> object:
-    """Choose as a drafter does in a chain with siblings."""
+    """Choose as a drafter does in a chain with alternatives."""
     return chooser.draft(rows, index, context, _Open(), alternatives=MOST_ALTERNATIVES)
 
 

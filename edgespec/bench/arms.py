@@ -34,7 +34,7 @@ _DEPTH = re.compile(r"(?:(oracle|lookup|model|pipelined)-)?depth-(\d{1,2})")
 
 ARMS_HELP = (
     "plain, again (plain once more: the noise), fastest (plain in its fastest setting), planned, chains (serial "
-    "drafting without siblings), oracle (always right), worst (always wrong), lookup, loaded (plain with the drafter "
+    "drafting without trees), oracle (always right), worst (always wrong), lookup, loaded (plain with the drafter "
     "in memory), depth-N, oracle-depth-N, lookup-depth-N, model-depth-N, pipelined-depth-N (drafting "
     "while the target verifies), or a depth policy: " + ", ".join(POLICY_NAMES)
 )
@@ -129,7 +129,7 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
         return Speculation(drafters=drafters, policy=FixedDepth(depth), depth_cap=depth)
     known, like = engine.measurements, "cost" if name == "chains" else name
     policy = make_policy(next(p for p in POLICY_NAMES if p == like), cap, known.costs(), known.priors, known.history)
-    return Speculation(drafters=engine.drafters, policy=policy, depth_cap=cap, siblings=name != "chains")
+    return Speculation(drafters=engine.drafters, policy=policy, depth_cap=cap, trees=name != "chains")
 
 
 def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:

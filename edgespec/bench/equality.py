@@ -26,7 +26,7 @@ from edgespec.planning.depth.price import choose_nodes
 # The sampling that is checked besides greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
 
-# The kind of drafter that can propose siblings; copies have none.
+# The kind of drafter that can propose alternatives; copies have none.
 _MODEL = "model"
 
 
@@ -34,7 +34,7 @@ _MODEL = "model"
 class Divergence:
     """The first token that differs. ``gap``: the distance of the two best choices there, in logits.
 
-    ``depth``: tokens proposed in a round; with ``tree`` up to half of these tokens were siblings.
+    ``depth``: tokens proposed in a round; with ``tree`` up to half of these tokens were alternatives.
     """
 
     prompt_id: str
@@ -49,7 +49,7 @@ class Divergence:
 class PromptResult:
     """One prompt, decoded plainly, at every depth and with trees, each greedily and sampled.
 
-    ``sibling_count`` of the ``proposed`` tokens were siblings.
+    ``alternative_count`` of the ``proposed`` tokens were alternatives.
     """
 
     prompt_id: str
@@ -59,7 +59,7 @@ class PromptResult:
     comparisons: int
     proposed: int
     accepted: int
-    sibling_count: int
+    alternative_count: int
     divergences: tuple[Divergence, ...]
 
 
@@ -82,7 +82,7 @@ class EqualityReport:
     @property
     def trees(self) -> bool:
         """Whether trees were compared too."""
-        return any(result.sibling_count for result in self.results)
+        return any(result.alternative_count for result in self.results)
 
     @property
     def nothing_proposed(self) -> bool:
@@ -255,14 +255,14 @@ def _check_prompt(
 ) -> PromptResult:
     """Compare one prompt. ``ways``: a depth, or None for the session's own trees, and the number of tokens."""
     divergences: list[Divergence] = []
-    proposed = accepted = sibling_count = emitted = prompt_tokens = 0
+    proposed = accepted = alternative_count = emitted = prompt_tokens = 0
     for sampling in samplings:
         plain, _ = _answer(session, prompt, sampling, 0, max_tokens)
         emitted += plain.stats.emitted_tokens
         prompt_tokens = plain.stats.prompt_tokens
         for wanted, depth in ways:
-            answer, siblings = _answer(session, prompt, sampling, wanted, max_tokens)
-            sibling_count += siblings
+            answer, alternatives = _answer(session, prompt, sampling, wanted, max_tokens)
+            alternative_count += alternatives
             proposed += answer.stats.proposed
             accepted += answer.stats.accepted
             if answer.token_ids != plain.token_ids:
@@ -285,7 +285,7 @@ def _check_prompt(
         comparisons=len(ways) * len(samplings),
         proposed=proposed,
         accepted=accepted,
-        sibling_count=sibling_count,
+        alternative_count=alternative_count,
         divergences=tuple(divergences),
     )
 
@@ -293,17 +293,17 @@ def _check_prompt(
 def _answer(
     session: Session, prompt: Prompt, sampling: Sampling, depth: int | None, max_tokens: int
 ) -> tuple[Done, int]:
-    """An answer, and the number of siblings proposed for it."""
+    """An answer, and the number of alternatives proposed for it."""
     session.clear()
     done: Done | None = None
-    siblings = 0
+    alternatives = 0
     for event in session.generate(prompt.prompt, max_tokens=max_tokens, sampling=sampling, depth=depth):
         if isinstance(event, Round):
-            siblings += event.record.sibling_count
+            alternatives += event.record.alternative_count
         elif isinstance(event, Done):
             done = event
     assert done is not None  # a generation without an error ends with Done
-    return done, siblings
+    return done, alternatives
 
 
 def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:

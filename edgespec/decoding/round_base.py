@@ -289,9 +289,9 @@ class DecodeStats:
 
     ``cached_tokens`` of the ``prompt_tokens`` were still in the cache. ``guessed_tokens`` of the ``emitted_tokens``
     were proposed by a drafter; ``accepted`` may be more, since a stop string drops accepted tokens behind it.
-    ``proposed`` counts siblings too. ``ttft_s`` runs from the request to the first token, ``decode_s`` from there to
-    the last; both are None without such a token. ``guessing_rounds`` are the rounds with guesses or a busy drafter;
-    ``guessing_s`` is their whole time, plus the drafting time of all other rounds.
+    ``ttft_s`` runs from the request to the first token, ``decode_s`` from there to the last; both are None
+    without such a token. ``guessing_rounds`` are the rounds with guesses or a busy drafter; ``guessing_s`` is their
+    whole time, plus the drafting time of all other rounds.
     """
 
     prompt_tokens: int = 0

@@ -36,7 +36,7 @@ class _Compared:
 class DecodeLoop(Rounds):
     """Drafts and verifies one after the other.
 
-    With ``siblings`` proposals may be trees if the target is a TreeSequence.
+    With ``trees`` proposals may be trees if the target is a TreeSequence.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class DecodeLoop(Rounds):
         limits: LoopLimits,
         clock: Callable[[], float] = time.perf_counter,
         *,
-        siblings: bool = False,
+        trees: bool = False,
     ) -> None:
         super().__init__(target, depth, chooser, history, limits, clock)
         self._drafter = drafter
-        self._tree_target = target if siblings and isinstance(target, TreeSequence) else None
+        self._tree_target = target if trees and isinstance(target, TreeSequence) else None
 
     def _round(self) -> Step:
         clock, base = self._clock, len(self._history)
@@ -84,7 +84,7 @@ class DecodeLoop(Rounds):
             verify_s=verified - drafted,
             round_s=verified - started,
             draft_forwards=proposal.forwards,
-            sibling_count=proposed - height(proposal),
+            alternative_count=proposed - height(proposal),
         )
         step = self._commit(committed, record, compared.guessed_by, compared.logprobs)
         self._depth.record(record)

@@ -307,7 +307,7 @@ class CombinationState:
                 self.depth.learn(kind, proposal.confidences[: len(hits)], hits)
                 # A drawn token's alternatives exclude it whatever its odds, so they say nothing about odds.
                 for odds, right in seen_alternatives(outcome) if proposal.draft_probs is None else ():
-                    self.depth.learn_siblings(kind, odds, right)
+                    self.depth.learn_alternatives(kind, odds, right)
             try:
                 state.observe(outcome)
             except EdgespecError as error:

@@ -226,7 +226,7 @@ def _plan_request(
         context_length=context_length,
         sources=source_names(profile, drafting=drafter is not None),
         drafter_off=drafter_off,
-        weighs_siblings=profile.depth_policy in ("cost", "bandit"),
+        weighs_alternatives=profile.depth_policy in ("cost", "bandit"),
         mode=profile.mode,
     )
     if drafter is None:

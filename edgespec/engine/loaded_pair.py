@@ -51,7 +51,7 @@ class Speculation:
 
     A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` replaces the
     engine's, for example by the same weights in another setting. ``budget`` is called for each answer: if it gives a
-    Budget, drafting and verifying are pipelined, else serial. Without ``siblings`` a serial round proposes a chain
+    Budget, drafting and verifying are pipelined, else serial. Without ``trees`` a serial round proposes a chain
     only, also if the target scores trees.
     """
 
@@ -60,7 +60,7 @@ class Speculation:
     depth_cap: int
     target: Model | None = None
     budget: Callable[[], Budget | None] | None = None
-    siblings: bool = True
+    trees: bool = True
 
 
 class LoadedPair:

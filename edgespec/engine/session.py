@@ -281,7 +281,7 @@ class Session:
             logprobs=logprobs,
         )
         task = AnswerTask(
-            loop=self._loop(drafts, own, history, limits, budget, siblings=speculating.siblings),
+            loop=self._loop(drafts, own, history, limits, budget, trees=speculating.trees),
             history=history,
             answer=AnswerText(pair.tokenizer, stop, None if turn.tools is None else turn.tools.marks),
             stats=DecodeStats(prompt_tokens=len(turn.tokens)),
@@ -307,11 +307,11 @@ class Session:
         limits: LoopLimits,
         budget: Budget | None,
         *,
-        siblings: bool,
+        trees: bool,
     ) -> Rounds:
         if budget is None:
-            siblings = siblings and self._can_branch
-            return DecodeLoop(self._target, drafts, depth, self._chooser, history, limits, siblings=siblings)
+            trees = trees and self._can_branch
+            return DecodeLoop(self._target, drafts, depth, self._chooser, history, limits, trees=trees)
         if self._draft_thread is None:
             self._draft_thread = WorkerThread("edgespec-draft", lambda: None)  # no caller waits on this thread
         return PipelinedLoop(

@@ -15,7 +15,7 @@ from edgespec.interfaces.reasons import Reason
 class RoundRecord:
     """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: no source did).
 
-    ``sibling_count`` of the ``proposed`` tokens lie off the longest path of a tree; ``depth`` is that path's length.
+    ``alternative_count`` of the ``proposed`` tokens are not on a tree's longest path, whose length is ``depth``.
     ``accepted`` counts the path's accepted tokens; ``evaluated`` adds the first rejected one, if any.
     ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
     comparison, so the target was idle for ``round_s - verify_s``. ``overlapped``: a drafter ran in parallel with the
@@ -36,12 +36,12 @@ class RoundRecord:
     round_s: float
     draft_forwards: int = 0
     overlapped: bool = False
-    sibling_count: int = 0
+    alternative_count: int = 0
 
     @property
     def depth(self) -> int:
         """Length of the proposed chain."""
-        return self.proposed - self.sibling_count
+        return self.proposed - self.alternative_count
 
     @property
     def target_idle_s(self) -> float:
@@ -100,7 +100,7 @@ class AnswerPolicy(Protocol):
     def learn_hindsight(self, source: str, hits: abc.Sequence[bool]) -> None:
         """Learn which of the text's last tokens ``source`` would have guessed."""
 
-    def learn_siblings(self, source: str, odds: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
+    def learn_alternatives(self, source: str, odds: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
         """Learn which alternative at one place of a chain was the target's token, whether proposed or not."""
 
     def record(self, record: RoundRecord) -> None:

@@ -205,7 +205,7 @@ def test_a_policy_arm_uses_all_drafters_of_the_engine(engine: Engine, name: str,
     assert found.policy is not engine.policy, "each arm learns separately"
     assert found.drafters == engine.drafters
     assert found.depth_cap == CAP
-    assert found.siblings is (name != "chains")
+    assert found.trees is (name != "chains")
 
 
 def test_opening_the_loaded_arm_loads_the_drafter_other_arms_do_not(tiny: TinyModels) -> None:

@@ -120,12 +120,12 @@ def test_trees_are_compared_only_if_the_plan_may_use_them(tiny: TinyModels, home
         assert report.as_json()["trees"] is True
         assert {result.comparisons for result in report.results} == {4}, "chains and trees, greedy and sampled"
         alone = check_equality(engine, PROMPTS[:1], max_tokens=20, depths=(1,))
-        assert (alone.trees, alone.results[0].comparisons) == (False, 2), "a single token has no siblings"
+        assert (alone.trees, alone.results[0].comparisons) == (False, 2), "a single token has no alternatives"
     with tiny.load_speculating(**native, depth=3) as engine:
         assert not checks_trees(engine, (3,)), "a requested depth means chains only"
         assert not check_equality(engine, PROMPTS[:1], max_tokens=10).trees
     with tiny.load(**{**native, "draft": "none"}, lookup=True) as engine:
-        assert not checks_trees(engine, (5,)), "copies have no siblings"
+        assert not checks_trees(engine, (5,)), "copies have no alternatives"
     with tiny.load_speculating(**native, mode="pipelined") as engine:
         assert not checks_trees(engine, (5,))
     with tiny.load_speculating(runtime="llama", draft_runtime="llama", store_home=home) as engine:

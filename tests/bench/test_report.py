@@ -171,8 +171,8 @@ def test_an_arms_memory_traffic_and_busy_shares_are_reported() -> None:
     assert found["share_idle"] == pytest.approx(0.2)
 
 
-def test_the_reported_depth_excludes_siblings() -> None:
-    rounds = [replace(a_round(proposed=5, accepted=1), sibling_count=3), a_round()]
+def test_the_reported_depth_excludes_alternatives() -> None:
+    rounds = [replace(a_round(proposed=5, accepted=1), alternative_count=3), a_round()]
     found = arm([answered("planned", tokens=4, rounds=rounds)], "planned")
     assert (found["mean_depth"], found["accepted_per_proposed"]) == (1.0, 0.2)
     answers = [answered(), answered("planned", tokens=4, rounds=[*rounds, a_round(proposed=4)])]

@@ -42,13 +42,13 @@ def drafting_model(off: float) -> FakeModel:
 
 
 class Beside(FixedDepth):
-    """Chains of ``depth`` with ``ranks[i]`` siblings at place i."""
+    """Chains of ``depth`` with ``ranks[i]`` alternatives at place i."""
 
     def __init__(self, depth: int, ranks: Sequence[int]) -> None:
         super().__init__(99, gate=lambda: Shape(forwards=depth - 1, ranks=ranks))
         self.learned: list[tuple[list[float], list[bool]]] = []
 
-    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+    def learn_alternatives(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
         self.learned.append((list(odds), list(hits)))
 
 
@@ -58,7 +58,7 @@ def answered(
     off: float = 4.0,
     cap: int = 15,
     *,
-    siblings: bool = True,
+    trees: bool = True,
     model: FakeModel | None = None,
     context_length: int = 100,
     stop_ids: frozenset[int] = frozenset(),
@@ -74,7 +74,7 @@ def answered(
         chooser,
         own.history,
         limits,
-        siblings=siblings,
+        trees=trees,
     )
     return own.take(loop.steps())
 
@@ -85,7 +85,7 @@ def state_of(policy: Beside, chooser: Chooser, off: float, stop_ids: frozenset[i
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_siblings_leave_plain_decodings_text_unchanged(rule: str) -> None:
+def test_alternatives_leave_plain_decodings_text_unchanged(rule: str) -> None:
     shapes = ((1, (3,)), (2, (2, 0)), (3, (0, 0, 3)), (4, (1, 1, 1, 1)), (5, (3, 3, 3, 3, 3)))
     for (depth, ranks), off, cap in itertools.product(shapes, (0.5, 4.0, 20.0), (1, 4, 15)):
         own = answered(Beside(depth, ranks), rule, off, cap)
@@ -100,9 +100,9 @@ def test_verifying_second_choices_saves_rounds() -> None:
     beside = answered(Beside(2, (3, 3)))
     assert len(beside.records) < len(alone.records)
     assert sum(record.draft_forwards for record in beside.records) < sum(r.draft_forwards for r in alone.records)
-    assert {record.sibling_count for record in alone.records} == {0}
+    assert {record.alternative_count for record in alone.records} == {0}
     most = beside.records[0]
-    assert (most.proposed, most.sibling_count, most.depth, most.width) == (8, 6, 2, 9)
+    assert (most.proposed, most.alternative_count, most.depth, most.width) == (8, 6, 2, 9)
 
 
 def test_a_right_second_choice_adds_a_token_to_each_round() -> None:
@@ -119,9 +119,9 @@ def test_a_right_second_choice_adds_a_token_to_each_round() -> None:
     request = DraftRequest(chooser=chooser, vocabulary_size=VOCABULARY_SIZE, context_length=100)
     state = Combination([ModelDrafter(lambda: FakeModel(table=second_best))], policy).start(request)
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=7, vocabulary_size=VOCABULARY_SIZE)
-    own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, siblings=True).steps())
+    own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, trees=True).steps())
     assert own.tokens == PLAIN["greedy"][:TOKENS]
-    assert {(r.emitted, r.accepted, r.evaluated, r.depth, r.sibling_count) for r in own.records[:-1]} == {
+    assert {(r.emitted, r.accepted, r.evaluated, r.depth, r.alternative_count) for r in own.records[:-1]} == {
         (2, 1, 1, 1, 1)
     }
     assert own.guessed_by[:5] == [None, "model", None, "model", None]
@@ -129,7 +129,7 @@ def test_a_right_second_choice_adds_a_token_to_each_round() -> None:
     assert len(policy.learned) == len([record for record in own.records if record.proposed])
 
 
-def test_the_policy_learns_which_sibling_was_the_targets_token() -> None:
+def test_the_policy_learns_which_alternative_was_the_targets_token() -> None:
     policy = Beside(3, (1, 1, 1))
     own = answered(policy)
     chain_hits = sum(any(hits) for _, hits in policy.learned)
@@ -141,30 +141,30 @@ def test_the_policy_learns_which_sibling_was_the_targets_token() -> None:
         assert 0 < sum(odds) < 1
 
 
-def test_without_permission_for_siblings_proposals_are_chains() -> None:
-    own = answered(Beside(2, (3, 3)), siblings=False)
+def test_without_permission_for_trees_proposals_are_chains() -> None:
+    own = answered(Beside(2, (3, 3)), trees=False)
     assert own.tokens == PLAIN["greedy"][:TOKENS]
-    assert {record.sibling_count for record in own.records} == {0}
+    assert {record.alternative_count for record in own.records} == {0}
     assert max(record.proposed for record in own.records) == 2
     assert sum(record.invalid for record in own.records) == 0
 
 
-def test_siblings_are_off_by_default() -> None:
+def test_trees_are_off_by_default() -> None:
     own = start(FakeModel(can_branch=True), PROMPT)
     policy, chooser = Beside(2, (3, 3)), Chooser(TEXT_RULES["greedy"])
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=9, vocabulary_size=VOCABULARY_SIZE)
     state = state_of(policy, chooser, 4.0, frozenset())
     own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits).steps())
-    assert {record.sibling_count for record in own.records} == {0}
+    assert {record.alternative_count for record in own.records} == {0}
 
 
-def test_under_the_rejection_rule_proposals_have_no_siblings() -> None:
+def test_under_the_rejection_rule_proposals_have_no_alternatives() -> None:
     own = answered(Beside(2, (3, 3)), "rejection")
-    assert {record.sibling_count for record in own.records} == {0}
+    assert {record.alternative_count for record in own.records} == {0}
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-def test_a_stop_token_ends_an_answer_with_siblings_at_any_place(rule: str) -> None:
+def test_a_stop_token_ends_an_answer_with_alternatives_at_any_place(rule: str) -> None:
     plain = PLAIN[rule]
     for place, stop_id in enumerate(plain[:12]):
         if stop_id not in plain[:place]:
@@ -174,7 +174,7 @@ def test_a_stop_token_ends_an_answer_with_siblings_at_any_place(rule: str) -> No
 
 
 @pytest.mark.parametrize("room", range(1, 7))
-def test_rounds_with_siblings_end_at_the_context_and_token_limits(room: int) -> None:
+def test_rounds_with_alternatives_end_at_the_context_and_token_limits(room: int) -> None:
     for max_tokens in (1, 2, room, room + 3):
         own = answered(Beside(3, (2, 2, 2)), context_length=len(PROMPT) + room, max_tokens=max_tokens)
         assert own.tokens == PLAIN["greedy"][: min(room, max_tokens)]
@@ -188,10 +188,10 @@ def test_a_proposals_height_is_its_longest_path() -> None:
         assert height(Proposal(tokens=tuple(range(len(parents))), parents=parents)) == deep
 
 
-def test_a_round_record_counts_siblings_as_proposed_but_not_in_the_depth() -> None:
+def test_a_round_record_counts_alternatives_as_proposed_but_not_in_the_depth() -> None:
     record = RoundRecord(
         width=5, context_length=9, proposed=4, evaluated=2, accepted=1, invalid=0, emitted=2, source="model",
-        draft_s=0.1, sync_s=0.0, verify_s=0.2, round_s=0.3, sibling_count=3,
+        draft_s=0.1, sync_s=0.0, verify_s=0.2, round_s=0.3, alternative_count=3,
     )  # fmt: skip
     stats = DecodeStats()
     stats.add_round(record)

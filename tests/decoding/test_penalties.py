@@ -42,7 +42,7 @@ def plain(model: FakeModel, sampling: Sampling) -> list[int]:
 
 def serial(own: Answer, drafter: DraftState, chooser: Chooser) -> Rounds:
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=DEPTH, vocabulary_size=VOCABULARY_SIZE)
-    return DecodeLoop(own.sequence, drafter, FixedDepth(DEPTH), chooser, own.history, limits, siblings=True)
+    return DecodeLoop(own.sequence, drafter, FixedDepth(DEPTH), chooser, own.history, limits, trees=True)
 
 
 def at_once(own: Answer, drafter: DraftState, chooser: Chooser) -> Rounds:

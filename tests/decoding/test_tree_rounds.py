@@ -98,7 +98,7 @@ def loop_of(answer: Answer, drafter: Any, depth: int, rule: str = "greedy", **li
         Chooser(TEXT_RULES[rule]),
         answer.history,
         LoopLimits(depth_cap=depth, vocabulary_size=VOCABULARY_SIZE, **settings),
-        siblings=True,
+        trees=True,
     )
 
 
@@ -106,7 +106,7 @@ def tree_model(**options: Any) -> FakeModel:
     return FakeModel(can_branch=True, **options)
 
 
-def test_an_accepted_sibling_keeps_its_source() -> None:
+def test_an_accepted_alternative_keeps_its_source() -> None:
     """The second child of each place is right: accepted tokens carry its source, not the first chain's."""
 
     class Beside(scripted.Scripted):
@@ -116,14 +116,14 @@ def test_an_accepted_sibling_keeps_its_source() -> None:
             said = tuple(token for pair in zip(wrong, right, strict=True) for token in pair)
             return Proposal(
                 tokens=said,
-                sources=("chain", "sibling", "chain", "sibling below")[: len(said)],
+                sources=("chain", "alternative", "chain", "alternative below")[: len(said)],
                 parents=(-1, -1, 1, 1)[: len(said)],
                 drafted_by="chain",
             )
 
     own = start(tree_model(), PROMPT)
     own.take(loop_of(own, Beside(lambda tokens, depth: []), 4, max_tokens=13).steps())
-    assert own.guessed_by[:10] == [None, *["sibling", "sibling below", None] * 3]
+    assert own.guessed_by[:10] == [None, *["alternative", "alternative below", None] * 3]
     assert own.tokens == PLAIN["greedy"][:13]
 
 
@@ -222,7 +222,7 @@ def test_trees_are_refused_unless_the_target_declares_them_exact() -> None:
             Chooser(GREEDY),
             own.history,
             LoopLimits(max_tokens=TOKENS, depth_cap=4, vocabulary_size=VOCABULARY_SIZE),
-            siblings=trees,
+            trees=trees,
         )
         own.take(loop.steps())
         assert own.tokens == PLAIN["greedy"][:TOKENS]
@@ -302,7 +302,7 @@ def law_of(target: Conditional, draft: Conditional, *, rejection: bool, tokens: 
             ExactChooser(decisions, target, rejection=rejection),
             history,
             LoopLimits(max_tokens=tokens, depth_cap=4, vocabulary_size=SIZE),
-            siblings=True,
+            trees=True,
         )
         for _ in loop.steps():
             pass
@@ -342,7 +342,7 @@ def test_a_tree_under_the_rejection_rule_uses_the_noise_of_corrections() -> None
         limits = LoopLimits(max_tokens=TOKENS, depth_cap=5, vocabulary_size=VOCABULARY_SIZE)
         own.take(
             DecodeLoop(
-                own.sequence, drafter, FixedDepth(5), Chooser(REJECTION), own.history, limits, siblings=True
+                own.sequence, drafter, FixedDepth(5), Chooser(REJECTION), own.history, limits, trees=True
             ).steps()
         )
         texts.append(own.tokens)

@@ -204,7 +204,7 @@ def test_verifying_a_tree_keeps_the_joint_distribution(
     law.check_tree(verify, law.random_conditional(seed, 3), tokens, parents)
 
 
-def test_a_tree_without_siblings_is_verified_like_a_chain() -> None:
+def test_a_tree_without_alternatives_is_verified_like_a_chain() -> None:
     for chain in itertools.product(range(2), repeat=3):
         for own in itertools.product(range(2), repeat=4):
             as_chain = verify.verify_matching(chain, own.__getitem__)

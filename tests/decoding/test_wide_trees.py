@@ -36,7 +36,7 @@ def bushy(rule: str, depth: int, seed: int = 0, context_length: int = 100, **lim
     drafters = [Bushy(seed), LookupDrafter(), ModelDrafter(lambda: drafting_model(4.0))]
     bounds = LoopLimits(**{"max_tokens": TOKENS, "depth_cap": depth, "vocabulary_size": VOCABULARY_SIZE, **limits})
     state = Combination(drafters, policy).start(request)
-    loop = DecodeLoop(own.sequence, state, policy, chooser, own.history, bounds, siblings=True)
+    loop = DecodeLoop(own.sequence, state, policy, chooser, own.history, bounds, trees=True)
     own.take(loop.steps())
     assert state.failures == {}
     return own
@@ -126,7 +126,7 @@ def test_a_policy_that_names_no_nodes_allows_as_many_as_its_depth() -> None:
     request = DraftRequest(chooser=chooser, vocabulary_size=VOCABULARY_SIZE, context_length=100)
     state = Combination([Bushy(), ModelDrafter(lambda: drafting_model(4.0))], policy).start(request)
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=5, vocabulary_size=VOCABULARY_SIZE)
-    own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, siblings=True).steps())
+    own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, trees=True).steps())
     assert max(record.proposed for record in own.records) == 5
 
 

@@ -42,7 +42,7 @@ class Depths:
         self.gate = gate
         self.asked: list[tuple[str, int]] = []
         self.learned: list[tuple[str, tuple[float, ...], list[bool]]] = []
-        self.siblings: list[tuple[str, list[float], list[bool]]] = []
+        self.alternatives: list[tuple[str, list[float], list[bool]]] = []
         self.unread: list[int] = []
         self.hindsight = 0
         self.looked_back: list[tuple[str, tuple[bool, ...]]] = []
@@ -64,8 +64,8 @@ class Depths:
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
         self.learned.append((source, tuple(confidences), list(hits)))
 
-    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
-        self.siblings.append((source, list(odds), list(hits)))
+    def learn_alternatives(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+        self.alternatives.append((source, list(odds), list(hits)))
 
     def record(self, record: RoundRecord) -> None:
         raise AssertionError("the loop calls record, not the combination")

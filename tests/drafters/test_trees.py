@@ -378,7 +378,7 @@ def test_the_policy_receives_the_outcome_of_alternatives() -> None:
     policy = Depths(None, model=5)
     state = CombinationState([("model", started(FakeModel(seed=1)))], policy)
     state.observe(outcome((1, 9, 4), 2))
-    assert policy.siblings == [("model", [0.2, 0.1], [False, False]), ("model", [0.3], [True])]
+    assert policy.alternatives == [("model", [0.2, 0.1], [False, False]), ("model", [0.3], [True])]
     assert policy.learned == [("model", (0.5, 0.5), [True, True])]
 
 
@@ -388,7 +388,7 @@ def test_drawn_tokens_teach_nothing_about_the_odds_of_alternatives() -> None:
     known = outcome((1, 9, 4), 2)
     drawn = replace(known.proposal, draft_probs=(certain(1), certain(2), certain(3)))
     state.observe(replace(known, proposal=drawn))
-    assert (policy.siblings, policy.learned) == ([], [("model", (0.5, 0.5), [True, True])])
+    assert (policy.alternatives, policy.learned) == ([], [("model", (0.5, 0.5), [True, True])])
 
 
 def test_a_cut_proposal_keeps_the_data_of_its_remaining_tokens() -> None:

@@ -59,9 +59,9 @@ class Growing(Garbage):
 
 @pytest.mark.parametrize("kind", [Garbage, Growing])
 @pytest.mark.parametrize("rule", TEXT_RULES)
-@pytest.mark.parametrize("siblings", [True, False])
+@pytest.mark.parametrize("trees", [True, False])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_source_of_garbage_changes_no_token(kind: type[Garbage], rule: str, siblings: bool, seed: int) -> None:
+def test_a_source_of_garbage_changes_no_token(kind: type[Garbage], rule: str, trees: bool, seed: int) -> None:
     own: Answer = start(FakeModel(can_branch=True), PROMPT)
     chooser = Chooser(TEXT_RULES[rule])
     request = DraftRequest(chooser=chooser, vocabulary_size=VOCABULARY_SIZE, context_length=100)
@@ -69,7 +69,7 @@ def test_a_source_of_garbage_changes_no_token(kind: type[Garbage], rule: str, si
     model = ModelDrafter(lambda: FakeModel(seed=3)).start(request)
     state = CombinationState([("garbage", kind(random.Random(seed))), ("model", model)], policy)
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=7, vocabulary_size=VOCABULARY_SIZE)
-    loop = DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, siblings=siblings)
+    loop = DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, trees=trees)
     own.take(loop.steps())
     assert own.tokens == PLAIN[rule][:TOKENS]
     assert state.failures == {}

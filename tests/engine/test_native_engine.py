@@ -92,7 +92,7 @@ def test_depth_eight_on_the_native_runtime_keeps_the_text_of_plain_decoding(tiny
 
 
 @pytest.mark.parametrize("draft_runtime", ["native", "llama"])
-def test_trees_with_siblings_keep_the_text_of_plain_decoding(tiny: TinyModels, draft_runtime: str) -> None:
+def test_trees_with_alternatives_keep_the_text_of_plain_decoding(tiny: TinyModels, draft_runtime: str) -> None:
     def written(session: Session) -> tuple[list[tuple[int, ...]], list[RoundRecord]]:
         texts, rounds = [], []
         for prompt in PROMPTS:
@@ -107,16 +107,16 @@ def test_trees_with_siblings_keep_the_text_of_plain_decoding(tiny: TinyModels, d
         with engine.session() as session:
             plain = answers(session, 0)
         own = Speculation(drafters=engine.drafters, policy=Beside(2, (3, 2)), depth_cap=DEPTH)
-        assert own.siblings
+        assert own.trees
         with engine.session(speculation=own) as session:
             texts, rounds = written(session)
         assert texts == plain
-        assert max(record.sibling_count for record in rounds) == 5
-        assert any(record.sibling_count and record.accepted for record in rounds)
-        with engine.session(speculation=replace(own, siblings=False)) as session:
+        assert max(record.alternative_count for record in rounds) == 5
+        assert any(record.alternative_count and record.accepted for record in rounds)
+        with engine.session(speculation=replace(own, trees=False)) as session:
             texts, rounds = written(session)
         assert texts == plain
-        assert {record.sibling_count for record in rounds} == {0}
+        assert {record.alternative_count for record in rounds} == {0}
 
 
 def test_trees_of_up_to_63_nodes_keep_the_text_of_plain_decoding(tiny: TinyModels) -> None:

@@ -473,7 +473,7 @@ def test_a_model_without_a_measured_cost_never_drafts() -> None:
     costs = believed(NATIVE)
     answer = begun(DepthControl(replace(costs, drafts={"lookup": costs.drafts["lookup"]}), 7))
     answer.learn("model", (), [True] * 7)
-    answer.learn_siblings("model", (0.5,), [True])
+    answer.learn_alternatives("model", (0.5,), [True])
     assert answer.allow("model").depth == 0
     assert answer.why_off("model") == NOT_CALIBRATED
 

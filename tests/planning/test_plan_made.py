@@ -96,15 +96,15 @@ SHORT, BESIDE = "the drafter reads 49152 of the 151936 rows", "second choices ar
 
 
 def notes(made: Plan) -> tuple[bool, bool]:
-    """Whether the plan mentions a trimmed head, and siblings."""
+    """Whether the plan mentions a trimmed head, and alternatives."""
     said = " ".join(made.reasons)
     return SHORT in said, BESIDE in said
 
 
-def test_a_plan_reports_a_trimmed_head_and_siblings() -> None:
-    wishes: dict[str, Any] = {**MODEL, "drafter_head": (49152, 151936), "weighs_siblings": True}
+def test_a_plan_reports_a_trimmed_head_and_alternatives() -> None:
+    wishes: dict[str, Any] = {**MODEL, "drafter_head": (49152, 151936), "weighs_alternatives": True}
     assert notes(plan(stable_to(4), facts=BRANCHING, **wishes)) == (True, True)
-    assert notes(plan(stable_to(4), **wishes)) == (True, False), "the target cannot score siblings"
+    assert notes(plan(stable_to(4), **wishes)) == (True, False), "the target cannot score alternatives"
     assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "depth": 2})) == (True, False)
     assert notes(plan(stable_to(4), facts=BRANCHING, **MODEL)) == (False, False)
     assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "sources": ("lookup",)})) == (False, False)

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.interfaces.drafting import Choice, DraftTree
 from edgespec.interfaces.policy import RoundRecord
-from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior, SiblingOdds
+from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior, AlternativeOdds
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve
 from edgespec.planning.cost.margins import DRAFT_MARGIN
@@ -107,8 +107,8 @@ def test_equal_guesses_are_one_node_with_the_higher_odds() -> None:
     assert tree.left_over(-1) == 0.0, "odds of several sources may exceed one"
 
 
-def test_sibling_odds_are_used_unchanged_until_results_correct_them() -> None:
-    odds = SiblingOdds()
+def test_alternative_odds_are_used_unchanged_until_results_correct_them() -> None:
+    odds = AlternativeOdds()
     assert odds.worth == 1.0
     for place in range(200):
         odds.learn([0.2, 0.1], [place % 10 < 3, False])
@@ -163,8 +163,8 @@ def test_alternatives_that_are_never_right_are_no_longer_chosen() -> None:
 
     assert chosen() == (0,)
     for _ in range(100):
-        answer.learn_siblings("model", [0.4, 0.3], [False, False])
-        answer.learn_siblings("unknown", [0.4, 0.3], [True, False])
+        answer.learn_alternatives("model", [0.4, 0.3], [False, False])
+        answer.learn_alternatives("unknown", [0.4, 0.3], [True, False])
     assert chosen() == ()
 
 

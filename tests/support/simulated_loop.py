@@ -107,7 +107,7 @@ class _Answer:
     def began(self, prompt_s: float, first_s: float) -> None:
         self._decider.begin(self._request, prompt_s, first_s)
 
-    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None: ...
+    def learn_alternatives(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None: ...
 
     def why_off(self, source: str) -> Reason | None:
         return None

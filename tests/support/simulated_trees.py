@@ -140,7 +140,7 @@ def decode_trees(
     own = policy.answer(prompt_tokens=prompt, most=tokens + 1)
     limits = LoopLimits(max_tokens=tokens + 1, depth_cap=depth_cap, vocabulary_size=2 * WRONG)
     state = CombinationState(parts, own)
-    loop = DecodeLoop(target, state, own, Chooser(Sampling()), history, limits, clock=time.read, siblings=True)
+    loop = DecodeLoop(target, state, own, Chooser(Sampling()), history, limits, clock=time.read, trees=True)
     records: list[RoundRecord] = []
     prefill_s = 0.0
     for step in loop.steps():

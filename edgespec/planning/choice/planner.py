@@ -40,8 +40,8 @@ class PlanRequest:
 
     ``drafter_head`` is the number of rows in the drafter's trimmed head and in its whole one. ``drafter_bytes`` is
     the size of its weights in memory and in the file, if these differ. ``drafter_one_pass``: it drafts all tokens in
-    one forward. ``drafter_program`` is the other program whose
-    store has the drafter's file. ``weighs_siblings``: the depth policy can value siblings.
+    one forward. ``drafter_program`` is the other program whose store has the drafter's file. ``weighs_alternatives``:
+    the depth policy can value alternatives.
     """
 
     depth: int | Literal["auto"]
@@ -56,7 +56,7 @@ class PlanRequest:
     drafter_bytes: tuple[int, int] | None = None
     drafter_one_pass: bool = False
     drafter_program: str | None = None
-    weighs_siblings: bool = False
+    weighs_alternatives: bool = False
     mode: ModeRequest = "auto"
 
     @property
@@ -234,7 +234,7 @@ def _telling_depths(cap: int) -> list[int]:
 
 
 def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
-    """What else to report about a drafting model: its source, weights, trimmed head, forwards and siblings."""
+    """What else to report about a drafting model: its source, weights, trimmed head, forwards and alternatives."""
     notes = []
     if request.drafter_program is not None:
         said = f"{request.drafter_model} of {request.drafter_program} drafts: it has the target's vocabulary"
@@ -249,7 +249,7 @@ def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
         notes.append(Reason("drafter_short_head", said))
     if request.drafter_one_pass:
         notes.append(Reason("drafter_one_pass", "the drafter drafts all tokens in one forward"))
-    if branches and request.weighs_siblings and request.depth == "auto":
+    if branches and request.weighs_alternatives and request.depth == "auto":
         said = (
             "the drafter's second choices are verified as well if that is expected to pay; the prediction does "
             "not count them"

@@ -1,4 +1,4 @@
-"""How likely draft tokens are to be accepted, by position in the chain and by confidence; the same for siblings.
+"""How likely draft tokens are to be accepted, by position in the chain and by confidence; the same for alternatives.
 
 A drafter's confidence (0 to 1) is not a probability. Counting how often tokens of about that confidence were accepted
 turns it into one without a trained head: the training-free form of SpecDec++ (Huang et al., 2024) and DISCO (Mamou et
@@ -216,8 +216,8 @@ def _bin(confidence: float) -> int:
 
 
 @dataclass(slots=True)
-class SiblingOdds:
-    """How often siblings were the target's token, against how often their odds said they would be.
+class AlternativeOdds:
+    """How often alternatives were the target's token, against how often their odds said they would be.
 
     Odds are taken as probabilities at first. At 1796 positions (0.5B for 1.5B, Q4_K_M, greedy, five kinds of text)
     they predicted 178 hits of the second choice (189 seen), 67 of the third (75) and 37 of the fourth (32).
@@ -227,7 +227,7 @@ class SiblingOdds:
     right: float = 0.0
 
     def learn(self, odds: Sequence[float], hits: Sequence[bool]) -> None:
-        """Learn from the siblings of one position."""
+        """Learn from the alternatives of one position."""
         self.claimed = DECAY * self.claimed + sum(odds)
         self.right = DECAY * self.right + any(hits)
 

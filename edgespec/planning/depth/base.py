@@ -77,7 +77,7 @@ class FixedDepth:
     def _learns_nothing(self, *_told: object, **_by_name: object) -> None:
         """Do nothing: this policy learns from neither prompts nor tokens, and keeps no state after an answer."""
 
-    began = learn = learn_hindsight = learn_siblings = end = _learns_nothing
+    began = learn = learn_hindsight = learn_alternatives = end = _learns_nothing
 
     def why_off(self, source: str) -> Reason | None:
         return None if self.depth else self._why

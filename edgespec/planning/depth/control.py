@@ -277,7 +277,7 @@ class AnswerDepth:
 
     def _gate(self, source: str, cost: DraftCost, depth: int) -> PricedGate:
         known = self._experience.acceptance(source, {}, sampled=False)
-        return PricedGate(self._now, cost.token_s, known, depth, self._going_rate(), self._experience.siblings.worth)
+        return PricedGate(self._now, cost.token_s, known, depth, self._going_rate(), self._experience.odds.worth)
 
     def prefers(self, source: str, free_gain: float) -> bool:
         with self._control.lock:
@@ -386,10 +386,10 @@ class AnswerDepth:
             self._guessed, self._seen_gain = tuple(hits), self._usual(0)
             self._next_look = 0
 
-    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+    def learn_alternatives(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
         with self._control.lock:
             if source in self._experience.sources:
-                self._experience.siblings.learn(odds, hits)
+                self._experience.odds.learn(odds, hits)
 
     def record(self, record: RoundRecord) -> None:
         control, times = self._control, self._times

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.planning.cost.acceptance import NO_PRIOR, Acceptance, AcceptancePrior, SiblingOdds
+from edgespec.planning.cost.acceptance import NO_PRIOR, Acceptance, AcceptancePrior, AlternativeOdds
 
 # Before a pair has any experience: drafting pays in three of four answers, with an acceptance of 0.8 in those
 # (0.5B for 1.5B, depth 3: coding 0.91, translation 0.45). With the prompt read, all 13 Spec-Bench categories gained
@@ -88,14 +88,15 @@ class Experience:
     """Experience with either greedy or sampled answers, in plain steps.
 
     The sums over answers fade: their number, their tokens after drafting was bought, and the steps saved where
-    drafting paid. ``sources`` and ``siblings`` say how often drafted tokens are right.
+    drafting paid. ``sources`` say how often drafted tokens are right, ``odds`` how often their
+    alternatives are.
     """
 
     answers: float = 0.0
     tokens: float = 0.0
     saved: float = 0.0
     sources: dict[str, Acceptance] = field(default_factory=dict)
-    siblings: SiblingOdds = field(default_factory=SiblingOdds)
+    odds: AlternativeOdds = field(default_factory=AlternativeOdds)
 
     @property
     def sums(self) -> Sums:
