@@ -252,9 +252,8 @@ def _well_formed(distribution: Distribution, token: int, vocabulary_size: int) -
 
 
 def _is_id(token: Any, vocabulary_size: int) -> bool:
-    if not isinstance(token, int | np.integer) or isinstance(token, bool):
-        return False
-    return bool(0 <= token < vocabulary_size)
+    is_id = isinstance(token, int | np.integer) and not isinstance(token, bool)
+    return is_id and bool(0 <= token < vocabulary_size)
 
 
 def second_choice(proposal: Proposal, place: int, vocabulary_size: int) -> int | None:

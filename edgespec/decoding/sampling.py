@@ -263,13 +263,7 @@ class Chooser:
         return rows.draw(index, request_of(self.sampling, context, purpose)).tokens[0]
 
     def draft(
-        self,
-        rows: Rows,
-        index: int,
-        context: abc.Sequence[int],
-        gate: ChainGate | None,
-        *,
-        alternatives: int = 0,
+        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, *, alternatives: int = 0
     ) -> Draft | None:
         if self.uses_rejection:
             return self._draft_of_its_own(rows, index, context, gate, alternatives)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.bench.equality import FullTrees
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.serial import DecodeLoop
@@ -17,10 +18,15 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.interfaces.drafting import Context, DraftRequest, DraftTree, Proposal
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
+from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
 from tests.decoding.test_loop import PLAIN, PROMPT, TEXT_RULES, TOKENS, VOCABULARY_SIZE, Answer, start
+from tests.decoding.test_pipeline import pipelined
+from tests.support.budgets import FixedBudget
 from tests.support.fake_runtime import FakeModel
+from tests.support.held_futures import Held
 from tests.support.scripted_drafters import Scripted
+from tests.support.wide_trees import Bushy
 
 CURVE = Curve(widths=(1, 8), forward_s=(1.0, 1.01))
 COSTS = Costs(
@@ -74,6 +80,70 @@ def test_a_source_of_garbage_changes_no_token(kind: type[Garbage], rule: str, tr
     assert own.tokens == PLAIN[rule][:TOKENS]
     assert state.failures == {}
     assert all(record.width <= 8 for record in own.records)
+
+
+@pytest.mark.parametrize("kind", [Garbage, Growing])
+@pytest.mark.parametrize("rule", TEXT_RULES)
+@pytest.mark.parametrize("seed", range(4))
+def test_garbage_in_trees_of_63_nodes_changes_no_token(kind: type[Garbage], rule: str, seed: int) -> None:
+    own: Answer = start(FakeModel(can_branch=True), PROMPT)
+    chooser, policy = Chooser(TEXT_RULES[rule]), FullTrees(7, "model")
+    request = DraftRequest(chooser=chooser, vocabulary_size=VOCABULARY_SIZE, context_length=100)
+    model = ModelDrafter(lambda: FakeModel(seed=3)).start(request)
+    parts = [("garbage", kind(random.Random(seed))), ("bushy", Bushy(seed).start(request)), ("model", model)]
+    state = CombinationState(parts, policy)
+    limits = LoopLimits(max_tokens=TOKENS, depth_cap=7, vocabulary_size=VOCABULARY_SIZE)
+    own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, trees=True).steps())
+    assert own.tokens == PLAIN[rule][:TOKENS]
+    assert state.failures == {}
+    assert all(record.width <= 64 for record in own.records)
+    assert max(record.proposed + record.invalid for record in own.records) == 63
+
+
+class Misleading(Scripted):
+    """Proposes anything, with alternatives of any token and parents of any kind, and drafts such branches."""
+
+    forks = True
+
+    def __init__(self, source: random.Random) -> None:
+        super().__init__(lambda tokens, depth: [])
+        self.source = source
+        self.branches = 0
+
+    def _proposal(self, tokens: list[int], depth: int) -> Proposal:
+        said = [self.source.choice([*range(VOCABULARY_SIZE)] * 5 + NUMBERS) for _ in range(self.source.randint(0, 9))]
+        parents = [self.source.choice([index - 1, self.source.randint(-2, 9)]) for index in range(len(said))]
+        return Proposal(
+            tokens=tuple(said),
+            parents=self.source.choice([None, None, tuple(parents)]),
+            drafted_by="misleading",
+            forwards=1,
+            confidences=tuple(self.source.choice(ODDS) for _ in range(self.source.randint(0, 9))),
+            alternatives=tuple(((self.source.choice(NUMBERS), self.source.choice(ODDS)),) for _ in said),
+        )
+
+    def branch(self, context: Context, depth: int, gate: Any = None) -> Proposal:
+        self.branches += 1
+        return self._proposal(context.tokens, depth)
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+def test_garbage_changes_no_token_of_the_pipelined_loop(rule: str) -> None:
+    branches = 0
+    for seed in range(8):
+        own: Answer = start(FakeModel(), PROMPT)
+        source = random.Random(seed)
+        misleading = Misleading(source)
+        parts = [("garbage", Garbage(random.Random(seed))), ("misleading", misleading)]
+        state = CombinationState(parts, FixedDepth(5))
+        budget = FixedBudget(most=4, ahead=5, patience=0.0, branching=3, reuse=True)
+        submit = Held(lambda source=source: source.randrange(3))  # type: ignore[misc]
+        own.take(pipelined(own, state, sampling=TEXT_RULES[rule], depth=4, budget=budget, submit=submit).steps())
+        assert own.tokens == PLAIN[rule][:TOKENS]
+        assert state.failures == {}
+        assert sum(record.invalid for record in own.records) > 0
+        branches += misleading.branches
+    assert branches > 20
 
 
 def test_a_tree_clamps_odds_and_refuses_a_missing_parent() -> None:
