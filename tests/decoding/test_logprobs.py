@@ -69,7 +69,7 @@ def test_a_token_without_a_score_has_no_probability() -> None:
 
 def serial(own: Answer, sampling: Sampling, drafter: DraftState, top: int | None) -> Rounds:
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=DEPTH, vocabulary_size=VOCABULARY_SIZE, logprobs=top)
-    return DecodeLoop(own.sequence, drafter, FixedDepth(DEPTH), Chooser(sampling), own.history, limits, siblings=True)
+    return DecodeLoop(own.sequence, drafter, FixedDepth(DEPTH), Chooser(sampling), own.history, limits, trees=True)
 
 
 def in_parallel(own: Answer, sampling: Sampling, drafter: DraftState, top: int | None) -> Rounds:

@@ -102,8 +102,8 @@ def test_noise_that_stored_answers_may_know_silences_them(sampling: Sampling, fr
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
-@pytest.mark.parametrize("siblings", [True, False])
-def test_no_stored_text_changes_an_answer(rule: str, siblings: bool) -> None:
+@pytest.mark.parametrize("trees", [True, False])
+def test_no_stored_text_changes_an_answer(rule: str, trees: bool) -> None:
     known = PLAIN[rule][:TOKENS]
     source = random.Random(4)
     wrong = [source.randrange(VOCABULARY_SIZE) for _ in range(400)]
@@ -120,7 +120,7 @@ def test_no_stored_text_changes_an_answer(rule: str, siblings: bool) -> None:
         ]
         state = CombinationState(parts, policy)
         limits = LoopLimits(max_tokens=TOKENS, depth_cap=7, vocabulary_size=VOCABULARY_SIZE)
-        own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, siblings=siblings).steps())
+        own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, trees=trees).steps())
         assert own.tokens == known, name
         accepted[name] = sum(record.accepted for record in own.records)
     assert accepted["right"] > accepted["wrong"]
