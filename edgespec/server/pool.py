@@ -58,12 +58,13 @@ def common_length(one: str, other: str) -> int:
     return least
 
 
-def is_worth(common: int, kept: int) -> bool:
+def is_worth(common: int, kept: int, asked: int) -> bool:
     """Whether to continue a session: reading ``common`` again would take longer than the rest of the ``kept`` text.
 
-    All in characters. The rest is lost, and may have to be read again for another request.
+    All in characters. The rest is lost, and may have to be read again for another request; not if all that is
+    ``asked`` is common, since then the rest begins with the answer to the same request.
     """
-    return common >= kept - common
+    return common >= min(kept - common, asked)
 
 
 class SessionPool:
@@ -88,7 +89,7 @@ class SessionPool:
         with self._lock:
             own = [each for each in self._kept if each.owner == owner and each.think == think]
             shares = [(common_length(each.text, text), each) for each in own]
-            worth = [(common, each) for common, each in shares if is_worth(common, len(each.text))]
+            worth = [(common, each) for common, each in shares if is_worth(common, len(each.text), len(text))]
             if worth:
                 _, best = max(worth, key=lambda pair: pair[0])
                 self._kept.remove(best)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+from collections.abc import Iterator
 
 import openai
 import pytest
@@ -18,8 +19,9 @@ PAGE = "docs/guide/serve.md"
 
 
 @pytest.fixture
-def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_the_openai_client_chats_and_streams(client: openai.OpenAI, engine: Engine) -> None:

@@ -121,6 +121,14 @@ def test_a_growing_conversation_is_not_read_again(server: Running) -> None:
     assert second["timings"]["prompt_n"] == second["usage"]["prompt_tokens"] - cached
 
 
+def test_the_same_request_is_not_read_again(server: Running) -> None:
+    body = {"max_tokens": 60, "temperature": 0, "stop": "never written"}
+    first = server.chat("repeat this", **body).json()
+    again = server.chat("repeat this", **body).json()
+    assert text_of(again) == text_of(first)
+    assert again["timings"]["prompt_n"] == 1
+
+
 def test_concurrent_requests_get_their_own_texts(server: Running, engine: Engine) -> None:
     prompts = [f"hello {number}" for number in range(6)]
     expected = {each: plain_text(engine, each, max_tokens=16).text for each in prompts}

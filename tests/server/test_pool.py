@@ -44,10 +44,11 @@ def test_the_common_length_is_that_of_the_longest_shared_beginning(start: str, o
 
 
 def test_a_conversation_is_continued_if_most_of_it_is_shared() -> None:
-    assert is_worth(10, 10)
-    assert is_worth(5, 10)
-    assert is_worth(0, 0)
-    assert not is_worth(4, 10)
+    assert is_worth(10, 10, 20)
+    assert is_worth(5, 10, 20)
+    assert is_worth(0, 0, 20)
+    assert not is_worth(4, 10, 20)
+    assert is_worth(4, 10, 4), "the same request again"
 
 
 def test_a_longer_version_of_a_conversation_gets_its_session(pool: SessionPool) -> None:

@@ -26,8 +26,9 @@ def tools_server(tiny: TinyModels) -> Iterator[Running]:
 
 
 @pytest.fixture
-def client(tools_server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{tools_server.url}/v1", api_key="none", max_retries=0)
+def client(tools_server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{tools_server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture
