@@ -321,7 +321,7 @@ def install(extra: str) -> None:
             [*pip, *prebuilt_options(), llama_requirement()],
             " (seconds if a wheel is available, about 5 minutes on 2 cores if it is compiled)",
         )
-    target = f"{CHECKOUT}[{extra}]" if extra else str(CHECKOUT)
+    target = f"{CHECKOUT}[{extra or 'serve'}]"  # the server's packages are small, and `edgespec serve` works as shown
     run_logged("installing edgespec and what it needs", [*pip, *prebuilt_options(), "--editable", target])
 
 
