@@ -88,7 +88,7 @@ def _request(own: dict[str, Any]) -> dict[str, Any]:
         },
         "n": _whole(1, MOST_CHOICES),
         "seed": _whole(-1, 2**64 - 1),
-        "top_k": _whole(0, 2**31 - 1),
+        "top_k": _whole(0, 2**53),
         "logit_bias": {
             "type": ["object", "null"],
             "patternProperties": {"^[0-9]{1,9}$": {"type": "number", "minimum": -100, "maximum": 100}},
