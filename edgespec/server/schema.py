@@ -190,7 +190,7 @@ def _bias(given: object) -> dict[int, float]:
 
 
 def _stops(given: object) -> tuple[str, ...]:
-    stops = [given] if isinstance(given, str) else given or []
+    stops = [given] if isinstance(given, str) else [] if given is None else given
     if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
         raise _wrong("stop", "a text or a list of texts", given)
     if len(stops) > MOST_STOPS:

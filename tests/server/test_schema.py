@@ -142,6 +142,8 @@ def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any)
         ("n", 0),
         ("n", MOST_CHOICES + 1),
         ("stop", 3),
+        ("stop", False),
+        ("stop", {}),
         ("stop", ["a", 3]),
         ("stop", ["a"] * (MOST_STOPS + 1)),
         ("stop", "a\0"),
