@@ -142,7 +142,7 @@ def _prompt() -> dict[str, Any]:
 def _answers(schema: str, about: str) -> dict[str, Any]:
     content = {
         "application/json": {"schema": {"$ref": "#/components/schemas/reply"}},
-        "text/event-stream": {"schema": {"type": "string"}},
+        "text/event-stream": {},
     }
     return {
         "summary": about,
