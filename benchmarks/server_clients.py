@@ -84,7 +84,14 @@ def run(command: list[str | Path], **variables: str) -> dict[str, Any]:
     """Whether a process succeeded, and the end of what it printed."""
     own = {**os.environ, **variables, "PYTHONPATH": ""}
     done = subprocess.run(
-        command, text=True, capture_output=True, env=own, stdin=subprocess.DEVNULL, timeout=600, check=False
+        command,
+        text=True,
+        capture_output=True,
+        env=own,
+        cwd=tempfile.gettempdir(),  # schemathesis writes a cache
+        stdin=subprocess.DEVNULL,
+        timeout=600,
+        check=False,
     )
     return {"code": done.returncode, "said": (done.stdout + done.stderr).strip()[-4000:]}
 
