@@ -141,6 +141,7 @@ class Conversation:
         self._prompts = prompts
         self._think = think
         self._messages: list[Message] = check_messages(messages)
+        self._gone: list[Message] = []  # dropped from the front of the messages
         self._rendered = ""  # the text of the history's tokens
         self._read = ""  # the prompt that this text begins with
         self._points: tuple[int, ...] = ()  # of that prompt
@@ -192,6 +193,7 @@ class Conversation:
     def clear(self) -> None:
         """Forget the messages, but keep the system message and the history."""
         self._messages.clear()
+        self._gone.clear()
         self._rendered = ""
 
     def undo(self) -> str | None:
@@ -270,9 +272,8 @@ class Conversation:
         reserve = min(max_tokens or context, context // _ANSWER_SHARE)
         head, messages = (self._head, self._messages) if earlier is None else _split(earlier)
         kept, dropped = list(messages), 0
-        own = self._messages
-        if not keep_all and earlier is not None and head == self._head and own and messages[-len(own) :] == own:
-            kept = list(own)  # the older messages were dropped before: what is kept stays in the cache
+        if not keep_all and earlier is not None and (head, messages) == (self._head, [*self._gone, *self._messages]):
+            kept = list(self._messages)  # the others were dropped before: what is kept stays in the cache
         shown = () if tools is None else tools.tools
         while True:
             whole = [*head, *kept, {"role": "user", "content": prompt}, *after]
@@ -336,6 +337,8 @@ class Conversation:
         """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""
         if turn.earlier is not None:
             self._head, self._messages = _split(turn.earlier)
+            self._gone = []
+        self._gone += self._messages[: turn.dropped]
         del self._messages[: turn.dropped]
         self.history = history
 
