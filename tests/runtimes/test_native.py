@@ -374,6 +374,31 @@ def test_weights_are_freed_with_their_last_model_or_sequence(files: Files) -> No
     gc.collect()
 
 
+@pytest.mark.parametrize("lock", ["scheduler", "batch"])
+def test_garbage_collection_while_a_lock_of_the_batch_is_held_frees_a_sequence(files: Files, lock: str) -> None:
+    """Any allocation may collect garbage, and a Sequence's finalizer waits for its thread to free the cache."""
+    with load_native(files("llama Q4_0"), NativeSettings()) as model:
+        sequence = model.open(20)
+        sequence.forward([1], 1)
+        native, batch = sequence._native, sequence._native._batch
+        held, found = batch._lock if lock == "batch" else batch._scheduler._lock, [sequence]
+        del sequence
+
+        def collect() -> None:
+            with held:
+                found.clear()
+
+        thread = threading.Thread(target=collect, daemon=True)
+        thread.start()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        assert not native.is_open
+        with model.open(20) as another:
+            assert another.forward([1], 1).count == 1
+            assert (batch._users, len(batch._scheduler._members)) == (1, 1)
+        assert (batch._users, batch._pointer) == (0, None)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
 def test_a_sequence_used_in_a_forked_process_raises_instead_of_hanging(model: NativeModel) -> None:

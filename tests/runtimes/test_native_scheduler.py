@@ -296,6 +296,18 @@ def test_a_closed_sequence_is_not_waited_for() -> None:
     assert not model.scheduler._members
 
 
+def test_a_sequence_closed_while_the_lock_is_held_is_forgotten_with_the_next_request() -> None:
+    model, member, other = Model(), Member(NativeCancel()), Member(NativeCancel())
+    assert model.scheduler.run(request(1, member=member)) == OK
+    with model.scheduler._lock:
+        closing = threading.Thread(target=model.scheduler.forget, args=(member,), daemon=True)
+        closing.start()
+        closing.join(WATCHDOG_S)
+        assert not closing.is_alive()
+    assert model.scheduler.run(request(1, member=other)) == OK
+    assert model.scheduler._members == {other}
+
+
 def test_a_prompt_rides_along_with_an_answer_that_is_expected() -> None:
     model = Model()
     answering, reading = Member(NativeCancel()), Member(NativeCancel())

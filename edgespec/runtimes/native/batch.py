@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 from edgespec.errors import MemoryLimitError
@@ -23,10 +24,17 @@ class NativeBatch:
         self._lock = threading.Lock()
         self._pointer: int | None = None
         self._users = 0
+        self._given: deque[Member] = deque()  # of caches that are freed and still count as users
         self._scheduler = BatchScheduler(self._compute, turns=part.library.turns, weight=weight)
 
     def take(self, part: ModelPart) -> int:
         """The address for one more cache of ``part``, which the caller keeps alive. Raises MemoryLimitError."""
+        try:
+            return self._take(part)
+        finally:
+            self._settle()
+
+    def _take(self, part: ModelPart) -> int:
         with self._lock:
             if self._pointer is None:
                 wanted = Threads(count=self._threads, most_busy=processor_limit() or 0)
@@ -43,13 +51,27 @@ class NativeBatch:
             return self._pointer
 
     def give(self, member: Member) -> None:
-        """One cache less, which is freed already."""
+        """One cache less, which is freed already. Never waits for a lock.
+
+        Garbage collection, on a thread that holds a lock, may free a cache and wait for this call. That thread then
+        settles what was given.
+        """
         self._scheduler.forget(member)
-        with self._lock:
-            self._users -= 1
-            if not self._users and self._pointer is not None:
-                pointer, self._pointer = self._pointer, None
-                self._api.es_batch_close(pointer)
+        self._given.append(member)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Count what was given, and close the threads without users, unless another thread is about to do so."""
+        while self._given and self._lock.acquire(blocking=False):
+            try:
+                while self._given:
+                    self._given.popleft()
+                    self._users -= 1
+                if not self._users and self._pointer is not None:
+                    pointer, self._pointer = self._pointer, None
+                    self._api.es_batch_close(pointer)
+            finally:
+                self._lock.release()
 
     def forward(self, request: Request) -> int:
         """Compute a cache's request, with those of others that wait. Returns its es_status."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -202,13 +203,25 @@ class BatchScheduler:
         self._led = False
         self._waiting: list[Request] = []  # not those of the running step
         self._members: set[Member] = set()
+        self._gone: deque[Member] = deque()  # closed, and perhaps still in ``_members``
         self._arrival: threading.Lock | None = None  # what the leader waits for, while it waits
         self._times = StepTimes()
 
     def forget(self, member: Member) -> None:
-        """The Sequence is closed: it is not waited for."""
-        with self._lock:
-            self._members.discard(member)
+        """The Sequence is closed: it is not waited for. Never waits.
+
+        Garbage collection, on a thread that holds the lock, may close a Sequence and wait for this call.
+        """
+        self._gone.append(member)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_gone()
+            finally:
+                self._lock.release()
+
+    def _drop_gone(self) -> None:
+        while self._gone:
+            self._members.discard(self._gone.popleft())
 
     def run(self, request: Request) -> int:
         """Compute the request, and return its es_status. On a thread that may wait."""
@@ -217,6 +230,7 @@ class BatchScheduler:
             request.gate.acquire()  # never waits: the request is new
             member.arrived(self._clock())
             self._members.add(member)
+            self._drop_gone()
             self._waiting.append(request)
             waits, self._led = self._led, True
             if self._arrival is not None:
@@ -268,6 +282,7 @@ class BatchScheduler:
         while True:
             now = self._clock()
             with self._lock:
+                self._drop_gone()
                 here = {each.member for each in self._waiting}
                 away = self._members - here
                 near = sum(member.is_near(now) for member in away)
