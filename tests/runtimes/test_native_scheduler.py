@@ -29,6 +29,7 @@ from edgespec.runtimes.native.scheduler import (
 )
 from edgespec.runtimes.native.sequence import NativeCancel
 from edgespec.runtimes.native.turns import CROWDED_S, NEXT_S, Turns
+from edgespec.runtimes.sequence import PREFILL_CHUNK_TOKENS
 
 WATCHDOG_S = 60.0
 
@@ -136,13 +137,65 @@ def test_prompts_leave_running_answers_most_of_their_speed() -> None:
     times = StepTimes()
     times.add(1, 0.03)
     times.add(256, 1.0)
-    rows = prompt_rows(times, 4, [0.08, 0.2])
+    rows = prompt_rows(times, 4, [0.08, 0.2], answering=True)
     spent = (times.seconds(4 + rows) or 0.0) - (times.seconds(4) or 0.0)
     assert PROMPT_SHARE * 0.08 * 0.8 < spent <= PROMPT_SHARE * 0.08
-    assert prompt_rows(times, 4, [0.0001]) == LEAST_ROWS
-    # Without a running answer, and with one whose rounds are long, the step's length is the limit.
+    # Rounds that are short: still a share of the step's own time.
+    rows = prompt_rows(times, 40, [0.0001], answering=True)
+    assert times.seconds(40 + rows) == pytest.approx((1.0 + PROMPT_SHARE) * (times.seconds(40) or 0.0), rel=0.05)
+    assert prompt_rows(times, 4, [0.0001], answering=True) == LEAST_ROWS
+    # With an answer whose rounds are long or not known, the step's length is the limit.
     for rounds_s in ([], [5.0]):
-        assert times.seconds(prompt_rows(times, 0, rounds_s)) == pytest.approx(STEP_S, rel=0.05)
+        assert times.seconds(prompt_rows(times, 0, rounds_s, answering=True)) == pytest.approx(STEP_S, rel=0.05)
+
+
+def test_prompts_without_a_running_answer_are_not_cut_to_a_steps_length() -> None:
+    times = StepTimes()
+    times.add(256, 100 * STEP_S)
+    assert prompt_rows(times, 0, [], answering=False) == PREFILL_CHUNK_TOKENS
+    assert prompt_rows(times, 1, [], answering=False) < PREFILL_CHUNK_TOKENS
+
+
+def test_a_prompt_beside_a_slow_answer_takes_a_share_of_its_steps() -> None:
+    """Where one row alone takes longer than a step is to take, a few rows would make a prompt of 1000 tokens last
+    minutes.
+    """
+    times = StepTimes()
+    times.add(1, 2 * STEP_S)
+    times.add(16, 2 * STEP_S)
+    times.add(256, 20 * STEP_S)
+    for rows in (0, 4):
+        taken = rows + prompt_rows(times, rows, [3 * STEP_S], answering=True)
+        assert times.seconds(taken) == pytest.approx((1.0 + PROMPT_SHARE) * 2 * STEP_S, rel=0.05)
+        assert taken > 16 + LEAST_ROWS
+
+
+def test_slow_answers_are_known_as_running() -> None:
+    """A step of a large model may take longer than ACTIVE_S, and so may all that follows until the next one."""
+    member = Member(NativeCancel())
+    now = 1.0
+    for _ in range(20):
+        member.arrived(now)
+        now += 4 * ACTIVE_S
+        member.ended(now, answers=True, step_s=4 * ACTIVE_S)
+        assert member.is_answering(now + 1.5 * ACTIVE_S)
+        now += 2 * ACTIVE_S
+    assert member.round_s == pytest.approx(6 * ACTIVE_S)
+    assert not member.is_answering(now + 30 * ACTIVE_S)
+
+
+def test_prompts_that_arrive_together_share_whole_steps_while_nobody_answers() -> None:
+    model = Model()
+    model.scheduler._times.add(256, 100 * STEP_S)
+    model.may_compute.clear()
+    running = [model.start(request(20, 0))]
+    assert model.begun.wait(WATCHDOG_S)
+    running += [model.start(request(200)) for _ in range(2)]
+    model.wait_for(2)
+    model.may_compute.set()
+    for thread, _ in running:
+        thread.join(WATCHDOG_S)
+    assert model.steps == [[(20, 0)], [(200, 1), (56, 0)], [(144, 1)]]
 
 
 def test_a_sequence_is_near_after_a_quick_request_and_answers_until_it_is_silent() -> None:
@@ -150,10 +203,10 @@ def test_a_sequence_is_near_after_a_quick_request_and_answers_until_it_is_silent
     member.arrived(0.0)
     assert not member.is_near(0.0)
     assert not member.is_answering(0.0)
-    member.ended(1.0, answers=True)
+    member.ended(1.0, answers=True, step_s=0.1)
     assert not member.is_near(1.0), "it never followed quickly"
     member.arrived(1.0005)
-    member.ended(1.1, answers=True)
+    member.ended(1.1, answers=True, step_s=0.1)
     assert member.is_near(1.1 + QUICK_S / 2)
     assert not member.is_near(1.1 + 1.01 * QUICK_S)
     assert member.is_answering(1.1 + ACTIVE_S / 2)
@@ -161,7 +214,7 @@ def test_a_sequence_is_near_after_a_quick_request_and_answers_until_it_is_silent
     assert member.round_s == pytest.approx(0.1)
     member.arrived(1.5)
     assert member.is_near(1.5 - 0.399), "one slow gap of two does not count"
-    member.ended(1.6, answers=False)
+    member.ended(1.6, answers=False, step_s=0.1)
     assert not member.is_answering(1.6)
 
 

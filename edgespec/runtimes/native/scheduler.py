@@ -31,13 +31,16 @@ STRAGGLER_S = 0.001
 # A Sequence whose requests follow its last step this quickly is expected after its next step too: a loop takes 0.3 ms
 # to draw a token, and eight loops draw one after another. A drafter's forwards take longer.
 QUICK_S = 0.005
-# An answer without a request for this long no longer holds prompts back: a round takes 30 to 150 ms.
+# An answer without a request for this long, or for ACTIVE_ROUNDS of its rounds or of its steps, no longer holds
+# prompts back: a round takes 30 to 150 ms, and with a large model a second.
 ACTIVE_S = 0.25
+ACTIVE_ROUNDS = 2.0
 # A prompt waits this long for an answer's rows to ride along with: about a round.
 RIDE_S = 0.05
 # The share of an answer's round that others' prompts may take: running answers keep 0.7 of their speed.
 PROMPT_SHARE = 0.3
-# No step that holds a prompt is to take longer, so that a gap in an answer stays below 0.25 s.
+# No step that holds a prompt while others answer is to take longer, so that a gap in an answer stays below 0.25 s. If
+# the answers' rows alone take longer, the prompt adds PROMPT_SHARE of their time.
 STEP_S = 0.15
 # Rows of a prompt that always fit: the next rows are nearly free while reading the weights takes longest.
 LEAST_ROWS = 4
@@ -56,23 +59,30 @@ class Member:
     ended_at: float = -math.inf  # its last step
     answers: bool = False  # its last request was an answer's
     round_s: float | None = None  # smoothed time from step to step
+    step_s: float = 0.0  # what its last step took
     gaps_s: tuple[float, float] = (math.inf, math.inf)  # from its last two steps to the next requests
 
     def arrived(self, now: float) -> None:
         self.gaps_s = (self.gaps_s[1], now - self.ended_at)
 
-    def ended(self, now: float, *, answers: bool) -> None:
+    def ended(self, now: float, *, answers: bool, step_s: float) -> None:
         took = now - self.ended_at
-        if answers and self.answers and took < ACTIVE_S:
+        self.step_s = step_s
+        if answers and self.answers and self.gaps_s[1] < self.active_s:
             self.round_s = took if self.round_s is None else 0.75 * self.round_s + 0.25 * took
         self.ended_at, self.answers = now, answers
+
+    @property
+    def active_s(self) -> float:
+        """After this long without a request its answer is over."""
+        return max(ACTIVE_S, ACTIVE_ROUNDS * max(self.step_s, self.round_s or 0.0))
 
     def is_near(self, now: float) -> bool:
         """Whether its next request is expected within milliseconds."""
         return min(self.gaps_s) < QUICK_S and now - self.ended_at < QUICK_S
 
     def is_answering(self, now: float) -> bool:
-        return self.answers and now - self.ended_at < ACTIVE_S
+        return self.answers and now - self.ended_at < self.active_s
 
 
 @dataclass(eq=False, slots=True)
@@ -140,10 +150,16 @@ class StepTimes:
         return low
 
 
-def prompt_rows(times: StepTimes, answer_rows: int, rounds_s: Collection[float]) -> int:
-    """How many rows of prompts a step takes besides ``answer_rows``, with running answers of these round times."""
-    base_s = (times.seconds(answer_rows) or 0.0) if answer_rows else 0.0
-    limit_s = min(STEP_S, base_s + PROMPT_SHARE * min(rounds_s)) if rounds_s else STEP_S
+def prompt_rows(times: StepTimes, answer_rows: int, rounds_s: Collection[float], *, answering: bool) -> int:
+    """How many rows of prompts a step takes besides ``answer_rows``, with running answers of these round times.
+
+    ``answering``: there are running answers. If there are none, and no ``answer_rows``, nobody is delayed.
+    """
+    if not answering and not answer_rows:
+        return PREFILL_CHUNK_TOKENS
+    least_s = times.seconds(max(answer_rows, 1)) or 0.0  # what any step takes
+    share_s = PROMPT_SHARE * min(rounds_s, default=math.inf)
+    limit_s = max(min(STEP_S, (least_s if answer_rows else 0.0) + share_s), least_s * (1.0 + PROMPT_SHARE))
     return max(LEAST_ROWS, times.most_rows(limit_s) - answer_rows)
 
 
@@ -311,7 +327,11 @@ class BatchScheduler:
             answering = [member for member in self._members if member.is_answering(now)]
             rounds_s = [member.round_s for member in answering if member.round_s is not None]
             others = any(member is not self._waiting[0].member for member in answering)
-            shares = shares_of(self._waiting, lambda rows: prompt_rows(self._times, rows, rounds_s), alone=not others)
+
+            def room(rows: int) -> int:
+                return prompt_rows(self._times, rows, rounds_s, answering=bool(answering))
+
+            shares = shares_of(self._waiting, room, alone=not others)
             taken = {share.request for share in shares}
             self._waiting = [each for each in self._waiting if each not in taken]
         if len(shares) > 1:
@@ -330,7 +350,7 @@ class BatchScheduler:
         unfinished = []
         for share, code in zip(shares, codes, strict=True):
             request = share.request
-            request.member.ended(now, answers=request.is_whole and request.scored > 0)
+            request.member.ended(now, answers=request.is_whole and request.scored > 0, step_s=took_s)
             request.done += share.count
             if code == OK and request.left:
                 unfinished.append(request)
