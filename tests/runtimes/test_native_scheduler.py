@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -424,3 +427,37 @@ def test_the_lighter_model_goes_first_and_its_next_step_is_awaited() -> None:
     assert 0.0 < turns._wait_s((9.0, False), turns._clock()) <= NEXT_S
     assert turns._wait_s((9.0, True), turns._clock()) == 0.0, "it has waited long enough"
     assert turns._wait_s((1.0, False), turns._clock()) <= 0.0
+
+
+def test_turns_are_crowded_for_a_while() -> None:
+    clock = Clock()
+    turns = Turns(clock)
+    assert not turns.is_crowded
+    turns.crowd()
+    assert turns.is_crowded
+    clock.now += CROWDED_S
+    assert not turns.is_crowded
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
+def test_a_forked_process_does_not_wait_for_the_turns_of_the_first_process() -> None:
+    turns = Turns()
+    turns.crowd()
+    assert turns.enter(1.0, math.inf)
+    with turns._changed:
+        child = os.fork()
+        if child == 0:  # the child has only this thread
+            signal.alarm(int(WATCHDOG_S))
+            turns.crowd()
+            os._exit(0 if turns.enter(2.0, 0.0) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    turns.leave(1.0)
+
+
+def test_the_times_of_steps_are_not_computed_for_a_single_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(StepTimes, "seconds", lambda _self, rows: asked.append(rows))
+    model = Model()
+    assert model.scheduler.run(request(1)) == OK
+    assert not asked

@@ -275,7 +275,7 @@ class BatchScheduler:
             while request.code is None:
                 if len(self._members) > 1:
                     self._gather()
-                entered = self._turns.enter(self._weight, self._times.seconds(1) or 0.0)
+                entered = self._turns.is_crowded and self._turns.enter(self._weight, self._times.seconds(1) or 0.0)
                 try:
                     self._step()
                 finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 # After two Sequences of a model wanted to compute simultaneously, one model computes at a time for this long: a round
@@ -24,6 +26,11 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self._begin()
+        if hasattr(os, "register_at_fork"):  # a forked process has none of the threads that compute or wait
+            os.register_at_fork(after_in_child=_begin_of(weakref.ref(self)))
+
+    def _begin(self) -> None:
         self._changed = threading.Condition()
         self._running = False
         self._waiting: list[tuple[float, bool]] = []  # weight, and whether it has waited long enough
@@ -34,11 +41,16 @@ class Turns:
         """Two Sequences of one model want to compute."""
         self._crowded_until = self._clock() + CROWDED_S
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether one model computes at a time."""
+        return self._clock() < self._crowded_until
+
     def enter(self, weight: float, patience_s: float) -> bool:
         """Wait for a turn, at most about ``patience_s`` for lighter models. False if models need not wait for each
         other; else call ``leave``.
         """
-        if self._clock() >= self._crowded_until:
+        if not self.is_crowded:
             return False
         with self._changed:
             begun = self._clock()
@@ -75,3 +87,13 @@ class Turns:
             self._running = False
             self._left[weight] = self._clock()
             self._changed.notify_all()
+
+
+def _begin_of(turns: weakref.ref[Turns]) -> Callable[[], None]:
+    """What begins the turns anew, if they are still used."""
+
+    def begin() -> None:
+        if (found := turns()) is not None:
+            found._begin()
+
+    return begin
