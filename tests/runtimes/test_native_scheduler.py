@@ -136,6 +136,25 @@ def test_times_follow_the_machine() -> None:
     assert times.seconds(8) == pytest.approx(0.08, rel=0.01)
 
 
+def test_one_slow_step_is_soon_forgotten() -> None:
+    times = StepTimes()
+    times.add(8, 5.0)  # it read the weights from the disk
+    times.add(8, 0.04)
+    assert times.seconds(8) == pytest.approx(0.04)
+    times.add(8, 5.0)
+    assert times.seconds(8) == pytest.approx(0.05)
+
+
+def test_a_slow_first_step_of_other_rows_is_recognised() -> None:
+    for slow, seconds in ((1, 0.04), (64, 0.08)):
+        times = StepTimes()
+        times.add(slow, 5.0)
+        times.add(8, 0.04)
+        times.add(16, 0.06)
+        times.add(32, 0.08)
+        assert times.seconds(slow) == pytest.approx(0.16 if slow == 64 else seconds)
+
+
 def test_prompts_leave_running_answers_most_of_their_speed() -> None:
     times = StepTimes()
     times.add(1, 0.03)
@@ -344,6 +363,137 @@ def test_an_error_in_the_leaders_thread_does_not_stop_the_others() -> None:
     assert second_found == [OK]
 
 
+def shared_step(model: Model, *others: Request) -> list[tuple[threading.Thread, list[object]]]:
+    """One request that is computed, and others that wait to share the next step, which has not begun."""
+    model.may_compute.clear()
+    running = [model.start(request(1))]
+    assert model.begun.wait(WATCHDOG_S)
+    for number, other in enumerate(others, 1):
+        running.append(model.start(other))
+        model.wait_for(number)
+    return running
+
+
+def test_an_error_in_a_shared_step_is_the_leaders_alone() -> None:
+    model = Model()
+    running = shared_step(model, request(2, 2), request(3, 3), request(100))
+
+    def fail_once(share: Share) -> int:
+        if share.count > 1:
+            model.code = lambda _share: OK
+            raise ZeroDivisionError
+        return OK
+
+    model.code = fail_once
+    model.may_compute.set()
+    for thread, _ in running:
+        thread.join(WATCHDOG_S)
+    assert [str(found) for _, found in running] == ["[0]", "[ZeroDivisionError()]", "[0]", "[0]"]
+    assert model.steps == [[(1, 1)], [(2, 2), (3, 3), (100, 1)], [(3, 3), (100, 1)]]
+    assert not model.scheduler._led
+
+
+def test_a_cancel_during_a_shared_step_ends_only_its_request() -> None:
+    model = Model()
+    cancelled, other = request(2, 2), request(3, 3)
+    running = shared_step(model, cancelled, other)
+
+    def cancel(share: Share) -> int:
+        if share.request is cancelled:
+            cancelled.member.cancel.set(True)
+        return OK
+
+    model.code = cancel
+    model.may_compute.set()
+    for thread, _ in running:
+        thread.join(WATCHDOG_S)
+    assert [found for _, found in running] == [[OK], [CANCELLED], [OK]]
+    assert model.steps[1:] == [[(2, 2), (3, 3)]]
+
+
+def test_a_request_whose_thread_stops_waiting_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    stops, stays = request(2, 2), request(3, 3)
+    wait = model.scheduler._wait
+
+    def fail(waiting: Request) -> None:
+        if waiting is stops:
+            raise ZeroDivisionError
+        wait(waiting)
+
+    monkeypatch.setattr(model.scheduler, "_wait", fail)
+    model.may_compute.clear()
+    running = [model.start(request(1))]
+    assert model.begun.wait(WATCHDOG_S)
+    stopped, found = model.start(stops)
+    stopped.join(WATCHDOG_S)
+    assert isinstance(found[0], ZeroDivisionError)
+    running.append(model.start(stays))
+    model.wait_for(1)
+    model.may_compute.set()
+    for thread, _ in running:
+        thread.join(WATCHDOG_S)
+    assert [each for _, each in running] == [[OK], [OK]]
+    assert model.steps == [[(1, 1)], [(3, 3)]]
+
+
+def test_a_thread_that_stops_waiting_hands_the_lead_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    stops, stays = request(2, 2), request(3, 3)
+    wait = model.scheduler._wait
+
+    def fail(waiting: Request) -> None:
+        wait(waiting)
+        if waiting is stops:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(model.scheduler, "_wait", fail)
+    running = shared_step(model, stops, stays)
+    model.may_compute.set()
+    for thread, _ in running:
+        thread.join(WATCHDOG_S)
+    assert [str(found) for _, found in running] == ["[0]", "[ZeroDivisionError()]", "[0]"]
+    assert model.steps == [[(1, 1)], [(3, 3)]]
+    assert not model.scheduler._led
+
+
+def test_a_thread_that_stops_waiting_stays_until_the_step_that_uses_its_memory_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model()
+    stops, stop = request(2, 2), threading.Event()
+    wait = model.scheduler._wait
+
+    def fail(waiting: Request) -> None:
+        if waiting is stops:
+            assert stop.wait(WATCHDOG_S)
+            raise ZeroDivisionError
+        wait(waiting)
+
+    monkeypatch.setattr(model.scheduler, "_wait", fail)
+    leader = request(3, 3)
+    running = shared_step(model, leader, stops)
+    second, may_end = threading.Event(), threading.Event()
+
+    def code(share: Share) -> int:
+        if share.request is stops:
+            second.set()
+            assert may_end.wait(WATCHDOG_S)
+        return OK
+
+    model.code = code
+    model.may_compute.set()
+    assert second.wait(WATCHDOG_S)
+    stop.set()
+    running[2][0].join(0.1)
+    assert running[2][0].is_alive()
+    may_end.set()
+    for thread, _ in running:
+        thread.join(WATCHDOG_S)
+    assert [str(found) for _, found in running] == ["[0]", "[0]", "[ZeroDivisionError()]"]
+    assert not model.scheduler._led
+
+
 def test_a_closed_sequence_is_not_waited_for() -> None:
     model, member = Model(), Member(NativeCancel())
     assert model.scheduler.run(request(1, member=member)) == OK
@@ -375,6 +525,53 @@ def test_a_prompt_rides_along_with_an_answer_that_is_expected() -> None:
     assert found == [OK]
     assert (2, 2) in model.steps[1]
     assert len(model.steps[1]) == 2
+
+
+def test_an_answer_that_may_be_over_is_not_expected() -> None:
+    member = Member(NativeCancel())
+    now = 1.0
+    for _ in range(3):
+        member.arrived(now)
+        now += 0.02
+        member.ended(now, answers=True, step_s=0.02)
+    assert member.expected_s(now) == pytest.approx(0.04)
+    assert member.expected_s(now + 0.041) <= 0.0
+    assert member.is_answering(now + 0.041)
+    member.cancel.set(True)
+    assert member.expected_s(now) == 0.0
+    assert not member.is_answering(now)
+
+
+def test_a_prompt_waits_for_an_answer_in_vain_only_once() -> None:
+    asked = 0
+
+    def clock() -> float:
+        nonlocal asked
+        asked += 1
+        return time.perf_counter()
+
+    scheduler = BatchScheduler(lambda shares: [OK] * len(shares), turns=Turns(), weight=1.0, clock=clock)
+    member, prompt = Member(NativeCancel()), request(200)
+    scheduler._members, scheduler._waiting = {member, prompt.member}, [prompt]
+    member.ended(clock(), answers=True, step_s=1000.0)
+    scheduler._gather()
+    assert member.missed
+    asked = 0
+    scheduler._gather()
+    assert asked == 2, "it looks once, and does not wait"
+    member.ended(clock(), answers=True, step_s=0.0)
+    assert member.expected_s(clock()) > 0.0
+
+
+def test_the_end_of_a_prompt_is_no_answer() -> None:
+    model, member = Model(), Member(NativeCancel())
+    prompt = request(200, member=member)
+    prompt.done = 195
+    assert prompt.is_whole
+    assert model.scheduler.run(prompt) == OK
+    assert not member.answers
+    assert model.scheduler.run(request(5, member=member)) == OK
+    assert member.answers
 
 
 # -------------------------------------------------------------------------------------------------------- turns

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +42,9 @@ PROMPT_SHARE = 0.3
 # No step that holds a prompt while others answer is to take longer, so that a gap in an answer stays below 0.25 s. If
 # the answers' rows alone take longer, the prompt adds PROMPT_SHARE of their time.
 STEP_S = 0.15
+# A step's time beyond this multiple of the smoothed one is an exception, and one below its inverse shows that the
+# smoothed one was: rows of one class, up to twice as many, take up to twice as long.
+_UNUSUAL = 2.0
 # Rows of a prompt that always fit: the next rows are nearly free while reading the weights takes longest.
 LEAST_ROWS = 4
 # Rows of a step with prompts while no times are known.
@@ -60,6 +63,7 @@ class Member:
     answers: bool = False  # its last request was an answer's
     round_s: float | None = None  # smoothed time from step to step
     step_s: float = 0.0  # what its last step took
+    missed: bool = False  # since its last step a prompt has waited for it in vain
     gaps_s: tuple[float, float] = (math.inf, math.inf)  # from its last two steps to the next requests
 
     def arrived(self, now: float) -> None:
@@ -70,7 +74,7 @@ class Member:
         self.step_s = step_s
         if answers and self.answers and self.gaps_s[1] < self.active_s:
             self.round_s = took if self.round_s is None else 0.75 * self.round_s + 0.25 * took
-        self.ended_at, self.answers = now, answers
+        self.ended_at, self.answers, self.missed = now, answers, False
 
     @property
     def active_s(self) -> float:
@@ -82,7 +86,16 @@ class Member:
         return min(self.gaps_s) < QUICK_S and now - self.ended_at < QUICK_S
 
     def is_answering(self, now: float) -> bool:
-        return self.answers and now - self.ended_at < self.active_s
+        return self.answers and now - self.ended_at < self.active_s and not self.cancel.raised
+
+    def expected_s(self, now: float) -> float:
+        """How long its next request is worth waiting for, so that a prompt rides along; 0.0 after its answer.
+
+        A round takes no longer than twice the usual time, and what was waited for in vain is not waited for again.
+        """
+        if self.missed or not self.is_answering(now):
+            return 0.0
+        return RIDE_S if self.round_s is None else self.ended_at + ACTIVE_ROUNDS * self.round_s - now
 
 
 @dataclass(eq=False, slots=True)
@@ -126,18 +139,35 @@ class StepTimes:
         self._known: dict[int, tuple[float, float]] = {}  # smoothed rows and seconds, by the bits of the rows
 
     def add(self, rows: int, seconds: float) -> None:
+        """A sample. One that took unusually long, for example the first one, which reads weights from a disk, counts
+        little.
+        """
         key = (rows - 1).bit_length()
-        old = self._known.get(key, (float(rows), seconds))
-        self._known[key] = (0.75 * old[0] + 0.25 * rows, 0.75 * old[1] + 0.25 * seconds)
+        old = self._known.get(key)
+        if old is None or seconds < old[1] / _UNUSUAL:
+            self._known[key] = (float(rows), seconds)
+        else:
+            seconds = min(seconds, old[1] * _UNUSUAL)
+            self._known[key] = (0.75 * old[0] + 0.25 * rows, 0.75 * old[1] + 0.25 * seconds)
+
+    def _points(self) -> tuple[list[float], list[float]]:
+        """Rows, ascending, and their seconds. More rows never take less, and at most in proportion more."""
+        points = sorted(self._known.values())
+        rows, times = [point[0] for point in points], [point[1] for point in points]
+        for i in reversed(range(len(rows) - 1)):
+            times[i] = min(times[i], times[i + 1])
+        for i in range(1, len(rows)):
+            times[i] = min(times[i], times[i - 1] * rows[i] / rows[i - 1])
+        return rows, times
 
     def seconds(self, rows: float) -> float | None:
         """The expected time: between two known numbers of rows on a line, above in proportion, below the least."""
-        points = sorted(self._known.values())
-        if not points:
+        if not self._known:
             return None
-        if rows >= points[-1][0]:
-            return points[-1][1] * rows / points[-1][0]
-        return float(np.interp(rows, [point[0] for point in points], [point[1] for point in points]))
+        known, times = self._points()
+        if rows >= known[-1]:
+            return times[-1] * rows / known[-1]
+        return float(np.interp(rows, known, times))
 
     def most_rows(self, limit_s: float) -> int:
         """The most rows that are expected to take ``limit_s``; 0 if even one takes longer."""
@@ -253,8 +283,12 @@ class BatchScheduler:
                 self._arrival.release()
                 self._arrival = None
         if waits:
-            self._turns.crowd()
-            self._wait(request)
+            try:
+                self._turns.crowd()
+                self._wait(request)
+            except BaseException:
+                self._withdraw(request)
+                raise
         if request.code is None:
             self._lead(request)
         assert request.code is not None
@@ -269,6 +303,26 @@ class BatchScheduler:
                         self._waiting.remove(request)
                         request.code = CANCELLED
                         return
+
+    def _withdraw(self, request: Request) -> None:
+        """After an error in the thread that waits: no step is to compute the request, or computes it still."""
+        while True:
+            with self._lock:
+                if request in self._waiting:
+                    self._waiting.remove(request)
+                    if request.leads:
+                        self._pass_on()
+                    return
+                if request.code is not None:
+                    return
+            request.gate.acquire(timeout=_CANCEL_SEEN_S)  # a step uses its tokens and cache
+
+    def _pass_on(self) -> None:
+        """The next request that waits leads."""
+        self._led = bool(self._waiting)
+        if self._waiting:
+            self._waiting[0].leads = True
+            self._waiting[0].gate.release()
 
     def _lead(self, request: Request) -> None:
         try:
@@ -285,10 +339,7 @@ class BatchScheduler:
             with self._lock:
                 if request in self._waiting:  # an error in this thread: the others are computed
                     self._waiting.remove(request)
-                self._led = bool(self._waiting)
-                if self._waiting:
-                    self._waiting[0].leads = True
-                    self._waiting[0].gate.release()
+                self._pass_on()
 
     # ------------------------------------------------------------------------------------------- a step
 
@@ -303,18 +354,21 @@ class BatchScheduler:
                 away = self._members - here
                 near = sum(member.is_near(now) for member in away)
                 only_prompts = not any(each.is_whole for each in self._waiting)
-                if only_prompts and any(member.is_answering(now) for member in away):
-                    limit_s = begun + RIDE_S - now
+                expected = [member for member in away if member.expected_s(now) > 0.0] if only_prompts else []
+                if expected:
+                    limit_s = min(begun + RIDE_S - now, max(member.expected_s(now) for member in expected))
                 else:
                     limit_s = min(STRAGGLER_S, begun + len(here | away) * STRAGGLER_S - now) if near else 0.0
                 if limit_s <= 0.0:
+                    for member in expected:
+                        member.missed = True
                     return
                 arrival = self._arrival = threading.Lock()
                 arrival.acquire()
             arrived = arrival.acquire(timeout=limit_s)
             with self._lock:
                 self._arrival = None
-            if not arrived:
+            if not arrived and not expected:
                 return
 
     def _step(self) -> None:
@@ -332,25 +386,30 @@ class BatchScheduler:
                 return prompt_rows(self._times, rows, rounds_s, answering=bool(answering))
 
             shares = shares_of(self._waiting, room, alone=not others)
-            taken = {share.request for share in shares}
+            taken = [share.request for share in shares]
             self._waiting = [each for each in self._waiting if each not in taken]
         if len(shares) > 1:
             self._turns.crowd()
-        codes: Iterable[int] | None = None
         try:
-            codes = self._compute(shares)
-        finally:
+            codes = list(self._compute(shares))
             after = self._clock()
             with self._lock:
-                self._settle(shares, [CANCELLED] * len(shares) if codes is None else list(codes), after, after - now)
+                self._settle(shares, codes, after, after - now)
+        except BaseException:  # an error of this thread alone: the others' requests are computed again
+            with self._lock:
+                self._waiting[:0] = [each for each in taken if each.code is None and each not in self._waiting]
+            raise
 
     def _settle(self, shares: Sequence[Share], codes: Sequence[int], now: float, took_s: float) -> None:
         if all(code == OK for code in codes):
             self._times.add(sum(share.count for share in shares), took_s)
         unfinished = []
-        for share, code in zip(shares, codes, strict=True):
-            request = share.request
-            request.member.ended(now, answers=request.is_whole and request.scored > 0, step_s=took_s)
+        for share, own in zip(shares, codes, strict=True):
+            request, code = share.request, own
+            if code == OK and len(shares) > 1 and request.member.cancel.raised:
+                code = CANCELLED  # a shared step does not end early; alone, the forward would have
+            answers = request.is_whole and request.scored > 0 and not request.done  # not the end of a prompt
+            request.member.ended(now, answers=answers, step_s=took_s)
             request.done += share.count
             if code == OK and request.left:
                 unfinished.append(request)
