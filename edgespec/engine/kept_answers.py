@@ -104,7 +104,8 @@ class KeptAnswers:
             self._read(stamp)
 
     def _read(self, stamp: Stamp | None) -> None:
-        self.text, notice = open_or_set_aside(self.path, self._vocabulary, self._size, _WHAT)
+        most = max(self._most, MOST_TOKENS)  # what may have been kept with another limit
+        self.text, notice = open_or_set_aside(self.path, self._vocabulary, self._size, _WHAT, most_tokens=most)
         self.notice = notice or self.notice
         self._stamp = stamp
         self._may_replace = self.text is not None or not self.path.exists()  # else it could not be read

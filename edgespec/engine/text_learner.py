@@ -140,7 +140,8 @@ class TextLearner:
 
         Raises EdgespecError if the file cannot be read: it would be lost otherwise.
         """
-        stored, notice = open_or_set_aside(self._path, self._vocabulary, self._size, LEARNED)
+        most = max(self._most, MOST_TOKENS)  # what may have been indexed with another limit
+        stored, notice = open_or_set_aside(self._path, self._vocabulary, self._size, LEARNED, most_tokens=most)
         if stored is None:
             if notice is not None and self._path.exists():
                 raise EdgespecError(notice, hint=f"check the permissions of {self._path}")

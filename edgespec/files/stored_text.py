@@ -150,10 +150,19 @@ class StoredText:
                 file.write(part)
 
     @classmethod
-    def open(cls, path: Path, vocabulary: bytes, vocabulary_size: int, *, mapped: bool = False) -> StoredText:
+    def open(
+        cls,
+        path: Path,
+        vocabulary: bytes,
+        vocabulary_size: int,
+        *,
+        most_tokens: int = _BORDER - 1,
+        mapped: bool = False,
+    ) -> StoredText:
         """Read the file at ``path``; with ``mapped`` it is mapped, so that only the pages used are read.
 
-        Windows refuses to replace a mapped file. Raises DamagedTextError, OSError.
+        A file of more than ``most_tokens``, borders included, is not read: each takes 8 bytes of memory. Windows
+        refuses to replace a mapped file. Raises DamagedTextError, OSError.
         """
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -167,6 +176,8 @@ class StoredText:
             whole = start + 2 * _TOKEN_BYTES * tokens
             if names_bytes > _LARGEST_NAMES_BYTES or tokens >= _BORDER or texts > tokens or size != whole:
                 raise DamagedTextError(f"it has {size} bytes, and its header says {whole}")
+            if tokens > most_tokens:
+                raise DamagedTextError(f"it holds {tokens} tokens, and at most {most_tokens} are stored")
             names = file.read(names_bytes)
             if zlib.crc32(head[:-4] + names) != checksum:
                 raise DamagedTextError("the checksum of its header is wrong")
@@ -271,20 +282,30 @@ def set_aside_words(path: Path, what: str, damage: DamagedTextError) -> str:
 
 
 def open_or_set_aside(
-    path: Path, vocabulary: bytes, vocabulary_size: int, what: str, *, mapped: bool = False
+    path: Path,
+    vocabulary: bytes,
+    vocabulary_size: int,
+    what: str,
+    *,
+    most_tokens: int = _BORDER - 1,
+    mapped: bool = False,
 ) -> tuple[StoredText | None, str | None]:
-    """The file's texts, None if there is no file; and a sentence if it cannot be used. Raises nothing.
+    """The file's texts, None if there is no file; and a sentence about ``what`` if it cannot be used.
 
-    A damaged file is set aside.
+    A damaged file, or one of more than ``most_tokens`` with their borders, is set aside; one that cannot be read, or
+    that does not fit in memory, stays. Raises none of these errors.
     """
     try:
-        return StoredText.open(path, vocabulary, vocabulary_size, mapped=mapped), None
+        opened = StoredText.open(path, vocabulary, vocabulary_size, most_tokens=most_tokens, mapped=mapped)
     except FileNotFoundError:
         return None, None
     except DamagedTextError as error:
         return None, set_aside_words(path, what, error)
+    except MemoryError:
+        return None, f"{what} cannot be read: it does not fit in memory"
     except (OSError, ValueError) as error:
         return None, f"{what} cannot be read: {getattr(error, 'strerror', None) or error}"
+    return opened, None
 
 
 def count_tokens(texts: Iterable[Text]) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from edgespec import Done, Notice, Sampling
 from edgespec.drafters.stored import DATASTORE, HISTORY
-from edgespec.engine import kept_answers
+from edgespec.engine import kept_answers, text_learner
 from edgespec.engine.engine import Engine
 from edgespec.engine.kept_answers import MOST_TOKENS, KeptAnswers, answers_path
 from edgespec.engine.stored_texts import learned_path
@@ -68,6 +68,18 @@ def test_answers_are_kept_in_order_and_the_oldest_make_room(tmp_path: Path) -> N
     assert in_file(home) == [[8] * 10]
     if sys.platform != "win32":
         assert answers_path(home, VOCABULARY).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_history_beyond_the_limit_is_set_aside_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    keep(home, [1, 2, 3], [4, 5])
+    monkeypatch.setattr(kept_answers, "MOST_TOKENS", 6)
+    kept = KeptAnswers(home, VOCABULARY, SIZE, most_tokens=5)
+    assert kept.text is None
+    assert "it holds 7 tokens, and at most 6 are stored" in (kept.take_notice() or "")
+    kept.add([6])
+    kept.close()
+    assert in_file(home) == [[6]]
 
 
 def test_nothing_is_kept_after_closing_and_closing_twice_is_fine(tmp_path: Path) -> None:
@@ -373,6 +385,18 @@ def test_a_damaged_index_is_set_aside_and_learned_again(tiny: TinyModels, home: 
     assert known.notice is not None
     assert "is damaged" in known.notice
     assert len(learn(own, tiny, tmp_path / "a").names) == 1  # type: ignore[attr-defined]
+
+
+def test_an_index_beyond_the_limit_is_set_aside_unread(
+    tiny: TinyModels, tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("one two three")
+    own = learner(tiny, home)
+    learn(own, tiny, tmp_path / "a")
+    monkeypatch.setattr(text_learner, "MOST_TOKENS", 1)
+    known = learner(tiny, home, most_tokens=1).known()
+    assert known.names == ()
+    assert "and at most 1 are stored" in (known.notice or "")
 
 
 def test_two_vocabularies_have_two_files(tiny: TinyModels) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -216,6 +217,52 @@ def test_a_missing_file_needs_no_words_and_a_folder_is_not_set_aside(tmp_path: P
     assert said is not None
     assert "cannot be read" in said
     assert (tmp_path / "folder").is_dir()
+
+
+def test_a_file_of_more_tokens_than_the_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "texts"
+    stored([1, 2, 3]).save(path)  # 4 with their border
+    for limit in (None, 4):
+        given = {} if limit is None else {"most_tokens": limit}
+        text, said = open_or_set_aside(path, VOCABULARY, SIZE, "it", **given)
+        assert text is not None
+        assert said is None
+        assert StoredText.open(path, VOCABULARY, SIZE, **given).tokens == 3
+    with pytest.raises(DamagedTextError, match="it holds 4 tokens, and at most 3 are stored"):
+        StoredText.open(path, VOCABULARY, SIZE, most_tokens=3)
+    text, said = open_or_set_aside(path, VOCABULARY, SIZE, "it", most_tokens=3)
+    assert text is None
+    assert said is not None
+    assert "set aside as" in said
+    assert not path.exists()
+
+
+def test_a_sparse_file_that_names_4_billion_tokens_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "texts"
+    tokens = 2**32 - 2
+    head = struct.pack("<8sI32sQQQ", b"EDGETEXT", 1, VOCABULARY, 0, 1, tokens)
+    with path.open("wb") as file:
+        file.write(head + struct.pack("<I", zlib.crc32(head)))
+        try:
+            file.truncate(len(head) + 4 + 8 * tokens)
+        except OSError:
+            pytest.skip("this disk holds no sparse files of 32 GiB")
+    text, said = open_or_set_aside(path, VOCABULARY, SIZE, "it", most_tokens=2**18)
+    assert text is None
+    assert said is not None
+    assert f"it holds {tokens} tokens" in said
+
+
+def test_a_file_larger_than_the_memory_stays_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "texts"
+    stored([1, 2, 3]).save(path)
+
+    def refuse(*_given: object, **_named: object) -> StoredText:
+        raise MemoryError
+
+    monkeypatch.setattr(StoredText, "open", refuse)
+    assert open_or_set_aside(path, VOCABULARY, SIZE, "it") == (None, "it cannot be read: it does not fit in memory")
+    assert path.exists()
 
 
 def test_counts_that_would_need_more_than_the_file_has_are_refused(tmp_path: Path) -> None:
