@@ -8,7 +8,9 @@ import random
 import shutil
 import sys
 import threading
+import time
 import weakref
+from collections import abc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +39,7 @@ from edgespec.runtimes.native import weights as native_weights
 from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.library import load
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.scheduler import Share
 from edgespec.runtimes.native.sequence import NativeCache, NativeCancel, NativeSequence
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits
 from tests.runtimes.thread_contract import ThreadContract
@@ -427,6 +430,54 @@ def test_a_cancel_ends_a_running_forward(model: NativeModel, monkeypatch: pytest
         assert sequence.length == 0
         sequence.reset_cancel()
         assert sequence.forward(tokens[:4], 1).count == 1
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_forward_that_is_cancelled_in_a_shared_step_leaves_the_sequence_as_it_was(
+    model: NativeModel, monkeypatch: pytest.MonkeyPatch, tree: bool
+) -> None:
+    with model.open(20) as first, model.open(20) as cancelled, model.open(20) as other:
+        cancelled.forward([1, 2, 3], 1)
+        expected = logits(cancelled.forward([4, 5], 2))
+        cancelled.rewind(3)
+        stale = cancelled.forward([6], 1)
+        cancelled.rewind(3)
+        scheduler = first._native._batch._scheduler
+        compute, begun, go, sizes = scheduler._compute, threading.Event(), threading.Event(), list[int]()
+
+        def watched(shares: abc.Sequence[Share]) -> abc.Sequence[int]:
+            begun.set()
+            assert go.wait(WAIT_S)
+            codes = compute(shares)
+            sizes.append(len(shares))
+            if len(shares) > 1:
+                cancelled.cancel()
+            return codes
+
+        monkeypatch.setattr(scheduler, "_compute", watched)
+        futures = [first.submit(lambda: first.forward([1], 1))]
+        assert begun.wait(WAIT_S)
+        futures += [
+            cancelled.submit(
+                lambda: cancelled.forward_tree([7, 8], [-1, 0]) if tree else cancelled.forward([7, 8], 2)
+            ),
+            other.submit(lambda: other.forward([9], 1)),
+        ]
+        deadline = time.monotonic() + WAIT_S
+        while len(scheduler._waiting) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        go.set()
+        assert isinstance(futures[1].exception(WAIT_S), CancelledError)
+        assert (futures[0].result(WAIT_S).count, futures[2].result(WAIT_S).count) == (1, 1)
+        assert sizes == [1, 2]
+        assert (cancelled.length, other.length) == (3, 1)
+        with pytest.raises(InvalidRequestError):
+            cancelled.keep([0])
+        with pytest.raises(StaleRowsError):
+            stale.argmax_row(0)
+        cancelled.reset_cancel()
+        assert equal(logits(cancelled.forward([4, 5], 2)), expected)
 
 
 # ---------------------------------------------------------------------------------------------- rows of scores

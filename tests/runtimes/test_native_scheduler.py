@@ -178,7 +178,7 @@ def test_prompts_without_a_running_answer_are_not_cut_to_a_steps_length() -> Non
     assert prompt_rows(times, 1, [], answering=False) < PREFILL_CHUNK_TOKENS
 
 
-def test_a_prompt_beside_a_slow_answer_takes_a_share_of_its_steps() -> None:
+def test_a_prompt_that_slow_answers_wait_for_takes_a_share_of_their_steps() -> None:
     """Where one row alone takes longer than a step is to take, a few rows would make a prompt of 1000 tokens last
     minutes.
     """
@@ -190,6 +190,21 @@ def test_a_prompt_beside_a_slow_answer_takes_a_share_of_its_steps() -> None:
         taken = rows + prompt_rows(times, rows, [3 * STEP_S], answering=True)
         assert times.seconds(taken) == pytest.approx((1.0 + PROMPT_SHARE) * 2 * STEP_S, rel=0.05)
         assert taken > 16 + LEAST_ROWS
+
+
+def test_the_next_prompt_of_a_sequence_is_not_cut_for_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, members = slow_model(monkeypatch), [Member(NativeCancel()) for _ in range(2)]
+    model.may_compute.clear()
+    running = [model.start(request(20, 0))]
+    assert model.begun.wait(WATCHDOG_S)
+    for number, member in enumerate(members, 1):
+        member.ended(model.scheduler._clock(), answers=True, step_s=WATCHDOG_S)
+        running.append(model.start(request(200, member=member)))
+        model.wait_for(number)
+    model.may_compute.set()
+    for thread, _ in running:
+        thread.join(WATCHDOG_S)
+    assert model.steps[1] == [(200, 1), (56, 0)]
 
 
 def test_slow_answers_are_known_as_running() -> None:
@@ -206,9 +221,17 @@ def test_slow_answers_are_known_as_running() -> None:
     assert not member.is_answering(now + 30 * ACTIVE_S)
 
 
-def test_prompts_that_arrive_together_share_whole_steps_while_nobody_answers() -> None:
+def slow_model(monkeypatch: pytest.MonkeyPatch) -> Model:
+    """Its steps are known to take long, whatever the test's steps take."""
     model = Model()
-    model.scheduler._times.add(256, 100 * STEP_S)
+    model.scheduler._times.add(1, STEP_S / 10)
+    model.scheduler._times.add(256, 20 * STEP_S)
+    monkeypatch.setattr(StepTimes, "add", lambda _times, _rows, _seconds: None)
+    return model
+
+
+def test_prompts_that_arrive_together_share_whole_steps_while_no_answer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = slow_model(monkeypatch)
     model.may_compute.clear()
     running = [model.start(request(20, 0))]
     assert model.begun.wait(WATCHDOG_S)
@@ -376,7 +399,7 @@ def shared_step(model: Model, *others: Request) -> list[tuple[threading.Thread, 
 
 def test_an_error_in_a_shared_step_is_the_leaders_alone() -> None:
     model = Model()
-    running = shared_step(model, request(2, 2), request(3, 3), request(100))
+    running = shared_step(model, request(2, 2), request(3, 3), request(4, 4))
 
     def fail_once(share: Share) -> int:
         if share.count > 1:
@@ -389,7 +412,7 @@ def test_an_error_in_a_shared_step_is_the_leaders_alone() -> None:
     for thread, _ in running:
         thread.join(WATCHDOG_S)
     assert [str(found) for _, found in running] == ["[0]", "[ZeroDivisionError()]", "[0]", "[0]"]
-    assert model.steps == [[(1, 1)], [(2, 2), (3, 3), (100, 1)], [(3, 3), (100, 1)]]
+    assert model.steps == [[(1, 1)], [(2, 2), (3, 3), (4, 4)], [(3, 3), (4, 4)]]
     assert not model.scheduler._led
 
 
@@ -542,7 +565,7 @@ def test_an_answer_that_may_be_over_is_not_expected() -> None:
     assert not member.is_answering(now)
 
 
-def test_a_prompt_waits_for_an_answer_in_vain_only_once() -> None:
+def test_a_prompt_waits_only_once_for_an_answer_that_does_not_come() -> None:
     asked = 0
 
     def clock() -> float:
@@ -563,7 +586,7 @@ def test_a_prompt_waits_for_an_answer_in_vain_only_once() -> None:
     assert member.expected_s(clock()) > 0.0
 
 
-def test_the_end_of_a_prompt_is_no_answer() -> None:
+def test_the_end_of_a_prompt_does_not_count_as_an_answer() -> None:
     model, member = Model(), Member(NativeCancel())
     prompt = request(200, member=member)
     prompt.done = 195

@@ -63,7 +63,7 @@ class Member:
     answers: bool = False  # its last request was an answer's
     round_s: float | None = None  # smoothed time from step to step
     step_s: float = 0.0  # what its last step took
-    missed: bool = False  # since its last step a prompt has waited for it in vain
+    missed: bool = False  # since its last step a prompt has waited for it, and it did not come
     gaps_s: tuple[float, float] = (math.inf, math.inf)  # from its last two steps to the next requests
 
     def arrived(self, now: float) -> None:
@@ -91,7 +91,7 @@ class Member:
     def expected_s(self, now: float) -> float:
         """How long its next request is worth waiting for, so that a prompt rides along; 0.0 after its answer.
 
-        A round takes no longer than twice the usual time, and what was waited for in vain is not waited for again.
+        A round takes no longer than twice the usual time, and what did not come is not waited for again.
         """
         if self.missed or not self.is_answering(now):
             return 0.0
@@ -183,7 +183,7 @@ class StepTimes:
 def prompt_rows(times: StepTimes, answer_rows: int, rounds_s: Collection[float], *, answering: bool) -> int:
     """How many rows of prompts a step takes besides ``answer_rows``, with running answers of these round times.
 
-    ``answering``: there are running answers. If there are none, and no ``answer_rows``, nobody is delayed.
+    ``answering``: there are running answers. If there are none, and no ``answer_rows``, no answer is delayed.
     """
     if not answering and not answer_rows:
         return PREFILL_CHUNK_TOKENS
@@ -378,7 +378,8 @@ class BatchScheduler:
                 self._end(request, CANCELLED)
             if not self._waiting:
                 return
-            answering = [member for member in self._members if member.is_answering(now)]
+            reading = {each.member for each in self._waiting if not each.is_whole}
+            answering = [member for member in self._members if member not in reading and member.is_answering(now)]
             rounds_s = [member.round_s for member in answering if member.round_s is not None]
             others = any(member is not self._waiting[0].member for member in answering)
 
@@ -388,9 +389,9 @@ class BatchScheduler:
             shares = shares_of(self._waiting, room, alone=not others)
             taken = [share.request for share in shares]
             self._waiting = [each for each in self._waiting if each not in taken]
-        if len(shares) > 1:
-            self._turns.crowd()
         try:
+            if len(shares) > 1:
+                self._turns.crowd()
             codes = list(self._compute(shares))
             after = self._clock()
             with self._lock:

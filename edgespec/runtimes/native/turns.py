@@ -90,7 +90,7 @@ class Turns:
 
 
 def _begin_of(turns: weakref.ref[Turns]) -> Callable[[], None]:
-    """What begins the turns anew, if they are still used."""
+    """What gives the turns a new state, if they are still used."""
 
     def begin() -> None:
         if (found := turns()) is not None:
