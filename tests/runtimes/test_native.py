@@ -433,7 +433,7 @@ def test_a_cancel_ends_a_running_forward(model: NativeModel, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_a_forward_that_is_cancelled_in_a_shared_step_leaves_the_sequence_as_it_was(
+def test_a_forward_that_is_cancelled_in_a_shared_step_changes_nothing(
     model: NativeModel, monkeypatch: pytest.MonkeyPatch, tree: bool
 ) -> None:
     with model.open(20) as first, model.open(20) as cancelled, model.open(20) as other:
