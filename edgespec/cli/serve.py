@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec.cli.log_writer import LogWriter
 from edgespec.cli.options import (
     ContextOption,
     DepthOption,
@@ -110,18 +110,22 @@ def serve(
     if not state.debug:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # errors are in the request's own line
     stopped = threading.Event()
+    log = LogWriter()
     service = Service(
         keeper=ModelKeeper(lambda: _load(chosen, state, stopped)),
         names=_names(chosen),
         access=access,
-        log=_log,
-        content=_log_text if log_text else None,
+        log=lambda line: log.write(log_line(line, time.strftime("%H:%M:%S"))),
+        content=(lambda request, answers: log.write(*texts_of(request, answers))) if log_text else None,
     )
     sockets = open_sockets(host, port)
     server = Server(service, sockets)
     addresses = " and ".join(f"{url}/v1" for url in urls(sockets))
-    with _stopped_by_signals(server, stopped):
-        server.run_to_end(lambda: note(f"serving {service.names[0]} on {addresses}"))
+    try:
+        with _stopped_by_signals(server, stopped, log):
+            server.run_to_end(lambda: note(f"serving {service.names[0]} on {addresses}"))
+    finally:
+        log.close()
     if server.force_exit:
         raise KeyboardInterrupt
 
@@ -141,15 +145,15 @@ def _names(profile: Profile) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(server: Server, stopped: threading.Event) -> Iterator[None]:
+def _stopped_by_signals(server: Server, stopped: threading.Event, log: LogWriter) -> Iterator[None]:
     """Within the block, signals stop the server."""
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         stopped.set()
         if server.stop():
-            # On another thread: the handler may have interrupted a print.
+            # On another thread: the handler may have interrupted a write.
             words = "finishing the running answers; Ctrl-C again ends now"
-            threading.Thread(target=note, args=(words,), kwargs={"dim": True}, daemon=True).start()
+            threading.Thread(target=log.write, args=(words,), daemon=True).start()
 
     before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     try:
@@ -157,12 +161,6 @@ def _stopped_by_signals(server: Server, stopped: threading.Event) -> Iterator[No
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _log(line: RequestLine) -> None:
-    """One line on stderr. A closed stderr does not stop the server."""
-    with contextlib.suppress(OSError, ValueError):
-        print(log_line(line, time.strftime("%H:%M:%S")), file=sys.stderr, flush=True)
 
 
 def log_line(line: RequestLine, now: str) -> str:
@@ -184,9 +182,8 @@ def log_line(line: RequestLine, now: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in " · ".join(parts))
 
 
-def _log_text(request: Request, answers: list[Done]) -> None:
+def texts_of(request: Request, answers: list[Done]) -> list[str]:
+    """What was asked and the answers, without control characters."""
     asked = request.prompt if request.prompt is not None else request.messages[-1]["content"]
-    for text in (f"> {asked}", *(f"< {done.text}" for done in answers)):
-        with contextlib.suppress(OSError, ValueError):
-            shown = "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
-            print(shown, file=sys.stderr, flush=True)
+    texts = (f"> {asked}", *(f"< {done.text}" for done in answers))
+    return ["".join(each if each.isprintable() or each == "\n" else "?" for each in text) for text in texts]

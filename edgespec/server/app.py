@@ -76,8 +76,10 @@ class Service:
 class Answering(Response):
     """The response to one request for answers: waits for its turn and for the model, and decodes."""
 
-    def __init__(self, service: Service, request: Request, owner: str) -> None:
+    def __init__(self, service: Service, request: Request, owner: str, size: int) -> None:
+        """``size``: bytes of the request's body."""
         super().__init__()
+        self._size = size
         self._service = service
         self._request = request
         self._owner = owner
@@ -118,7 +120,11 @@ class Answering(Response):
     async def _decode(self, reader: Reader) -> list[Done]:
         service = self._service
         try:
-            async with asyncio.timeout(LONGEST_REQUEST_S), service.queue.turn(), service.keeper.use() as loaded:
+            async with (
+                asyncio.timeout(LONGEST_REQUEST_S),
+                service.queue.turn(self._size),
+                service.keeper.use() as loaded,
+            ):
                 is_chat = self._request.is_chat
                 self._head = Head(
                     id=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -236,9 +242,10 @@ def make_app(service: Service) -> Guard:
     def answering(read: BodyReader) -> Callable[[HttpRequest], Awaitable[Response]]:
         async def endpoint(request: HttpRequest) -> Response:
             owner = service.access.owner(request.headers)
-            parsed = read(parse_body(await read_body(request)))
+            raw = await read_body(request)
+            parsed = read(parse_body(raw))
             service.check_model(parsed.model)
-            return Answering(service, parsed, owner)
+            return Answering(service, parsed, owner, len(raw))
 
         return endpoint
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from edgespec import __version__
 from edgespec.decoding.logprobs import MOST_TOP
+from edgespec.decoding.sampling import MOST_BIASED
+from edgespec.engine.tool_checks import MOST_TOOLS
 from edgespec.server.messages import MOST_MESSAGES
 from edgespec.server.schema import MOST_CHOICES, MOST_STOPS
 
@@ -93,7 +95,7 @@ def _request(own: dict[str, Any]) -> dict[str, Any]:
             "type": ["object", "null"],
             "patternProperties": {"^[0-9]{1,9}$": {"type": "number", "minimum": -100, "maximum": 100}},
             "additionalProperties": False,
-            "maxProperties": 300,
+            "maxProperties": MOST_BIASED,
         },
     }
     for name, (least, most) in _NUMBER.items():
@@ -126,7 +128,7 @@ def _messages() -> dict[str, Any]:
         "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": MOST_MESSAGES},
         "logprobs": {"type": ["boolean", "null"]},
         "top_logprobs": _whole(0, MOST_TOP),
-        "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tools": {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_TOOLS},
         "tool_choice": {"enum": [None, "auto", "none"]},
     }
 

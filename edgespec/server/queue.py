@@ -12,6 +12,8 @@ from edgespec.server.errors import ApiError
 # The decoding of this many answers shares the machine; more would be slower for all of them.
 MOST_RUNNING = 4
 MOST_WAITING = 64
+# Bodies of waiting requests together, in bytes: four of the largest; parsed, text takes about as much again.
+MOST_WAITING_BYTES = 64_000_000
 # Clients of OpenAI's give up after ten minutes.
 LONGEST_WAIT_S = 600.0
 # Retry-After is at most this.
@@ -28,24 +30,32 @@ class RequestQueue:
         most_running: int = MOST_RUNNING,
         most_waiting: int = MOST_WAITING,
         longest_wait_s: float = LONGEST_WAIT_S,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
     ) -> None:
         self._slots = asyncio.Semaphore(most_running)
         self._most_running = most_running
         self._most_waiting = most_waiting
         self._longest_wait_s = longest_wait_s
+        self._most_waiting_bytes = most_waiting_bytes
+        self._waiting_bytes = 0
         self._typical_s = 1.0
         self.draining = False
         self.running = 0
         self.waiting = 0
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place, and hold it within the block. Raises ApiError with status 429 or 503."""
+    async def turn(self, size: int = 0) -> AsyncIterator[None]:
+        """Wait for a place, and hold it within the block. Raises ApiError with status 429 or 503.
+
+        ``size``: bytes of the request's body.
+        """
         if self.draining:
             raise ApiError("the server is shutting down", status=503, code="shutting_down")
-        if self.waiting >= self._most_waiting and self._slots.locked():
+        full = self.waiting >= self._most_waiting or self._waiting_bytes + size > self._most_waiting_bytes
+        if full and self._slots.locked():
             raise ApiError("too many requests are waiting", status=429, code="queue_full", retry_s=self.retry_s)
         self.waiting += 1
+        self._waiting_bytes += size
         try:
             async with asyncio.timeout(self._longest_wait_s):
                 await self._slots.acquire()
@@ -55,6 +65,7 @@ class RequestQueue:
             ) from None
         finally:
             self.waiting -= 1
+            self._waiting_bytes -= size
         loop = asyncio.get_running_loop()
         started = loop.time()
         self.running += 1

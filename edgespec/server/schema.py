@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.decoding.logprobs import MOST_TOP
+from edgespec.decoding.sampling import MOST_BIASED
+from edgespec.engine.tool_checks import MOST_TOOLS
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.messages import Message, read_messages
 from edgespec.server.strict_json import check_text, check_texts
@@ -173,6 +175,8 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
 def _tools(given: object) -> tuple[Any, ...]:
     if given is not None and not isinstance(given, list):
         raise _wrong("tools", "a list", given)
+    if given and len(given) > MOST_TOOLS:
+        raise ApiError(f"there are {len(given)} tools; at most {MOST_TOOLS} are allowed", param="tools")
     return tuple(check_texts(given or [], "tools"))
 
 
@@ -182,6 +186,8 @@ def _bias(given: object) -> dict[int, float]:
         return {}
     if not isinstance(given, Mapping):
         raise _wrong("logit_bias", "an object", given)
+    if len(given) > MOST_BIASED:
+        raise ApiError(f"logit_bias names {len(given)} tokens; at most {MOST_BIASED} are allowed", param="logit_bias")
     if not all(token.isdecimal() and token.isascii() and len(token) < 10 for token in given):
         raise ApiError("logit_bias names tokens by their ids", param="logit_bias")
     if any(isinstance(bias, bool) or not isinstance(bias, int | float) for bias in given.values()):

@@ -12,7 +12,7 @@ from edgespec.errors import ClosedError, ModelFileError, WorkerLostError
 from edgespec.server import keeper as keeping
 from edgespec.server.errors import ApiError
 from edgespec.server.keeper import KEEP_ALIVE_S, ModelKeeper
-from edgespec.server.queue import LONGEST_WAIT_S, MOST_RUNNING, MOST_WAITING, RequestQueue
+from edgespec.server.queue import LONGEST_WAIT_S, MOST_RUNNING, MOST_WAITING, MOST_WAITING_BYTES, RequestQueue
 from edgespec.server.threads import in_thread
 from tests.support.http_server import wait_until
 
@@ -231,7 +231,28 @@ def test_a_request_waits_for_a_limited_time_only_and_not_for_a_server_that_ends(
     asyncio.run(run())
 
 
+def test_the_bodies_of_waiting_requests_have_a_limit_together() -> None:
+    async def run() -> None:
+        queue = RequestQueue(1, 5, most_waiting_bytes=100)
+        async with queue.turn(1000):  # a request that need not wait is not counted
+            waiting = asyncio.create_task(queue.turn(60).__aenter__())
+            await asyncio.sleep(0)
+            with pytest.raises(ApiError, match="too many requests") as found:
+                await queue.turn(41).__aenter__()
+            assert found.value.status == 429
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            second = asyncio.create_task(queue.turn(100).__aenter__())
+            await asyncio.sleep(0)
+            assert queue.waiting == 1
+            second.cancel()
+            await asyncio.wait([second])
+
+    asyncio.run(run())
+
+
 def test_the_queue_has_room_for_a_few_programs() -> None:
     queue = RequestQueue()
     assert (queue._most_running, queue._most_waiting, queue._longest_wait_s) == (4, 64, 600.0)  # the defaults
+    assert queue._most_waiting_bytes == MOST_WAITING_BYTES == 64_000_000
     assert (MOST_RUNNING, MOST_WAITING, LONGEST_WAIT_S) == (4, 64, 600.0)

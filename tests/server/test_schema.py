@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from edgespec.decoding.sampling import MOST_BIASED
+from edgespec.engine.tool_checks import MOST_TOOLS
 from edgespec.server.errors import ApiError
 from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import MOST_CHOICES, MOST_STOPS, Request, read_chat, read_completion
@@ -146,6 +148,8 @@ def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any)
         ("stop", {}),
         ("stop", ["a", 3]),
         ("stop", ["a"] * (MOST_STOPS + 1)),
+        ("tools", [{}] * (MOST_TOOLS + 1)),
+        ("logit_bias", dict.fromkeys(map(str, range(MOST_BIASED + 1)), 1)),
         ("stop", "a\0"),
         ("stream", "yes"),
         ("stream_options", []),

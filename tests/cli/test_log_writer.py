@@ -1,0 +1,88 @@
+"""Lines of a log that are written by a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.cli.log_writer import CLOSE_S, MOST_CHARACTERS, MOST_LINES, LogWriter
+
+
+class Pipe:
+    """A stderr, and the end of it that a reader may read."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+
+    def fileno(self) -> int:
+        return self._writing
+
+    def fill(self) -> int:
+        """Write as much as fits. Returns the number of bytes."""
+        os.set_blocking(self._writing, False)
+        size = 0
+        for step in (65536, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    size += os.write(self._writing, b"." * step)
+        os.set_blocking(self._writing, True)
+        return size
+
+    def read(self, lines: int) -> list[str]:
+        """The next lines."""
+        data = b""
+        while data.count(b"\n") < lines:
+            assert select.select([self._reading], [], [], 20)[0]
+            data += os.read(self._reading, 65536)
+        return data.decode().splitlines()
+
+    def close(self) -> None:
+        for each in (self._reading, self._writing):
+            with contextlib.suppress(OSError):
+                os.close(each)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    found = Pipe()
+    yield found
+    found.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes that do not block")
+def test_a_reader_that_stops_reading_costs_lines_and_no_time(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", pipe)
+    size = pipe.fill()
+    log = LogWriter(most_lines=3, most_characters=20)
+    log.write("first", "second", "third", "fourth", "fifth")  # 11 characters, then 16, then no room for two
+    log.close(within_s=0.01)
+    lines = pipe.read(4)
+    assert lines == ["." * size + "first", "2 lines of the log were dropped: stderr was not read", "second", "third"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot wait for a pipe with select")
+def test_long_lines_are_dropped(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", pipe)
+    log = LogWriter(most_characters=10)
+    log.write("x" * 11, "short")
+    log.close()
+    assert pipe.read(2) == ["short", "1 lines of the log were dropped: stderr was not read"]
+
+
+def test_a_closed_stderr_ends_nothing(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", pipe)
+    pipe.close()
+    log = LogWriter()
+    log.write("a", "b")
+    log.close()
+    assert log._waiting == 0
+    LogWriter().close()
+    assert (log._most_lines, log._most_characters) == (MOST_LINES, MOST_CHARACTERS) == (1000, 4_000_000)
+    assert CLOSE_S == 1.0
