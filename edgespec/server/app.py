@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
@@ -21,7 +20,7 @@ from starlette.routing import Route
 from edgespec.engine.events import Done
 from edgespec.errors import EdgespecError
 from edgespec.server.answers import Reader, decode
-from edgespec.server.errors import ApiError, api_error
+from edgespec.server.errors import ApiError, GoneError, api_error
 from edgespec.server.keeper import ModelKeeper
 from edgespec.server.metrics import Metrics
 from edgespec.server.openapi import document
@@ -29,13 +28,15 @@ from edgespec.server.queue import RequestQueue
 from edgespec.server.replies import Head, fingerprint, whole
 from edgespec.server.schema import Reader as BodyReader, Request, read_chat, read_completion
 from edgespec.server.security import Access
-from edgespec.server.streaming import Collected, EventStream, GoneError, Receive, Send, while_connected
+from edgespec.server.streaming import Collected, EventStream, Receive, Send, while_connected
 from edgespec.server.strict_json import parse_body
 
 # At four characters a token, a context of four million tokens.
 MOST_BODY_BYTES = 16_000_000
 # The longest answers of thinking models on a slow machine take half an hour.
 LONGEST_REQUEST_S = 3600.0
+# A client that takes nothing for this long is gone: the answer waits in memory and holds a place.
+LONGEST_WRITE_S = 60.0
 
 Scope = MutableMapping[str, Any]
 
@@ -73,6 +74,13 @@ class Service:
             raise ApiError(message, status=404, param="model", code="model_not_found")
 
 
+class Left(Response):
+    """No response: the client has left. An exception would become one on its way out."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["edgespec.error"] = "the client left"
+
+
 class Answering(Response):
     """The response to one request for answers: waits for its turn and for the model, and decodes."""
 
@@ -88,11 +96,14 @@ class Answering(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = None
         if self._request.stream:
-            stream = EventStream(send, self._known_head, include_usage=self._request.include_usage)
+            echo = (self._request.prompt or "") if self._request.echo else ""
+            stream = EventStream(send, self._known_head, include_usage=self._request.include_usage, echo=echo)
         try:
             await while_connected(receive, self._answer(scope, receive, send, stream))
+        except GoneError:
+            await Left()(scope, receive, send)
         except Exception as error:
-            if stream is None or not stream.started or isinstance(error, GoneError):
+            if stream is None or not stream.started:
                 raise
             failure = as_api_error(error)
             scope["edgespec.error"] = failure.message
@@ -104,8 +115,8 @@ class Answering(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, stream: EventStream | None) -> None:
         collected = Collected()
-        async with nullcontext() if stream is None else stream.kept_alive():
-            answers = await self._decode(collected if stream is None else stream)
+        work = self._decode(collected if stream is None else stream)
+        answers = await (work if stream is None else stream.kept_alive(work))
         scope["edgespec.answers"] = tuple(answers)
         if self._service.content is not None:
             self._service.content(self._request, answers)
@@ -194,7 +205,11 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-content-type-options", b"nosniff")]
-            await send(message)
+            try:
+                async with asyncio.timeout(LONGEST_WRITE_S):
+                    await send(message)
+            except TimeoutError:
+                raise GoneError from None
 
         try:
             self._service.access.check_browser(_values(scope, b"host"), _values(scope, b"origin"))
@@ -242,7 +257,10 @@ def make_app(service: Service) -> Guard:
     def answering(read: BodyReader) -> Callable[[HttpRequest], Awaitable[Response]]:
         async def endpoint(request: HttpRequest) -> Response:
             owner = service.access.owner(request.headers)
-            raw = await read_body(request)
+            try:
+                raw = await read_body(request)
+            except GoneError:
+                return Left()
             parsed = read(parse_body(raw))
             service.check_model(parsed.model)
             return Answering(service, parsed, owner, len(raw))

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from edgespec.errors import (
+    CancelledError,
     ClosedError,
     DownloadError,
     EdgespecError,
@@ -22,6 +23,7 @@ from edgespec.errors import (
 
 # Errors of the machine or of loading: the same request may succeed later.
 _UNAVAILABLE = (
+    CancelledError,
     ClosedError,
     DownloadError,
     MemoryLimitError,
@@ -33,6 +35,10 @@ _UNAVAILABLE = (
 
 # Seconds after which a client should ask again if the server cannot say better.
 RETRY_S = 2
+
+
+class GoneError(Exception):
+    """The client closed the connection, or takes nothing."""
 
 
 class ApiError(Exception):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, NoReturn, TypeVar
 
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part, joined
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.replies import Head, first_chunk, last_chunk, part_chunk, usage_chunk
 
 T = TypeVar("T")
@@ -19,8 +18,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Proxies and clients give up on a silent connection after 15 s or more.
 KEEP_ALIVE_S = 5.0
-# A client that takes nothing for this long is gone: the answer waits in memory and holds a place.
-LONGEST_WRITE_S = 60.0
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -29,29 +26,29 @@ _HEADERS = [
 ]
 
 
-class GoneError(Exception):
-    """The client closed the connection, or takes nothing."""
-
-
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled if the client closes the connection. Raises GoneError then."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
+    return await _beside(work, _disconnect(receive))
+
+
+async def _beside(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, NoReturn]) -> T:
+    """The result of ``work``, which is cancelled if ``watch`` fails first. Raises what either raises."""
+    tasks = (task := asyncio.ensure_future(work)), (watching := asyncio.ensure_future(watch))
     try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise GoneError
-        return task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else watching.result()
     finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+        for each in tasks:  # an exception that nobody takes would be logged
+            _ = each.cancelled() or each.exception()
 
 
-async def _disconnect(receive: Receive) -> None:
+async def _disconnect(receive: Receive) -> NoReturn:
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise GoneError
 
 
 class Collected:
@@ -77,10 +74,12 @@ class EventStream:
     Until it starts, an error can still have its own status. ``head`` is asked for when the first event is sent.
     """
 
-    def __init__(self, send: Send, head: Callable[[], Head], *, include_usage: bool) -> None:
+    def __init__(self, send: Send, head: Callable[[], Head], *, include_usage: bool, echo: str = "") -> None:
+        """``echo``: text in front of each answer."""
         self._send = send
         self._head = head
         self._include_usage = include_usage
+        self._echo = echo
         self._writing = asyncio.Lock()
         self._length = 0  # characters of the running answer
         self._wrote = False  # since the last look of ``kept_alive``
@@ -90,6 +89,8 @@ class EventStream:
         self._length = 0
         if self._head().is_chat:
             await self._event(first_chunk(self._head(), index))
+        if self._echo:
+            await self.part(index, Part(self._echo))
 
     async def part(self, index: int, part: Part) -> None:
         # A completion has no field for thinking.
@@ -112,17 +113,14 @@ class EventStream:
         await self._write(b"data: " + error.body() + b"\n\n")
         await self._close()
 
-    @asynccontextmanager
-    async def kept_alive(self) -> AsyncIterator[None]:
-        """Send a comment every ``KEEP_ALIVE_S`` without an event."""
-        ticks = asyncio.create_task(self._tick())
-        try:
-            yield
-        finally:
-            ticks.cancel()
-            await asyncio.wait([ticks])
+    async def kept_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; a comment is sent every ``KEEP_ALIVE_S`` without an event.
 
-    async def _tick(self) -> None:
+        ``work`` is cancelled if a comment cannot be sent.
+        """
+        return await _beside(work, self._tick())
+
+    async def _tick(self) -> NoReturn:
         while True:
             self._wrote = False
             await asyncio.sleep(KEEP_ALIVE_S)
@@ -140,11 +138,7 @@ class EventStream:
                 self.started = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             self._wrote = True
-            try:
-                async with asyncio.timeout(LONGEST_WRITE_S):
-                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            except TimeoutError:
-                raise GoneError from None
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _close(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
-from edgespec.server import streaming
+from edgespec.server import app, streaming
 from edgespec.server.errors import ApiError
+from edgespec.server.keeper import ModelKeeper
 from edgespec.server.queue import RequestQueue
 from edgespec.server.security import Access
 from tests.engine.answers import plain_text
@@ -106,8 +108,9 @@ def test_a_completion_continues_raw_text(server: Running, engine: Engine) -> Non
     assert (reply["object"], reply["choices"][0]["text"]) == ("text_completion", expected.text)
     echoed = server.post("/v1/completions", echo=True, **body).json()
     assert echoed["choices"][0]["text"] == "Once upon" + expected.text
-    streamed = events(server.post("/v1/completions", stream=True, **body))
-    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == expected.text
+    for echo, start in ((False, ""), (True, "Once upon")):
+        streamed = events(server.post("/v1/completions", stream=True, echo=echo, **body))
+        assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == start + expected.text
 
 
 def test_a_growing_conversation_is_not_read_again(server: Running) -> None:
@@ -344,6 +347,12 @@ def test_a_client_that_leaves_ends_its_answer(slow: Running) -> None:
         slow.wait_until(lambda: slow.service.queue.running == 0)
     slow.wait_until(lambda: len(slow.lines) == before + 2)
     assert {line.error for line in slow.lines[before:]} == {"the client left"}
+    assert [line.status for line in slow.lines[before:]] == [200, 0]
+    with slow.connect() as own:
+        own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+    slow.wait_until(lambda: len(slow.lines) == before + 3)
+    assert (slow.lines[-1].status, slow.lines[-1].error) == (0, "the client left")
+    assert 'status="500"' not in slow.service.metrics.text({})
     assert slow.chat("hello", max_tokens=1).status_code == 200
 
 
@@ -353,6 +362,48 @@ def test_a_silent_stream_gets_comments(slow: Running, monkeypatch: pytest.Monkey
     response = slow.chat(LONG, stream=True, max_tokens=1)
     assert "\n\n: waiting\n\n" in response.text
     assert events(response)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_client_that_takes_nothing_ends_its_answer(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert app.LONGEST_WRITE_S == 60.0
+    monkeypatch.setattr(app, "LONGEST_WRITE_S", 0.05)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.02)
+
+    async def run() -> None:
+        sent = list[str]()
+
+        async def receive() -> Any:
+            if not sent:
+                sent.append("body")
+                body = {"messages": [{"role": "user", "content": LONG}], "stream": True, "max_tokens": 1}
+                return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+            return await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        keeper = ModelKeeper(lambda: pytest.fail("nothing is loaded here"))
+        lines = list[app.RequestLine]()
+        guard = app.make_app(app.Service(keeper=keeper, names=("tiny",), log=lines.append))
+        ended = asyncio.Event()
+
+        async def decode(*_: Any) -> Any:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(app.Answering, "_decode", decode)
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [(b"host", b"localhost")]}
+        scope |= {"query_string": b"", "root_path": "", "raw_path": CHAT.encode(), "scheme": "http"}
+        await guard(scope, receive, send)
+        assert sent == ["body", "http.response.start", "http.response.body"]
+        assert ended.is_set(), "the answer was cancelled by the failed comment"
+        assert (lines[0].status, lines[0].error) == (200, "the client left")
+
+    asyncio.run(run())
 
 
 def test_a_full_queue_answers_429_with_retry_after(tiny: TinyModels) -> None:
