@@ -218,7 +218,13 @@ class Session:
             prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
         usable = check_tools(tools, tool_choice, raw=raw)
         prompt = check_request(
-            prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw, logprobs=logprobs
+            prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop=stop,
+            depth=depth,
+            raw=raw or messages is not None,  # a template's turn is never empty
+            logprobs=logprobs,
         )
         if sampling is not None:
             check_bias(sampling, self._pair.vocabulary_size)

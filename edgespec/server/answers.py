@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,25 +16,27 @@ from edgespec.engine.events import Done, Text
 from edgespec.errors import (
     ClosedError,
     ContextFullError,
-    EdgespecError,
     InvalidRequestError,
     PromptTooLongError,
     TemplateError,
 )
+from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.pool import Kept, text_of
-from edgespec.server.schema import Request
+from edgespec.server.schema import MOST_CHOICES, Request
 from edgespec.server.threads import in_thread
 from edgespec.text.thinking import ThinkingText
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.tool_calls import ToolCall
 
 _SEEDS = 2**64
+# A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.
+_DRAWN_SEEDS = 2**53 - MOST_CHOICES
 # Longest token of a vocabulary, in characters: runs of spaces in code vocabularies are 128 long, some have 256.
 _LONGEST_TOKEN = 512
 
-# Errors after which a session is as usable as before.
-_OF_THE_REQUEST = (ContextFullError, InvalidRequestError, TemplateError)
+# Errors after which a session is as usable as before: the request's own, and those of the reader of the answer.
+_OF_THE_REQUEST = (ApiError, ContextFullError, GoneError, InvalidRequestError, TemplateError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,8 @@ async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Rea
     """
     engine = loaded.engine
     usual = replace(engine.file_sampling, rule=engine.profile.rule)
+    if request.seed is None and not sampling_for(usual, request, 0).greedy:  # a greedy answer has no seed
+        request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
     samplings = [sampling_for(usual, request, index) for index in range(request.choices)]
     _check_length(request, engine.plan.context_length)
     found = []
@@ -178,7 +183,7 @@ async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncI
         await in_thread(take)
         yield taken[0]
     except BaseException as error:
-        broken = isinstance(error, EdgespecError) and not isinstance(error, _OF_THE_REQUEST)
+        broken = isinstance(error, Exception) and not isinstance(error, _OF_THE_REQUEST)
         for kept in taken:
             await in_thread(kept.session.close if broken else partial(_give, loaded, kept))
         raise

@@ -83,6 +83,9 @@ class ModelKeeper:
         except EdgespecError as error:
             self.error = error
             raise
+        except Exception as error:
+            self.error = EdgespecError(f"the model cannot be loaded: {type(error).__name__}: {error}")
+            raise self.error from error
         finally:
             self._loading = None
         self.error, self.loads = None, self.loads + 1
@@ -101,7 +104,7 @@ class ModelKeeper:
             loaded = self._loaded
             if loaded is None:
                 # Shielded: other requests wait for the same loading.
-                loaded = await asyncio.shield(self.start())
+                loaded = await self._shared(self.start())
             try:
                 yield loaded
             except (ClosedError, WorkerLostError):
@@ -110,6 +113,20 @@ class ModelKeeper:
         finally:
             self._users -= 1
             self._wait_idle()
+
+    async def _shared(self, loading: asyncio.Task[LoadedEngine]) -> LoadedEngine:
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if loading.cancelled() and task is not None and not task.cancelling():
+                raise ClosedError("this server is shutting down") from None
+            raise
+
+    def stop_loading(self) -> None:
+        """End a loading in progress: its requests get ClosedError. Its thread frees what it loads."""
+        if self._loading is not None:
+            self._loading.cancel()
 
     def _wait_idle(self) -> None:
         if self._idle is not None:
@@ -125,7 +142,7 @@ class ModelKeeper:
         delay = CALIBRATE_AFTER_S if self._keep_alive_s is None else min(CALIBRATE_AFTER_S, self._keep_alive_s)
         await asyncio.sleep(delay)
         self._stop_measuring = stop = threading.Event()
-        with contextlib.suppress(EdgespecError):
+        with contextlib.suppress(Exception):  # a measurement; the model is freed all the same
             if loaded.engine.can_calibrate:
                 await in_thread(lambda: loaded.engine.calibrate_for(stop=stop))
         if until is None:

@@ -32,17 +32,33 @@ def read_messages(given: object) -> tuple[Message, ...]:
     if len(given) > MOST_MESSAGES:
         raise ApiError(f"there are {len(given)} messages; at most {MOST_MESSAGES} are allowed", param="messages")
     messages = [_message(each, f"messages[{number}]") for number, each in enumerate(given)]
-    joined = [_joined(list(same)) for _, same in groupby(enumerate(messages), _kind)]
-    others = joined[1:] if joined[0]["role"] == "system" else joined
-    if any(each["role"] == "system" for each in others):
-        raise ApiError("a system message must come before all others", param="messages")
-    if not others or others[0]["role"] != "user":
-        raise ApiError("the conversation must begin with a user message", param="messages")
-    if others[-1]["role"] == "assistant":
-        raise ApiError("the last message must be a user message, or the result of a tool call", param="messages")
-    if others[-1]["role"] == "user" and not others[-1]["content"].strip():
-        raise ApiError("the last message is empty", param="messages")
-    return tuple(each for each in joined if each["role"] != "system" or each["content"])
+    joined = [_joined(list(same)) for _, same in groupby(enumerate(_only_first_system(messages)), _kind)]
+    if joined[-1]["role"] == "assistant":
+        raise ApiError(
+            "the last message is the assistant's, and an answer cannot be continued: end with a user message, or "
+            "with the result of a tool call",
+            param="messages",
+        )
+    system = joined[:1] if joined[0]["role"] == "system" and joined[0]["content"] else []
+    others = joined[joined[0]["role"] == "system" :]
+    if others[0]["role"] == "assistant":  # templates begin with a user's turn
+        others = [{"role": "user", "content": ""}, *others]
+    if others[0]["role"] != "user":
+        raise ApiError("the result of a tool call must follow the call", param="messages")
+    return (*system, *others)
+
+
+def _only_first_system(messages: list[Message]) -> list[Message]:
+    """The messages, where only those before all others are the system's: templates know no later ones.
+
+    Later ones are the user's, at their place: what was said before is unchanged, and is not read again. So are
+    all, if there are no others.
+    """
+    first = next((number for number, each in enumerate(messages) if each["role"] != "system"), 0)
+    return [
+        {**each, "role": "user"} if number >= first and each["role"] == "system" else each
+        for number, each in enumerate(messages)
+    ]
 
 
 def _kind(numbered: tuple[int, Message]) -> tuple[str, int]:
@@ -86,9 +102,10 @@ def _content(given: Any, param: str) -> str:
     texts = []
     for part in given:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("text", "input_text", "output_text"):
+        name = "refusal" if kind == "refusal" else "text"  # refusals of OpenAI's models
+        if kind not in ("text", "input_text", "output_text", "refusal"):
             raise unsupported(param, f"a part of the type {str(kind)[:32]!r} ({param})")
-        if not isinstance(part.get("text"), str):
+        if not isinstance(part.get(name), str):
             raise ApiError(f"a text part of {param} has no text", param=param)
-        texts.append(part["text"])
+        texts.append(part[name])
     return "".join(texts)

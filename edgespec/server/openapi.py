@@ -89,8 +89,8 @@ def _request(own: dict[str, Any]) -> dict[str, Any]:
             ]
         },
         "n": _whole(1, MOST_CHOICES),
-        "seed": _whole(-1, 2**64 - 1),
-        "top_k": _whole(0, 2**53),
+        "seed": _whole(-(2**63), 2**64 - 1),
+        "top_k": _whole(-1, 2**53),
         "logit_bias": {
             "type": ["object", "null"],
             "patternProperties": {"^[0-9]{1,9}$": {"type": "number", "minimum": -100, "maximum": 100}},
@@ -113,8 +113,12 @@ def _whole(least: int, most: int) -> dict[str, Any]:
 def _messages() -> dict[str, Any]:
     part = {
         "type": "object",
-        "required": ["type", "text"],
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type"],
+        "properties": {
+            "type": {"enum": ["text", "input_text", "output_text", "refusal"]},
+            "text": {"type": "string"},
+            "refusal": {"type": "string"},
+        },
     }
     message = {
         "type": "object",
@@ -137,7 +141,7 @@ def _prompt() -> dict[str, Any]:
     return {
         "prompt": {"type": "string", "minLength": 1},
         "echo": {"type": ["boolean", "null"]},
-        "logprobs": _whole(0, MOST_TOP),
+        "logprobs": {"anyOf": [{"const": False}, _whole(0, MOST_TOP)]},
     }
 
 

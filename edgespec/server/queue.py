@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ class RequestQueue:
         self._most_waiting_bytes = most_waiting_bytes
         self._waiting_bytes = 0
         self._typical_s = 1.0
+        self._limits = set[asyncio.Timeout]()  # of the requests that wait
         self.draining = False
         self.running = 0
         self.waiting = 0
@@ -50,22 +52,30 @@ class RequestQueue:
         ``size``: bytes of the request's body.
         """
         if self.draining:
-            raise ApiError("the server is shutting down", status=503, code="shutting_down")
+            raise _ending()
         full = self.waiting >= self._most_waiting or self._waiting_bytes + size > self._most_waiting_bytes
         if full and self._slots.locked():
             raise ApiError("too many requests are waiting", status=429, code="queue_full", retry_s=self.retry_s)
+        limit = asyncio.timeout(self._longest_wait_s)
         self.waiting += 1
         self._waiting_bytes += size
         try:
-            async with asyncio.timeout(self._longest_wait_s):
+            async with limit:
+                self._limits.add(limit)
                 await self._slots.acquire()
         except TimeoutError:
+            if self.draining:
+                raise _ending() from None
             raise ApiError(
                 "no place became free in time", status=429, code="queue_full", retry_s=self.retry_s
             ) from None
         finally:
+            self._limits.discard(limit)
             self.waiting -= 1
             self._waiting_bytes -= size
+        if self.draining:
+            self._slots.release()
+            raise _ending()
         loop = asyncio.get_running_loop()
         started = loop.time()
         self.running += 1
@@ -76,8 +86,20 @@ class RequestQueue:
             self._typical_s += _NEWEST * (loop.time() - started - self._typical_s)
             self._slots.release()
 
+    def refuse_waiting(self) -> None:
+        """Raise ApiError with status 503 in every ``turn`` that waits, and in later ones."""
+        self.draining = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._limits:
+            with contextlib.suppress(RuntimeError):  # it has just expired
+                limit.reschedule(now)
+
     @property
     def retry_s(self) -> int:
         """Seconds until a place is likely to be free."""
         expected = self._typical_s * (self.waiting + 1) / self._most_running
         return max(1, min(_LONGEST_RETRY_S, math.ceil(expected)))
+
+
+def _ending() -> ApiError:
+    return ApiError("the server is shutting down", status=503, code="shutting_down")

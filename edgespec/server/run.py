@@ -124,6 +124,12 @@ class Server(uvicorn.Server):
         self.should_exit = self._service.queue.draining = True
         return first
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse the requests that wait, and finish the running ones."""
+        self._service.queue.refuse_waiting()
+        self._service.keeper.stop_loading()
+        await super().shutdown(sockets)
+
     def run_to_end(self, on_listening: Callable[[], None] = lambda: None) -> None:
         """Serve until ``stop``. The model is loaded in the background. Raises what the first load raises."""
         asyncio.run(self._run(on_listening))
@@ -142,6 +148,6 @@ class Server(uvicorn.Server):
 
     def _check_first_load(self) -> None:
         error = self._service.keeper.error
-        if error is not None:
+        if error is not None and not self.should_exit:
             self.load_error = error
             self.stop()

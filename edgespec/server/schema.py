@@ -24,7 +24,7 @@ MOST_STOPS = 16
 MOST_CHOICES = 16
 # A smaller divisor makes scores infinite.
 _LEAST_REPEAT_PENALTY = 0.01
-_LARGEST_SEED = 2**64
+_SEEDS = 2**64
 
 # Number fields of a request, and the names of ``Sampling`` that they set.
 _SAMPLING = {
@@ -96,7 +96,8 @@ def read_completion(body: Mapping[str, Any]) -> Request:
         raise _wrong("prompt", "one text", prompt)
     if not prompt:
         raise ApiError("the prompt is empty", param="prompt")
-    echo, logprobs = boolean(body, "echo"), _whole(body, "logprobs", 0, MOST_TOP)
+    echo = boolean(body, "echo")
+    logprobs = None if body.get("logprobs") is False else _whole(body, "logprobs", 0, MOST_TOP)
     if echo and logprobs is not None:
         raise unsupported("echo", "echo together with logprobs")
     return Request(
@@ -118,6 +119,8 @@ def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
     sampling: dict[str, Any] = {
         own: value for name, own in _SAMPLING.items() if (value := _number(body, name)) is not None
     }
+    if sampling.get("top_k") == -1:  # vLLM's number for all tokens
+        sampling["top_k"] = 0
     if sampling.get("repeat_penalty", 1.0) < _LEAST_REPEAT_PENALTY:
         raise ApiError(f"repeat_penalty must be at least {_LEAST_REPEAT_PENALTY}", param="repeat_penalty")
     if bias := _bias(body.get("logit_bias")):
@@ -205,9 +208,9 @@ def _stops(given: object) -> tuple[str, ...]:
 
 
 def _seed(body: Mapping[str, Any]) -> int | None:
-    """The seed; -1 means none, as in llama.cpp."""
-    seed = _whole(body, "seed", -1, _LARGEST_SEED - 1)
-    return None if seed == -1 else seed
+    """The seed; -1 means none, as in llama.cpp. Other negative ones are those of OpenAI's 64-bit integers."""
+    seed = _whole(body, "seed", -_SEEDS // 2, _SEEDS - 1)
+    return None if seed in (-1, None) else seed % _SEEDS
 
 
 def _first(body: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

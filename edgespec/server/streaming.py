@@ -41,7 +41,7 @@ async def _beside(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, NoRet
         for each in tasks:
             each.cancel()
         await asyncio.wait(tasks)
-        for each in tasks:  # an exception that nobody takes would be logged
+        for each in tasks:  # an exception that is not taken would be logged
             _ = each.cancelled() or each.exception()
 
 

@@ -116,6 +116,15 @@ def test_a_second_ctrl_c_ends_a_server_and_the_log_has_text_if_asked(tiny: TinyM
 
 
 @pytest.mark.slow
+def test_a_server_that_is_ended_while_it_loads_has_not_failed(tiny: TinyModels, tmp_path: Path) -> None:
+    with serving(tiny, tmp_path / "log", tiny.slow, "--draft", "none") as program:
+        program.process.send_signal(signal.SIGTERM)
+        assert program.process.wait(WAIT_S) == 0, program.err
+        assert "is loaded" not in program.err
+        assert "Traceback" not in program.err
+
+
+@pytest.mark.slow
 def test_a_model_that_does_not_load_ends_the_server(tiny: TinyModels, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny.target.read_bytes()[:2000])

@@ -79,7 +79,6 @@ def test_refused_messages_leave_the_conversation_unchanged(engine: Engine) -> No
             ([SYSTEM, user("hi"), user("ho")], "message 2 of the conversation is not a text with the role assistant"),
             ([user("hi"), user("ho")], "message 1 of the conversation is not a text with the role assistant"),
             ([{"role": "tool", "content": "hi"}], "message 0 of the conversation is not a text with the role user"),
-            ([user(" ")], "the prompt is empty"),
             ([None], "message 0"),
         ):
             given: Any = messages
@@ -93,6 +92,7 @@ def test_refused_messages_leave_the_conversation_unchanged(engine: Engine) -> No
             session.generate()
         assert session.messages == before
         assert answer(session.generate(messages=deque([user("hi")]), max_tokens=2)).text, "any sequence"
+        assert answer(session.generate(messages=[user(" ")], max_tokens=2)).text, "as servers are asked"
 
 
 def test_the_oldest_of_the_messages_are_dropped_if_they_outgrow_the_context(tiny: TinyModels) -> None:

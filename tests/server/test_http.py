@@ -85,6 +85,10 @@ def test_a_drawn_seed_is_returned_and_repeats_the_answer(server: Running) -> Non
     first = server.chat("hello", max_tokens=12, temperature=1.0).json()
     again = server.chat("hello", max_tokens=12, temperature=1.0, seed=first["seed"]).json()
     assert text_of(first) == text_of(again)
+    assert first["seed"] < 2**53
+    several = server.chat("hello", max_tokens=12, temperature=1.0, n=2).json()
+    second = server.chat("hello", max_tokens=12, temperature=1.0, seed=several["seed"] + 1).json()
+    assert text_of(second) == several["choices"][1]["message"]["content"], "further seeds count up from the drawn one"
     assert first["system_fingerprint"] == again["system_fingerprint"]
 
 
@@ -241,6 +245,12 @@ def test_an_unexpected_failure_is_an_error_of_the_server(server: Running, monkey
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a secret")
 
+    with monkeypatch.context() as patched:
+        patched.setattr("edgespec.server.answers.scored", broken)
+        server.chat("hello", max_tokens=3)
+        kept = server.service.keeper.kept_sessions
+        failed(server.chat("hello", max_tokens=3), 500, "internal_error")
+        assert server.service.keeper.kept_sessions == kept - 1, "its session is closed"
     monkeypatch.setattr("edgespec.server.app.fingerprint", broken)
     for stream in (False, True):
         error = failed(server.chat("hello", stream=stream), 500, "internal_error")
@@ -443,6 +453,34 @@ def test_an_answer_that_the_server_ends_is_an_error(tiny: TinyModels) -> None:
         failed(answers[0], 503, "unavailable")
         server.wait_until(lambda: server.service.keeper.state == "unloaded")
         assert server.chat("hello", max_tokens=1).status_code == 200, "the model is loaded again"
+
+
+def test_a_server_that_ends_while_the_model_loads_refuses_what_waits(tiny: TinyModels) -> None:
+    loading = threading.Event()
+
+    def load() -> Engine:
+        assert loading.wait(30)
+        return tiny.load(draft="none")
+
+    answers: list[httpx.Response] = []
+    with running(load, queue=RequestQueue(1, 5)) as server:
+        threads = [threading.Thread(target=lambda: answers.append(server.chat("x"))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        server.wait_until(lambda: (server.service.queue.running, server.service.queue.waiting) == (1, 1))
+        assert server.server.stop()
+        for thread in threads:
+            thread.join()
+    loading.set()
+    assert server.server.load_error is None
+    for answer in answers:
+        failed(answer, 503)
+
+
+def test_an_empty_message_and_a_conversation_of_the_assistants_are_answered(server: Running) -> None:
+    said = {"role": "assistant", "content": "x"}
+    for messages in ([{"role": "user", "content": ""}], [said, {"role": "user", "content": ""}]):
+        assert server.post(messages=messages, max_tokens=1).status_code == 200
 
 
 def test_a_server_that_ends_finishes_running_answers(tiny: TinyModels) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import ClosedError, ModelFileError, WorkerLostError
+from edgespec.errors import ClosedError, EdgespecError, ModelFileError, WorkerLostError
 from edgespec.server import keeper as keeping
 from edgespec.server.errors import ApiError
 from edgespec.server.keeper import KEEP_ALIVE_S, ModelKeeper
@@ -113,6 +113,31 @@ def test_a_failed_loading_is_reported_and_tried_again() -> None:
         loads.error = None
         assert await use(keeper) is loads.engines[0]
         assert keeper.error is None
+        await keeper.close()
+
+    asyncio.run(run())
+
+
+def test_an_unexpected_failure_of_loading_is_reported_too() -> None:
+    async def run() -> None:
+        loads = Loads()
+        loads.error = ZeroDivisionError("by zero")
+        keeper = ModelKeeper(loads, keep_alive_s=None)
+        with pytest.raises(EdgespecError, match="cannot be loaded: ZeroDivisionError: by zero"):
+            await use(keeper)
+        assert keeper.state == "failed"
+        await keeper.close()
+
+    asyncio.run(run())
+
+
+def test_a_measurement_that_fails_does_not_keep_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Engine, "calibrate_for", lambda *_, **__: 1 / 0)
+
+    async def run() -> None:
+        keeper = ModelKeeper(Loads(can_calibrate=True), keep_alive_s=0.01)
+        await use(keeper)
+        await until(lambda: keeper.state == "unloaded")
         await keeper.close()
 
     asyncio.run(run())
@@ -223,6 +248,13 @@ def test_a_request_waits_for_a_limited_time_only_and_not_for_a_server_that_ends(
             with pytest.raises(ApiError, match="in time") as found:
                 await queue.turn().__aenter__()
             assert found.value.status == 429
+            waiting = asyncio.create_task(RequestQueue.turn(ending := RequestQueue(0, 5)).__aenter__())
+            await asyncio.sleep(0)
+            assert ending.waiting == 1
+            ending.refuse_waiting()
+            with pytest.raises(ApiError, match="shutting down"):
+                await waiting
+            assert ending.waiting == 0
         queue.draining = True
         with pytest.raises(ApiError, match="shutting down") as ending:
             await queue.turn().__aenter__()

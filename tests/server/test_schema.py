@@ -100,6 +100,10 @@ def test_minus_one_means_a_random_seed_and_no_limit() -> None:
     found = read_chat({"messages": HI, "seed": -1, "max_tokens": -1})
     assert (found.seed, found.max_tokens) == (None, None)
     assert read_chat({"messages": HI, "seed": 7.0}).seed == 7
+    assert read_chat({"messages": HI, "seed": -2}).seed == 2**64 - 2
+    assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
+    assert read_completion({"prompt": "x", "logprobs": False}).logprobs is None
+    assert refused(read_completion, {"prompt": "x", "logprobs": True}).param == "logprobs"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,7 @@ def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any)
         ("top_k", 10**400),
         ("repeat_penalty", 1e-300),
         ("seed", 1.5),
-        ("seed", -2),
+        ("seed", -(2**63) - 1),
         ("seed", 2**64),
         ("n", 0),
         ("n", MOST_CHOICES + 1),
@@ -211,6 +215,25 @@ def test_shapes_that_clients_send_become_one_conversation() -> None:
     assert read_messages([*HI, assistant(None), user("again")])[1] == assistant("")
 
 
+def test_a_late_system_message_is_the_users_at_its_place() -> None:
+    system, late = {"role": "system", "content": "a"}, {"role": "developer", "content": "b"}
+    assert read_messages([user("x"), late]) == (user("x\n\nb"),)
+    found = read_messages([system, user("x"), assistant("y"), late, user("z"), late])
+    assert found == (system, user("x"), assistant("y"), user("b\n\nz\n\nb"))
+    assert read_messages([system]) == (user("a"),)
+    assert read_messages([system, late]) == (user("a\n\nb"),)
+
+
+def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_message() -> None:
+    assert read_messages([assistant("x"), user("y")]) == (user(""), assistant("x"), user("y"))
+    system = {"role": "system", "content": "a"}
+    assert read_messages([system, assistant("x"), user("")]) == (system, user(""), assistant("x"), user(""))
+    assert read_messages([user(" \n")]) == (user(" \n"),)
+    assert "cannot be continued" in refused(read_messages, [user("x"), assistant("y")]).message
+    refusal = assistant([{"type": "refusal", "refusal": "no"}])
+    assert read_messages([*HI, refusal, *HI])[1] == assistant("no")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -226,12 +249,10 @@ def test_shapes_that_clients_send_become_one_conversation() -> None:
         [user([{"type": "text"}])],
         [user([{"type": "image_url", "image_url": {"url": "http://x"}}])],
         [assistant("x")],
-        [assistant("x"), user("y")],
         [user("x"), assistant("y")],
-        [{"role": "system", "content": "x"}],
-        [user("x"), {"role": "system", "content": "y"}],
-        [user("")],
-        [user(" \n")],
+        [{"role": "system", "content": "x"}, assistant("y")],
+        [{"role": "tool", "content": "x", "tool_call_id": "call00001"}],
+        [user([{"type": "refusal", "text": "x"}])],
         [user("a\0b")],
         [*HI, {**assistant("x"), "tool_calls": [{"id": "\0"}]}, user("y")],
         [user("\ud800")],
