@@ -9,7 +9,8 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse, StreamingResponse
 
 from edgespec import EdgespecError, Engine, Text
@@ -24,7 +25,7 @@ end.onclick = () => running.abort();
 form.onsubmit = async (event) => {
   event.preventDefault(); running.abort(); running = new AbortController(); answer.textContent = "";
   try {
-    const reply = await fetch("/ask?prompt=" + encodeURIComponent(input.value), {signal: running.signal});
+    const reply = await fetch("/ask", {method: "POST", body: input.value, signal: running.signal});
     const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let part; !(part = await reader.read()).done;) answer.textContent += part.value;
   } catch (error) { answer.textContent += " [stopped]"; }
@@ -35,13 +36,16 @@ form.onsubmit = async (event) => {
 def make_app(engine: Engine) -> FastAPI:
     """The application: ``/`` is the page, ``/ask`` streams an answer as text."""
     app = FastAPI()
+    # Pages of other sites may point a name of theirs at this machine; their requests have that name as Host.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"])
 
     @app.get("/")
     def page() -> HTMLResponse:
         return HTMLResponse(PAGE)
 
-    @app.get("/ask")
-    async def ask(prompt: str) -> StreamingResponse:
+    @app.post("/ask")
+    async def ask(request: Request) -> StreamingResponse:
+        prompt = (await request.body()).decode("utf-8", "replace")
         return StreamingResponse(answer(engine, prompt), media_type="text/plain; charset=utf-8")
 
     return app
@@ -49,8 +53,9 @@ def make_app(engine: Engine) -> FastAPI:
 
 async def answer(engine: Engine, prompt: str) -> AsyncIterator[str]:
     """The text of one answer. A closed connection cancels this, and so the answer."""
-    session = await asyncio.to_thread(engine.session)
+    session = None
     try:
+        session = await asyncio.to_thread(engine.session)
         generation = await asyncio.to_thread(session.generate, prompt, max_tokens=400)
         async for event in generation:
             if isinstance(event, Text):
@@ -58,7 +63,8 @@ async def answer(engine: Engine, prompt: str) -> AsyncIterator[str]:
     except EdgespecError as error:
         yield error.message
     finally:
-        await asyncio.to_thread(session.close)
+        if session is not None:
+            await asyncio.to_thread(session.close)
 
 
 def main() -> None:

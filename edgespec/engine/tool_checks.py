@@ -89,7 +89,7 @@ def _tool(number: int, tool: Any) -> Message:
 
 
 def check_message(number: int, message: Mapping[str, Any], open_calls: Sequence[Message]) -> Message:
-    """A message in its usual form: role and content, calls and their ids, whose arguments are JSON text.
+    """A message in its usual form: role and content, calls and their ids, whose arguments are JSON text of an object.
 
     ``open_calls``: those of the assistant's last message that no message has answered. Raises InvalidRequestError.
     """
@@ -117,7 +117,7 @@ def _calls(number: int, calls: object) -> list[Message]:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidRequestError(f"a call in message {number} has no valid function name")
         assert isinstance(function, dict)
-        arguments = _arguments(number, function.get("arguments"))
+        arguments = _arguments(function.get("arguments"))
         # An id of nine characters, which the templates of Mistral's models require.
         given = call.get("id") or f"call{number % 1000:03d}{len(own):02d}"
         if not isinstance(given, str) or not _ID.fullmatch(given):
@@ -126,15 +126,22 @@ def _calls(number: int, calls: object) -> list[Message]:
     return own
 
 
-def _arguments(number: int, given: object) -> str:
+def _arguments(given: object) -> str:
+    """The arguments as the JSON text of an object: ``{}`` for others, which templates do not take.
+
+    Models write such calls, or their answer ended within one. A refusal would end the conversation for ever.
+    """
     text = given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
     try:
         arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise InvalidRequestError(f"the arguments of a call in message {number} are not a JSON object")
-    _check_keys(plain(arguments, f"an argument in message {number}"), f"a call in message {number}")
+        return "{}"
+    try:
+        _check_keys(plain(arguments, "an argument"), "a call")
+    except InvalidRequestError:
+        return "{}"
     return text or "{}"
 
 

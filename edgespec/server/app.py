@@ -30,9 +30,12 @@ from edgespec.server.schema import Reader as BodyReader, Request, read_chat, rea
 from edgespec.server.security import Access
 from edgespec.server.streaming import Collected, EventStream, Receive, Send, while_connected
 from edgespec.server.strict_json import parse_body
+from edgespec.server.threads import in_thread
 
 # At four characters a token, a context of four million tokens.
 MOST_BODY_BYTES = 16_000_000
+# A larger body is parsed on a thread: a megabyte takes some 10 ms, in which no other answer would be sent.
+MOST_PARSED_BYTES = 200_000
 # The longest answers of thinking models on a slow machine take half an hour.
 LONGEST_REQUEST_S = 3600.0
 # A client that takes nothing for this long is gone: the answer waits in memory and holds a place.
@@ -133,7 +136,7 @@ class Answering(Response):
         try:
             async with (
                 asyncio.timeout(LONGEST_REQUEST_S),
-                service.queue.turn(self._size),
+                service.queue.turn(self._size, self._owner if len(service.access.keys) > 1 else None),
                 service.keeper.use() as loaded,
             ):
                 is_chat = self._request.is_chat
@@ -261,7 +264,10 @@ def make_app(service: Service) -> Guard:
                 raw = await read_body(request)
             except GoneError:
                 return Left()
-            parsed = read(parse_body(raw))
+            if len(raw) > MOST_PARSED_BYTES:
+                parsed = await in_thread(lambda: read(parse_body(raw)))
+            else:
+                parsed = read(parse_body(raw))
             service.check_model(parsed.model)
             return Answering(service, parsed, owner, len(raw))
 

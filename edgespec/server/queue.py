@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,8 @@ from edgespec.server.errors import ApiError
 # The decoding of this many answers shares the machine; more would be slower for all of them.
 MOST_RUNNING = 4
 MOST_WAITING = 64
+# Of these, for each of several keys: an agent asks for ten answers or so at the same time.
+MOST_WAITING_OF_ONE = 16
 # Bodies of waiting requests together, in bytes: four of the largest; parsed, text takes about as much again.
 MOST_WAITING_BYTES = 64_000_000
 # Clients of OpenAI's give up after ten minutes.
@@ -32,6 +35,7 @@ class RequestQueue:
         most_waiting: int = MOST_WAITING,
         longest_wait_s: float = LONGEST_WAIT_S,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
+        most_waiting_of_one: int = MOST_WAITING_OF_ONE,
     ) -> None:
         self._slots = asyncio.Semaphore(most_running)
         self._most_running = most_running
@@ -39,6 +43,8 @@ class RequestQueue:
         self._longest_wait_s = longest_wait_s
         self._most_waiting_bytes = most_waiting_bytes
         self._waiting_bytes = 0
+        self._most_waiting_of_one = most_waiting_of_one
+        self._waiting_of = Counter[str]()
         self._typical_s = 1.0
         self._limits = set[asyncio.Timeout]()  # of the requests that wait
         self.draining = False
@@ -46,19 +52,22 @@ class RequestQueue:
         self.waiting = 0
 
     @asynccontextmanager
-    async def turn(self, size: int = 0) -> AsyncIterator[None]:
+    async def turn(self, size: int = 0, owner: str | None = None) -> AsyncIterator[None]:
         """Wait for a place, and hold it within the block. Raises ApiError with status 429 or 503.
 
-        ``size``: bytes of the request's body.
+        ``size``: bytes of the request's body. ``owner``: whose it is, where several may ask.
         """
         if self.draining:
             raise _ending()
         full = self.waiting >= self._most_waiting or self._waiting_bytes + size > self._most_waiting_bytes
+        full |= owner is not None and self._waiting_of[owner] >= self._most_waiting_of_one
         if full and self._slots.locked():
             raise ApiError("too many requests are waiting", status=429, code="queue_full", retry_s=self.retry_s)
         limit = asyncio.timeout(self._longest_wait_s)
         self.waiting += 1
         self._waiting_bytes += size
+        if owner is not None:
+            self._waiting_of[owner] += 1
         try:
             async with limit:
                 self._limits.add(limit)
@@ -73,6 +82,8 @@ class RequestQueue:
             self._limits.discard(limit)
             self.waiting -= 1
             self._waiting_bytes -= size
+            if owner is not None:
+                self._waiting_of[owner] -= 1
         if self.draining:
             self._slots.release()
             raise _ending()

@@ -151,6 +151,9 @@ def test_the_fastapi_page_streams_an_answer_and_leaving_ends_it(engine: Engine) 
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert "<button" in (await client.get("/")).text
+            assert (await client.get("/", headers={"host": "evil.example"})).status_code == 400
+            assert (await client.get("/ask")).status_code == 405, "an address alone starts no answer"
+            assert (await client.post("/ask", content="hello")).text
         parts = module.answer(engine, "hello")
         assert await anext(parts)
         await parts.aclose()

@@ -12,7 +12,14 @@ from edgespec.errors import ClosedError, EdgespecError, ModelFileError, WorkerLo
 from edgespec.server import keeper as keeping
 from edgespec.server.errors import ApiError
 from edgespec.server.keeper import KEEP_ALIVE_S, ModelKeeper
-from edgespec.server.queue import LONGEST_WAIT_S, MOST_RUNNING, MOST_WAITING, MOST_WAITING_BYTES, RequestQueue
+from edgespec.server.queue import (
+    LONGEST_WAIT_S,
+    MOST_RUNNING,
+    MOST_WAITING,
+    MOST_WAITING_BYTES,
+    MOST_WAITING_OF_ONE,
+    RequestQueue,
+)
 from edgespec.server.threads import in_thread
 from tests.support.http_server import wait_until
 
@@ -283,8 +290,30 @@ def test_the_bodies_of_waiting_requests_have_a_limit_together() -> None:
     asyncio.run(run())
 
 
+def test_one_owner_of_several_cannot_take_all_places_to_wait() -> None:
+    async def run() -> None:
+        queue = RequestQueue(1, 5, most_waiting_of_one=1)
+        async with queue.turn(owner="a"):
+            waiting = [asyncio.create_task(queue.turn(owner=owner).__aenter__()) for owner in ("a", "b", None, None)]
+            await asyncio.sleep(0)
+            assert queue.waiting == 4
+            with pytest.raises(ApiError, match="too many requests"):
+                await queue.turn(owner="a").__aenter__()
+            for each in waiting:
+                each.cancel()
+            await asyncio.wait(waiting)
+            again = asyncio.create_task(queue.turn(owner="a").__aenter__())
+            await asyncio.sleep(0)
+            assert queue.waiting == 1
+            again.cancel()
+            await asyncio.wait([again])
+
+    asyncio.run(run())
+
+
 def test_the_queue_has_room_for_a_few_programs() -> None:
     queue = RequestQueue()
     assert (queue._most_running, queue._most_waiting, queue._longest_wait_s) == (4, 64, 600.0)  # the defaults
+    assert queue._most_waiting_of_one == MOST_WAITING_OF_ONE == 16
     assert queue._most_waiting_bytes == MOST_WAITING_BYTES == 64_000_000
     assert (MOST_RUNNING, MOST_WAITING, LONGEST_WAIT_S) == (4, 64, 600.0)
