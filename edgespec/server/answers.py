@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from edgespec.errors import (
     ClosedError,
     ContextFullError,
     InvalidRequestError,
+    MemoryLimitError,
     PromptTooLongError,
     TemplateError,
 )
@@ -32,6 +34,8 @@ from edgespec.text.tool_calls import ToolCall
 _SEEDS = 2**64
 # A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.
 _DRAWN_SEEDS = 2**53 - MOST_CHOICES
+# Far below the time of an answer.
+_LOOK_AGAIN_S = 0.1
 # Longest token of a vocabulary, in characters: runs of spaces in code vocabularies are 128 long, some have 256.
 _LONGEST_TOKEN = 512
 
@@ -172,7 +176,10 @@ def _check_length(request: Request, context_length: int) -> None:
 
 @asynccontextmanager
 async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncIterator[Kept]:
-    """A session of the pool. It goes back unless it is broken."""
+    """A session of the pool. It goes back unless it is broken.
+
+    If memory holds no further one, waits until another request gives its session back.
+    """
     taken: list[Kept] = []
     text = text_of(request)
 
@@ -180,12 +187,20 @@ async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncI
         taken.append(loaded.pool.take(owner, text, think=request.think))
 
     try:
-        await in_thread(take)
+        while True:
+            others = loaded.pool.in_use
+            try:
+                await in_thread(take)
+                break
+            except MemoryLimitError:
+                if not others and not loaded.pool.in_use:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
         yield taken[0]
     except BaseException as error:
         broken = isinstance(error, Exception) and not isinstance(error, _OF_THE_REQUEST)
         for kept in taken:
-            await in_thread(kept.session.close if broken else partial(_give, loaded, kept))
+            await in_thread(partial(loaded.pool.discard, kept) if broken else partial(_give, loaded, kept))
         raise
     else:
         await in_thread(partial(_give, loaded, taken[0]))

@@ -76,6 +76,7 @@ class SessionPool:
         self._lock = threading.Lock()
         self._kept: list[Kept] = []  # the least recently used first
         self._closed = False
+        self.in_use = 0  # sessions that requests have
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -93,18 +94,24 @@ class SessionPool:
             if worth:
                 _, best = max(worth, key=lambda pair: pair[0])
                 self._kept.remove(best)
+                self.in_use += 1
                 return best
         while True:
             try:
-                return Kept(self._engine.session(think=think), owner, think)
+                taken = Kept(self._engine.session(think=think), owner, think)
             except MemoryLimitError:
                 if not self._drop_oldest():
                     raise
+            else:
+                with self._lock:
+                    self.in_use += 1
+                return taken
 
     def give(self, kept: Kept, text: str) -> None:
         """Keep a session whose caches hold ``text`` for later requests."""
         kept.text = text
         with self._lock:
+            self.in_use -= 1
             closed = self._closed
             if not closed:
                 self._kept.append(kept)
@@ -112,6 +119,12 @@ class SessionPool:
             kept.session.close()
         while len(self._kept) > self._most and self._drop_oldest():
             pass
+
+    def discard(self, kept: Kept) -> None:
+        """Close a taken session, which is broken."""
+        with self._lock:
+            self.in_use -= 1
+        kept.session.close()
 
     def _drop_oldest(self) -> bool:
         """Close the session that was not used for the longest time; False if no session is kept."""

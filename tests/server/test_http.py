@@ -13,6 +13,7 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
+from edgespec.errors import MemoryLimitError
 from edgespec.server import app, streaming
 from edgespec.server.errors import ApiError
 from edgespec.server.keeper import ModelKeeper
@@ -475,6 +476,34 @@ def test_a_server_that_ends_while_the_model_loads_refuses_what_waits(tiny: TinyM
     assert server.server.load_error is None
     for answer in answers:
         failed(answer, 503)
+
+
+def test_more_requests_than_memory_holds_sessions_wait_for_one(
+    slow: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, texts = slow.service.keeper.engine, list[int]()
+    assert engine is not None
+    pool, session = slow.service.keeper._loaded.pool, engine.session  # type: ignore[union-attr]
+    refusals = list[int]()
+
+    def limited(**settings: Any) -> Any:
+        if pool.in_use:
+            refusals.append(pool.in_use)
+            raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
+        return session(**settings)
+
+    monkeypatch.setattr(engine, "session", limited)
+    ask = [
+        threading.Thread(target=lambda text=text: texts.append(slow.chat(text * 300, max_tokens=2).status_code))
+        for text in ("one ", "two ", "three ")
+    ]
+    for thread in ask:
+        thread.start()
+    for thread in ask:
+        thread.join()
+    assert texts == [200, 200, 200]
+    assert refusals
+    assert pool.in_use == 0
 
 
 def test_an_empty_message_and_a_conversation_of_the_assistants_are_answered(server: Running) -> None:
