@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from typing import Any
@@ -13,18 +12,14 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
-from edgespec.errors import MemoryLimitError
-from edgespec.server import app, streaming
+from edgespec.server import streaming
 from edgespec.server.errors import ApiError
-from edgespec.server.keeper import ModelKeeper
-from edgespec.server.queue import RequestQueue
 from edgespec.server.security import Access
 from tests.engine.answers import plain_text
 from tests.support.http_server import Running, running
 from tests.support.tiny_models import TinyModels
 
 CHAT = "/v1/chat/completions"
-LONG = "hello " * 500  # half a second of reading for the slow model
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
@@ -339,185 +334,3 @@ def test_each_key_has_its_own_conversations(tiny: TinyModels) -> None:
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == "http://localhost:3000"
         assert "access-control-allow-origin" not in client.get("/health").headers
-
-
-# ------------------------------------------------------------------------------------------- leaving, waiting
-
-
-def test_a_client_that_leaves_ends_its_answer(slow: Running) -> None:
-    before = len(slow.lines)
-    for stream in (True, False):
-        body = {"messages": [{"role": "user", "content": "hello"}], "stream": stream, "max_tokens": 4000}
-        with slow.connect() as own:
-            content = json.dumps(body).encode()
-            own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
-            own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
-            slow.wait_until(lambda: slow.service.queue.running == 1)
-            if stream:
-                assert own.recv(100).startswith(b"HTTP/1.1 200")
-        slow.wait_until(lambda: slow.service.queue.running == 0)
-    slow.wait_until(lambda: len(slow.lines) == before + 2)
-    assert {line.error for line in slow.lines[before:]} == {"the client left"}
-    assert [line.status for line in slow.lines[before:]] == [200, 0]
-    with slow.connect() as own:
-        own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
-    slow.wait_until(lambda: len(slow.lines) == before + 3)
-    assert (slow.lines[-1].status, slow.lines[-1].error) == (0, "the client left")
-    assert 'status="500"' not in slow.service.metrics.text({})
-    assert slow.chat("hello", max_tokens=1).status_code == 200
-
-
-def test_a_silent_stream_gets_comments(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert streaming.KEEP_ALIVE_S == 5.0
-    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
-    response = slow.chat(LONG, stream=True, max_tokens=1)
-    assert "\n\n: waiting\n\n" in response.text
-    assert events(response)[-1]["choices"][0]["finish_reason"] == "length"
-
-
-def test_a_client_that_takes_nothing_ends_its_answer(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert app.LONGEST_WRITE_S == 60.0
-    monkeypatch.setattr(app, "LONGEST_WRITE_S", 0.05)
-    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.02)
-
-    async def run() -> None:
-        sent = list[str]()
-
-        async def receive() -> Any:
-            if not sent:
-                sent.append("body")
-                body = {"messages": [{"role": "user", "content": LONG}], "stream": True, "max_tokens": 1}
-                return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
-            return await asyncio.Event().wait()
-
-        async def send(message: Any) -> None:
-            sent.append(message["type"])
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
-
-        keeper = ModelKeeper(lambda: pytest.fail("nothing is loaded here"))
-        lines = list[app.RequestLine]()
-        guard = app.make_app(app.Service(keeper=keeper, names=("tiny",), log=lines.append))
-        ended = asyncio.Event()
-
-        async def decode(*_: Any) -> Any:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-
-        monkeypatch.setattr(app.Answering, "_decode", decode)
-        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [(b"host", b"localhost")]}
-        scope |= {"query_string": b"", "root_path": "", "raw_path": CHAT.encode(), "scheme": "http"}
-        await guard(scope, receive, send)
-        assert sent == ["body", "http.response.start", "http.response.body"]
-        assert ended.is_set(), "the answer was cancelled by the failed comment"
-        assert (lines[0].status, lines[0].error) == (200, "the client left")
-
-    asyncio.run(run())
-
-
-def test_a_full_queue_answers_429_with_retry_after(tiny: TinyModels) -> None:
-    loading = threading.Event()
-
-    def load() -> Engine:
-        assert loading.wait(30)
-        return tiny.load(draft="none")
-
-    with running(load, queue=RequestQueue(1, 1)) as server:
-        answers: list[httpx.Response] = []
-        threads = [threading.Thread(target=lambda: answers.append(server.chat("x", max_tokens=1))) for _ in range(2)]
-        for number, thread in enumerate(threads):
-            thread.start()
-            server.wait_until(lambda number=number: server.service.queue.waiting == number)  # type: ignore[misc]
-            server.wait_until(lambda: server.service.queue.running == 1)
-        response = server.chat("x")
-        failed(response, 429, "queue_full")
-        assert int(response.headers["retry-after"]) >= 1
-        loading.set()
-        for thread in threads:
-            thread.join()
-        assert [answer.status_code for answer in answers] == [200, 200]
-
-
-def test_an_answer_that_the_server_ends_is_an_error(tiny: TinyModels) -> None:
-    with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
-        answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(server.chat("hello", max_tokens=4000)))
-        thread.start()
-        server.wait_until(lambda: server.service.queue.running == 1 and server.service.keeper.state == "ready")
-        engine = server.service.keeper.engine
-        assert engine is not None
-        server.wait_until(lambda: engine.pair.answering)
-        engine.close()
-        thread.join()
-        failed(answers[0], 503, "unavailable")
-        server.wait_until(lambda: server.service.keeper.state == "unloaded")
-        assert server.chat("hello", max_tokens=1).status_code == 200, "the model is loaded again"
-
-
-def test_a_server_that_ends_while_the_model_loads_refuses_what_waits(tiny: TinyModels) -> None:
-    loading = threading.Event()
-
-    def load() -> Engine:
-        assert loading.wait(30)
-        return tiny.load(draft="none")
-
-    answers: list[httpx.Response] = []
-    with running(load, queue=RequestQueue(1, 5)) as server:
-        threads = [threading.Thread(target=lambda: answers.append(server.chat("x"))) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        server.wait_until(lambda: (server.service.queue.running, server.service.queue.waiting) == (1, 1))
-        assert server.server.stop()
-        for thread in threads:
-            thread.join()
-    loading.set()
-    assert server.server.load_error is None
-    for answer in answers:
-        failed(answer, 503)
-
-
-def test_more_requests_than_memory_holds_sessions_wait_for_one(
-    slow: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, texts = slow.service.keeper.engine, list[int]()
-    assert engine is not None
-    pool, session = slow.service.keeper._loaded.pool, engine.session  # type: ignore[union-attr]
-    refusals = list[int]()
-
-    def limited(**settings: Any) -> Any:
-        if pool.in_use:
-            refusals.append(pool.in_use)
-            raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
-        return session(**settings)
-
-    monkeypatch.setattr(engine, "session", limited)
-    ask = [
-        threading.Thread(target=lambda text=text: texts.append(slow.chat(text * 300, max_tokens=2).status_code))
-        for text in ("one ", "two ", "three ")
-    ]
-    for thread in ask:
-        thread.start()
-    for thread in ask:
-        thread.join()
-    assert texts == [200, 200, 200]
-    assert refusals
-    assert pool.in_use == 0
-
-
-def test_an_empty_message_and_a_conversation_of_the_assistants_are_answered(server: Running) -> None:
-    said = {"role": "assistant", "content": "x"}
-    for messages in ([{"role": "user", "content": ""}], [said, {"role": "user", "content": ""}]):
-        assert server.post(messages=messages, max_tokens=1).status_code == 200
-
-
-def test_a_server_that_ends_finishes_running_answers(tiny: TinyModels) -> None:
-    with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
-        answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(server.chat("hello", max_tokens=100)))
-        thread.start()
-        server.wait_until(lambda: server.service.queue.running == 1)
-        assert server.server.stop()
-        thread.join()
-    assert answers[0].json()["usage"]["completion_tokens"] == 100
