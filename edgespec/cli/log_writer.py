@@ -57,7 +57,7 @@ class LogWriter:
                 self._characters -= len(line)
                 dropped, self._dropped = self._dropped, 0
             if dropped:
-                self._print(f"{dropped} lines of the log were dropped: stderr was not read")
+                self._print(f"lines of the log that were dropped, because stderr was not read: {dropped}")
 
     @staticmethod
     def _print(line: str) -> None:

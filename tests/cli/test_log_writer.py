@@ -64,7 +64,12 @@ def test_a_reader_that_stops_reading_costs_lines_and_no_time(pipe: Pipe, monkeyp
     log.write("first", "second", "third", "fourth", "fifth")  # 11 characters, then 16, then no room for two
     log.close(within_s=0.01)
     lines = pipe.read(4)
-    assert lines == ["." * size + "first", "2 lines of the log were dropped: stderr was not read", "second", "third"]
+    assert lines == [
+        "." * size + "first",
+        "lines of the log that were dropped, because stderr was not read: 2",
+        "second",
+        "third",
+    ]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot wait for a pipe with select")
@@ -73,7 +78,7 @@ def test_long_lines_are_dropped(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> 
     log = LogWriter(most_characters=10)
     log.write("x" * 11, "short")
     log.close()
-    assert pipe.read(2) == ["short", "1 lines of the log were dropped: stderr was not read"]
+    assert pipe.read(2) == ["short", "lines of the log that were dropped, because stderr was not read: 1"]
 
 
 def test_a_closed_stderr_ends_nothing(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
