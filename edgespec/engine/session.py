@@ -217,22 +217,17 @@ class Session:
         if messages is not None:
             prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
         usable = check_tools(tools, tool_choice, raw=raw)
+        free = raw or messages is not None  # the prompt may be empty: in a list of messages the template adds text
         prompt = check_request(
-            prompt,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            stop=stop,
-            depth=depth,
-            raw=raw or messages is not None,  # a template's turn is never empty
-            logprobs=logprobs,
+            prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=free, logprobs=logprobs
         )
         if sampling is not None:
             check_bias(sampling, self._pair.vocabulary_size)
         self._settle_forgotten()
         self._pair.begin_answer()
-        room = self._target.context_length
+        length = self._target.context_length
         turn = self._conversation.turn(
-            prompt, max_tokens, room, raw=raw, earlier=earlier, after=after, tools=usable, keep_all=keep_all
+            prompt, max_tokens, length, raw=raw, earlier=earlier, after=after, tools=usable, keep_all=keep_all
         )
         self._reopen_if_broken()
         answer = self._make_answer(turn, max_tokens, sampling, stop, depth, logprobs, started)
