@@ -19,13 +19,13 @@ from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.engine.answer import AnswerTask, AnswerText, Generation
 from edgespec.engine.conversation import Conversation, Turn
-from edgespec.engine.events import Done, Event
+from edgespec.engine.events import Done
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.request_checks import busy, check_bias, check_conversation, check_request, check_system
 from edgespec.engine.saved_session import write_session
 from edgespec.engine.started_answer import StartedAnswer
 from edgespec.engine.tool_checks import check_tools
-from edgespec.engine.tool_use import CallEvents
+from edgespec.engine.tool_use import shaping
 from edgespec.engine.why_no_drafts import why_no_drafts
 from edgespec.errors import ClosedError, EdgespecError, RewindError
 from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
@@ -237,11 +237,8 @@ class Session:
             cancel=self.cancel,
             settle=partial(self._settle, answer),
             thinking=partial(self._thinking, turn),
-            shaped=self._shaped(turn),
+            shaped=shaping(turn.tools, self._thinking(turn)),
         )
-
-    def _shaped(self, turn: Turn) -> Callable[[Event], list[Event]]:
-        return (lambda event: [event]) if turn.tools is None else CallEvents(turn.tools, self._thinking(turn)).shaped
 
     def _thinking(self, turn: Turn) -> ThinkingText | None:
         marks = self._pair.prompts.thinking if turn.message is not None else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,3 +114,8 @@ class CallEvents:
         assert isinstance(first, str)
         own = replace(event, text=first, lengths=())
         return [own, *(Text(part) if isinstance(part, str) else part for part in parts)]
+
+
+def shaping(use: ToolUse | None, thinking: ThinkingText | None) -> Callable[[Event], list[Event]]:
+    """What turns each event of an answer into the events that its reader gets."""
+    return (lambda event: [event]) if use is None else CallEvents(use, thinking).shaped
