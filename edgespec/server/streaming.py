@@ -28,10 +28,10 @@ _HEADERS = [
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled if the client closes the connection. Raises GoneError then."""
-    return await _beside(work, _disconnect(receive))
+    return await _watched_by(work, _disconnect(receive))
 
 
-async def _beside(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, NoReturn]) -> T:
+async def _watched_by(work: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, NoReturn]) -> T:
     """The result of ``work``, which is cancelled if ``watch`` fails first. Raises what either raises."""
     tasks = (task := asyncio.ensure_future(work)), (watching := asyncio.ensure_future(watch))
     try:
@@ -118,7 +118,7 @@ class EventStream:
 
         ``work`` is cancelled if a comment cannot be sent.
         """
-        return await _beside(work, self._tick())
+        return await _watched_by(work, self._tick())
 
     async def _tick(self) -> NoReturn:
         while True:
