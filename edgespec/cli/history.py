@@ -59,6 +59,9 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
         return
     print(f"history of answers: {'on' if on else 'off'} in `edgespec chat`")
     print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {place.answers}")
+    print(
+        f"to switch it {'off' if on else 'on'}: history = {str(not on).lower()} under [profile] in {place.root / USER_FILE}"
+    )
     for each in kept:
         if each.answers is None:
             note(f"{each.path} is damaged; the next chat sets it aside")
@@ -115,7 +118,6 @@ def for_chat(profile: Profile) -> Profile:
             place.create(place.answers)
             note(
                 "edgespec keeps answers of this chat on this machine, to guess later ones faster: "
-                f"`edgespec history` says where, `edgespec history clear` removes them, and `history = false` under "
-                f"[profile] in {place.root / USER_FILE} switches this off"
+                "`edgespec history` says where and how to switch this off, `edgespec history clear` removes them"
             )
     return replace(profile, history=True)

@@ -43,7 +43,7 @@ def test_the_chat_keeps_answers_says_so_once_and_history_removes_them(tiny: Tiny
     first = here(*chat, stdin="Hello\n")
     assert first.code == 0
     assert "edgespec keeps answers of this chat" in first.err
-    assert f"`history = false` under [profile] in {here.home / 'config.toml'}" in first.err
+    assert f"off: history = false under [profile] in {here.home / 'config.toml'}" in here("history").out
     again = here(*chat, "--json", stdin="Hello\nAnd more\n")
     assert again.code == 0
     assert "keeps answers" not in again.err
