@@ -59,9 +59,8 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
         return
     print(f"history of answers: {'on' if on else 'off'} in `edgespec chat`")
     print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {place.answers}")
-    print(
-        f"to switch it {'off' if on else 'on'}: history = {str(not on).lower()} under [profile] in {place.root / USER_FILE}"
-    )
+    turn = "off: history = false" if on else "on: history = true"
+    print(f"to switch it {turn} under [profile] in {place.root / USER_FILE}")
     for each in kept:
         if each.answers is None:
             note(f"{each.path} is damaged; the next chat sets it aside")
