@@ -79,6 +79,10 @@ def test_no_character_is_lost_or_changed(pieces: list[str], columns: int, colour
     assert len(plain) >= len(text), "a break takes the place of a space at most"
 
 
+def test_a_no_break_space_at_the_edge_is_kept() -> None:
+    assert "\u00a0" in shown(["x" * 40 + "\u00a0"], columns=40)
+
+
 @settings(max_examples=200, deadline=None)
 @given(PIECES, st.booleans())
 def test_the_shown_answer_is_the_same_however_the_text_is_cut_into_pieces(pieces: list[str], thinking: bool) -> None:
