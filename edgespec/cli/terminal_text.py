@@ -106,7 +106,7 @@ class TerminalText:
 
     def _space(self, space: str, style: str) -> Iterator[str]:
         cells = _TAB - self._at % _TAB if space == "\t" else cell_len(space)
-        if self._at + cells <= self._columns() or space not in " \t":  # a no-break space is no place to break
+        if self._at + cells <= self._columns() or space not in " \t":  # lines do not break at others
             yield from self._styled(space, style)
             self._at += cells
         else:

@@ -29,6 +29,8 @@ NOT_RUN = {
     "edgespec bench --suite short": "minutes; another benchmark of the page runs",
     "edgespec bench --target": "minutes; another benchmark of the page runs",
     "edgespec bench --suite quick --category code": "minutes; another benchmark of the guide runs",
+    "edgespec bench --suite ours --arms plain --passes 1": "minutes; tests/bench writes such a log and reads it",
+    "edgespec chat hf:Qwen/Qwen3-8B-GGUF": "it needs a hub, and what `edgespec export` writes",
     "edgespec history clear": "it would delete the history of the user who runs the tests; tests/cli clears one",
     "edgespec learn": "it needs texts; tests/cli learns",
     "edgespec models rm": "it would delete a model that other tests use",

@@ -6,9 +6,9 @@ import ctypes
 import gc
 import mmap
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,13 +207,13 @@ def test_a_sidecar_that_cannot_be_written_is_not_an_error(
         sidecar = sidecar / "gone" / "tiles"
     elif trouble == "full":
         monkeypatch.setattr(native_sidecar, "_CHUNK_BYTES", 4096)
-        monkeypatch.setattr(time, "monotonic", second_call(fail))
+        monkeypatch.setattr(native_sidecar, "time", SimpleNamespace(monotonic=second_call(fail)))
     elif trouble == "little space":
         size = native_weights.tile_bytes(require_native(), read_layout(read_header(path)))
         monkeypatch.setattr(disk, "free_bytes", lambda _path: 3 * size + disk.SLACK_BYTES)
     elif trouble == "slow":
         clock = iter(range(0, 10_000, 1000))
-        monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+        monkeypatch.setattr(native_sidecar, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     elif trouble == "unwritable":  # read-only, also for root
         monkeypatch.setattr(native_sidecar, "replacing", refuse)
     else:
