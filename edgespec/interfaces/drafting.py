@@ -9,7 +9,7 @@ import math
 from collections import abc
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -68,8 +68,11 @@ class Context:
         return common_prefix(known, self.tokens)
 
 
-def common_prefix(left: list[int], right: list[int]) -> int:
-    """Number of leading tokens two lists share; whole-list comparisons first, since they usually decide."""
+_Run = TypeVar("_Run", list[int], str)
+
+
+def common_prefix(left: _Run, right: _Run) -> int:
+    """Number of leading tokens or characters that both share; whole comparisons first, since they usually decide."""
     shorter = min(len(left), len(right))
     if left[:shorter] == right[:shorter]:
         return shorter

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
 from edgespec.errors import MemoryLimitError
+from edgespec.interfaces.drafting import common_prefix
 from edgespec.server.messages import Message
 from edgespec.server.schema import Request
 
@@ -44,18 +45,6 @@ def text_of_messages(messages: Sequence[Message]) -> str:
         f"{each['role']}\0{each['content']}\0{json.dumps(each['tool_calls']) if 'tool_calls' in each else ''}"
         for each in messages
     )
-
-
-def common_length(one: str, other: str) -> int:
-    """Characters at the start that both texts share."""
-    least, most = 0, min(len(one), len(other))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if one.startswith(other[least:middle], least):
-            least = middle
-        else:
-            most = middle - 1
-    return least
 
 
 def is_worth(common: int, kept: int, asked: int) -> bool:
@@ -89,7 +78,7 @@ class SessionPool:
         """
         with self._lock:
             own = [each for each in self._kept if each.owner == owner and each.think == think]
-            shares = [(common_length(each.text, text), each) for each in own]
+            shares = [(common_prefix(each.text, text), each) for each in own]
             worth = [(common, each) for common, each in shares if is_worth(common, len(each.text), len(text))]
             if worth:
                 _, best = max(worth, key=lambda pair: pair[0])

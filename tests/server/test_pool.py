@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, MemoryLimitError
-from edgespec.server.pool import Kept, SessionPool, common_length, is_worth, text_of
+from edgespec.interfaces.drafting import common_prefix
+from edgespec.server.pool import Kept, SessionPool, is_worth, text_of
 from edgespec.server.schema import Request
 from tests.support.tiny_models import TinyModels
 
@@ -35,7 +36,7 @@ def kept(pool: SessionPool, owner: str, text: str, *, think: bool = True) -> Kep
 
 @given(st.text(), st.text(), st.text())
 def test_the_common_length_is_that_of_the_longest_shared_beginning(start: str, one: str, other: str) -> None:
-    found = common_length(start + one, start + other)
+    found = common_prefix(start + one, start + other)
     assert found >= len(start)
     assert (start + one)[:found] == (start + other)[:found]
     assert (start + one)[: found + 1] != (start + other)[: found + 1] or found == min(len(one), len(other)) + len(
@@ -118,4 +119,4 @@ def test_texts_of_chats_and_completions_are_never_beginnings_of_one_another() ->
     chat = Request(model=None, messages=({"role": "user", "content": "x"},))
     assert text_of(chat, "yes").startswith(text_of(chat))
     assert text_of(Request(model=None, prompt="x"), "yes").startswith(text_of(Request(model=None, prompt="x")))
-    assert common_length(text_of(chat), text_of(Request(model=None, prompt="user\0x"))) == 0
+    assert common_prefix(text_of(chat), text_of(Request(model=None, prompt="user\0x"))) == 0
