@@ -1,11 +1,13 @@
-"""Processes that the benchmarks start: commands of edgespec, ``scripts/answers.py``, and busy loops."""
+"""Processes that the benchmarks start: commands of edgespec, a server, ``scripts/answers.py``, and busy loops."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,8 @@ from edgespec.files.home import home
 ROOT = Path(__file__).resolve().parent.parent
 
 Answers = list[dict[str, Any]]
+
+_SERVING = re.compile(r"on (http://\S+)/v1$")
 
 
 def edgespec(*arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -65,3 +69,27 @@ def busy_loops(count: int) -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.wait()
+
+
+@contextmanager
+def serving(folder: Path, model: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server of ``model``: its address, and its process. Its log is a file in ``folder``.
+
+    Raises RuntimeError with the log if the server ends at its start.
+    """
+    log = folder / "server.log"
+    with log.open("wb") as err:
+        command = [sys.executable, "-m", "edgespec", "serve", model, "--port", "0", *options]
+        process = subprocess.Popen(command, stderr=err, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, cwd=ROOT)
+    try:
+        while True:
+            found = [match[1] for line in log.read_text().splitlines() if (match := _SERVING.search(line))]
+            if found:
+                break
+            if process.poll() is not None:
+                raise RuntimeError(log.read_text())
+            time.sleep(0.01)
+        yield found[0], process
+    finally:
+        process.terminate()
+        process.wait(90)

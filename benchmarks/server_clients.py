@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import venv
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.processes import ROOT, serving
+
 MODEL = "smollm2-135m"
 PACKAGES = ("litellm", "langchain-openai", "llm", "schemathesis")
 QUESTION = "Name a colour. One word."
-_SERVING = re.compile(r"on (http://\S+)/v1$")
 
 LITELLM = """
 import sys, litellm
@@ -49,26 +46,6 @@ LLM_MODELS = """- model_id: served
   model_name: default
   api_base: {url}/v1
 """
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """The address of a server of ``MODEL``."""
-    log = folder / "server.log"
-    with log.open("wb") as err:
-        command = [sys.executable, "-m", "edgespec", "serve", MODEL, "--port", "0", "--context", "512"]
-        process = subprocess.Popen(command, stderr=err, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, cwd=ROOT)
-    try:
-        while True:
-            found = [match[1] for line in log.read_text().splitlines() if (match := _SERVING.search(line))]
-            if found:
-                break
-            if process.poll() is not None:
-                raise RuntimeError(log.read_text())
-        yield found[0]
-    finally:
-        process.terminate()
-        process.wait(90)
 
 
 def environment(folder: Path) -> Path:
@@ -100,7 +77,7 @@ def measure(folder: Path) -> dict[str, Any]:
     """What each client got."""
     programs = environment(folder)
     python = programs / "python"
-    with tempfile.TemporaryDirectory() as place, serving(Path(place)) as url:
+    with tempfile.TemporaryDirectory() as place, serving(Path(place), MODEL, "--context", "512") as (url, _):
         home = Path(place)
         (home / "extra-openai-models.yaml").write_text(LLM_MODELS.format(url=url))
         llm: list[str | Path] = [programs / "llm", "-m", "served", "--no-log", "-o", "max_tokens", "12", QUESTION]

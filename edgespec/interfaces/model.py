@@ -107,6 +107,26 @@ class TreeSequence(Sequence, Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Company:
+    """Other answers that one forward computed together with this one: how many, and their rows."""
+
+    answers: int = 0
+    rows: int = 0
+
+
+ALONE = Company()
+
+
+@runtime_checkable
+class BatchedSequence(Sequence, Protocol):
+    """A Sequence whose forwards may be computed together with those of other Sequences."""
+
+    @property
+    def company(self) -> Company:
+        """The other answers in the last forward. Prompts do not count."""
+
+
 @runtime_checkable
 class FrequentHeadSequence(Sequence, Protocol):
     """A Sequence that can score a part of the vocabulary, to read fewer rows of its model's output head."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.interfaces.drafting import ChainGate
+from edgespec.interfaces.model import ALONE, Company
 from edgespec.interfaces.reasons import Reason
 
 
@@ -19,7 +20,8 @@ class RoundRecord:
     ``accepted`` counts the path's accepted tokens; ``evaluated`` adds the first rejected one, if any.
     ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
     comparison, so the target was idle for ``round_s - verify_s``. ``overlapped``: a drafter ran in parallel with the
-    target's forward; ``draft_s`` is then the drafting time of the proposal that arrived in this round.
+    target's forward; ``draft_s`` is then the drafting time of the proposal that arrived in this round. ``company``:
+    the other answers whose rows the target's forward computed as well.
     """
 
     width: int
@@ -37,6 +39,7 @@ class RoundRecord:
     draft_forwards: int = 0
     overlapped: bool = False
     alternative_count: int = 0
+    company: Company = ALONE
 
     @property
     def depth(self) -> int:

@@ -23,6 +23,7 @@ from edgespec.errors import (
     RewindError,
 )
 from edgespec.interfaces.drafting import DraftRequest, DraftState
+from edgespec.interfaces.model import ALONE, Company
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.depth.base import FixedDepth
@@ -558,3 +559,22 @@ def test_serial_drafting_stops_at_the_longest_compared_context() -> None:
     ends = [record.context_length + record.width - 1 for record in within.records if record.width > 1]
     assert 36 < max(ends) <= 40, "it drafts up to the limit"
     assert limited(None).tokens != plain, "the model must depend on the width beyond the limit"
+
+
+# ------------------------------------------------------------------------------------------------- other answers
+
+
+def test_a_rounds_record_says_which_other_answers_its_forward_computed() -> None:
+    class InCompany(FakeSequence):
+        @property
+        def company(self) -> Company:
+            return Company(answers=self.length % 3, rows=2 * (self.length % 3))
+
+    model = FakeModel(VOCABULARY_SIZE)
+    answer = Answer(list(PROMPT), InCompany(model, 100))
+    answer.take(loop(answer).steps())
+    found = [record.company.answers for record in answer.records]
+    # the forward of a round at n tokens of text fills the cache to n
+    assert found == [record.context_length % 3 for record in answer.records]
+    assert {0, 1, 2} == set(found)
+    assert all(record.company == ALONE for record in answer_to().records)

@@ -17,7 +17,7 @@ from edgespec.files.home import Home
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.planner import ESTIMATED, NOT_CALIBRATED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
-from edgespec.planning.depth.control import AnswerDepth
+from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.runtimes.native.library import PORTABLE
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
 from tests.support.command_line import InProcess, run_cli

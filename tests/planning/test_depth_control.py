@@ -16,15 +16,9 @@ from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.live_times import LiveTimes
+from edgespec.planning.depth.answer import AT_ONCE, MOVED, PLAIN_AGAIN, PLAIN_EVERY, AnswerDepth
 from edgespec.planning.depth.base import NOT_CALIBRATED
-from edgespec.planning.depth.control import (
-    AT_ONCE,
-    MOVED,
-    PLAIN_AGAIN,
-    PLAIN_EVERY,
-    AnswerDepth,
-    DepthControl,
-)
+from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.experience import PAYS, SAMPLED, Experience, History, Lengths
 from edgespec.planning.depth.price import (
     FIRST_REST,

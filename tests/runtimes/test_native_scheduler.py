@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from edgespec.interfaces.model import Company
 from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, MOST_ENTRIES, OK
 from edgespec.runtimes.native.scheduler import (
     ACTIVE_S,
@@ -317,6 +318,25 @@ def test_requests_that_arrive_during_a_step_share_the_next_one() -> None:
     assert model.steps[0] == [(1, 1)]
     assert sorted(model.steps[1]) == [(2, 2), (3, 3), (4, 4)]
     assert not model.scheduler._led
+
+
+def test_a_request_knows_the_other_answers_of_its_last_step() -> None:
+    model = Model()
+    model.may_compute.clear()
+    first = request(1)
+    running = [model.start(first)]
+    assert model.begun.wait(WATCHDOG_S)
+    others = [request(2, 2), request(4, 4, tree=True), request(3, 0), request(200)]
+    running += [model.start(each) for each in others]
+    model.wait_for(4)
+    model.may_compute.set()
+    for thread, found in running:
+        thread.join(WATCHDOG_S)
+        assert found == [OK]
+    assert first.company == Company()
+    assert others[0].company == Company(answers=1, rows=4)
+    assert others[1].company == Company(answers=1, rows=2)
+    assert others[2].company == Company(answers=2, rows=6), "tokens without scores are no answer's round"
 
 
 def test_each_request_gets_its_own_status() -> None:

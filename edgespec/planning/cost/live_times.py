@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import deque
 
+from edgespec.interfaces.drafting import MOST_NODES
 from edgespec.planning.cost.curve import ContextCurves
 
 # A forward this many times slower than expected is not a measurement: a suspended machine, a debugger, a clock jump.
@@ -21,6 +22,9 @@ _COMPARED = 8
 # 9 comparisons stalls bend a curve, with 15 or 25 by 1 % of T(1), and both follow as fast.
 _LATEST_OFF = 25
 _CALIBRATED = (1.0, 1.0, 1.0)
+
+# Rows that a forward scores at most.
+_MOST_ROWS = MOST_NODES + 1
 
 # Plain forwards whose median is plain decoding's speed, and how many are needed.
 _RECENT_PLAIN, _ENOUGH_PLAIN = 9, 4
@@ -43,17 +47,21 @@ class PlainTimes:
 
 
 class LiveTimes:
-    """Calibrated times corrected by observed forwards. Not thread-safe; the owner guards it."""
+    """Calibrated times corrected by observed forwards. Not thread-safe; the owner guards it.
+
+    Widths are rows of a forward: those of one answer, up to ``widest``, and of other answers computed with it.
+    """
 
     def __init__(self, curves: ContextCurves, widest: int) -> None:
+        self._widest = widest
         low, high = curves.curves[0], curves.curves[-1]
         apart = max(1, curves.contexts[-1] - curves.contexts[0])
         self._base, self._slope = [0.0], [0.0]  # by width: seconds at an empty context, and for each token of it
-        for width in range(1, widest + 1):
+        for width in range(1, max(widest, _MOST_ROWS) + 1):
             slope = max(0.0, (high.seconds(width) - low.seconds(width)) / apart)
             self._slope.append(slope)
             self._base.append(max(low.seconds(width) - slope * curves.contexts[0], 0.1 * low.seconds(width)))
-        self._own = [1.0] * (widest + 1)
+        self._own = [1.0] * len(self._base)
         self._off: list[deque[float]] = [deque(maxlen=_LATEST_OFF) for _ in self._own]
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._plain: float | None = None  # the factor of the latest plain forward
@@ -63,16 +71,18 @@ class LiveTimes:
 
     def usual_s(self, width: int, context: int) -> float:
         """Seconds of such a forward at the speed of calibration."""
+        width = min(width, len(self._base) - 1)
         return (self._base[width] + self._slope[width] * context) * self._own[width]
 
     def now_s(self, width: int, context: int) -> float:
         return self.factor * self.usual_s(width, context)
 
-    def all_now(self, context: int) -> list[float]:
-        """T(1), T(2), ... at the current speed."""
-        factor = self.factor
-        lines = zip(self._base, self._slope, self._own, strict=True)
-        return [factor * own * (base + slope * context) for base, slope, own in lines][1:]
+    def all_now(self, context: int, others: int = 0) -> list[float]:
+        """T(1), T(2), ... at the current speed, each with ``others`` rows of other answers."""
+        factor, first = self.factor, 1 + min(others, len(self._base) - 1 - self._widest)
+        part = slice(first, first + self._widest)
+        lines = zip(self._base[part], self._slope[part], self._own[part], strict=True)
+        return [factor * own * (base + slope * context) for base, slope, own in lines]
 
     @property
     def moved(self) -> float:
@@ -81,16 +91,20 @@ class LiveTimes:
             return 1.0
         return max(self.factor / self._plain, self._plain / self.factor)
 
-    def record(self, width: int, context: int, seconds: float) -> float | None:
-        """Learn from a forward. Returns the factor it showed, or None for an implausible time."""
-        usual_s = self.usual_s(width, context)
+    def record(self, width: int, context: int, seconds: float, others: int = 0) -> float | None:
+        """Learn from a forward of an answer's ``width`` rows and ``others`` rows of other answers.
+
+        Returns the factor it showed, or None for an implausible time. A forward with others says nothing about single
+        widths: it may have waited for them.
+        """
+        usual_s = self.usual_s(width + others, context)
         if not 0.0 < seconds < IMPLAUSIBLE_FACTOR * usual_s * self.factor:
             return None
         shown = self.latest = seconds / usual_s
         self.since_plain += 1
         if width == 1:
-            self._plain, self._compared, self.since_plain = shown, _COMPARED, 0
-        elif self._compared and self._plain is not None:
+            self._plain, self._compared, self.since_plain = shown, 0 if others else _COMPARED, 0
+        elif self._compared and self._plain is not None and not others:
             self._compared -= 1
             self._off[width].append(shown * self._own[width] / self._plain)
             self._own[width] = statistics.median((*_CALIBRATED, *self._off[width]))

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from edgespec.interfaces.drafting import Choice, DraftTree
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import Acceptance
-from edgespec.planning.cost.curve import DraftCost
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import Curve, DraftCost, choose_window, drafting_speedup
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 
 # The largest loss of a request, as a share of plain decoding's time: 1 / (1 + RISK) is 0.91 of plain speed, and
@@ -191,6 +192,17 @@ def rate_in_hindsight(hits: Sequence[bool], worth: float, before: float, known: 
     ``before`` is the earlier estimate, which weighs as much as ``known`` tokens.
     """
     return min(1.0, (sum(hits) / worth + known * before) / (len(hits) + known))
+
+
+def pair_speedup(curve: Curve, model: DraftCost, rate: float, cap: int, both: Contention | None) -> float:
+    """Speed-up over plain decoding if each token of ``model`` is right with probability ``rate``.
+
+    At the best depth up to ``cap``. ``both``: target and drafter run in parallel, and slow each other by this much.
+    """
+    if both is None:
+        return drafting_speedup(curve, model, (rate,) * cap)
+    slower, drafting = curve.scaled(max(1.0, both.target_factor)), model.scaled(max(1.0, both.drafter_factor))
+    return curve.plain_s * choose_window(slower, drafting, (rate,), cap).tokens_per_s
 
 
 def plausible(slowness: float) -> float:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.interfaces.model import ALONE, Company
 from edgespec.runtimes.native.library import CANCELLED, MOST_ENTRIES, OK
 from edgespec.runtimes.native.turns import Turns
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS, CancelFlag
@@ -109,6 +110,7 @@ class Request:
     scored: int
     parents: Ids | None = None
     done: int = 0  # tokens that earlier steps computed
+    company: Company = ALONE  # of its last step
     code: int | None = None  # the es_status; None until the request has ended
     leads: bool = False
     gate: threading.Lock = field(default_factory=threading.Lock)  # held until it leads or has ended
@@ -121,6 +123,11 @@ class Request:
     def is_whole(self) -> bool:
         """Whether it is computed in one step."""
         return self.parents is not None or self.left <= max(self.scored, WHOLE_ROWS)
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is a round of an answer, before its step; the end of a prompt is none."""
+        return self.is_whole and self.scored > 0 and not self.done
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,12 +412,15 @@ class BatchScheduler:
         if all(code == OK for code in codes):
             self._times.add(sum(share.count for share in shares), took_s)
         unfinished = []
+        answers = {id(share.request): share.count for share in shares if share.request.is_answer}
+        rows = sum(answers.values())
         for share, own in zip(shares, codes, strict=True):
             request, code = share.request, own
+            is_answer = id(request) in answers
+            request.company = Company(len(answers) - is_answer, rows - (share.count if is_answer else 0))
             if code == OK and len(shares) > 1 and request.member.cancel.raised:
                 code = CANCELLED  # a shared step does not end early; alone, the forward would have
-            answers = request.is_whole and request.scored > 0 and not request.done  # not the end of a prompt
-            request.member.ended(now, answers=answers, step_s=took_s)
+            request.member.ended(now, answers=is_answer, step_s=took_s)
             request.done += share.count
             if code == OK and request.left:
                 unfinished.append(request)

@@ -20,7 +20,7 @@ from edgespec.errors import (
     StaleRowsError,
 )
 from edgespec.interfaces.drawing import Drawn, DrawRequest
-from edgespec.interfaces.model import Model
+from edgespec.interfaces.model import ALONE, Company, Model
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.draws import NativeDraws
@@ -82,6 +82,7 @@ class NativeCache:
         self._pointer: int | None = None
         self._draws = NativeDraws(self._api, level)
         self.head: HeadRows | None = None  # the scored rows, kept alive; None for all
+        self.company = ALONE  # of the last decode
         if cache_bytes <= _MOST_CACHE_BYTES:
             self._pointer = self._api.es_open(batch.take(part), context_length, cancel.address)
             if not self._pointer:
@@ -137,8 +138,10 @@ class NativeCache:
         At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError, ForwardError, ClosedError.
         """
         tokens = np.ascontiguousarray(ids, dtype=np.int32)
-        code = self._batch.forward(Request(self._member, self._open(), tokens, position, rows))
-        _check(code, f"the forward of {len(tokens)} tokens at {position}")
+        self._forward(
+            Request(self._member, self._open(), tokens, position, rows),
+            f"the forward of {len(tokens)} tokens at {position}",
+        )
 
     def decode_tree(self, ids: IdArray, position: int, parents: Sequence[int]) -> None:
         """Add ``ids`` to a tree after ``position`` cached positions, and score them; ``parents`` covers all nodes.
@@ -146,8 +149,14 @@ class NativeCache:
         Raises as ``decode``.
         """
         tokens, every = np.ascontiguousarray(ids, dtype=np.int32), np.array(parents, dtype=np.int32)
-        code = self._batch.forward(Request(self._member, self._open(), tokens, position, len(tokens), every))
-        _check(code, f"the forward of a tree of {len(every)} tokens at {position}")
+        self._forward(
+            Request(self._member, self._open(), tokens, position, len(tokens), every),
+            f"the forward of a tree of {len(every)} tokens at {position}",
+        )
+
+    def _forward(self, request: Request, what: str) -> None:
+        _check(self._batch.forward(request), what)
+        self.company = request.company
 
     def keep(self, nodes: Sequence[int], position: int) -> None:
         """Copy these nodes of the tree into the cache, at ``position`` and the positions after it."""
@@ -281,7 +290,7 @@ class NativeRows(Rows):
 
 
 class NativeSequence(RuntimeSequence):
-    """One native cache. Implements the contracts TreeSequence, FrequentHeadSequence and SavableSequence."""
+    """One native cache. Implements TreeSequence, BatchedSequence, FrequentHeadSequence and SavableSequence."""
 
     def __init__(
         self,
@@ -329,6 +338,10 @@ class NativeSequence(RuntimeSequence):
         head = self._native.head
         ids = self._native.part.head_ids if head is None else head.ids
         return rows if ids is None else TrimmedRows(rows, ids, self._vocabulary_size)
+
+    @property
+    def company(self) -> Company:
+        return self._native.company
 
     @property
     def frequent_ids(self) -> abc.Set[int] | None:

@@ -1,0 +1,384 @@
+"""The default depth policy in one answer: whether a round drafts, how deep, how much text the drafter reads first.
+
+Round by round. Three rules, each with one number:
+
+- The ledger. An answer that ended now would have taken at most 1 + RISK times as long as plain decoding. No action
+  may lose more than the ledger still allows.
+- The purchase. Loading the drafter and reading the text are done when they are expected to be earned back
+  (planning/depth/price.py).
+- Trust. A drafted round adds what it saved, in plain steps, and subtracts what it lost. Below zero drafting pauses.
+  Trust is capped, so that a change of text costs at most the cap (CUSUM: Page, 1954).
+
+If target and drafter run in parallel, reading and drafting cost only the mutual slowdown, no chain ends early, and a
+chain has one token more: a window's forward also scores the first token of the next window.
+
+While other answers are computed in the same steps, time counts for each of them (planning/depth/load.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgespec.interfaces.policy import Allowance, RoundRecord
+from edgespec.interfaces.reasons import Reason
+from edgespec.planning.cost.curve import FREE, DraftCost
+from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, LiveTimes
+from edgespec.planning.cost.margins import DRAFT_MARGIN
+from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
+from edgespec.planning.depth.experience import GOOD_RATE, PAYS, Experience
+from edgespec.planning.depth.load import Load, charged
+from edgespec.planning.depth.price import (
+    HINDSIGHT,
+    LEAST_READ,
+    LOOK,
+    TRIAL,
+    Ledger,
+    PricedGate,
+    Rivals,
+    Trust,
+    chain_at_once,
+    rate_in_hindsight,
+    readings,
+    worth_buying,
+    worth_of,
+)
+
+if TYPE_CHECKING:
+    from edgespec.planning.depth.control import DepthControl
+
+# A round may risk this share of the ledger's room: other programs may start to compute during the round.
+AT_ONCE = 0.85
+
+# Loading takes longer than last time if the file has to be read from disk again.
+LOAD_MARGIN = 1.25
+
+# Reading stops after this factor times its expected time plus a plain step: another program has started to compute.
+# The plain step covers opening the drafter's cache (up to 30 ms).
+PATIENCE = 1.25
+
+# Plain decoding is timed in one of PLAIN_EVERY rounds, or after PLAIN_AGAIN rounds once the speed changed by MOVED.
+PLAIN_EVERY = 64
+PLAIN_AGAIN, MOVED = 4, 1.25
+
+_RATE_DECAY = 0.95
+
+
+class AnswerDepth:
+    """Decides the depth of each round of one answer."""
+
+    def __init__(
+        self, control: DepthControl, times: LiveTimes, experience: Experience, prompt_tokens: int, most: int | None
+    ) -> None:
+        self._control, self._times, self._experience = control, times, experience
+        self._cap, self._pipelined, self._most = control.depth_cap, control.pipelined, most
+        self._done, self._context, self._trust, self._next_look = 0, prompt_tokens, Trust(), 0
+        self._rate: float | None = None  # how often the drafter would have been right recently, in hindsight
+        self._guessed: tuple[bool, ...] = ()
+        self._seen_gain = 0.0  # saved share of each token, from the hindsight guesses
+        self._skipped = 0  # tokens of the text that the drafter had not read then
+        self._timed = False  # whether a draft was timed since the latest purchase
+        self._gain, self._drafted_rounds = 0.0, 0
+        self._saved = 0.0  # by drafted rounds, in plain steps
+        self._rate_tokens = self._rate_s = 0.0
+        self._bought_at: int | None = None
+        self._rivals, self._load = Rivals(), Load()
+        self._loading, self._read, self._asked = False, 0, 0
+        self.ledger = Ledger(0.0, 0.0)
+        self._now = times.all_now(prompt_tokens)
+
+    def began(self, prompt_s: float, first_s: float) -> None:
+        with self._control.lock:
+            self._times.record(1, self._context, first_s)
+            self._control.plain.record(first_s)
+            self.ledger = Ledger(prompt_s + first_s, prompt_s + first_s)
+            self._count(1)
+
+    def _count(self, emitted: int) -> None:
+        self._done += emitted
+        self._context += emitted
+        self._now = self._load.charge(self._times.all_now(self._context, round(self._load.rows)))
+
+    # ---------------------------------------------------------------------------------------- deciding
+
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
+        control = self._control
+        with control.lock:
+            cost = self._price(source)
+            if cost is None or control.hopeless or self._times_plain():
+                return OFF
+            return self._allow_model(cost, lag, unread)
+
+    def _price(self, source: str) -> DraftCost | None:
+        cost = self._control.price(source, self._times)
+        return cost.scaled(1.0 + self._load.others) if cost and self._load.others else cost
+
+    def allow_free(self, source: str) -> Allowance:
+        with self._control.lock:
+            depth = 0 if self._times_plain() else self._affordable(FREE, 0)
+            return Allowance(depth, self._gate(source, FREE, depth)) if depth else OFF
+
+    def _times_plain(self) -> bool:
+        """Whether the next round is plain, to time it."""
+        times = self._times
+        return times.since_plain >= PLAIN_EVERY or (times.since_plain >= PLAIN_AGAIN and times.moved > MOVED)
+
+    def _allow_model(self, cost: DraftCost, lag: int, unread: int) -> Allowance:
+        self._loading, self._control.load_s = False, 0.0  # a drafter that is asked is loaded
+        both = self._pipelined is not None
+        if both and not self._done:
+            return Allowance(self._cap + 1)  # both sides read the prompt in parallel, where that delays neither
+        read, window = lag, None
+        if self._delays_others():
+            return OFF
+        if self._trust.on:
+            if unread and self._repays_all(cost, unread):
+                read = window = self._context
+                self._skipped = 0
+        elif (bought := self._buys(cost, lag, unread, 0.0)) is not None:
+            self._begin()
+            read, window = bought, bought if bought != lag else None
+        elif self._looks(cost, lag):
+            self._control.forget_slowness()
+            read = window = LOOK
+            self._timed, self._skipped = False, self._context - LOOK
+        else:
+            return OFF
+        if both:
+            return Allowance(self._cap + 1)
+        depth = self._affordable(cost, read)
+        if depth < 1:
+            if lag >= LEAST_READ:
+                self._trust.on = False  # the drafter fell behind: reading more is another purchase
+            return OFF
+        if not self._timed:
+            depth = 1  # the drafter's current speed is unknown
+        hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
+        patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
+        rates = self._experience.sources["model"].by_position(depth)
+        chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
+        self._read, self._asked = read, chain or 0
+        return Allowance(depth, self._gate("model", cost, depth), window, patience_s, hindsight, chain=chain)
+
+    def _delays_others(self) -> bool:
+        """Whether drafting costs other answers more than it brings this one."""
+        return self._load.others > 0.0 and self._usual(0) <= DRAFT_MARGIN - 1.0
+
+    def _gate(self, source: str, cost: DraftCost, depth: int) -> PricedGate:
+        known = self._experience.acceptance(source, {}, sampled=False)
+        return PricedGate(self._now, cost.token_s, known, depth, self._going_rate(), self._experience.odds.worth)
+
+    def prefers(self, source: str, free_gain: float) -> bool:
+        with self._control.lock:
+            return self._rivals.see(free_gain)
+
+    def buys_load(self, source: str, lag: int = 0) -> bool:
+        control = self._control
+        with control.lock:
+            cost = self._price(source)
+            if cost is None or control.hopeless or self._loading or not self._done:
+                return False
+            load_s = LOAD_MARGIN * control.load_s * max(1.0, self._times.factor, self._times.latest)
+            if self._buys(cost, lag, 0, load_s) is None:
+                return False
+            self._loading, control.load_s, control.missed_s = True, 0.0, 0.0
+            return True
+
+    def _affordable(self, cost: DraftCost, read: int) -> int:
+        """The deepest draft that the answer can afford if every token is wrong."""
+        room_s = AT_ONCE * self.ledger.room_s
+        return next((depth for depth in range(self._cap, 0, -1) if self._lost_s(cost, depth, read) <= room_s), 0)
+
+    def _lost_s(self, cost: DraftCost, depth: int, read: int = 0) -> float:
+        """Seconds lost if ``depth`` tokens, drafted after reading ``read``, are all wrong."""
+        return cost.seconds(depth, read) + self._now[depth] - self._now[0]
+
+    def _buys(self, cost: DraftCost, lag: int, unread: int, load_s: float) -> int | None:
+        """How many tokens to read so that drafting starts or resumes now; None if drafting does not start."""
+        control, known, step_s = self._control, self._experience, self._now[0]
+        if self._done < self._next_look:
+            return None
+        usual, both = self._usual(0), self._pipelined
+        # Each failed trial in this answer halves the expected gain.
+        self._gain = (known.gain(usual) if self._rate is None else usual) / 2**self._trust.failed
+        trial_s = TRIAL * step_s * (max(0.0, 1.0 - self._gain / usual) if usual else 1.0)
+        # While the drafter reads what it missed, the target continues at a slower pace.
+        share = 1.0 if both is None else 1.0 - 1.0 / max(1.0, both.target_factor)
+        for read in [lag] if both is not None else readings(lag, unread, self._context):
+            skipped = unread if read == lag else self._context - read
+            gain = self._gain * self._usual(skipped) / usual if usual else 0.0
+            reading_s = share * read * cost.lag_token_s
+            first_s = self._lost_s(cost, 1) if both is None else 0.0
+            price_s = max(0.0, load_s - control.missed_s) + reading_s + trial_s
+            if self._earns(price_s, gain, load_s + reading_s + first_s):
+                self._skipped = skipped
+                return read
+        if self._rate is not None and self._gain <= DRAFT_MARGIN - 1.0:
+            self._stop()  # the drafter would hardly be right
+        else:
+            self._next_look = self._done + max(2, self._done // 16)
+        return None
+
+    def _looks(self, cost: DraftCost, lag: int) -> bool:
+        """Whether to read a few tokens only to see which of them the drafter would have guessed."""
+        rests = self._done < max(HINDSIGHT, self._trust.rests_until)
+        if rests or self._rate is not None or self._pipelined or lag <= LOOK:
+            return False
+        price_s = LOOK * cost.lag_token_s + self._lost_s(cost, 1)
+        gain = self._experience.gain(self._control.good_gain) / 2**self._trust.failed
+        return self._earns(price_s, gain, price_s)
+
+    def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
+        """Whether to spend ``price_s`` on a ``gain`` in plain steps a token; ``lost_s`` is the most it can lose."""
+        step_s = self._now[0]
+        longer = self._control.lengths.longer_than(self._done, self._most)
+        before = self.ledger.plain_s / step_s - self._done
+        affordable = lost_s <= AT_ONCE * self.ledger.room_s
+        return affordable and worth_buying(price_s, gain * step_s, self._done, self._most, longer, before)
+
+    def _begin(self) -> None:
+        self._trust.begin()
+        self._timed = False
+        if self._bought_at is None:
+            self._bought_at = self._done
+
+    def _usual(self, skipped: int) -> float:
+        """Share of a token's time that drafting saves when useful, with ``skipped`` tokens of the text unread."""
+        rate = self._rate
+        if rate is None:
+            rate = max(GOOD_RATE, self._experience.sources["model"].overall)
+        loaded = (self._now, self._load.others) if self._load.others else ()
+        speedup = self._control.speedup(rate * worth_of(skipped, self._context), *loaded)
+        return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
+
+    def _repays_all(self, cost: DraftCost, unread: int) -> bool:
+        """Whether to read all of the text, ``unread`` tokens of which the drafter skipped."""
+        price_s = self._context * cost.lag_token_s
+        return self._earns(price_s, self._usual(0) - self._usual(unread), price_s + self._lost_s(cost, 1))
+
+    def _going_rate(self) -> float:
+        plain = 1.0 / self._now[0]
+        return max(plain, self._rate_tokens / self._rate_s) if self._rate_s else plain
+
+    # ---------------------------------------------------------------------------------------- learning
+
+    def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
+        with self._control.lock:
+            if source in self._experience.sources:
+                self._experience.sources[source].learn(confidences, hits)
+            if source == "model" and self._rate is not None:
+                self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), self._rate, HINDSIGHT)
+
+    def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
+        with self._control.lock:
+            known = self._experience.sources["model"].overall
+            self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
+            self._guessed, self._seen_gain = tuple(hits), self._usual(0)
+            self._next_look = 0
+
+    def learn_alternatives(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+        with self._control.lock:
+            if source in self._experience.sources:
+                self._experience.odds.learn(odds, hits)
+
+    def record(self, record: RoundRecord) -> None:
+        control, times = self._control, self._times
+        others = record.company.answers
+        with control.lock:
+            self._load.see(record.company)
+            usual_s = times.usual_s(1 + record.company.rows, record.context_length)
+            if record.overlapped or self._loading:
+                # While a drafter computes, the target is slower, which says nothing about its own speed.
+                times.since_plain = 0 if record.width == 1 and self._loading else times.since_plain + 1
+                shown = times.factor
+            else:
+                seen = times.record(record.width, record.context_length, record.verify_s, record.company.rows)
+                if record.width == 1:
+                    control.plain.record(record.verify_s)
+                cost = control.price(record.source or "", times) or FREE
+                forwards = max(1, self._asked or record.draft_forwards)
+                expected_s = self._now[0] * record.width + cost.seconds(forwards, self._read)
+                if seen is None or not 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * expected_s:
+                    self._count(record.emitted)
+                    return
+                # Plain decoding would have stalled as well, so a stall does not count as drafting's loss.
+                shown = min(seen, MOVED * times.factor)
+            plain_s = record.emitted * usual_s * shown
+            self.ledger.plain_s += plain_s
+            # A round that only asked drafters counts without the asking: 0.1 ms, which matters for a tiny model.
+            asked_only = record.source is None and not record.overlapped and not self._loading
+            spent_s = record.verify_s if asked_only else record.round_s
+            self.ledger.spent_s += charged(spent_s, usual_s * shown, others)
+            # Reading was paid for by the purchase; the forward that read the text also drafted the first token.
+            drafter = control.price("model", times)
+            first_s = 0.0 if drafter is None else drafter.seconds(max(1, self._asked))
+            read_s = 0.0 if drafter is None or record.overlapped else max(0.0, record.sync_s - first_s)
+            working_s = record.round_s - read_s
+            if not self._loading:
+                self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
+                self._rate_s = _RATE_DECAY * self._rate_s + charged(working_s, usual_s * shown, others)
+            self._count(record.emitted)
+            if record.source == "model" or record.overlapped:
+                if not record.overlapped:
+                    # With other answers, drafting may have waited for their steps.
+                    self._timed |= others > 0 or control.learn_price(record, times.latest, self._read, self._asked)
+                    # One slow forward says nothing about drafting; three are the machine's pace (LiveTimes).
+                    now_s = times.now_s(record.width + record.company.rows, record.context_length)
+                    working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s
+                    plain_s = max(plain_s, record.emitted * usual_s * times.factor / MOVED)
+                step_s = plain_s / record.emitted
+                self._judge(step_s, charged(working_s, step_s, others), record.emitted)
+            elif control.load_s and not control.hopeless:
+                control.missed_s += self._gain * plain_s
+
+    def _judge(self, step_s: float, working_s: float, emitted: int) -> None:
+        """Add the savings of a drafted round to trust, and pause drafting once trust is lost."""
+        self._drafted_rounds += 1
+        steps = working_s / step_s
+        self._rivals.learn(emitted - 1.0 - self._going_rate() * step_s * (steps - 1.0))
+        saved = self._rivals.steps_without(emitted) - steps
+        self._saved += saved
+        if not self._trust.add(saved):
+            self._stop()
+
+    def _stop(self) -> None:
+        self._rate = None
+        self._next_look = self._trust.end(self._done)
+
+    def end(self) -> None:
+        with self._control.lock:
+            if self._done:
+                self._control.lengths.known.append(self._done)
+                if self._load.seen:
+                    return  # whether drafting pays for one answer alone is not known
+                if self._bought_at is not None:
+                    self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
+                else:  # never drafted: only the hindsight guesses are known
+                    self._experience.learn(self._seen_gain * self._done, self._done, len(self._guessed) // 2)
+
+    def why_off(self, source: str) -> Reason | None:
+        control = self._control
+        with control.lock:
+            cost = control.costs.drafts.get(source)
+            if cost is None:
+                return NOT_CALIBRATED
+            if self._delays_others():
+                said = "other answers are computed in the same steps, which drafting would delay"
+                return Reason("not_paying_now", said)
+            if cost == FREE or self._trust.on or not self._done:
+                return None
+            if control.hopeless:
+                most = f"{control.possible:.2f}x at best"
+                return Reason("no_drafter_pays", f"the drafting model cannot speed this up here ({most}): off")
+            if self._trust.failed and self._bought_at is not None:
+                said = "the drafting model's guesses did not pay in this answer; it may guess again in the next"
+                return Reason("not_paying_now", said)
+            usual = self._usual(0)
+            if self._guessed and self._seen_gain <= 0.5 * PAYS * usual:
+                some = f"the drafting model would have guessed {sum(self._guessed)} of {len(self._guessed)} tokens"
+                return Reason("not_paying_now", f"{some} of this answer, too few to pay")
+            if not self._guessed and self._experience.gain(usual) <= 0.5 * PAYS * usual:
+                said = "the drafting model's guesses hardly paid in recent answers; later answers try it again"
+                return Reason("not_paying_now", said)
+            said = "this answer was too short to repay the drafting model's reading; longer answers get guesses"
+            return Reason("answer_too_short", said)

@@ -1,0 +1,147 @@
+"""Answers that share steps: time beyond a plain step counts for every answer that it delays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgespec.interfaces.drafting import DraftTree
+from edgespec.interfaces.model import ALONE, Company
+from edgespec.planning.cost.curve import ContextCurves, Curve
+from edgespec.planning.cost.live_times import LiveTimes
+from edgespec.planning.depth.answer import AnswerDepth
+from edgespec.planning.depth.load import Load, charged
+from edgespec.planning.depth.price import PricedGate, choose_nodes
+from tests.planning.test_depth_control import begun, control, drafting, round_of
+from tests.support.drawn_requests import NATIVE
+
+THREE = Company(answers=3, rows=3)
+CURVE = Curve(widths=tuple(range(1, 65)), forward_s=tuple(1.0 + 0.1 * rows for rows in range(64)))
+
+
+def chain(length: int, odds: float, source: str = "model") -> DraftTree:
+    tree, above = DraftTree(), -1
+    for token in range(length):
+        above = tree.add(above, token, odds, source)
+    return tree
+
+
+def with_others(answer: AnswerDepth, rounds: int, company: Company = THREE) -> None:
+    """Plain rounds in steps with others, as long as calibrated."""
+    for _ in range(rounds):
+        verify_s = NATIVE.forward_s(1 + company.rows, 100)
+        answer.record(replace(round_of(), verify_s=verify_s, round_s=verify_s, company=company))
+
+
+def test_time_beyond_a_plain_step_counts_once_for_each_answer() -> None:
+    assert charged(1.5, 1.0, 0) == 1.5
+    assert charged(1.5, 1.0, 3) == 3.0
+    assert charged(0.9, 1.0, 3) == 0.9
+
+
+def test_an_answer_alone_has_no_load() -> None:
+    load = Load()
+    load.see(ALONE)
+    assert load == Load()
+    assert load.charge([1.0, 1.5, 3.0]) == [1.0, 1.5, 3.0]
+
+
+def test_load_follows_the_company_and_ends_with_it() -> None:
+    load = Load()
+    for _ in range(30):
+        load.see(THREE)
+    assert load.others == pytest.approx(3.0, abs=0.01)
+    assert load.rows == pytest.approx(3.0, abs=0.01)
+    assert load.charge([1.0, 1.5])[1] == pytest.approx(3.0, abs=0.01)
+    for _ in range(20):
+        load.see(ALONE)
+    assert (load.others, load.rows, load.seen) == (0.0, 0.0, True)
+
+
+def test_each_answers_nodes_are_those_with_the_most_tokens_of_all_answers() -> None:
+    tree = chain(10, 0.8)
+    reach = tree.reach()
+    found = []
+    for others in range(8):
+        load = Load(others=float(others), rows=float(others))
+        charge = load.charge([CURVE.seconds(1 + others + nodes) for nodes in range(11)])
+
+        def all_tokens_per_s(nodes: int, answers: int = 1 + others) -> float:
+            return answers * (1.0 + sum(reach[:nodes])) / CURVE.seconds(answers * (1 + nodes))
+
+        best = max(range(11), key=all_tokens_per_s)
+        own_rate = (1.0 + sum(reach[:best])) / charge[best]
+        found.append(len(choose_nodes(charge, tree, 10, own_rate).nodes))
+        assert found[-1] == best
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+def test_times_with_others_are_those_of_all_rows() -> None:
+    times = LiveTimes(ContextCurves(contexts=(100,), curves=(CURVE,)), 8)
+    assert times.all_now(100) == pytest.approx([CURVE.seconds(rows) for rows in range(1, 9)])
+    assert times.all_now(100, 5) == pytest.approx([CURVE.seconds(rows) for rows in range(6, 14)])
+    assert times.all_now(100, 1000) == pytest.approx([CURVE.seconds(rows) for rows in range(57, 65)])
+
+
+def test_steps_with_others_show_the_pace_but_say_nothing_about_single_widths() -> None:
+    times = LiveTimes(ContextCurves(contexts=(100,), curves=(CURVE,)), 8)
+    for _ in range(10):
+        times.record(1, 100, CURVE.seconds(1))
+        for width in (2, 4):
+            assert times.record(width, 100, 3.0 * CURVE.seconds(width + 3), others=3) == pytest.approx(3.0)
+    assert times.factor == pytest.approx(3.0)
+    for _ in range(5):
+        times.record(1, 100, CURVE.seconds(1))
+    assert times.all_now(100) == pytest.approx([CURVE.seconds(rows) for rows in range(1, 9)])
+
+
+def test_a_plain_round_with_others_counts_as_plain_timing() -> None:
+    times = LiveTimes(ContextCurves(contexts=(100,), curves=(CURVE,)), 8)
+    times.record(1, 100, CURVE.seconds(1))
+    for _ in range(6):
+        times.record(2, 100, 2.0 * CURVE.seconds(5), others=3)
+    assert times.since_plain == 6
+    assert times.moved == pytest.approx(2.0)
+    times.record(1, 100, 2.0 * CURVE.seconds(4), others=3)
+    assert times.since_plain == 0
+    assert times.moved == pytest.approx(1.0)
+
+
+def test_the_drafting_model_is_off_while_it_would_delay_others_and_returns_afterwards() -> None:
+    many = Company(answers=7, rows=7)
+    answer = drafting(control())
+    with_others(answer, 20, many)
+    assert answer.allow("model", 2).depth == 0
+    why = answer.why_off("model")
+    assert why is not None
+    assert (why.code, "other answers" in why.text) == ("not_paying_now", True)
+    for _ in range(20):
+        answer.record(round_of())
+    assert answer.why_off("model") is None
+    assert answer.allow("model", 2).depth > 0
+
+
+def test_free_guesses_are_fewer_while_others_share_the_steps() -> None:
+    alone, loaded = begun(control()), begun(control())
+    for _ in range(20):
+        alone.record(round_of())
+    with_others(loaded, 20, Company(answers=7, rows=7))
+
+    def chosen(answer: AnswerDepth) -> int:
+        gate = answer.allow_free("lookup").gate
+        assert isinstance(gate, PricedGate)
+        return len(gate.choose(chain(8, 0.7, "lookup"), 8).nodes)
+
+    assert chosen(loaded) < chosen(alone)
+
+
+def test_answers_with_others_teach_nothing_about_drafting_alone() -> None:
+    own = control()
+    before = own.history()
+    answer = drafting(own)
+    with_others(answer, 30, Company(answers=7, rows=7))
+    answer.end()
+    assert own.history().greedy == before.greedy
+    assert own.history().lengths != before.lengths
