@@ -21,6 +21,7 @@ from edgespec.runtimes.native.scheduler import (
     LEAST_ROWS,
     PROMPT_SHARE,
     QUICK_S,
+    RECENT_S,
     RIDE_S,
     STEP_S,
     BatchScheduler,
@@ -177,6 +178,35 @@ def test_prompts_without_a_running_answer_are_not_cut_to_a_steps_length() -> Non
     times.add(256, 100 * STEP_S)
     assert prompt_rows(times, 0, [], answering=False) == PREFILL_CHUNK_TOKENS
     assert prompt_rows(times, 1, [], answering=False) < PREFILL_CHUNK_TOKENS
+
+
+def test_a_prompt_next_to_a_silent_answer_is_cut_to_a_steps_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its drafter may be reading: the answer's next rows are not to wait for a step of 256 rows."""
+    times = StepTimes()
+    times.add(256, 20 * STEP_S)
+    rows = prompt_rows(times, 0, [], answering=False, may_return=True)
+    assert times.seconds(rows) == pytest.approx(STEP_S, rel=0.1)
+    model, silent, over = slow_model(monkeypatch), Member(NativeCancel()), Member(NativeCancel())
+    model.scheduler._members |= {silent, over}
+    now = model.scheduler._clock()
+    silent.ended(now - 2 * ACTIVE_S, answers=True, step_s=0.0)
+    over.ended(now - 2 * RECENT_S, answers=True, step_s=0.0)
+    assert (silent.is_answering(now), silent.may_return(now), over.may_return(now)) == (False, True, False)
+    assert model.scheduler.run(request(200)) == OK
+    assert len(model.steps) > 5
+    silent.ended(now - 2 * RECENT_S, answers=True, step_s=0.0)
+    assert model.scheduler.run(request(200)) == OK
+    assert model.steps[-1] == [(200, 1)]
+
+
+def test_the_rest_of_a_prompt_is_cut_but_scored_rows_are_not() -> None:
+    prompt = request(200, 10)
+    prompt.done = 185
+    assert not prompt.is_whole
+    prompt.done = 190
+    assert prompt.is_whole
+    assert request(16, 0).is_whole
+    assert not request(17, 0).is_whole
 
 
 def test_a_prompt_that_slow_answers_wait_for_takes_a_share_of_their_steps() -> None:
@@ -610,7 +640,7 @@ def test_the_end_of_a_prompt_does_not_count_as_an_answer() -> None:
     model, member = Model(), Member(NativeCancel())
     prompt = request(200, member=member)
     prompt.done = 195
-    assert prompt.is_whole
+    assert not prompt.is_whole, "its last rows are cut like the others"
     assert model.scheduler.run(prompt) == OK
     assert not member.answers
     assert model.scheduler.run(request(5, member=member)) == OK

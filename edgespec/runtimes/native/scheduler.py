@@ -36,6 +36,9 @@ QUICK_S = 0.005
 # prompts back: a round takes 30 to 150 ms, and with a large model a second.
 ACTIVE_S = 0.25
 ACTIVE_ROUNDS = 2.0
+# An answer may be silent for longer while its drafter reads: until then no step of prompts alone exceeds STEP_S.
+# 70 tokens took the 0.5B drafter 0.5 s, next to a prompt of the 1.5B on two cores without AVX-512.
+RECENT_S = 2.0
 # A prompt waits this long for an answer's rows to ride along with: about a round.
 RIDE_S = 0.05
 # The share of an answer's round that others' prompts may take: running answers keep 0.7 of their speed.
@@ -89,6 +92,10 @@ class Member:
     def is_answering(self, now: float) -> bool:
         return self.answers and now - self.ended_at < self.active_s and not self.cancel.raised
 
+    def may_return(self, now: float) -> bool:
+        """Whether its answer may continue, soon or after its drafter has read."""
+        return self.answers and now - self.ended_at < max(RECENT_S, self.active_s) and not self.cancel.raised
+
     def expected_s(self, now: float) -> float:
         """How long its next request is worth waiting for, so that a prompt rides along; 0.0 after its answer.
 
@@ -121,8 +128,8 @@ class Request:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is computed in one step."""
-        return self.parents is not None or self.left <= max(self.scored, WHOLE_ROWS)
+        """Whether it is computed in one step: a round, and of a prompt only scored rows."""
+        return self.parents is not None or self.left <= self.scored or len(self.tokens) <= WHOLE_ROWS
 
     @property
     def is_answer(self) -> bool:
@@ -187,13 +194,16 @@ class StepTimes:
         return low
 
 
-def prompt_rows(times: StepTimes, answer_rows: int, rounds_s: Collection[float], *, answering: bool) -> int:
+def prompt_rows(
+    times: StepTimes, answer_rows: int, rounds_s: Collection[float], *, answering: bool, may_return: bool = False
+) -> int:
     """How many rows of prompts a step takes besides ``answer_rows``, with running answers of these round times.
 
-    ``answering``: there are running answers. If there are none, and no ``answer_rows``, no answer is delayed.
+    ``answering``: there are running answers. ``may_return``: there are silent ones. If there are none, and no
+    ``answer_rows``, no answer is delayed.
     """
     if not answering and not answer_rows:
-        return PREFILL_CHUNK_TOKENS
+        return max(LEAST_ROWS, times.most_rows(STEP_S)) if may_return else PREFILL_CHUNK_TOKENS
     least_s = times.seconds(max(answer_rows, 1)) or 0.0  # what any step takes
     share_s = PROMPT_SHARE * min(rounds_s, default=math.inf)
     limit_s = max(min(STEP_S, (least_s if answer_rows else 0.0) + share_s), least_s * (1.0 + PROMPT_SHARE))
@@ -388,10 +398,11 @@ class BatchScheduler:
             reading = {each.member for each in self._waiting if not each.is_whole}
             answering = [member for member in self._members if member not in reading and member.is_answering(now)]
             rounds_s = [member.round_s for member in answering if member.round_s is not None]
-            others = any(member is not self._waiting[0].member for member in answering)
+            silent = [member for member in self._members if member not in reading and member.may_return(now)]
+            others = any(member is not self._waiting[0].member for member in (*answering, *silent))
 
             def room(rows: int) -> int:
-                return prompt_rows(self._times, rows, rounds_s, answering=bool(answering))
+                return prompt_rows(self._times, rows, rounds_s, answering=bool(answering), may_return=bool(silent))
 
             shares = shares_of(self._waiting, room, alone=not others)
             taken = [share.request for share in shares]
