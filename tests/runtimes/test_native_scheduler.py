@@ -183,6 +183,7 @@ def test_prompts_without_a_running_answer_are_not_cut_to_a_steps_length() -> Non
 def test_a_prompt_next_to_a_silent_answer_is_cut_to_a_steps_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its drafter may be reading: the answer's next rows are not to wait for a step of 256 rows."""
     times = StepTimes()
+    times.add(1, STEP_S / 10)
     times.add(256, 20 * STEP_S)
     rows = prompt_rows(times, 0, [], answering=False, may_return=True)
     assert times.seconds(rows) == pytest.approx(STEP_S, rel=0.1)
