@@ -4,10 +4,10 @@
 
 Each client is a thread with a separate session, which asks one question after another: a closed loop. All clients
 together ask the same number of questions for each number of clients. The arms are interleaved: each turn measures one
-client without drafting, one as planned, and every number of clients as planned, in rotating order. Every answer is
-compared with the one client's answer to the same question. Prints one JSON object. Rates are tokens per second of all
-clients together, from the first question to the last answer, prompts included; `entries_per_forward` counts sequences
-in a forward, of target and drafter together.
+client without drafting, one as planned, every number of clients as planned, and the largest number without drafting,
+in rotating order. Every answer is compared with the one client's answer to the same question. Prints one JSON object.
+Rates are tokens per second of all clients together, from the first question to the last answer, prompts included;
+`entries_per_forward` counts sequences in a forward, of target and drafter together.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def run_clients(engine: Engine, clients: int, tokens: int, depth: int | None) ->
 
 def arms(clients: Sequence[int]) -> dict[str, tuple[int, int | None]]:
     """Number of clients and depth (None: as planned) of each arm."""
-    return {"plain": (1, 0)} | {f"{count} planned": (count, None) for count in clients}
+    most = max(clients)
+    return {"plain": (1, 0), f"{most} plain": (most, 0)} | {f"{count} planned": (count, None) for count in clients}
 
 
 def rotated(names: Sequence[str], turns: int) -> Iterator[list[str]]:

@@ -3,9 +3,9 @@
     python -m benchmarks.mixed_traffic [--model MODEL] [--minutes N] [--clients N]
 
 Serves the model, and asks each request alone first. Then clients repeat the requests in random order: greedy and
-sampled, streamed and whole, short and long prompts. Meanwhile others leave in the middle of an answer, send bodies that
-are no JSON, prompts that are too long and half a request, or connect and say nothing. After a sixth of the time and at the
-end all clients stop, and the server's memory, threads and descriptors are counted. Prints one JSON object.
+sampled, streamed and whole, short and long prompts. Others leave in the middle of an answer, send malformed JSON,
+prompts that are too long and half a request, or connect and say nothing. After a sixth of the time and at the end all
+clients stop, and the server's memory, threads and descriptors are counted. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Client:
                 response.readline()
 
     def send_nonsense(self, chance: random.Random) -> None:
-        """A body that is refused: no JSON, wrong types, or a prompt that is too long."""
+        """A body that is refused: malformed JSON, wrong types, or a prompt that is too long."""
         bodies = (b"{", b"[]", b"\xff\xfe", b'{"messages": 3}', json.dumps(_request("word " * 60_000)).encode())
         with self.send(chance.choice(bodies)) as response:
             assert 400 <= response.status < 500, response.status
@@ -112,7 +112,7 @@ class Client:
 
 
 class Traffic:
-    """Clients in threads, until they are stopped. ``counts`` by kind of event; ``problems`` are wrong or stuck answers."""
+    """Clients in threads. ``counts`` by kind of event; ``problems`` are wrong or stuck answers."""
 
     def __init__(self, url: str, expected: Mapping[int, tuple[str, Any]]) -> None:
         self.client, self.expected = Client(url), expected
@@ -125,7 +125,8 @@ class Traffic:
         """Let the clients run, then wait until all have ended."""
         self._stop.clear()
         jobs: list[tuple[Callable[[random.Random], None], str]] = [(self._ask, "answer")] * clients
-        jobs += [(self.client.leave, "left"), (self.client.send_nonsense, "nonsense"), (self.client.send_half, "half")]
+        client = self.client
+        jobs += [(client.leave, "left"), (client.send_nonsense, "nonsense"), (client.send_half, "half")]
         threads = [
             threading.Thread(target=self._repeat, args=(job, kind, random.Random(f"{seed} {number}")), daemon=True)
             for number, (job, kind) in enumerate(jobs)

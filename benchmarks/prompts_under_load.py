@@ -3,13 +3,14 @@
     python -m benchmarks.prompts_under_load [--model MODEL] [--turns N] [--threads N]
 
 Two clients ask prompts of 50 to 500 tokens in a closed loop: the time to the first token, against one client alone. A
-prompt of 1000 tokens arrives while one and three answers run: the speed of these answers while it is read, against their
-speed before, and the longest gap between two tokens. Prints one JSON object.
+prompt of 1000 tokens arrives while one and three answers run: the speed of these answers while it is read, against
+their speed before, and the longest gap between two tokens. Prints one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -103,7 +104,7 @@ def running(engine: Engine, answers: int) -> dict[str, float]:
     gaps = [
         after - before
         for own in times
-        for before, after in zip(own, own[1:], strict=False)
+        for before, after in itertools.pairwise(own)
         if asked <= after and before <= asked + first_s
     ]
     return {
@@ -150,8 +151,8 @@ def main() -> None:
     given = parser.parse_args()
     with Engine.load(given.model, threads=given.threads) as engine:
         engine.load_drafter()
-        processor = describe_machine().processor
-        json.dump({"model": given.model, "processor": processor, **measure(engine, given.turns)}, sys.stdout, indent=1)
+        about = {"model": given.model, "processor": describe_machine().processor}
+        json.dump({**about, **measure(engine, given.turns)}, sys.stdout, indent=1)
     print()
 
 

@@ -4,10 +4,11 @@
                                   [--temperature T] [--whole-requests] [--rows FILE]
 
 FOLDER is a checkout whose kernels are built. The first version is the baseline. Keys: `draft` (a model, or `none`),
-`depth` (0: plain decoding), `home` (a folder instead of the usual home). Each turn asks all versions in order and then in
-the opposite order. Prompts are separate conversations. In decoding, each prompt is in the cache when the clock starts;
-with `--whole-requests` it is read anew, and its reading counts. Prints one JSON object: each version's speed as a multiple of the
-baseline's, by category too, tokens a round, and whether all token ids are equal. Exits with 1 if some differ.
+`depth` (0: plain decoding), `home` (a folder instead of the usual home). Each turn asks all versions in order and
+then in the opposite order. Prompts are separate conversations. In decoding, each prompt is in the cache when the
+clock starts; with `--whole-requests` it is read again, and its reading counts. Prints one JSON object: each version's
+speed as a multiple of the baseline's, by category too, tokens a round, and whether all token ids are equal. Exits
+with 1 if some differ.
 """
 
 from __future__ import annotations

@@ -393,6 +393,12 @@ STEPS: tuple[Step, ...] = (
         each(p.every_client_works),
     ),
     Step(
+        "mixed-traffic",
+        "For an hour every client of a server gets the text it gets alone, and the server keeps nothing.",
+        (("benchmarks/mixed_traffic.py", "--minutes", "60"),),
+        each(p.traffic_changes_nothing),
+    ),
+    Step(
         "forgotten",
         "Answers that the caller drops leave no object, no thread and no memory behind.",
         (("benchmarks/forgotten.py",),),

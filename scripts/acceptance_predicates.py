@@ -321,6 +321,19 @@ def every_client_works(report: Report) -> bool:
     return len(report["clients"]) == 4 and all(own["code"] == 0 for own in report["clients"].values())
 
 
+def traffic_changes_nothing(report: Report) -> bool:
+    """No wrong and no stuck answer; at most 20 MB more at the end than early, and no more threads or descriptors."""
+    early, late = report["early"], report["late"]
+    return bool(
+        report["requests"]["answer"] > 0
+        and report["problem_count"] == 0
+        and report["same_afterwards"]
+        and late["rss_mb"] <= early["rss_mb"] + 20
+        and late["threads"] <= early["threads"]
+        and late["descriptors"] <= early["descriptors"]
+    )
+
+
 def every_run_within_a_minute(report: Report) -> bool:
     return len(report["runs"]) == 3 and all(run["command_s"] <= 60 for run in report["runs"])
 

@@ -22,8 +22,8 @@ from edgespec.planning.cost.curve import (
     round_seconds,
 )
 from edgespec.planning.cost.widths import WidthProbe
-from edgespec.planning.depth.base import OFF
 from edgespec.planning.depth.answer import AnswerDepth
+from edgespec.planning.depth.base import OFF
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.price import LEAST_READ, chain_at_once, drafting_slowness
 from tests.planning.test_plan_made import FACTS

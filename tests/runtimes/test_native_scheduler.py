@@ -367,7 +367,7 @@ def test_a_request_knows_the_other_answers_of_its_last_step() -> None:
     assert first.company == Company()
     assert others[0].company == Company(answers=1, rows=4)
     assert others[1].company == Company(answers=1, rows=2)
-    assert others[2].company == Company(answers=2, rows=6), "tokens without scores are no answer's round"
+    assert others[2].company == Company(answers=2, rows=6), "a forward without scored rows does not count as a round"
 
 
 def test_each_request_gets_its_own_status() -> None:

@@ -144,6 +144,13 @@ MEMORY = {"peak_over_limit": 0.86, "runs": {"sidecar_written": {"load_s": 2.8}, 
 FIRST = {"identical": True, "drafted": True, "first": 1.0, "second": 1.15, "by_category": {"coding": 1.3, "qa": 0.97}}
 ORDER = {name: {"coding": 3.6, "translation": 1.0} for name in ("alone", "translations_first", "code_first")}
 TEXTS = {"different": [], "ways": [{"way": "--draft ONNX --depth 2", "model": 5}, {"way": "default"}]}
+TRAFFIC: Report = {
+    "requests": {"answer": 300},
+    "problem_count": 0,
+    "same_afterwards": True,
+    "early": {"rss_mb": 400.0, "threads": 12, "descriptors": 10},
+    "late": {"rss_mb": 420.0, "threads": 12, "descriptors": 10},
+}
 CLIENTS = {"clients": {name: {"code": 0} for name in ("litellm", "langchain", "llm", "schemathesis")}}
 FORMS = {"forms": {"in cycles": {"left": 0, "threads_more": 0, "bytes_more": 2**20}}}
 CLONE = {
@@ -328,6 +335,18 @@ CASES: list[tuple[str, list[Report], list[tuple[int, str, Any]]]] = [
     ("one-text", [{}, {}, TEXTS], [(2, "different", [{}]), (2, "ways/0/model", 0), (2, "ways", [])]),
     ("leaving", [LEAVING], [(0, "longest_s/cancel/load", 0.151)]),
     ("server-clients", [CLIENTS], [(0, "clients/llm/code", 1), (0, "clients", {"llm": {"code": 0}})]),
+    (
+        "mixed-traffic",
+        [TRAFFIC],
+        [
+            (0, "problem_count", 1),
+            (0, "same_afterwards", False),
+            (0, "requests/answer", 0),
+            (0, "late/rss_mb", 420.1),
+            (0, "late/threads", 13),
+            (0, "late/descriptors", 11),
+        ],
+    ),
     (
         "forgotten",
         [FORMS],

@@ -18,7 +18,6 @@ While other answers are computed in the same steps, time counts for each of them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.interfaces.reasons import Reason
@@ -43,9 +42,7 @@ from edgespec.planning.depth.price import (
     worth_buying,
     worth_of,
 )
-
-if TYPE_CHECKING:
-    from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.state import DepthState
 
 # A round may risk this share of the ledger's room: other programs may start to compute during the round.
 AT_ONCE = 0.85
@@ -68,7 +65,7 @@ class AnswerDepth:
     """Decides the depth of each round of one answer."""
 
     def __init__(
-        self, control: DepthControl, times: LiveTimes, experience: Experience, prompt_tokens: int, most: int | None
+        self, control: DepthState, times: LiveTimes, experience: Experience, prompt_tokens: int, most: int | None
     ) -> None:
         self._control, self._times, self._experience = control, times, experience
         self._cap, self._pipelined, self._most = control.depth_cap, control.pipelined, most

@@ -5,8 +5,9 @@ from __future__ import annotations
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.depth.base import ConfidenceGate, EntropyGate, FixedDepth, PolicyName
-from edgespec.planning.depth.control import DepthControl, Priors
+from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.experience import History
+from edgespec.planning.depth.state import Priors
 
 
 def make_policy(
