@@ -145,3 +145,15 @@ def test_answers_with_others_teach_nothing_about_drafting_alone() -> None:
     answer.end()
     assert own.history().greedy == before.greedy
     assert own.history().lengths != before.lengths
+
+
+def test_an_answer_that_begins_among_others_expects_their_company() -> None:
+    own = control()
+    first = begun(own)
+    with_others(first, 30)
+    second = begun(own)
+    assert second._load.others == pytest.approx(3.0, abs=0.01)
+    assert not second._load.seen
+    for answer in (first, second, second):
+        answer.end()
+    assert begun(own)._load == Load()

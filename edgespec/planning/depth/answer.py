@@ -18,6 +18,7 @@ While other answers are computed in the same steps, time counts for each of them
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.interfaces.reasons import Reason
@@ -79,7 +80,11 @@ class AnswerDepth:
         self._saved = 0.0  # by drafted rounds, in plain steps
         self._rate_tokens = self._rate_s = 0.0
         self._bought_at: int | None = None
-        self._rivals, self._load = Rivals(), Load()
+        self._rivals = Rivals()
+        # An answer that begins while others run will share their steps.
+        self._load = replace(control.load, seen=False) if control.running else Load()
+        control.running += 1
+        self._ended = False
         self._loading, self._read, self._asked = False, 0, 0
         self.ledger = Ledger(0.0, 0.0)
         self._now = times.all_now(prompt_tokens)
@@ -283,6 +288,7 @@ class AnswerDepth:
         others = record.company.answers
         with control.lock:
             self._load.see(record.company)
+            control.load = self._load
             usual_s = times.usual_s(1 + record.company.rows, record.context_length)
             if record.overlapped or self._loading:
                 # While a drafter computes, the target is slower, which says nothing about its own speed.
@@ -344,6 +350,10 @@ class AnswerDepth:
 
     def end(self) -> None:
         with self._control.lock:
+            if self._ended:
+                return
+            self._ended = True
+            self._control.running -= 1
             if self._done:
                 self._control.lengths.known.append(self._done)
                 if self._load.seen:

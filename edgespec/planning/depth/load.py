@@ -34,11 +34,12 @@ class Load:
 
     def see(self, company: Company) -> None:
         """Note a round's company."""
-        self.seen |= company.answers > 0
         if not (self.others or company.answers):
             return
-        self.others += _LATEST * (company.answers - self.others)
-        self.rows += _LATEST * (company.rows - self.rows)
+        latest = _LATEST if self.others else 1.0
+        self.others += latest * (company.answers - self.others)
+        self.rows += latest * (company.rows - self.rows)
+        self.seen |= company.answers > 0
         if self.others < _NONE:
             self.others = self.rows = 0.0
 

@@ -20,6 +20,7 @@ from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.experience import GOOD_RATE, SAMPLED, Experience, History, Lengths
+from edgespec.planning.depth.load import Load
 from edgespec.planning.depth.price import (
     LEAST_READ,
     drafting_slowness,
@@ -47,6 +48,7 @@ class DepthState:
         self.lock = threading.RLock()
         self.plain = PlainTimes()
         self.lengths = Lengths(history.lengths)
+        self.load, self.running = Load(), 0  # of the latest round; answers that have not ended
         self.missed_s = 0.0  # what a drafter that was not loaded would have saved so far
         self.modes = {False: Experience(*history.greedy), True: Experience(*history.sampled)}  # keyed by ``sampled``
         self._priors: dict[str, AcceptancePrior] = {}
