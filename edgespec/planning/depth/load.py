@@ -45,4 +45,6 @@ class Load:
 
     def charge(self, forward_s: Sequence[float]) -> list[float]:
         """The seconds of forwards of 1, 2, ... rows, with the time beyond the first counted for each answer."""
+        if not self.others:
+            return [*forward_s]
         return [charged(seconds, forward_s[0], self.others) for seconds in forward_s]
