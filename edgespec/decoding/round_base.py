@@ -21,7 +21,7 @@ from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
 from edgespec.interfaces.drafting import MOST_NODES, CountedText, Proposal
-from edgespec.interfaces.model import Sequence as TokenSequence
+from edgespec.interfaces.model import ALONE, BatchedSequence, Company, Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.interfaces.rows import Distribution, Rows
 
@@ -79,6 +79,7 @@ class Rounds(ABC):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._target = target
+        self._batched_target = target if isinstance(target, BatchedSequence) else None
         self._depth = depth
         self._chooser = chooser
         self._history = history
@@ -114,8 +115,12 @@ class Rounds(ABC):
         read = clock()
         rows = target.forward(history[-1:], 1)
         token = self._chooser.target_token(rows, 0, self._assuming(()))
-        self._depth.began(read - started, clock() - read)
+        self._depth.began(read - started, clock() - read, self._company())
         return self._commit([token], None, [], self._logprobs(rows, [0], [token]))
+
+    def _company(self) -> Company:
+        """The other answers in the target's last forward."""
+        return ALONE if self._batched_target is None else self._batched_target.company
 
     def _depth_limit(self) -> int:
         """The most tokens to propose: within the depth cap, the exact length, the budget and the context."""

@@ -11,7 +11,7 @@ from edgespec.decoding.round_base import LoopLimits, Rounds, Step, first_chain, 
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import verify_tree
 from edgespec.interfaces.drafting import NOTHING, Context, DraftState, Outcome, Proposal
-from edgespec.interfaces.model import ALONE, BatchedSequence, Sequence, TreeSequence
+from edgespec.interfaces.model import Sequence, TreeSequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 
 
@@ -54,7 +54,6 @@ class DecodeLoop(Rounds):
         super().__init__(target, depth, chooser, history, limits, clock)
         self._drafter = drafter
         self._tree_target = target if trees and isinstance(target, TreeSequence) else None
-        self._batched_target = target if isinstance(target, BatchedSequence) else None
 
     def _round(self) -> Step:
         clock, base = self._clock, len(self._history)
@@ -86,7 +85,7 @@ class DecodeLoop(Rounds):
             round_s=verified - started,
             draft_forwards=proposal.forwards,
             alternative_count=proposed - height(proposal),
-            company=self._batched_target.company if self._batched_target else ALONE,
+            company=self._company(),
         )
         step = self._commit(committed, record, compared.guessed_by, compared.logprobs)
         self._depth.record(record)

@@ -76,8 +76,11 @@ class Allowance:
 class AnswerPolicy(Protocol):
     """How far each source may draft in one answer, round by round."""
 
-    def began(self, prompt_s: float, first_s: float) -> None:
-        """The prompt was read in ``prompt_s`` seconds, and a plain forward of ``first_s`` gave the first token."""
+    def began(self, prompt_s: float, first_s: float, company: Company = ALONE) -> None:
+        """The prompt was read in ``prompt_s`` seconds, and a plain forward of ``first_s`` gave the first token.
+
+        ``company``: the other answers in that forward.
+        """
 
     def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
         """What ``source`` may do in the next round; it lacks the last ``lag`` tokens and skipped ``unread``."""

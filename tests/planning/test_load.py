@@ -147,11 +147,21 @@ def test_answers_with_others_teach_nothing_about_drafting_alone() -> None:
     assert own.history().lengths != before.lengths
 
 
+def test_the_first_forward_already_shows_the_company() -> None:
+    answer = control().answer(prompt_tokens=100)
+    answer.began(10.0, 3.0 * NATIVE.forward_s(8, 100), Company(answers=7, rows=7))
+    assert isinstance(answer, AnswerDepth)
+    assert answer._load.others == 7.0
+    assert answer._times.factor == pytest.approx(3.0)
+    assert answer.allow("model", 100).depth == 0
+
+
 def test_an_answer_that_begins_among_others_expects_their_company() -> None:
     own = control()
     first = begun(own)
     with_others(first, 30)
-    second = begun(own)
+    second = own.answer(prompt_tokens=100)
+    assert isinstance(second, AnswerDepth)
     assert second._load.others == pytest.approx(3.0, abs=0.01)
     assert not second._load.seen
     for answer in (first, second, second):

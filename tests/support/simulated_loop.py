@@ -14,6 +14,7 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.model import ALONE, Company
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.interfaces.reasons import Reason
 from tests.support.drawn_requests import Request, World
@@ -104,7 +105,7 @@ class _Answer:
         self.learn_hindsight, self.record, self.end = decider.learn_hindsight, decider.record, decider.end
         self.prefers, self.allow_free = decider.prefers, decider.allow_free
 
-    def began(self, prompt_s: float, first_s: float) -> None:
+    def began(self, prompt_s: float, first_s: float, company: Company = ALONE) -> None:
         self._decider.begin(self._request, prompt_s, first_s)
 
     def learn_alternatives(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None: ...

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgespec.interfaces.model import ALONE, Company
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.curve import FREE, DraftCost
@@ -89,9 +90,10 @@ class AnswerDepth:
         self.ledger = Ledger(0.0, 0.0)
         self._now = times.all_now(prompt_tokens)
 
-    def began(self, prompt_s: float, first_s: float) -> None:
+    def began(self, prompt_s: float, first_s: float, company: Company = ALONE) -> None:
         with self._control.lock:
-            self._times.record(1, self._context, first_s)
+            self._load.see(company)
+            self._times.record(1, self._context, first_s, company.rows)
             self._control.plain.record(first_s)
             self.ledger = Ledger(prompt_s + first_s, prompt_s + first_s)
             self._count(1)
