@@ -1,11 +1,13 @@
 """Conversations kept between requests, so that a longer version of one is not read again from its beginning.
 
 HTTP clients send the whole conversation every time. A request continues the session of its owner whose text it shares
-most of; no session is ever given to another owner.
+most of. If it shares only a beginning, for example a system prompt, it continues a copy. No session, and no copy of
+one, is ever given to another owner.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Sequence
@@ -13,13 +15,17 @@ from dataclasses import dataclass
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
-from edgespec.errors import MemoryLimitError
+from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.interfaces.drafting import common_prefix
 from edgespec.server.messages import Message
 from edgespec.server.schema import Request
 
 # A caller of one program holds one or two conversations. Memory is the other bound: a session has a whole cache.
 MOST_KEPT = 8
+
+# Characters of a shared beginning from which on a session is copied: about fifty tokens, which the 1.5B reads in 0.1
+# to 0.7 s on two cores. Copying their cache takes about a millisecond.
+LEAST_COPIED = 200
 
 
 @dataclass(slots=True)
@@ -62,6 +68,7 @@ class SessionPool:
     def __init__(self, engine: Engine, most_kept: int = MOST_KEPT) -> None:
         self._engine = engine
         self._most = most_kept
+        self._copies = engine.target_model.facts.can_fork
         self._lock = threading.Lock()
         self._kept: list[Kept] = []  # the least recently used first
         self._closed = False
@@ -71,7 +78,7 @@ class SessionPool:
         return len(self._kept)
 
     def take(self, owner: str, text: str, *, think: bool) -> Kept:
-        """A session for a request with this text: a kept one that shares most of it, else a new one.
+        """A session for a request with this text: a kept one that shares most of it, a copy, or a new one.
 
         Sessions that were not used for the longest time are closed if memory is short. Raises MemoryLimitError if all
         sessions are in use, and ClosedError.
@@ -85,6 +92,13 @@ class SessionPool:
                 self._kept.remove(best)
                 self.in_use += 1
                 return best
+            common, nearest = max(shares, key=lambda pair: pair[0], default=(0, None))
+            if nearest is not None and (common < LEAST_COPIED or not self._copies):
+                nearest = None
+            if nearest is not None:
+                self._kept.remove(nearest)  # no other request may use it during the copy
+        if nearest is not None and (copied := self._copied(nearest)) is not None:
+            return copied
         while True:
             try:
                 taken = Kept(self._engine.session(think=think), owner, think)
@@ -95,6 +109,20 @@ class SessionPool:
                 with self._lock:
                     self.in_use += 1
                 return taken
+
+    def _copied(self, source: Kept) -> Kept | None:
+        """A copy of a session that was removed from the kept ones, and is kept again; None without memory for it."""
+        copy: Session | None = None
+        with contextlib.suppress(EdgespecError):  # a new session serves as well
+            copy = source.session.branch()
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._kept.append(source)
+            self.in_use += copy is not None
+        if closed:
+            source.session.close()
+        return None if copy is None else Kept(copy, source.owner, source.think)
 
     def give(self, kept: Kept, text: str) -> None:
         """Keep a session whose caches hold ``text`` for later requests."""

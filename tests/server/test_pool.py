@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session
 from edgespec.errors import ClosedError, MemoryLimitError
 from edgespec.interfaces.drafting import common_prefix
-from edgespec.server.pool import Kept, SessionPool, is_worth, text_of
+from edgespec.server.pool import LEAST_COPIED, Kept, SessionPool, is_worth, text_of
 from edgespec.server.schema import Request
-from tests.support.tiny_models import TinyModels
+from tests.support.tiny_models import TinyModels, answer
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,53 @@ def test_a_longer_version_of_a_conversation_gets_its_session(pool: SessionPool) 
     assert pool.take("a", "hello, this is long and longer", think=True) is first
     assert len(pool) == 1
     first.session.close()
+
+
+SYSTEM = "You are a careful librarian who answers in one short sentence. " * 4
+
+
+def test_a_request_that_shares_only_a_beginning_gets_a_copy(pool: SessionPool) -> None:
+    first = pool.take("a", SYSTEM, think=True)
+    answer(first.session.generate(SYSTEM, max_tokens=2))
+    pool.give(first, SYSTEM + "x" * 2 * len(SYSTEM))
+    second = pool.take("a", SYSTEM + "another question", think=True)
+    assert second.session is not first.session
+    assert (len(pool), pool.in_use) == (1, 1), "the first one stays kept"
+    done = answer(second.session.generate(messages=first.session.messages[:1], max_tokens=2))
+    assert done.stats.cached_tokens > 0
+    for owner, think in (("b", True), ("a", False)):
+        other = pool.take(owner, SYSTEM + "a third one", think=think)
+        assert answer(other.session.generate(SYSTEM, max_tokens=2)).stats.cached_tokens == 0
+        other.session.close()
+    pool.give(second, SYSTEM)
+
+
+def test_short_beginnings_are_not_copied_nor_caches_that_cannot_be(
+    pool: SessionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[object] = []
+    monkeypatch.setattr(Session, "branch", lambda own: copies.append(own))
+    short = SYSTEM[: LEAST_COPIED - 1]
+    kept(pool, "a", short + "x" * 500)
+    pool.take("a", short + "y" * 500, think=True).session.close()
+    kept(pool, "a", SYSTEM + "x" * 500)
+    pool._copies = False
+    pool.take("a", SYSTEM + "y" * 500, think=True).session.close()
+    assert not copies
+
+
+def test_a_new_session_serves_where_there_is_no_memory_for_a_copy(
+    pool: SessionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def branch(_own: Session) -> Session:
+        raise _full()
+
+    first = kept(pool, "a", SYSTEM + "x" * 2 * len(SYSTEM))
+    monkeypatch.setattr(Session, "branch", branch)
+    second = pool.take("a", SYSTEM + "y", think=True)
+    assert second.session is not first.session
+    assert (len(pool), pool.in_use) == (1, 1)
+    second.session.close()
 
 
 def test_no_session_goes_to_another_owner_or_another_way_to_think(pool: SessionPool) -> None:
