@@ -68,7 +68,6 @@ class SessionPool:
     def __init__(self, engine: Engine, most_kept: int = MOST_KEPT) -> None:
         self._engine = engine
         self._most = most_kept
-        self._copies = engine.target_model.facts.can_fork
         self._lock = threading.Lock()
         self._kept: list[Kept] = []  # the least recently used first
         self._closed = False
@@ -93,7 +92,7 @@ class SessionPool:
                 self.in_use += 1
                 return best
             common, nearest = max(shares, key=lambda pair: pair[0], default=(0, None))
-            if nearest is not None and (common < LEAST_COPIED or not self._copies):
+            if common < LEAST_COPIED or not self._engine.target_model.facts.can_fork:
                 nearest = None
             if nearest is not None:
                 self._kept.remove(nearest)  # no other request may use it during the copy

@@ -68,7 +68,7 @@ def steady_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         draft_s = 0.1 * STEP_S * told.draft_forwards
         record(self, replace(told, verify_s=STEP_S, draft_s=draft_s, sync_s=0.0, round_s=STEP_S + draft_s))
 
-    monkeypatch.setattr(AnswerDepth, "began", lambda self, _prompt_s, _first_s: began(self, 10 * STEP_S, STEP_S))
+    monkeypatch.setattr(AnswerDepth, "began", lambda self, *_: began(self, 10 * STEP_S, STEP_S))
     monkeypatch.setattr(AnswerDepth, "record", steady_record)
 
 

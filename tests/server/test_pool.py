@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -90,7 +92,8 @@ def test_short_beginnings_are_not_copied_nor_caches_that_cannot_be(
     kept(pool, "a", short + "x" * 500)
     pool.take("a", short + "y" * 500, think=True).session.close()
     kept(pool, "a", SYSTEM + "x" * 500)
-    pool._copies = False
+    cannot = SimpleNamespace(facts=replace(pool._engine.target_model.facts, can_fork=False))
+    monkeypatch.setattr(Engine, "target_model", cannot)
     pool.take("a", SYSTEM + "y" * 500, think=True).session.close()
     assert not copies
 
