@@ -18,12 +18,15 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
-from edgespec import Done, Engine
+from edgespec import Done, Engine, Session
 from edgespec.hardware.machine import describe_machine
 from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.scheduler import Share
+
+T = TypeVar("T")
 
 QUESTIONS = (
     "Write a Python function that merges two sorted lists.",
@@ -37,10 +40,15 @@ QUESTIONS = (
 )
 
 
-def run_clients(engine: Engine, clients: int, tokens: int, depth: int | None) -> tuple[float, dict[int, list[int]]]:
-    """Seconds for all questions, and the token ids of each answer."""
-    left, lock = iter(range(len(QUESTIONS))), threading.Lock()
-    found: dict[int, list[int]] = {}
+def closed_loop(
+    engine: Engine, clients: int, numbers: Iterable[int], ask: Callable[[Session, int], T]
+) -> dict[int, T]:
+    """What ``ask`` returns for each number. Each client takes the next one when its last answer is complete.
+
+    Raises a client's error.
+    """
+    left, lock = iter(numbers), threading.Lock()
+    found: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def serve() -> None:
@@ -51,27 +59,40 @@ def run_clients(engine: Engine, clients: int, tokens: int, depth: int | None) ->
                         number = next(left, None)
                     if number is None:
                         return
-                    session.clear()
-                    events = session.generate(QUESTIONS[number], max_tokens=tokens, depth=depth)
-                    found[number] = next(list(event.token_ids) for event in events if isinstance(event, Done))
+                    found[number] = ask(session, number)
         except BaseException as error:
             errors.append(error)
 
     threads = [threading.Thread(target=serve, name=f"client-{number}", daemon=True) for number in range(clients)]
-    started = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
+    return found
+
+
+def run_clients(engine: Engine, clients: int, tokens: int, depth: int | None) -> tuple[float, dict[int, list[int]]]:
+    """Seconds for all questions, and the token ids of each answer."""
+
+    def ask(session: Session, number: int) -> list[int]:
+        session.clear()
+        events = session.generate(QUESTIONS[number], max_tokens=tokens, depth=depth)
+        return next(list(event.token_ids) for event in events if isinstance(event, Done))
+
+    started = time.perf_counter()
+    found = closed_loop(engine, clients, range(len(QUESTIONS)), ask)
     return time.perf_counter() - started, found
 
 
 def arms(clients: Sequence[int]) -> dict[str, tuple[int, int | None]]:
     """Number of clients and depth (None: as planned) of each arm."""
     most = max(clients)
-    return {"plain": (1, 0), f"{most} plain": (most, 0)} | {f"{count} planned": (count, None) for count in clients}
+    chosen: dict[str, tuple[int, int | None]] = {"plain": (1, 0)}
+    if most > 1:
+        chosen[f"{most} plain"] = most, 0
+    return chosen | {f"{count} planned": (count, None) for count in clients}
 
 
 def rotated(names: Sequence[str], turns: int) -> Iterator[list[str]]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import Answers, answers, fresh_home
+from benchmarks.processes import Answers, answers, fresh_home, with_other_ids
 from edgespec.bench.statistics import geomean
 from edgespec.bench.suite import load_suite
 from edgespec.engine.engine import Engine
@@ -72,10 +72,7 @@ def first_gains(first: Answers, second: Answers) -> dict[str, Any]:
 
 
 def same_ids(rows: Answers) -> bool:
-    ids: dict[str, set[tuple[int, ...]]] = {}
-    for row in rows:
-        ids.setdefault(row["id"], set()).add(tuple(row["token_ids"]))
-    return all(len(own) == 1 for own in ids.values())
+    return not with_other_ids(rows)
 
 
 def cut(suite_file: str) -> dict[str, Any]:

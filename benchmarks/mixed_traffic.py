@@ -61,10 +61,10 @@ class Client:
         assert parts.port is not None
         self.address = (parts.hostname, parts.port)
 
-    def send(self, body: bytes, headers: Mapping[str, str] | None = None) -> http.client.HTTPResponse:
+    def send(self, body: bytes) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(*self.address, timeout=STUCK_S)
-        sent = {"Content-Type": "application/json", "Connection": "close", **(headers or {})}
-        connection.request("POST", "/v1/chat/completions", body, sent)
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
         return connection.getresponse()
 
     def ask(self, request: Mapping[str, Any], *, stream: bool) -> tuple[str, Any]:

@@ -59,6 +59,14 @@ def answers(environment: Mapping[str, str], *arguments: str) -> Answers:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def with_other_ids(rows: Answers) -> list[str]:
+    """The prompts whose answers do not all have the same token ids."""
+    ids: dict[str, set[tuple[int, ...]]] = {}
+    for row in rows:
+        ids.setdefault(row["id"], set()).add(tuple(row["token_ids"]))
+    return sorted(prompt for prompt, own in ids.items() if len(own) > 1)
+
+
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
     """``count`` processes that only spin, on the processors that this process may use."""

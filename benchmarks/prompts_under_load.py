@@ -19,8 +19,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec import Done, Engine, Round
-from edgespec.engine.session import Session
+from benchmarks.batched_clients import closed_loop
+from edgespec import Done, Engine, Round, Session
 from edgespec.hardware.machine import describe_machine
 
 TTFT_TOKENS = (50, 120, 200, 320, 500)
@@ -47,24 +47,11 @@ def first_token_s(session: Session, prompt: str) -> float:
 
 def first_tokens(engine: Engine, clients: int, numbers: Sequence[int]) -> list[float]:
     """The times of all prompts, which the clients take in turn."""
-    found: list[float] = []
-    left, lock = iter(numbers), threading.Lock()
 
-    def serve() -> None:
-        with engine.session() as session:
-            while True:
-                with lock:
-                    number = next(left, None)
-                if number is None:
-                    return
-                found.append(first_token_s(session, prompt_of(TTFT_TOKENS[number % len(TTFT_TOKENS)], number)))
+    def ask(session: Session, number: int) -> float:
+        return first_token_s(session, prompt_of(TTFT_TOKENS[number % len(TTFT_TOKENS)], number))
 
-    threads = [threading.Thread(target=serve) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    return list(closed_loop(engine, clients, numbers, ask).values())
 
 
 def percentile95(values: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import Answers, with_other_ids
 from edgespec.bench.statistics import abba, by_category, geomean, speedup
 from scripts.answers import chosen
 
@@ -88,12 +89,9 @@ class Version:
         return reply
 
 
-Rows = list[dict[str, Any]]
-
-
-def measure(versions: Sequence[Version], given: argparse.Namespace) -> Rows:
+def measure(versions: Sequence[Version], given: argparse.Namespace) -> Answers:
     """A row for each answer, in the order of the answers."""
-    rows: Rows = []
+    rows: Answers = []
     by_name = {version.name: version for version in versions}
     for place, prompt in enumerate(chosen(given.suite, given.category, given.limit)):
         request = {
@@ -108,7 +106,7 @@ def measure(versions: Sequence[Version], given: argparse.Namespace) -> Rows:
     return rows
 
 
-def report(rows: Rows, names: Sequence[str], *, whole: bool) -> dict[str, Any]:
+def report(rows: Answers, names: Sequence[str], *, whole: bool) -> dict[str, Any]:
     """The figures of all versions. Seconds are of a token, or of a whole request."""
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in names}
     for row in rows:
@@ -130,10 +128,7 @@ def report(rows: Rows, names: Sequence[str], *, whole: bool) -> dict[str, Any]:
             "tokens_per_round": geomean(row["tokens_per_round"] for row in own_rows if row["tokens_per_round"]),
             "tokens_per_s": geomean(1 / spent for own in seconds[name].values() for spent in own),
         }
-    ids: dict[str, set[tuple[int, ...]]] = {}
-    for row in rows:
-        ids.setdefault(row["id"], set()).add(tuple(row["token_ids"]))
-    different = sorted(prompt for prompt, own in ids.items() if len(own) > 1)
+    different = with_other_ids(rows)
     return {"baseline": names[0], "versions": figures, "identical": not different, "different": different}
 
 

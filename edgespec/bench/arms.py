@@ -17,9 +17,8 @@ from edgespec.interfaces.model import Model
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE
 from edgespec.planning.depth.base import POLICY_NAMES, FixedDepth
-from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.control import DepthControl, make_policy
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
-from edgespec.planning.depth.policies import make_policy
 
 PLAIN, AGAIN, FASTEST, PLANNED = "plain", "again", "fastest", "planned"
 DEFAULT_ARMS = (PLAIN, AGAIN, PLANNED)

@@ -34,9 +34,8 @@ from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import PlanRequest, make_plan
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
-from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.control import DepthControl, make_policy
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
-from edgespec.planning.depth.policies import make_policy
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel

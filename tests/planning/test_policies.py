@@ -11,10 +11,9 @@ from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
-from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.control import DepthControl, make_policy
 from edgespec.planning.depth.experience import History
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
-from edgespec.planning.depth.policies import make_policy
 from tests.planning.test_depth import plain_round
 from tests.support.simulated_decoding import FLAT, Source, always, costs_of, decode
 

@@ -62,7 +62,7 @@ class LiveTimes:
             self._slope.append(slope)
             self._base.append(max(low.seconds(width) - slope * curves.contexts[0], 0.1 * low.seconds(width)))
         self._own = [1.0] * len(self._base)
-        self._off: list[deque[float]] = [deque(maxlen=_LATEST_OFF) for _ in self._own]
+        self._off: list[deque[float]] = [deque(maxlen=_LATEST_OFF) for _ in range(widest + 1)]
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._plain: float | None = None  # the factor of the latest plain forward
         self._compared = 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from edgespec.interfaces.policy import AnswerPolicy
+from edgespec.interfaces.policy import AnswerPolicy, DepthPolicy
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.depth.answer import AnswerDepth
-from edgespec.planning.depth.base import NOT_CALIBRATED, FixedDepth
-from edgespec.planning.depth.state import DepthState
+from edgespec.planning.depth.base import NOT_CALIBRATED, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
+from edgespec.planning.depth.experience import History
+from edgespec.planning.depth.state import DepthState, Priors
 
 # Tokens of earlier answers that count at the start of an answer: how often the drafter is right depends on the text.
 # What confidences are worth depends on the drafter, and is kept.
@@ -24,3 +26,19 @@ class DepthControl(DepthState):
             for source in {*self.costs.drafts, *self.modes[sampled].sources}:
                 self.modes[sampled].acceptance(source, self._priors, sampled=sampled).fade(FADED)
             return AnswerDepth(self, self.times, self.modes[sampled], prompt_tokens, most)
+
+
+def make_policy(
+    name: PolicyName,
+    depth_cap: int,
+    costs: Costs | None = None,
+    priors: Priors | None = None,
+    history: History | None = None,
+    *,
+    pipelined: bool = False,
+) -> DepthPolicy:
+    """Make the policy ``name``; only the ``cost`` policy uses ``costs``, ``priors`` and ``history``."""
+    if name in ("cost", "bandit"):
+        return DepthControl(costs or Costs(), depth_cap, priors, history, pipelined=pipelined)
+    gate = {"fixed": None, "entropy": EntropyGate, "confidence": ConfidenceGate}[name]
+    return FixedDepth(depth_cap + (pipelined and depth_cap > 0), gate=gate)

@@ -21,11 +21,7 @@ from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.experience import GOOD_RATE, SAMPLED, Experience, History, Lengths
 from edgespec.planning.depth.load import Load
-from edgespec.planning.depth.price import (
-    LEAST_READ,
-    drafting_slowness,
-    pair_speedup,
-)
+from edgespec.planning.depth.price import LEAST_READ, drafting_slowness, pair_speedup
 
 Priors = Mapping[str, AcceptancePrior]
 

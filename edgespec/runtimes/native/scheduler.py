@@ -90,11 +90,14 @@ class Member:
         return min(self.gaps_s) < QUICK_S and now - self.ended_at < QUICK_S
 
     def is_answering(self, now: float) -> bool:
-        return self.answers and now - self.ended_at < self.active_s and not self.cancel.raised
+        return self._has_answered(now, self.active_s)
 
     def may_return(self, now: float) -> bool:
-        """Whether its answer may continue, soon or after its drafter has read."""
-        return self.answers and now - self.ended_at < max(RECENT_S, self.active_s) and not self.cancel.raised
+        """Whether it is answering, or its answer may continue after its drafter has read."""
+        return self._has_answered(now, max(RECENT_S, self.active_s))
+
+    def _has_answered(self, now: float, within_s: float) -> bool:
+        return self.answers and now - self.ended_at < within_s and not self.cancel.raised
 
     def expected_s(self, now: float) -> float:
         """How long its next request is worth waiting for, so that a prompt rides along; 0.0 after its answer.
@@ -396,13 +399,13 @@ class BatchScheduler:
             if not self._waiting:
                 return
             reading = {each.member for each in self._waiting if not each.is_whole}
-            answering = [member for member in self._members if member not in reading and member.is_answering(now)]
+            begun = [member for member in self._members if member not in reading and member.may_return(now)]
+            answering = [member for member in begun if member.is_answering(now)]
             rounds_s = [member.round_s for member in answering if member.round_s is not None]
-            silent = [member for member in self._members if member not in reading and member.may_return(now)]
-            others = any(member is not self._waiting[0].member for member in (*answering, *silent))
+            others = any(member is not self._waiting[0].member for member in begun)
 
             def room(rows: int) -> int:
-                return prompt_rows(self._times, rows, rounds_s, answering=bool(answering), may_return=bool(silent))
+                return prompt_rows(self._times, rows, rounds_s, answering=bool(answering), may_return=bool(begun))
 
             shares = shares_of(self._waiting, room, alone=not others)
             taken = [share.request for share in shares]
