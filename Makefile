@@ -42,12 +42,17 @@ lint:
 	.venv/bin/python -m mypy
 	.venv/bin/lint-imports
 
+# Tests without real models keep one core busy each. Tests with real models use every core and measure, so they run
+# one by one. 5 is pytest's status if ARGS leaves no test.
+TWO_AT_ONCE = .venv/bin/python -m pytest -n 2 --dist worksteal
+
 test: lint
-	.venv/bin/python -m pytest $(ARGS)
+	$(TWO_AT_ONCE) -m 'not models' $(ARGS) || [ $$? -eq 5 ]
+	.venv/bin/python -m pytest -m models $(ARGS) || [ $$? -eq 5 ]
 
 test-fast:
 	@sh scripts/setup.sh dev
-	.venv/bin/python -m pytest -m 'not models and not slow' $(ARGS)
+	$(TWO_AT_ONCE) -m 'not models and not slow' $(ARGS)
 
 test-vulkan:
 	@sh scripts/test_vulkan.sh $(ARGS)

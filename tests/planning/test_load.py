@@ -8,13 +8,14 @@ import pytest
 
 from edgespec.interfaces.drafting import DraftTree
 from edgespec.interfaces.model import ALONE, Company
-from edgespec.planning.cost.curve import ContextCurves, Curve
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve
 from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.depth.answer import AnswerDepth
+from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.load import Load, charged
 from edgespec.planning.depth.price import PricedGate, choose_nodes
 from tests.planning.test_depth_control import begun, control, drafting, round_of
-from tests.support.drawn_requests import NATIVE
+from tests.support.drawn_requests import NATIVE, believed
 
 THREE = Company(answers=3, rows=3)
 CURVE = Curve(widths=tuple(range(1, 65)), forward_s=tuple(1.0 + 0.1 * rows for rows in range(64)))
@@ -167,3 +168,11 @@ def test_an_answer_that_begins_among_others_expects_their_company() -> None:
     for answer in (first, second, second):
         answer.end()
     assert begun(own)._load == Load()
+
+
+def test_copies_without_a_drafting_model_are_priced_among_others() -> None:
+    copies = replace(believed(NATIVE), drafts={"lookup": FREE})
+    answer = begun(DepthControl(copies, NATIVE.depth_cap))
+    with_others(answer, 20)
+    assert answer.why_off("lookup") is None
+    assert answer.allow_free("lookup").depth > 0

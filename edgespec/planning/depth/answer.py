@@ -371,10 +371,12 @@ class AnswerDepth:
             cost = control.costs.drafts.get(source)
             if cost is None:
                 return NOT_CALIBRATED
+            if cost == FREE:
+                return None  # each free guess is priced by itself
             if self._delays_others():
                 said = "other answers are computed in the same steps, which drafting would delay"
                 return Reason("not_paying_now", said)
-            if cost == FREE or self._trust.on or not self._done:
+            if self._trust.on or not self._done:
                 return None
             if control.hopeless:
                 most = f"{control.possible:.2f}x at best"
