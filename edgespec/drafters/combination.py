@@ -78,19 +78,15 @@ class _Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copies:
-    """A free drafter's guesses for one round: ``gain`` tokens over a plain step if they are verified alone.
+class _Free:
+    """The free drafters' guesses for one round: ``gain`` tokens over a plain step if they are verified alone.
 
     ``first``: they are verified alone whatever they gain.
-    With a ``gate`` they grow to a ``tree``, which is empty so far; without one the ``idea`` is proposed as it is.
     """
 
-    kind: str
-    idea: Proposal
-    gate: TreeGate | None
-    tree: DraftTree
-    gain: float
-    first: bool
+    proposal: Proposal
+    gain: float = 0.0
+    first: bool = False
 
 
 class CombinationState:
@@ -107,6 +103,7 @@ class CombinationState:
         self._parts = tuple(parts)
         self._growing = {kind: state for kind, state in parts if state.free and isinstance(state, GrowsTree)}
         self._watched: deque[_Watched] = deque(maxlen=_WATCHED)
+        self._allowed: dict[str, Allowance] = {}  # of the free drafters, in this round
         self.depth = depth
         self.failures: dict[str, str] = {}
 
@@ -146,70 +143,72 @@ class CombinationState:
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         self._judge_watched(context)
-        copies: _Copies | None = None
+        self._allowed.clear()
+        if depth < 1:
+            return NOTHING
+        free = self._free_guesses(context, depth)
         for kind, state in self._parts:
-            if kind in self.failures or depth < 1:
+            if kind in self.failures or state.free or not self.depth.prefers(kind, free.gain) or free.first:
                 continue
             try:
-                if state.free:
-                    own = self._copy(kind, state, context, depth)
-                    if own is not None and (copies is None or (own.first, own.gain) > (copies.first, copies.gain)):
-                        copies = own
-                elif self.depth.prefers(kind, copies.gain if copies else 0.0) and not (copies and copies.first):
-                    proposal = self._ask(kind, state, context, depth, gate)
-                    if proposal.tokens or (copies is None and proposal.drafted_by is not None):
-                        return proposal
-                    if proposal.drafted_by is not None and copies is not None:  # it took time and has no guess
-                        alone = self._alone(copies, context)
-                        return replace(
-                            alone,
-                            drafted_by=kind,
-                            sync_s=proposal.sync_s,
-                            hindsight=proposal.hindsight,
-                            forwards=proposal.forwards,
-                            chain_length=0,
-                        )
+                proposal = self._ask(kind, state, context, depth, gate)
             except CancelledError:
                 raise
             except EdgespecError as error:
                 self.failures[kind] = error.message
-        return NOTHING if copies is None else self._alone(copies, context)
+                continue
+            if proposal.tokens:
+                return proposal
+            if proposal.drafted_by is not None:  # it took time and has no guess
+                return replace(
+                    free.proposal,
+                    drafted_by=kind,
+                    sync_s=proposal.sync_s,
+                    hindsight=proposal.hindsight,
+                    forwards=proposal.forwards,
+                    chain_length=0,
+                )
+        return free.proposal
 
-    def _copy(self, kind: str, state: DraftState, context: Context, depth: int) -> _Copies | None:
-        """A free drafter's guesses, and the tokens they gain alone over no guess."""
-        idea = _sound(state.propose(context, depth))
-        if not idea.tokens:
-            return None
-        self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
-        allowance = self.depth.allow_free(kind)
-        most, gate, sure = min(depth, allowance.depth), allowance.gate, idea.confidences
-        tree = _empty_tree(context, allowance, most)
-        if most < 1:
-            return None
-        if not values_trees(gate):
-            kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
-            return _Copies(kind, idea.cut(min(most, kept)), None, tree, 0.0, True) if kept else None
-        chain = DraftTree()
-        for place, token in enumerate(idea.tokens[:most]):
-            chain.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
-        choice = gate.choose(chain, most)
-        grows = context.wants_tree and kind in self._growing
-        if not grows and not choice.nodes:
-            return None
-        # A chain that is rather right goes first: without a tree it cannot join the drafter's guesses.
-        first = not grows and chain.odds[0] >= _RATHER_RIGHT
-        kept = len(idea.tokens) if grows else len(choice.nodes)
-        return _Copies(kind, idea.cut(kept), gate if grows else None, tree, choice.gain, first)
-
-    def _alone(self, copies: _Copies, context: Context) -> Proposal:
-        """The free guesses that are worth verifying without others."""
-        gate = copies.gate
-        if gate is None:
-            return copies.idea
-        tree = copies.tree
-        self._grow(tree, context, 0, first=copies.kind)
-        nodes = gate.choose(tree, tree.most_nodes).nodes
-        return _proposal(tree, nodes, Proposal(drafted_by=copies.idea.drafted_by), 0) if nodes else NOTHING
+    def _free_guesses(self, context: Context, depth: int) -> _Free:
+        """The guesses of one free drafter, or the tree that all of them grow."""
+        best = _Free(NOTHING)
+        surest: tuple[float, str, TreeGate] | None = None  # of those whose guesses grow a tree
+        for kind, state in self._parts:
+            if not state.free or kind in self.failures:
+                continue
+            try:
+                idea = _sound(state.propose(context, depth))
+            except CancelledError:
+                raise
+            except EdgespecError as error:
+                self.failures[kind] = error.message
+                continue
+            if not idea.tokens:
+                continue
+            self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
+            allowance = self._allow_free(kind)
+            most, gate = min(depth, allowance.depth), allowance.gate
+            if most < 1:
+                continue
+            if context.wants_tree and kind in self._growing and values_trees(gate):
+                odds = gate.believes(idea.confidences[0])
+                if surest is None or odds > surest[0]:
+                    surest = odds, kind, gate
+                continue
+            own = _chain(idea, gate, most)
+            if (own.first, own.gain) > (best.first, best.gain):
+                best = own
+        if surest is None or best.first:
+            return best
+        _, kind, gate = surest
+        allowance = self._allow_free(kind)
+        tree = _empty_tree(context, allowance, min(depth, allowance.depth))
+        self._grow(tree, context, 0, first=kind)
+        choice = gate.choose(tree, tree.most_nodes)
+        if choice.gain <= best.gain:
+            return best
+        return _Free(_proposal(tree, choice.nodes, Proposal(drafted_by=kind), 0), choice.gain)
 
     def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
         """What a drafter that takes time proposes, together with the guesses of the free drafters."""
@@ -250,11 +249,17 @@ class CombinationState:
         for kind in sorted(self._growing, key=lambda kind: kind != first):
             if kind in self.failures:
                 continue
-            own = self.depth.allow_free(kind).gate
+            own = self._allow_free(kind).gate
             try:
                 self._growing[kind].grow(context, tree, chain, own.believes if values_trees(own) else float)
             except EdgespecError as error:  # the guesses of the others are still good
                 self.failures[kind] = error.message
+
+    def _allow_free(self, kind: str) -> Allowance:
+        """What the policy allows a free drafter in this round; asked once."""
+        if kind not in self._allowed:
+            self._allowed[kind] = self.depth.allow_free(kind)
+        return self._allowed[kind]
 
     @property
     def forks(self) -> bool:
@@ -324,6 +329,22 @@ class CombinationState:
     def close(self) -> None:
         for _, state in self._parts:
             state.close()
+
+
+def _chain(idea: Proposal, gate: ChainGate | None, most: int) -> _Free:
+    """A free drafter's chain as far as its gate wants it."""
+    sure = idea.confidences
+    if not values_trees(gate):
+        kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
+        return _Free(idea.cut(min(most, kept)), first=True) if kept else _Free(NOTHING)
+    tree = DraftTree()
+    for place, token in enumerate(idea.tokens[:most]):
+        tree.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
+    choice = gate.choose(tree, most)
+    if not choice.nodes:
+        return _Free(NOTHING)
+    # A chain that is rather right goes first: without a tree it cannot join the drafter's guesses.
+    return _Free(idea.cut(len(choice.nodes)), choice.gain, first=tree.odds[0] >= _RATHER_RIGHT)
 
 
 def _empty_tree(context: Context, allowance: Allowance, depth: int) -> DraftTree:

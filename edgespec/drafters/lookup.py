@@ -41,9 +41,15 @@ _LEAST_REACH = 0.03
 _ENOUGH_ADDED = 11
 
 
+_CONFIDENCES = [1.0 - _WRONG_AFTER_ONE * _LESS_WRONG ** (matched - 1) for matched in range(LONGEST_MATCH_TOKENS + 1)]
+
+
 def match_confidence(matched_tokens: int) -> float:
-    """How likely a copy after that many matching tokens is right, before the policy has counted any."""
-    return 1.0 - _WRONG_AFTER_ONE * _LESS_WRONG ** (matched_tokens - 1)
+    """How likely a copy after that many matching tokens is right, before the policy has counted any.
+
+    Matches longer than LONGEST_MATCH_TOKENS count as that long.
+    """
+    return _CONFIDENCES[min(matched_tokens, LONGEST_MATCH_TOKENS)]
 
 
 class LookupDrafter:
@@ -85,7 +91,7 @@ class LookupDraftState:
                 copied = copied[: index + 1]
                 break
         # If a copied token is right, the match before the next token is one token longer.
-        sure = [match_confidence(min(matched + index, LONGEST_MATCH_TOKENS)) for index in range(len(copied))]
+        sure = [match_confidence(matched + index) for index in range(len(copied))]
         kept = len(copied) if gate is None else admitted(gate, sure)
         return Proposal(
             tokens=tuple(copied[:kept]),
@@ -111,12 +117,14 @@ class LookupDraftState:
                 open_.append((-reach, len(open_), node, self._index.matches(tail)))
         limit = len(tree) + max(_ENOUGH_ADDED, tree.most_nodes)
         count = len(open_)
+        believed: dict[int, float] = {}  # by the length of the match, most of which are equal
         while open_ and len(tree) < limit:
             negative, _, parent, found = heapq.heappop(open_)
             left = tree.left_over(parent)
             for token, share, longest in self._followers(found):
-                odds = believes(match_confidence(longest)) * share
-                node = tree.add(parent, token, odds * left, self._kind)
+                if longest not in believed:
+                    believed[longest] = believes(match_confidence(longest))
+                node = tree.add(parent, token, believed[longest] * share * left, self._kind)
                 here = negative * tree.odds[node]
                 if node < chain or token in self._stop_ids or here > -_LEAST_REACH:
                     continue  # the chain's own end comes later, nothing follows it, or it is too unlikely
@@ -133,10 +141,14 @@ class LookupDraftState:
 
     def _followers(self, found: Sequence[Match]) -> list[tuple[int, float, int]]:
         """The tokens that followed the longest match: each with its share of the places, and the match's length."""
+        if len(found) == 1:  # as after most guesses: no counting
+            end, longest = found[0]
+            token = self._index.after(end)
+            return [] if token is None else [(token, 1.0, longest)]
         longest = max(found, key=_length)[1] if found else 0
         following = [self._index.after(end) for end, length in found if length == longest]
         known = [token for token in following if token is not None]
-        if len(known) < 2:  # as after most guesses: no counting
+        if len(known) < 2:
             return [(token, 1.0, longest) for token in known]
         counted = Counter(known)
         return [(token, times / len(known), longest) for token, times in counted.most_common(_MOST_BRANCHES)]

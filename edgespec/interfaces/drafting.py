@@ -74,7 +74,8 @@ _Run = TypeVar("_Run", list[int], str)
 def common_prefix(left: _Run, right: _Run) -> int:
     """Number of leading tokens or characters that both share; whole comparisons first, since they usually decide."""
     shorter = min(len(left), len(right))
-    if left[:shorter] == right[:shorter]:
+    # Slices are copies, which would take longer than the comparison.
+    if (left if shorter == len(left) else left[:shorter]) == (right if shorter == len(right) else right[:shorter]):
         return shorter
     low, high = 0, shorter  # left[:low] agrees, left[:high] does not
     while high - low > 1:
