@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.interfaces.drafting import (
@@ -150,13 +151,7 @@ class CombinationState:
         for kind, state in self._parts:
             if kind in self.failures or state.free or not self.depth.prefers(kind, free.gain) or free.first:
                 continue
-            try:
-                proposal = self._ask(kind, state, context, depth, gate)
-            except CancelledError:
-                raise
-            except EdgespecError as error:
-                self.failures[kind] = error.message
-                continue
+            proposal = self._or_nothing(kind, partial(self._ask, kind, state, context, depth, gate))
             if proposal.tokens:
                 return proposal
             if proposal.drafted_by is not None:  # it took time and has no guess
@@ -170,6 +165,16 @@ class CombinationState:
                 )
         return free.proposal
 
+    def _or_nothing(self, kind: str, ask: Callable[[], Proposal]) -> Proposal:
+        """What a drafter proposes; nothing if it raises, which also turns it off."""
+        try:
+            return ask()
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            self.failures[kind] = error.message
+            return NOTHING
+
     def _free_guesses(self, context: Context, depth: int) -> _Free:
         """The guesses of one free drafter, or the tree that all of them grow."""
         best = _Free(NOTHING)
@@ -177,13 +182,7 @@ class CombinationState:
         for kind, state in self._parts:
             if not state.free or kind in self.failures:
                 continue
-            try:
-                idea = _sound(state.propose(context, depth))
-            except CancelledError:
-                raise
-            except EdgespecError as error:
-                self.failures[kind] = error.message
-                continue
+            idea = _sound(self._or_nothing(kind, partial(state.propose, context, depth)))
             if not idea.tokens:
                 continue
             self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
@@ -272,13 +271,7 @@ class CombinationState:
         if brancher is None:
             return NOTHING
         kind, state = brancher
-        try:
-            return state.branch(context, depth, gate)
-        except CancelledError:
-            raise
-        except EdgespecError as error:
-            self.failures[kind] = error.message
-            return NOTHING
+        return self._or_nothing(kind, partial(state.branch, context, depth, gate))
 
     def _brancher(self) -> tuple[str, DraftsBranches] | None:
         parts = ((kind, state) for kind, state in self._parts if kind not in self.failures)

@@ -40,7 +40,7 @@ _LEAST_REACH = 0.03
 # at most (planning/cost/widths.py).
 _ENOUGH_ADDED = 11
 
-
+# By the number of matching tokens: every guess of every round looks one up.
 _CONFIDENCES = [1.0 - _WRONG_AFTER_ONE * _LESS_WRONG ** (matched - 1) for matched in range(LONGEST_MATCH_TOKENS + 1)]
 
 
@@ -148,8 +148,6 @@ class LookupDraftState:
         longest = max(found, key=_length)[1] if found else 0
         following = [self._index.after(end) for end, length in found if length == longest]
         known = [token for token in following if token is not None]
-        if len(known) < 2:
-            return [(token, 1.0, longest) for token in known]
         counted = Counter(known)
         return [(token, times / len(known), longest) for token, times in counted.most_common(_MOST_BRANCHES)]
 

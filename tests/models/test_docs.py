@@ -35,11 +35,12 @@ NOT_RUN = {
     "edgespec learn": "it needs texts; tests/cli learns",
     "edgespec models rm": "it would delete a model that other tests use",
 }
-# test_readme.py runs the README's commands, which some pages repeat.
+# test_readme.py runs these, which some pages repeat.
+README = console_commands("README.md")
 COMMANDS = [
     command
     for command in dict.fromkeys(command for page in GUIDE for command in console_commands(page))
-    if not command.startswith(tuple(NOT_RUN)) and command not in console_commands("README.md")
+    if not command.startswith(tuple(NOT_RUN)) and command not in README
 ]
 # The input of chats if the page shows no pipe.
 PROMPT = "Name a prime number.\n"
