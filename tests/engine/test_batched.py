@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
 from edgespec.runtimes.native import scheduler as scheduler_module
 from tests.support.kernel_calls import require_native
+from tests.support.started_threads import started_threads
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter
 
 WATCHDOG_S = 120.0
@@ -118,4 +118,4 @@ def test_more_sessions_add_workers_and_no_threads_that_compute(engine: Engine) -
 
 def threads_of_process() -> int:
     tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+    return len(list(tasks.iterdir())) if tasks.is_dir() else started_threads()

@@ -40,6 +40,7 @@ from edgespec.runtimes.table import RUNTIMES
 from tests.support.calibrating import fix_plain_ratio
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime, processor_runtimes
+from tests.support.started_threads import started_threads
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, put_into_store, require_speculation
 
@@ -498,13 +499,13 @@ def test_two_engines_can_be_loaded_together_and_again_after_closing(
     for _ in range(2):
         with tiny.load_speculating() as one, tiny.load(draft="none") as two:
             assert say_hello(one).token_ids == say_hello(two).token_ids == expected
-    before = threading.active_count()
+    before = started_threads()
     with tiny.load_speculating() as engine:
         say_hello(engine, depth=3)
     deadline = time.monotonic() + 10.0  # closing does not wait for a thread that is about to end
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while started_threads() > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() <= before
+    assert started_threads() <= before
 
 
 def test_the_plan_is_frozen_and_converts_to_json(tiny: TinyModels) -> None:

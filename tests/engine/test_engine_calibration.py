@@ -19,6 +19,7 @@ from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
 from tests.support.calibrating import damage, fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import environment
+from tests.support.started_threads import started_threads
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter, require_speculation
 from tests.support.watched_sequences import watch_forwards
 
@@ -197,13 +198,13 @@ def test_closing_an_engine_while_another_thread_calibrates(load: Callable[..., E
             outcome.append(error)
 
     learner = threading.Thread(target=learn)
-    threads = threading.active_count()
+    threads = started_threads()
     learner.start()
     threading.Event().wait(delay_s)
     engine.close()
     learner.join(20)
     assert outcome in ([()], [engine.plan.reasons])  # models this small may be measured by then
-    assert threading.active_count() == threads
+    assert started_threads() == threads
 
 
 # ------------------------------------------------------------------------------------------ other processes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import psutil
 import pytest
 
@@ -11,6 +9,7 @@ from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from tests.engine.answers import SAMPLED, plain_text
 from tests.support.forgetting import Forget, alive, eager_collector, in_cycles, in_tasks, in_threads
+from tests.support.started_threads import started_threads
 
 FORGOTTEN = 500
 PAUSE_S = 0.001
@@ -23,9 +22,9 @@ def test_five_hundred_forgotten_answers_leak_no_memory_and_no_threads(engine: En
     expected = plain_text(engine, "hello world", max_tokens=20, sampling=SAMPLED).token_ids
     with eager_collector():
         forget(engine, 40, PAUSE_S)
-        threads, bytes_before = threading.active_count(), psutil.Process().memory_info().rss
+        threads, bytes_before = started_threads(), psutil.Process().memory_info().rss
         forget(engine, FORGOTTEN, PAUSE_S)
         assert alive(Generation) == 0
-    assert threading.active_count() <= threads
+    assert started_threads() <= threads
     assert psutil.Process().memory_info().rss - bytes_before < GROWTH_BYTES
     assert plain_text(engine, "hello world", max_tokens=20, sampling=SAMPLED).token_ids == expected

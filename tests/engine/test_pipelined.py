@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
 from tests.engine.answers import SAMPLED, plain_text
 from tests.support.budgets import FixedBudget
+from tests.support.started_threads import started_threads
 from tests.support.tiny_models import answer
 
 PROMPTS = ("hello", "the water of the river", "one two three four", "你好")
@@ -79,12 +79,12 @@ def test_after_leaving_or_cancelling_a_pipelined_answer_the_text_is_plain_decodi
 
 
 def test_closing_a_pipelined_session_ends_its_drafting_thread(engine: Engine) -> None:
-    before = {thread.ident for thread in threading.enumerate()}
+    before = started_threads()
     session = engine.session(speculation=speculation(engine))
     for event in session.generate("hello", max_tokens=64):
         if isinstance(event, Text):
             session.close()
-    assert {thread.ident for thread in threading.enumerate()} <= before
+    assert started_threads() <= before
 
 
 def test_depth_zero_in_a_pipelined_session_decodes_plainly(engine: Engine, pipelined: Session) -> None:

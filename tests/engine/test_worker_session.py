@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,6 +31,7 @@ from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.settings import WorkerSettings
 from tests.engine.answers import SAMPLED, plain_text
 from tests.support.budgets import FixedBudget
+from tests.support.started_threads import started_threads
 from tests.support.tiny_models import TinyModels, answer, require_speculation
 from tests.support.worker_loaders import command
 
@@ -63,7 +63,7 @@ def libraries(tiny: TinyModels) -> None:
 
 def left() -> tuple[int, int, int]:
     own = psutil.Process()
-    return own.num_fds(), threading.active_count(), len(own.children(recursive=True))
+    return own.num_fds(), started_threads(), len(own.children(recursive=True))
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ from edgespec.runtimes.process.frames import LoadRequest
 from edgespec.runtimes.process.model import WorkerModel, WorkerSequence, start_model
 from edgespec.runtimes.process.settings import WorkerSettings, run_in_process
 from tests.support.fake_runtime import FakeModel
+from tests.support.started_threads import started_threads
 from tests.support.worker_loaders import command
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and file descriptors of POSIX")
@@ -50,14 +51,14 @@ def nothing_is_left() -> Iterator[None]:
     """Check that no process (zombies included), file or thread is left over."""
     own = psutil.Process()
     gc.collect()
-    files, threads = own.num_fds(), threading.active_count()
+    files, threads = own.num_fds(), started_threads()
     yield
     gc.collect()
     for _ in range(200):  # cancelled threads end when they are next scheduled
-        if (own.num_fds(), threading.active_count(), own.children()) == (files, threads, []):
+        if (own.num_fds(), started_threads(), own.children()) == (files, threads, []):
             return
         time.sleep(0.01)
-    assert (own.num_fds(), threading.active_count(), own.children()) == (files, threads, [])
+    assert (own.num_fds(), started_threads(), own.children()) == (files, threads, [])
 
 
 def every_call_fails(model: WorkerModel, sequence: Sequence) -> None:

@@ -18,6 +18,7 @@ import pytest
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
 from edgespec.interfaces.model import Model, Sequence
 from tests.runtimes.contract import CHUNK, CONTEXT, OneModel, Runtime, equal, ids, logits
+from tests.support.started_threads import started_threads
 
 # Growths in a row that count as a leak: the allocator may take arenas once in two hundred forwards.
 LEAK_WINDOWS = 4
@@ -300,6 +301,6 @@ class ThreadContract(OneModel):
                     sequence.forward([1, 2], 1)
 
         cycles(5)
-        threads = threading.active_count()
+        threads = started_threads()
         assert not leaks(lambda: cycles(20), 20 * length * model.facts.kv_bytes_per_token / 4)
-        assert threading.active_count() == threads
+        assert started_threads() == threads
