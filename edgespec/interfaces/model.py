@@ -109,10 +109,14 @@ class TreeSequence(Sequence, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """Other answers that one forward computed together with this one: how many, and their rows."""
+    """Other answers that one forward computed together with this one: how many, and their rows.
+
+    ``reading``: whether the forward also read a prompt.
+    """
 
     answers: int = 0
     rows: int = 0
+    reading: bool = False
 
 
 ALONE = Company()

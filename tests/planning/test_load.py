@@ -12,7 +12,13 @@ from edgespec.planning.cost.curve import FREE, ContextCurves, Curve
 from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.planning.depth.control import DepthControl
-from edgespec.planning.depth.load import Load, charged
+from edgespec.planning.depth.load import (
+    MOST_PAUSE_S,
+    MOST_PAUSE_WITH_PROMPT_S,
+    MOST_STEP_S,
+    Load,
+    charged,
+)
 from edgespec.planning.depth.price import PricedGate, choose_nodes
 from tests.planning.test_depth_control import begun, control, drafting, round_of
 from tests.support.drawn_requests import NATIVE, believed
@@ -58,6 +64,57 @@ def test_load_follows_the_company_and_ends_with_it() -> None:
     for _ in range(20):
         load.see(ALONE)
     assert (load.others, load.rows, load.seen) == (0.0, 0.0, True)
+
+
+def test_a_drafter_reads_at_length_only_while_its_answer_is_alone() -> None:
+    load = Load()
+    assert not load.forbids(100.0)
+    load.see(Company(answers=1, rows=1))
+    assert [load.forbids(factor * MOST_PAUSE_S) for factor in (0.9, 1.1)] == [False, True]
+    for company in (Company(reading=True), Company(answers=1, rows=1, reading=True)):
+        load.see(company)
+        assert [load.forbids(factor * MOST_PAUSE_WITH_PROMPT_S) for factor in (0.9, 1.1)] == [False, True]
+    for _ in range(20):
+        load.see(ALONE)
+    assert not load.forbids(100.0)
+
+
+def test_drafts_are_shorter_while_a_prompt_is_read_in_the_same_steps() -> None:
+    def rows_s(rows: int) -> float:
+        return MOST_STEP_S * rows / 16
+
+    load = Load()
+    load.see(Company(answers=3, rows=30))
+    assert load.most_depth(12, rows_s) == 12
+    load.see(Company(answers=3, rows=30, reading=True))
+    assert load.most_depth(12, rows_s) == 3, "four answers with four rows each"
+    assert load.most_depth(2, rows_s) == 2
+    assert load.most_depth(12, lambda rows: MOST_STEP_S * rows) == 0
+    alone = Load()
+    alone.see(Company(reading=True))
+    assert alone.most_depth(20, rows_s) == 15
+
+
+@pytest.mark.parametrize("company", [ALONE, Company(answers=1, rows=1), Company(reading=True)])
+def test_an_answer_pauses_for_a_drafter_that_reads_a_long_text_only_if_alone(company: Company) -> None:
+    alone = company == ALONE
+    beginning = begun(control(), prompt_tokens=2000)
+    with_others(beginning, 40, company)
+    beginning.learn_hindsight("model", [True] * 14)
+    assert (beginning.allow("model", 600).depth > 0) is alone
+    running = drafting(control())
+    running.record(replace(round_of(), company=company))
+    running.ledger.plain_s += 100.0
+    assert (running.allow("model", 300).depth > 0) is alone, "the drafter fell behind"
+    assert alone is running._trust.on
+
+
+@pytest.mark.parametrize("company", [ALONE, Company(answers=1, rows=1)])
+def test_what_a_drafter_skipped_is_read_only_while_the_answer_is_alone(company: Company) -> None:
+    answer = drafting(control())
+    answer.record(replace(round_of(), company=company))
+    answer.ledger.plain_s += 100.0
+    assert answer.allow("model", 3, unread=120).window == (None if company != ALONE else answer._context)
 
 
 def test_each_answers_nodes_are_those_with_the_most_tokens_of_all_answers() -> None:

@@ -18,7 +18,6 @@ from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, MOST_ENTRIE
 from edgespec.runtimes.native.scheduler import (
     ACTIVE_S,
     FIRST_ROWS,
-    LEAST_ROWS,
     PROMPT_SHARE,
     QUICK_S,
     RECENT_S,
@@ -106,7 +105,7 @@ def test_a_step_has_at_most_64_scored_rows_256_rows_and_64_requests() -> None:
 def test_a_prompt_always_makes_progress() -> None:
     waiting = [request(200, 1), request(1)]
     for _ in range(100):
-        shares = shares_of(waiting, with_room(LEAST_ROWS), alone=False)
+        shares = shares_of(waiting, with_room(4), alone=False)
         prompt = next(share for share in shares if share.request is waiting[0])
         assert prompt.count > 0
         waiting[0].done += prompt.count
@@ -161,23 +160,56 @@ def test_prompts_leave_running_answers_most_of_their_speed() -> None:
     times = StepTimes()
     times.add(1, 0.03)
     times.add(256, 1.0)
-    rows = prompt_rows(times, 4, [0.08, 0.2], answering=True)
+    rows, saved_s = prompt_rows(times, 4, [0.08, 0.2], answering=True)
     spent = (times.seconds(4 + rows) or 0.0) - (times.seconds(4) or 0.0)
     assert PROMPT_SHARE * 0.08 * 0.8 < spent <= PROMPT_SHARE * 0.08
+    assert spent + saved_s == pytest.approx(PROMPT_SHARE * 0.08)
     # Rounds that are short: still a share of the step's own time.
-    rows = prompt_rows(times, 40, [0.0001], answering=True)
+    rows, _ = prompt_rows(times, 40, [0.0001], answering=True)
     assert times.seconds(40 + rows) == pytest.approx((1.0 + PROMPT_SHARE) * (times.seconds(40) or 0.0), rel=0.05)
-    assert prompt_rows(times, 4, [0.0001], answering=True) == LEAST_ROWS
     # With an answer whose rounds are long or not known, the step's length is the limit.
     for rounds_s in ([], [5.0]):
-        assert times.seconds(prompt_rows(times, 0, rounds_s, answering=True)) == pytest.approx(STEP_S, rel=0.05)
+        rows, _ = prompt_rows(times, 0, rounds_s, answering=True)
+        assert times.seconds(rows) == pytest.approx(STEP_S, rel=0.05)
+
+
+@pytest.mark.parametrize("row_s", [0.001, 0.008, 0.02, 0.4])
+def test_where_a_row_takes_longer_than_a_share_prompts_save_time_for_it(row_s: float) -> None:
+    """On the average prompts take their share, and every prompt ends."""
+    times = StepTimes()
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        times.add(rows, 0.03 + row_s * rows)
+    plain_s = times.seconds(3) or 0.0
+    saved_s, taken, spent_s, steps = 0.0, 0, 0.0, 400
+    for _ in range(steps):
+        rows, saved_s = prompt_rows(times, 3, [plain_s], answering=True, saved_s=saved_s)
+        taken, spent_s = taken + rows, spent_s + (times.seconds(3 + rows) or 0.0) - plain_s
+    assert taken > 10
+    assert spent_s / steps == pytest.approx(PROMPT_SHARE * plain_s, rel=0.15)
+
+
+def test_the_time_that_prompts_save_is_limited() -> None:
+    times = StepTimes()
+    times.add(1, 0.1)
+    times.add(64, 6.4)
+    assert [prompt_rows(times, 1, [0.1], answering=True, saved_s=saved_s)[0] for saved_s in (0.06, 0.08)] == [0, 1]
+    slow = StepTimes()
+    slow.add(1, 1.0)
+    slow.add(64, 64.0)
+    assert prompt_rows(slow, 1, [1.0], answering=True, saved_s=0.99 * STEP_S)[0] == 0
+    rows, saved_s = prompt_rows(slow, 1, [1.0], answering=True, saved_s=STEP_S)
+    assert (rows, saved_s) == (1, -STEP_S), "one row at last, whatever it takes"
+    fast = StepTimes()
+    fast.add(256, 1e-6)
+    assert prompt_rows(fast, 1, [100.0], answering=True, saved_s=STEP_S)[1] == STEP_S
+    assert prompt_rows(times, 0, [0.03], answering=True, saved_s=-STEP_S) == (1, -STEP_S)
 
 
 def test_prompts_without_a_running_answer_are_not_cut_to_a_steps_length() -> None:
     times = StepTimes()
     times.add(256, 100 * STEP_S)
-    assert prompt_rows(times, 0, [], answering=False) == PREFILL_CHUNK_TOKENS
-    assert prompt_rows(times, 1, [], answering=False) < PREFILL_CHUNK_TOKENS
+    assert prompt_rows(times, 0, [], answering=False, saved_s=0.1) == (PREFILL_CHUNK_TOKENS, 0.1)
+    assert prompt_rows(times, 1, [], answering=False)[0] < PREFILL_CHUNK_TOKENS
 
 
 def test_a_prompt_next_to_a_silent_answer_is_cut_to_a_steps_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +217,7 @@ def test_a_prompt_next_to_a_silent_answer_is_cut_to_a_steps_length(monkeypatch: 
     times = StepTimes()
     times.add(1, STEP_S / 10)
     times.add(256, 20 * STEP_S)
-    rows = prompt_rows(times, 0, [], answering=False, may_return=True)
+    rows, _ = prompt_rows(times, 0, [], answering=False, may_return=True)
     assert times.seconds(rows) == pytest.approx(STEP_S, rel=0.1)
     model, silent, over = slow_model(monkeypatch), Member(NativeCancel()), Member(NativeCancel())
     model.scheduler._members |= {silent, over}
@@ -219,9 +251,9 @@ def test_a_prompt_that_slow_answers_wait_for_takes_a_share_of_their_steps() -> N
     times.add(16, 2 * STEP_S)
     times.add(256, 20 * STEP_S)
     for rows in (0, 4):
-        taken = rows + prompt_rows(times, rows, [3 * STEP_S], answering=True)
+        taken = rows + prompt_rows(times, rows, [3 * STEP_S], answering=True)[0]
         assert times.seconds(taken) == pytest.approx((1.0 + PROMPT_SHARE) * 2 * STEP_S, rel=0.05)
-        assert taken > 16 + LEAST_ROWS
+        assert taken > 20
 
 
 def test_the_next_prompt_of_a_sequence_is_not_cut_for_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,9 +397,11 @@ def test_a_request_knows_the_other_answers_of_its_last_step() -> None:
         thread.join(WATCHDOG_S)
         assert found == [OK]
     assert first.company == Company()
-    assert others[0].company == Company(answers=1, rows=4)
-    assert others[1].company == Company(answers=1, rows=2)
-    assert others[2].company == Company(answers=2, rows=6), "a forward without scored rows does not count as a round"
+    assert others[0].company == Company(answers=1, rows=4, reading=True)
+    assert others[1].company == Company(answers=1, rows=2, reading=True)
+    assert others[2].company == Company(answers=2, rows=6, reading=True), (
+        "a forward without scored rows does not count as a round"
+    )
 
 
 def test_each_request_gets_its_own_status() -> None:

@@ -150,7 +150,7 @@ class AnswerDepth:
             return OFF
         if both:
             return Allowance(self._cap + 1)
-        depth = self._affordable(cost, read)
+        depth = 0 if self._load.forbids(read * cost.lag_token_s) else self._affordable(cost, read)
         if depth < 1:
             if lag >= LEAST_READ:
                 self._trust.on = False  # the drafter fell behind: reading more is another purchase
@@ -191,7 +191,8 @@ class AnswerDepth:
     def _affordable(self, cost: DraftCost, read: int) -> int:
         """The deepest draft that the answer can afford if every token is wrong."""
         room_s = AT_ONCE * self.ledger.room_s
-        return next((depth for depth in range(self._cap, 0, -1) if self._lost_s(cost, depth, read) <= room_s), 0)
+        most = self._load.most_depth(self._cap, lambda rows: self._times.usual_s(rows, self._context))
+        return next((depth for depth in range(most, 0, -1) if self._lost_s(cost, depth, read) <= room_s), 0)
 
     def _lost_s(self, cost: DraftCost, depth: int, read: int = 0) -> float:
         """Seconds lost if ``depth`` tokens, drafted after reading ``read``, are all wrong."""
@@ -212,6 +213,8 @@ class AnswerDepth:
             skipped = unread if read == lag else self._context - read
             gain = self._gain * self._usual(skipped) / usual if usual else 0.0
             reading_s = share * read * cost.lag_token_s
+            if self._load.forbids(reading_s):
+                continue
             first_s = self._lost_s(cost, 1) if both is None else 0.0
             price_s = max(0.0, load_s - control.missed_s) + reading_s + trial_s
             if self._earns(price_s, gain, load_s + reading_s + first_s):
@@ -227,6 +230,8 @@ class AnswerDepth:
         """Whether to read a few tokens only to see which of them the drafter would have guessed."""
         rests = self._done < max(HINDSIGHT, self._trust.rests_until)
         if rests or self._rate is not None or self._pipelined or lag <= LOOK:
+            return False
+        if self._load.forbids(LOOK * cost.lag_token_s):
             return False
         price_s = LOOK * cost.lag_token_s + self._lost_s(cost, 1)
         gain = self._experience.gain(self._control.good_gain) / 2**self._trust.failed
@@ -258,6 +263,8 @@ class AnswerDepth:
     def _repays_all(self, cost: DraftCost, unread: int) -> bool:
         """Whether to read all of the text, ``unread`` tokens of which the drafter skipped."""
         price_s = self._context * cost.lag_token_s
+        if self._load.forbids(price_s):
+            return False
         return self._earns(price_s, self._usual(0) - self._usual(unread), price_s + self._lost_s(cost, 1))
 
     def _going_rate(self) -> float:

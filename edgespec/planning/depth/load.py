@@ -7,7 +7,7 @@ SmartSpec (Liu et al., 2024) and the row budget of TETRIS (Wu et al., 2025).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgespec.interfaces.model import Company
@@ -18,6 +18,18 @@ _LATEST = 0.25
 # Fewer other answers than this are none.
 _NONE = 0.05
 
+# While others run, an answer's drafter may read for this long without a pause. Their steps make the pause longer: without the
+# limit an answer paused for up to 9 s (three answers and a prompt, on two cores without AVX-512).
+MOST_PAUSE_S = 0.25
+
+# While a prompt is read, an answer whose drafter reads misses steps of up to MOST_STEP_S: about what the drafter
+# lacks after a draft that was rejected, and not the first look at a text.
+MOST_PAUSE_WITH_PROMPT_S = 0.05
+
+# While a prompt is read, a step in which all answers draft as deeply as this one is not to take longer, so that a gap
+# in an answer stays below 0.25 s: the prompt adds a third, and drafters and Python some milliseconds.
+MOST_STEP_S = 0.15
+
 
 def charged(seconds: float, plain_s: float, others: float) -> float:
     """A round's seconds, with the time beyond a plain step counted for ``others`` more answers."""
@@ -26,14 +38,19 @@ def charged(seconds: float, plain_s: float, others: float) -> float:
 
 @dataclass(slots=True)
 class Load:
-    """The company of an answer's recent rounds, smoothed. ``seen``: whether it had any."""
+    """The company of an answer's recent rounds, smoothed. ``seen``: whether it had any.
+
+    ``reading``: whether a prompt was read in the latest.
+    """
 
     others: float = 0.0
     rows: float = 0.0
+    reading: bool = False
     seen: bool = False
 
     def see(self, company: Company) -> None:
         """Note a round's company."""
+        self.reading = company.reading
         if not (self.others or company.answers):
             return
         latest = _LATEST if self.others else 1.0
@@ -42,6 +59,19 @@ class Load:
         self.seen |= company.answers > 0
         if self.others < _NONE:
             self.others = self.rows = 0.0
+
+    def forbids(self, reading_s: float) -> bool:
+        """Whether the drafter may not read for that long."""
+        if self.reading:
+            return reading_s > MOST_PAUSE_WITH_PROMPT_S
+        return self.others > 0.0 and reading_s > MOST_PAUSE_S
+
+    def most_depth(self, cap: int, rows_s: Callable[[int], float]) -> int:
+        """The deepest draft, up to ``cap``, of an answer whose step reads a prompt; ``rows_s`` is a step's time."""
+        if not self.reading:
+            return cap
+        answers = 1.0 + self.others
+        return next((depth for depth in range(cap, 0, -1) if rows_s(round(answers * (1 + depth))) <= MOST_STEP_S), 0)
 
     def charge(self, forward_s: Sequence[float]) -> list[float]:
         """The seconds of forwards of 1, 2, ... rows, with the time beyond the first counted for each answer."""

@@ -49,8 +49,6 @@ STEP_S = 0.15
 # A step's time beyond this multiple of the smoothed one is an exception, and one below its inverse shows that the
 # smoothed one was: rows of one class, up to twice as many, take up to twice as long.
 _UNUSUAL = 2.0
-# Rows of a prompt that always fit: the next rows are nearly free while reading the weights takes longest.
-LEAST_ROWS = 4
 # Rows of a step with prompts while no times are known.
 FIRST_ROWS = 32
 # Requests up to this many rows are not cut: drafts, and the tokens of a rejected draft.
@@ -198,19 +196,31 @@ class StepTimes:
 
 
 def prompt_rows(
-    times: StepTimes, answer_rows: int, rounds_s: Collection[float], *, answering: bool, may_return: bool = False
-) -> int:
+    times: StepTimes,
+    answer_rows: int,
+    rounds_s: Collection[float],
+    *,
+    answering: bool,
+    may_return: bool = False,
+    saved_s: float = 0.0,
+) -> tuple[int, float]:
     """How many rows of prompts a step takes besides ``answer_rows``, with running answers of these round times.
 
     ``answering``: there are running answers. ``may_return``: there are silent ones. If there are none, and no
-    ``answer_rows``, no answer is delayed.
+    ``answer_rows``, no answer is delayed. ``saved_s``: time for prompts that earlier steps had and did not use,
+    negative if they used more; also returned, after this step. Without AVX-512 or Arm's dot products a row more may
+    take longer than one step's share.
     """
     if not answering and not answer_rows:
-        return max(LEAST_ROWS, times.most_rows(STEP_S)) if may_return else PREFILL_CHUNK_TOKENS
+        return max(1, times.most_rows(STEP_S)) if may_return else PREFILL_CHUNK_TOKENS, saved_s
     least_s = times.seconds(max(answer_rows, 1)) or 0.0  # what any step takes
     share_s = PROMPT_SHARE * min(rounds_s, default=math.inf)
-    limit_s = max(min(STEP_S, (least_s if answer_rows else 0.0) + share_s), least_s * (1.0 + PROMPT_SHARE))
-    return max(LEAST_ROWS, times.most_rows(limit_s) - answer_rows)
+    if not answer_rows:
+        return max(1, times.most_rows(max(min(STEP_S, share_s), least_s * (1.0 + PROMPT_SHARE)))), saved_s
+    limit_s = least_s + max(min(share_s, STEP_S - least_s), PROMPT_SHARE * least_s) + saved_s
+    rows = max(times.most_rows(limit_s) - answer_rows, int(saved_s >= STEP_S))  # at last a row that takes long
+    left_s = limit_s - (times.seconds(answer_rows + rows) or 0.0)
+    return max(rows, 0), min(max(left_s, -STEP_S), STEP_S)
 
 
 def shares_of(waiting: Sequence[Request], room: Callable[[int], int], *, alone: bool) -> list[Share]:
@@ -272,6 +282,7 @@ class BatchScheduler:
         self._gone: deque[Member] = deque()  # closed, and perhaps still in ``_members``
         self._arrival: threading.Lock | None = None  # what the leader waits for, while it waits
         self._times = StepTimes()
+        self._saved_s = 0.0  # for prompts, see prompt_rows
 
     def forget(self, member: Member) -> None:
         """The Sequence is closed: it is not waited for. Never waits.
@@ -405,7 +416,15 @@ class BatchScheduler:
             others = any(member is not self._waiting[0].member for member in begun)
 
             def room(rows: int) -> int:
-                return prompt_rows(self._times, rows, rounds_s, answering=bool(answering), may_return=bool(begun))
+                count, self._saved_s = prompt_rows(
+                    self._times,
+                    rows,
+                    rounds_s,
+                    answering=bool(answering),
+                    may_return=bool(begun),
+                    saved_s=self._saved_s,
+                )
+                return count
 
             shares = shares_of(self._waiting, room, alone=not others)
             taken = [share.request for share in shares]
@@ -431,7 +450,11 @@ class BatchScheduler:
         for share, own in zip(shares, codes, strict=True):
             request, code = share.request, own
             is_answer = id(request) in answers
-            request.company = Company(len(answers) - is_answer, rows - (share.count if is_answer else 0))
+            request.company = Company(
+                answers=len(answers) - is_answer,
+                rows=rows - (share.count if is_answer else 0),
+                reading=len(shares) - len(answers) > (not is_answer),
+            )
             if code == OK and len(shares) > 1 and request.member.cancel.raised:
                 code = CANCELLED  # a shared step does not end early; alone, the forward would have
             request.member.ended(now, answers=is_answer, step_s=took_s)
