@@ -18,8 +18,8 @@ _LATEST = 0.25
 # Fewer other answers than this are none.
 _NONE = 0.05
 
-# While others run, an answer's drafter may read for this long without a pause. Their steps make the pause longer: without the
-# limit an answer paused for up to 9 s (three answers and a prompt, on two cores without AVX-512).
+# While others run, an answer waits at most this long for its drafter to read. Their steps make the wait longer:
+# without this limit an answer paused for up to 9 s (three answers and a prompt, on two cores without AVX-512).
 MOST_PAUSE_S = 0.25
 
 # While a prompt is read, an answer whose drafter reads misses steps of up to MOST_STEP_S: about what the drafter

@@ -1,0 +1,187 @@
+"""How fast does `edgespec serve` answer 1, 2 and 4 clients, compared with llama.cpp's server?
+
+    python -m benchmarks.server_against_llama LLAMA_SERVER [--clients 1,2,4] [--tokens N] [--turns N]
+
+LLAMA_SERVER is llama.cpp's server, built for this processor. The source package of llama-cpp-python has its sources:
+
+    pip download --no-deps --no-binary=llama-cpp-python llama-cpp-python
+    cmake -S SOURCES/vendor/llama.cpp -B BUILD -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF
+    cmake --build BUILD --target llama-server
+
+All servers have the same model file and as many threads. llama.cpp's runs twice: alone, and with the drafting model.
+Clients ask over HTTP, one question after another: a closed loop of the questions of benchmarks/batched_clients.py,
+greedy. Servers and numbers of clients alternate. Prints one JSON object: tokens per second of all clients together,
+prompts included, and the ratio to llama.cpp's best server, by the number of clients. Requires an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from benchmarks.batched_clients import QUESTIONS
+from benchmarks.processes import serving
+from edgespec.files.home import home
+from edgespec.hardware.machine import describe_machine
+
+TARGET, DRAFTER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+OURS = "edgespec"
+STARTING_S = 120.0
+ANSWERING_S = 300.0
+CONTEXT_TOKENS = 1024  # of each client of llama.cpp's server
+
+
+def file_of(model: str) -> Path:
+    """The model's only file in the store. Raises ValueError if there is none."""
+    (found,) = (home().root / "models" / model).glob("*.gguf")
+    return found
+
+
+@contextmanager
+def llama(program: Path, folder: Path, clients: int, threads: int, *options: str) -> Iterator[str]:
+    """llama.cpp's server for as many parallel clients: its address. Raises RuntimeError with its log."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        str(program),
+        "-m",
+        str(file_of(TARGET)),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "-t",
+        str(threads),
+    ]
+    command += ["-np", str(clients), "-c", str(clients * CONTEXT_TOKENS), *options]
+    log = folder / f"llama-{port}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        until = time.monotonic() + STARTING_S
+        while not answers(port):
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(log.read_text(errors="replace")[-2000:])
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def answers(port: int) -> bool:
+    """Whether a server on this port has loaded its model."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def ask(url: str, question: str, tokens: int) -> int:
+    """The number of tokens of a greedy answer."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWERING_S)
+    try:
+        messages = [{"role": "user", "content": question}]
+        body = json.dumps({"model": "default", "messages": messages, "max_tokens": tokens, "temperature": 0})
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        found = json.loads(response.read())
+        if response.status != 200:
+            raise RuntimeError(str(found))
+        return int(found["usage"]["completion_tokens"])
+    finally:
+        connection.close()
+
+
+def rate(url: str, clients: int, tokens: int) -> float:
+    """Tokens per second of all clients together. Raises the error of a client."""
+    left, lock = iter(QUESTIONS), threading.Lock()
+    counts: list[int] = []
+    errors: list[Exception] = []
+
+    def serve() -> None:
+        try:
+            while True:
+                with lock:
+                    question = next(left, None)
+                if question is None:
+                    return
+                counts.append(ask(url, question, tokens))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(clients)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return sum(counts) / (time.perf_counter() - started)
+
+
+def measure(program: Path, clients: list[int], tokens: int, turns: int) -> dict[str, object]:
+    """The report."""
+    threads = describe_machine().physical_cores
+    draft = ("--spec-type", "draft-simple", "-md", str(file_of(DRAFTER)), "-td", str(threads))
+    with tempfile.TemporaryDirectory() as place, ExitStack() as servers:
+        folder = Path(place)
+        urls = {
+            OURS: servers.enter_context(serving(folder, TARGET, "--threads", str(threads)))[0],
+            "llama.cpp": servers.enter_context(llama(program, folder, max(clients), threads)),
+            "llama.cpp with a drafter": servers.enter_context(llama(program, folder, max(clients), threads, *draft)),
+        }
+        rates: dict[int, dict[str, list[float]]] = {count: {name: [] for name in urls} for count in clients}
+        for url in urls.values():
+            rate(url, max(clients), tokens)  # reads the weights, and lets ours learn
+        for turn in range(turns):
+            for count in clients:
+                for name in list(urls)[turn % len(urls) :] + list(urls)[: turn % len(urls)]:
+                    rates[count][name].append(rate(urls[name], count, tokens))
+    medians = {count: {name: statistics.median(own) for name, own in found.items()} for count, found in rates.items()}
+    return {
+        "tokens_per_s": {
+            str(count): {name: round(one, 1) for name, one in own.items()} for count, own in medians.items()
+        },
+        "times_the_best_of_llama": {
+            str(count): round(own[OURS] / max(one for name, one in own.items() if name != OURS), 2)
+            for count, own in medians.items()
+        },
+        "all_tokens_per_s": {str(count): found for count, found in rates.items()},
+    }
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", type=Path, metavar="LLAMA_SERVER")
+    parser.add_argument("--clients", default="1,2,4")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--turns", type=int, default=3)
+    given = parser.parse_args()
+    clients = sorted(map(int, given.clients.split(",")))
+    about = {"model": TARGET, "processor": describe_machine().processor, "tokens": given.tokens}
+    json.dump({**about, **measure(given.program, clients, given.tokens, given.turns)}, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()
