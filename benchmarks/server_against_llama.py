@@ -10,8 +10,9 @@ LLAMA_SERVER is llama.cpp's server, built for this processor. The source package
 
 All servers have the same model file and as many threads. llama.cpp's runs twice: alone, and with the drafting model.
 Clients ask over HTTP, one question after another: a closed loop of the questions of benchmarks/batched_clients.py,
-greedy. Servers and numbers of clients alternate. Prints one JSON object: tokens per second of all clients together,
-prompts included, and the ratio to llama.cpp's best server, by the number of clients. Requires an idle machine.
+greedy, each with a number that makes it new. Servers and numbers of clients alternate. Prints one JSON object: tokens
+per second of all clients together, prompts included, and the ratio to llama.cpp's best server, by the number of
+clients. Requires an idle machine.
 """
 
 from __future__ import annotations
@@ -110,9 +111,13 @@ def ask(url: str, question: str, tokens: int) -> int:
         connection.close()
 
 
-def rate(url: str, clients: int, tokens: int) -> float:
-    """Tokens per second of all clients together. Raises the error of a client."""
-    left, lock = iter(QUESTIONS), threading.Lock()
+def rate(url: str, clients: int, tokens: int, time_asked: int) -> float:
+    """Tokens per second of all clients together. Raises the error of a client.
+
+    ``time_asked`` begins each question, so that no server has read the same question before.
+    """
+    questions = [f"Request {time_asked}. {question}" for question in QUESTIONS]
+    left, lock = iter(questions), threading.Lock()
     counts: list[int] = []
     errors: list[Exception] = []
 
@@ -151,11 +156,12 @@ def measure(program: Path, clients: list[int], tokens: int, turns: int) -> dict[
         }
         rates: dict[int, dict[str, list[float]]] = {count: {name: [] for name in urls} for count in clients}
         for url in urls.values():
-            rate(url, max(clients), tokens)  # reads the weights, and lets ours learn
+            rate(url, max(clients), tokens, 0)  # reads the weights, and lets ours learn
         for turn in range(turns):
-            for count in clients:
+            for place_in_turn, count in enumerate(clients, start=1):
+                asked = turn * len(clients) + place_in_turn
                 for name in list(urls)[turn % len(urls) :] + list(urls)[: turn % len(urls)]:
-                    rates[count][name].append(rate(urls[name], count, tokens))
+                    rates[count][name].append(rate(urls[name], count, tokens, asked))
     medians = {count: {name: statistics.median(own) for name, own in found.items()} for count, found in rates.items()}
     return {
         "tokens_per_s": {
