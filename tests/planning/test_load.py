@@ -102,6 +102,8 @@ def test_an_answer_pauses_for_a_drafter_that_reads_a_long_text_only_if_alone(com
     with_others(beginning, 40, company)
     beginning.learn_hindsight("model", [True] * 14)
     assert (beginning.allow("model", 600).depth > 0) is alone
+    why = beginning.why_off("model")
+    assert why is None if alone else why is not None and "read for too long" in why.text
     running = drafting(control())
     running.record(replace(round_of(), company=company))
     running.ledger.plain_s += 100.0

@@ -87,6 +87,7 @@ class AnswerDepth:
         control.running += 1
         self._ended = False
         self._loading, self._read, self._asked = False, 0, 0
+        self._would_pause = False  # whether the drafter would have read for too long beside others
         self.ledger = Ledger(0.0, 0.0)
         self._now = times.all_now(prompt_tokens)
 
@@ -150,7 +151,7 @@ class AnswerDepth:
             return OFF
         if both:
             return Allowance(self._cap + 1)
-        depth = 0 if self._load.forbids(read * cost.lag_token_s) else self._affordable(cost, read)
+        depth = 0 if self._pauses(read * cost.lag_token_s) else self._affordable(cost, read)
         if depth < 1:
             if lag >= LEAST_READ:
                 self._trust.on = False  # the drafter fell behind: reading more is another purchase
@@ -167,6 +168,11 @@ class AnswerDepth:
     def _delays_others(self) -> bool:
         """Whether drafting costs other answers more than it brings this one."""
         return self._load.others > 0.0 and self._usual(0) <= DRAFT_MARGIN - 1.0
+
+    def _pauses(self, reading_s: float) -> bool:
+        """Whether the answer would pause for too long beside others while its drafter reads."""
+        self._would_pause = self._load.forbids(reading_s)
+        return self._would_pause
 
     def _gate(self, source: str, cost: DraftCost, depth: int) -> PricedGate:
         known = self._experience.acceptance(source, {}, sampled=False)
@@ -213,7 +219,7 @@ class AnswerDepth:
             skipped = unread if read == lag else self._context - read
             gain = self._gain * self._usual(skipped) / usual if usual else 0.0
             reading_s = share * read * cost.lag_token_s
-            if self._load.forbids(reading_s):
+            if self._pauses(reading_s):
                 continue
             first_s = self._lost_s(cost, 1) if both is None else 0.0
             price_s = max(0.0, load_s - control.missed_s) + reading_s + trial_s
@@ -231,7 +237,7 @@ class AnswerDepth:
         rests = self._done < max(HINDSIGHT, self._trust.rests_until)
         if rests or self._rate is not None or self._pipelined or lag <= LOOK:
             return False
-        if self._load.forbids(LOOK * cost.lag_token_s):
+        if self._pauses(LOOK * cost.lag_token_s):
             return False
         price_s = LOOK * cost.lag_token_s + self._lost_s(cost, 1)
         gain = self._experience.gain(self._control.good_gain) / 2**self._trust.failed
@@ -263,7 +269,7 @@ class AnswerDepth:
     def _repays_all(self, cost: DraftCost, unread: int) -> bool:
         """Whether to read all of the text, ``unread`` tokens of which the drafter skipped."""
         price_s = self._context * cost.lag_token_s
-        if self._load.forbids(price_s):
+        if self._pauses(price_s):
             return False
         return self._earns(price_s, self._usual(0) - self._usual(unread), price_s + self._lost_s(cost, 1))
 
@@ -385,6 +391,9 @@ class AnswerDepth:
                 return Reason("not_paying_now", said)
             if self._trust.on or not self._done:
                 return None
+            if self._would_pause:
+                said = "other requests are computed in the same steps, and the drafting model would read for too long"
+                return Reason("not_paying_now", said)
             if control.hopeless:
                 most = f"{control.possible:.2f}x at best"
                 return Reason("no_drafter_pays", f"the drafting model cannot speed this up here ({most}): off")
