@@ -70,7 +70,9 @@ CODES: Mapping[str, str] = MappingProxyType(
         # Why an answer was not drafted, in addition to the plan's reasons.
         "drafter_failed": "a drafter failed in this answer",
         "context_too_long": "the answer's context is longer than the widths were compared to",
-        "not_paying_now": "the drafting model's guesses do not save time in this text, or did not recently",
+        "not_paying_now": (
+            "the drafting model's guesses do not save time in this text or beside other requests, or did not recently"
+        ),
         "drafter_waits": "the drafting model is being loaded or restarted",
         "answer_too_short": "the answer was too short for guessing to save time",
     }
