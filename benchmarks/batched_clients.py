@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from edgespec import Done, Engine, Session
@@ -26,6 +27,7 @@ from edgespec.hardware.machine import describe_machine
 from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.scheduler import Share
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 QUESTIONS = (
@@ -41,9 +43,11 @@ QUESTIONS = (
 
 
 def closed_loop(
-    engine: Engine, clients: int, numbers: Iterable[int], ask: Callable[[Session, int], T]
+    client: Callable[[], AbstractContextManager[C]], clients: int, numbers: Iterable[int], ask: Callable[[C, int], T]
 ) -> dict[int, T]:
     """What ``ask`` returns for each number. Each client takes the next one when its last answer is complete.
+
+    ``client`` opens what a client asks, for example a session.
 
     Raises a client's error.
     """
@@ -53,13 +57,13 @@ def closed_loop(
 
     def serve() -> None:
         try:
-            with engine.session() as session:
+            with client() as own:
                 while True:
                     with lock:
                         number = next(left, None)
                     if number is None:
                         return
-                    found[number] = ask(session, number)
+                    found[number] = ask(own, number)
         except BaseException as error:
             errors.append(error)
 
@@ -82,7 +86,7 @@ def run_clients(engine: Engine, clients: int, tokens: int, depth: int | None) ->
         return next(list(event.token_ids) for event in events if isinstance(event, Done))
 
     started = time.perf_counter()
-    found = closed_loop(engine, clients, range(len(QUESTIONS)), ask)
+    found = closed_loop(engine.session, clients, range(len(QUESTIONS)), ask)
     return time.perf_counter() - started, found
 
 

@@ -51,7 +51,7 @@ def first_tokens(engine: Engine, clients: int, numbers: Sequence[int]) -> list[f
     def ask(session: Session, number: int) -> float:
         return first_token_s(session, prompt_of(TTFT_TOKENS[number % len(TTFT_TOKENS)], number))
 
-    return list(closed_loop(engine, clients, numbers, ask).values())
+    return list(closed_loop(engine.session, clients, numbers, ask).values())
 
 
 def percentile95(values: Sequence[float]) -> float:

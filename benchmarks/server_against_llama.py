@@ -25,14 +25,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from benchmarks.batched_clients import QUESTIONS
+from benchmarks.batched_clients import QUESTIONS, closed_loop
+from benchmarks.mixed_traffic import Client
 from benchmarks.processes import serving
 from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
@@ -40,7 +39,6 @@ from edgespec.hardware.machine import describe_machine
 TARGET, DRAFTER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 OURS = "edgespec"
 STARTING_S = 120.0
-ANSWERING_S = 300.0
 CONTEXT_TOKENS = 1024  # of each client of llama.cpp's server
 
 
@@ -95,20 +93,15 @@ def answers(port: int) -> bool:
         connection.close()
 
 
-def ask(url: str, question: str, tokens: int) -> int:
+def ask(client: Client, question: str, tokens: int) -> int:
     """The number of tokens of a greedy answer."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWERING_S)
-    try:
-        messages = [{"role": "user", "content": question}]
-        body = json.dumps({"model": "default", "messages": messages, "max_tokens": tokens, "temperature": 0})
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
+    messages = [{"role": "user", "content": question}]
+    body = json.dumps({"model": "default", "messages": messages, "max_tokens": tokens, "temperature": 0})
+    with client.send(body.encode()) as response:
         found = json.loads(response.read())
         if response.status != 200:
             raise RuntimeError(str(found))
         return int(found["usage"]["completion_tokens"])
-    finally:
-        connection.close()
 
 
 def rate(url: str, clients: int, tokens: int, time_asked: int) -> float:
@@ -117,30 +110,13 @@ def rate(url: str, clients: int, tokens: int, time_asked: int) -> float:
     ``time_asked`` begins each question, so that no server has read the same question before.
     """
     questions = [f"Request {time_asked}. {question}" for question in QUESTIONS]
-    left, lock = iter(questions), threading.Lock()
-    counts: list[int] = []
-    errors: list[Exception] = []
 
-    def serve() -> None:
-        try:
-            while True:
-                with lock:
-                    question = next(left, None)
-                if question is None:
-                    return
-                counts.append(ask(url, question, tokens))
-        except Exception as error:
-            errors.append(error)
+    def ask_one(client: Client, number: int) -> int:
+        return ask(client, questions[number], tokens)
 
-    threads = [threading.Thread(target=serve, daemon=True) for _ in range(clients)]
     started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return sum(counts) / (time.perf_counter() - started)
+    counts = closed_loop(lambda: nullcontext(Client(url)), clients, range(len(questions)), ask_one)
+    return sum(counts.values()) / (time.perf_counter() - started)
 
 
 def measure(program: Path, clients: list[int], tokens: int, turns: int) -> dict[str, object]:

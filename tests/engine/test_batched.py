@@ -118,4 +118,4 @@ def test_more_sessions_add_workers_and_no_threads_that_compute(engine: Engine) -
 
 def threads_of_process() -> int:
     tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.is_dir() else started_threads()
+    return len(list(tasks.iterdir())) if tasks.is_dir() else len(started_threads())

@@ -499,13 +499,13 @@ def test_two_engines_can_be_loaded_together_and_again_after_closing(
     for _ in range(2):
         with tiny.load_speculating() as one, tiny.load(draft="none") as two:
             assert say_hello(one).token_ids == say_hello(two).token_ids == expected
-    before = started_threads()
+    before = len(started_threads())
     with tiny.load_speculating() as engine:
         say_hello(engine, depth=3)
     deadline = time.monotonic() + 10.0  # closing does not wait for a thread that is about to end
-    while started_threads() > before and time.monotonic() < deadline:
+    while len(started_threads()) > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert started_threads() <= before
+    assert len(started_threads()) <= before
 
 
 def test_the_plan_is_frozen_and_converts_to_json(tiny: TinyModels) -> None:

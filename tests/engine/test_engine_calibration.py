@@ -198,13 +198,13 @@ def test_closing_an_engine_while_another_thread_calibrates(load: Callable[..., E
             outcome.append(error)
 
     learner = threading.Thread(target=learn)
-    threads = started_threads()
+    threads = len(started_threads())
     learner.start()
     threading.Event().wait(delay_s)
     engine.close()
     learner.join(20)
     assert outcome in ([()], [engine.plan.reasons])  # models this small may be measured by then
-    assert started_threads() == threads
+    assert len(started_threads()) == threads
 
 
 # ------------------------------------------------------------------------------------------ other processes

@@ -63,7 +63,7 @@ def libraries(tiny: TinyModels) -> None:
 
 def left() -> tuple[int, int, int]:
     own = psutil.Process()
-    return own.num_fds(), started_threads(), len(own.children(recursive=True))
+    return own.num_fds(), len(started_threads()), len(own.children(recursive=True))
 
 
 @pytest.fixture(autouse=True)

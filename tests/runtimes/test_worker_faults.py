@@ -51,14 +51,14 @@ def nothing_is_left() -> Iterator[None]:
     """Check that no process (zombies included), file or thread is left over."""
     own = psutil.Process()
     gc.collect()
-    files, threads = own.num_fds(), started_threads()
+    files, threads = own.num_fds(), len(started_threads())
     yield
     gc.collect()
     for _ in range(200):  # cancelled threads end when they are next scheduled
-        if (own.num_fds(), started_threads(), own.children()) == (files, threads, []):
+        if (own.num_fds(), len(started_threads()), own.children()) == (files, threads, []):
             return
         time.sleep(0.01)
-    assert (own.num_fds(), started_threads(), own.children()) == (files, threads, [])
+    assert (own.num_fds(), len(started_threads()), own.children()) == (files, threads, [])
 
 
 def every_call_fails(model: WorkerModel, sequence: Sequence) -> None:

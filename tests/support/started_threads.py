@@ -7,10 +7,10 @@ import threading
 __all__ = ["started_threads"]
 
 
-def started_threads() -> int:
-    """How many threads that ``threading`` started are running.
+def started_threads() -> set[threading.Thread]:
+    """The running threads that ``threading`` started.
 
     ``threading.active_count`` also counts any other thread once it has called ``threading.current_thread``.
     pytest-xdist has such a thread, and the garbage collector may close an answer on it.
     """
-    return sum(not isinstance(each, threading._DummyThread) for each in threading.enumerate())
+    return {each for each in threading.enumerate() if not isinstance(each, threading._DummyThread)}
