@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +147,22 @@ class Share:
     scored: int
 
 
+def _all_of(request: Request) -> Share:
+    return Share(request, request.left, request.scored)
+
+
+def companies_of(shares: Sequence[Share]) -> list[Company]:
+    """What each share's step computed besides it."""
+    if len(shares) == 1:
+        return [ALONE]
+    rows = [share.count for share in shares if share.request.is_answer]
+    inside = Company(answers=len(rows) - 1, rows=sum(rows), reading=len(shares) > len(rows))
+    outside = Company(answers=len(rows), rows=sum(rows), reading=len(shares) > len(rows) + 1)
+    return [
+        replace(inside, rows=inside.rows - share.count) if share.request.is_answer else outside for share in shares
+    ]
+
+
 class StepTimes:
     """Seconds of a step by its number of rows, measured while it is used."""
 
@@ -230,8 +246,7 @@ def shares_of(waiting: Sequence[Request], room: Callable[[int], int], *, alone: 
     running, so that a request that waits alone is not cut.
     """
     if alone and len(waiting) == 1:
-        only = waiting[0]
-        return [Share(only, only.left, only.scored)]
+        return [_all_of(waiting[0])]
     shares: list[Share] = []
     rows = scored = 0
     for request in (each for each in waiting if each.is_whole):
@@ -409,24 +424,7 @@ class BatchScheduler:
                 self._end(request, CANCELLED)
             if not self._waiting:
                 return
-            reading = {each.member for each in self._waiting if not each.is_whole}
-            begun = [member for member in self._members if member not in reading and member.may_return(now)]
-            answering = [member for member in begun if member.is_answering(now)]
-            rounds_s = [member.round_s for member in answering if member.round_s is not None]
-            others = any(member is not self._waiting[0].member for member in begun)
-
-            def room(rows: int) -> int:
-                count, self._saved_s = prompt_rows(
-                    self._times,
-                    rows,
-                    rounds_s,
-                    answering=bool(answering),
-                    may_return=bool(begun),
-                    saved_s=self._saved_s,
-                )
-                return count
-
-            shares = shares_of(self._waiting, room, alone=not others)
+            shares = self._choose(now)
             taken = [share.request for share in shares]
             self._waiting = [each for each in self._waiting if each not in taken]
         try:
@@ -441,20 +439,36 @@ class BatchScheduler:
                 self._waiting[:0] = [each for each in taken if each.code is None and each not in self._waiting]
             raise
 
+    def _choose(self, now: float) -> list[Share]:
+        """What the next step computes. With the lock held."""
+        if len(self._members) == 1 == len(self._waiting):
+            return [_all_of(self._waiting[0])]
+        reading = {each.member for each in self._waiting if not each.is_whole}
+        begun = [member for member in self._members if member not in reading and member.may_return(now)]
+        answering = [member for member in begun if member.is_answering(now)]
+        rounds_s = [member.round_s for member in answering if member.round_s is not None]
+        others = any(member is not self._waiting[0].member for member in begun)
+
+        def room(rows: int) -> int:
+            count, self._saved_s = prompt_rows(
+                self._times,
+                rows,
+                rounds_s,
+                answering=bool(answering),
+                may_return=bool(begun),
+                saved_s=self._saved_s,
+            )
+            return count
+
+        return shares_of(self._waiting, room, alone=not others)
+
     def _settle(self, shares: Sequence[Share], codes: Sequence[int], now: float, took_s: float) -> None:
         if all(code == OK for code in codes):
             self._times.add(sum(share.count for share in shares), took_s)
         unfinished = []
-        answers = {id(share.request): share.count for share in shares if share.request.is_answer}
-        rows = sum(answers.values())
-        for share, own in zip(shares, codes, strict=True):
+        for share, own, company in zip(shares, codes, companies_of(shares), strict=True):
             request, code = share.request, own
-            is_answer = id(request) in answers
-            request.company = Company(
-                answers=len(answers) - is_answer,
-                rows=rows - (share.count if is_answer else 0),
-                reading=len(shares) - len(answers) > (not is_answer),
-            )
+            is_answer, request.company = request.is_answer, company
             if code == OK and len(shares) > 1 and request.member.cancel.raised:
                 code = CANCELLED  # a shared step does not end early; alone, the forward would have
             request.member.ended(now, answers=is_answer, step_s=took_s)
