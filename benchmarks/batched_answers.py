@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.batched_clients import closed_loop
 from edgespec import Done, Engine, Round, Sampling, Session, Text
@@ -114,7 +115,7 @@ def is_same(each: Wanted, expected: Sequence[int], found: Sequence[int]) -> bool
     return shorter > 0 and list(expected[:shorter]) == list(found[:shorter])
 
 
-def measure(engine: Engine, prompts: Sequence[str], answers: int, clients: Sequence[int]) -> dict[str, object]:
+def measure(engine: Engine, prompts: Sequence[str], answers: int, clients: Sequence[int]) -> dict[str, Any]:
     """The report."""
     asked = [wanted(number, prompts) for number in range(answers)]
 

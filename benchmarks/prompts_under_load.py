@@ -3,8 +3,8 @@
     python -m benchmarks.prompts_under_load [--model MODEL] [--turns N] [--threads N]
 
 Two clients ask prompts of 50 to 500 tokens in a closed loop: the time to the first token, against one client alone. A
-prompt of 1000 tokens arrives while one and three answers run: the speed of these answers while it is read, against
-their speed before, and the longest gap between two tokens. Prints one JSON object.
+prompt of 1000 tokens arrives while one and three sampled answers run: how fast they are while it is read, against the
+same tokens of the same answers without it, and the longest gap between two tokens. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.batched_clients import closed_loop
-from edgespec import Done, Engine, Round, Session
+from edgespec import Done, Engine, Round, Sampling, Session
 from edgespec.hardware.machine import describe_machine
 
 TTFT_TOKENS = (50, 120, 200, 320, 500)
 ANSWER_TOKENS = 24
 LONG_TOKENS = 1000
-BEFORE_S = 4.0
+BEFORE_S = 2.0
 RUNNING = "Write a long story about a lighthouse keeper, with many details."
 
 
@@ -58,47 +60,63 @@ def percentile95(values: Sequence[float]) -> float:
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
-def running(engine: Engine, answers: int) -> dict[str, float]:
-    """Speeds and gaps of ``answers`` answers before and while a long prompt is read."""
+@contextmanager
+def running(engine: Engine, answers: int) -> Iterator[list[list[float]]]:
+    """That many answers, the same in every run: the times of their tokens so far."""
     times: list[list[float]] = [[] for _ in range(answers)]
     stop = threading.Event()
 
-    def answer(own: list[float]) -> None:
-        with engine.session() as session, session.generate(RUNNING, max_tokens=2000) as generation:
+    def answer(number: int) -> None:
+        sampling = Sampling(temperature=0.8, seed=number)  # a greedy story repeats itself, and is copied
+        with (
+            engine.session() as session,
+            session.generate(RUNNING, max_tokens=4000, sampling=sampling) as generation,
+        ):
             for event in generation:
                 if isinstance(event, Round):
-                    own.extend([time.perf_counter()] * event.record.emitted)
+                    times[number].extend([time.perf_counter()] * event.record.emitted)
                 if stop.is_set():
                     return
 
-    threads = [threading.Thread(target=answer, args=(own,)) for own in times]
+    threads = [threading.Thread(target=answer, args=(number,)) for number in range(answers)]
     for thread in threads:
         thread.start()
-    while min(map(len, times)) < 8:
+    try:
+        yield times
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def wait_for(times: Sequence[Sequence[float]], tokens: Sequence[int]) -> None:
+    """Until every answer has as many tokens."""
+    while any(len(own) < least for own, least in zip(times, tokens, strict=True)):
         time.sleep(0.01)
-    begun = time.perf_counter()
-    time.sleep(BEFORE_S)
-    with engine.session() as session:
+
+
+def while_reading(engine: Engine, answers: int) -> dict[str, float]:
+    """How fast that many answers are while a long prompt is read, against the same tokens without it; their gaps."""
+    with running(engine, answers) as read, engine.session() as session:
+        wait_for(read, [8] * answers)
+        time.sleep(BEFORE_S)
         asked = time.perf_counter()
         first_s = first_token_s(session, prompt_of(LONG_TOKENS, 3))
-    stop.set()
-    for thread in threads:
-        thread.join()
+    # The first token after the prompt arrived, and the last before its answer began.
+    spans = [(bisect_left(own, asked), bisect_left(own, asked + first_s) - 1) for own in read]
+    with running(engine, answers) as alone:
+        wait_for(alone, [last + 1 for _, last in spans])
 
-    def rate(start: float, end: float) -> float:
-        return sum(1 for own in times for at in own if start <= at < end) / (end - start)
+    def seconds(times: Sequence[Sequence[float]]) -> float:
+        return sum(own[last] - own[first] for own, (first, last) in zip(times, spans, strict=True))
 
     gaps = [
         after - before
-        for own in times
+        for own in read
         for before, after in itertools.pairwise(own)
         if asked <= after and before <= asked + first_s
     ]
-    return {
-        "kept": rate(asked, asked + first_s) / rate(begun, asked),
-        "longest_gap_s": max(gaps),
-        "prompt_s": first_s,
-    }
+    return {"kept": seconds(alone) / seconds(read), "longest_gap_s": max(gaps), "prompt_s": first_s}
 
 
 def measure(engine: Engine, turns: int) -> dict[str, Any]:
@@ -113,7 +131,7 @@ def measure(engine: Engine, turns: int) -> dict[str, Any]:
         alone += first_tokens(engine, 1, own)
         two += first_tokens(engine, 2, own)
         for answers, found in kept.items():
-            found.append(running(engine, answers))
+            found.append(while_reading(engine, answers))
     return {
         "ttft_p95_s": {"one client": percentile95(alone), "two clients": percentile95(two)},
         "ttft_p95_ratio": percentile95(two) / percentile95(alone),

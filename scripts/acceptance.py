@@ -393,6 +393,24 @@ STEPS: tuple[Step, ...] = (
         each(p.every_client_works),
     ),
     Step(
+        "batched-answers",
+        "Two hundred answers, computed 2, 4 and 8 at a time, have the tokens that they have alone.",
+        (("benchmarks/batched_answers.py",),),
+        each(p.batches_change_nothing),
+    ),
+    Step(
+        "batched-clients",
+        "Four clients together are 2.6 times as fast as one's plain decoding, and 1.5 times as one as planned.",
+        (("benchmarks/batched_clients.py", "--clients", "1,2,4", "--tokens", "64"),),
+        every(at_least(2.6, "times_plain", "4 planned"), at_least(1.5, "times_planned", "4 planned")),
+    ),
+    Step(
+        "prompts-under-load",
+        "Answers keep 0.7 of their speed while a prompt is read, and a second client's first token comes in time.",
+        (("benchmarks/prompts_under_load.py",),),
+        each(p.prompts_ride_along),
+    ),
+    Step(
         "mixed-traffic",
         "For an hour every client of a server gets the text it gets alone, and the server keeps nothing.",
         (("benchmarks/mixed_traffic.py", "--minutes", "60"),),

@@ -321,6 +321,28 @@ def every_client_works(report: Report) -> bool:
     return len(report["clients"]) == 4 and all(own["code"] == 0 for own in report["clients"].values())
 
 
+def batches_change_nothing(report: Report) -> bool:
+    """No answer has other tokens, and rounds of 2, 4 and 8 clients shared their forwards."""
+    by_clients = report["clients"]
+    return (
+        report["answers"] >= 200
+        and by_clients.keys() >= {"2", "4", "8"}
+        and all(
+            not own["different"]
+            and min(own[key] for key in ("with_other_answers", "with_a_prompt", "alternatives")) > 0
+            for own in by_clients.values()
+        )
+    )
+
+
+def prompts_ride_along(report: Report) -> bool:
+    """Answers keep 0.7 of their speed without gaps above 0.25 s; a first token takes at most 2.2 times as long."""
+    reading = report["while_reading"].values()
+    return report["ttft_p95_ratio"] <= 2.2 and all(
+        own["kept"] >= 0.70 and own["longest_gap_s"] <= 0.25 for own in reading
+    )
+
+
 def traffic_changes_nothing(report: Report) -> bool:
     """No wrong and no stuck answer; at most 20 MB more at the end than early, and no more threads or descriptors."""
     early, late = report["early"], report["late"]

@@ -144,6 +144,12 @@ MEMORY = {"peak_over_limit": 0.86, "runs": {"sidecar_written": {"load_s": 2.8}, 
 FIRST = {"identical": True, "drafted": True, "first": 1.0, "second": 1.15, "by_category": {"coding": 1.3, "qa": 0.97}}
 ORDER = {name: {"coding": 3.6, "translation": 1.0} for name in ("alone", "translations_first", "code_first")}
 TEXTS = {"different": [], "ways": [{"way": "--draft ONNX --depth 2", "model": 5}, {"way": "default"}]}
+BATCH: Report = {"with_other_answers": 1, "with_a_prompt": 1, "alternatives": 1, "different": []}
+BATCHES: Report = {"answers": 200, "clients": {"2": BATCH, "4": BATCH, "8": BATCH}}
+UNDER_LOAD: Report = {
+    "ttft_p95_ratio": 2.2,
+    "while_reading": {f"{answers} running": {"kept": 0.70, "longest_gap_s": 0.25} for answers in (1, 3)},
+}
 TRAFFIC: Report = {
     "requests": {"answer": 300},
     "problem_count": 0,
@@ -335,6 +341,32 @@ CASES: list[tuple[str, list[Report], list[tuple[int, str, Any]]]] = [
     ("one-text", [{}, {}, TEXTS], [(2, "different", [{}]), (2, "ways/0/model", 0), (2, "ways", [])]),
     ("leaving", [LEAVING], [(0, "longest_s/cancel/load", 0.151)]),
     ("server-clients", [CLIENTS], [(0, "clients/llm/code", 1), (0, "clients", {"llm": {"code": 0}})]),
+    (
+        "batched-answers",
+        [BATCHES],
+        [
+            (0, "answers", 199),
+            (0, "clients/8/different", [3]),
+            (0, "clients/2/with_other_answers", 0),
+            (0, "clients/4/with_a_prompt", 0),
+            (0, "clients/4/alternatives", 0),
+            (0, "clients", {"8": BATCH}),
+        ],
+    ),
+    (
+        "batched-clients",
+        [{"times_plain": {"4 planned": 2.6}, "times_planned": {"4 planned": 1.5}}],
+        [(0, "times_plain/4 planned", 2.59), (0, "times_planned/4 planned", 1.49)],
+    ),
+    (
+        "prompts-under-load",
+        [UNDER_LOAD],
+        [
+            (0, "ttft_p95_ratio", 2.21),
+            (0, "while_reading/3 running/kept", 0.69),
+            (0, "while_reading/1 running/longest_gap_s", 0.26),
+        ],
+    ),
     (
         "mixed-traffic",
         [TRAFFIC],
