@@ -3,9 +3,9 @@
     python -m benchmarks.batched_clients [--model MODEL] [--clients 1,2,4,8] [--tokens N] [--turns N]
 
 Each client is a thread with a separate session, which asks one question after another: a closed loop. All clients
-together ask the same number of questions for each number of clients. The arms are interleaved: each turn measures one
-client without drafting, one as planned, every number of clients as planned, and the largest number without drafting,
-in rotating order. Every answer is compared with the one client's answer to the same question. Prints one JSON object.
+together ask the same number of questions for each number of clients. The arms are interleaved: each turn measures
+every number of clients without drafting and as planned, in rotating order. Every answer is compared with the one
+client's answer to the same question. Prints one JSON object.
 Rates are tokens per second of all clients together, from the first question to the last answer, prompts included;
 `entries_per_forward` counts sequences in a forward, of target and drafter together.
 """
@@ -92,11 +92,8 @@ def run_clients(engine: Engine, clients: int, tokens: int, depth: int | None) ->
 
 def arms(clients: Sequence[int]) -> dict[str, tuple[int, int | None]]:
     """Number of clients and depth (None: as planned) of each arm."""
-    most = max(clients)
-    chosen: dict[str, tuple[int, int | None]] = {"plain": (1, 0)}
-    if most > 1:
-        chosen[f"{most} plain"] = most, 0
-    return chosen | {f"{count} planned": (count, None) for count in clients}
+    plain: dict[str, tuple[int, int | None]] = {f"{count} plain": (count, 0) for count in clients}
+    return plain | {f"{count} planned": (count, None) for count in clients}
 
 
 def rotated(names: Sequence[str], turns: int) -> Iterator[list[str]]:
@@ -142,7 +139,7 @@ def measure(engine: Engine, counts: StepCounts, clients: Sequence[int], tokens: 
     medians = {name: statistics.median(found) for name, found in rates.items()}
     return {
         "tokens_per_s": {name: round(rate, 2) for name, rate in medians.items()},
-        "times_plain": {name: round(rate / medians["plain"], 3) for name, rate in medians.items()},
+        "times_plain": {name: round(rate / medians["1 plain"], 3) for name, rate in medians.items()},
         "times_planned": {name: round(rate / medians["1 planned"], 3) for name, rate in medians.items()},
         "entries_per_forward": {name: round(statistics.mean(found), 2) for name, found in entries.items()},
         "all_tokens_per_s": {name: [round(rate, 2) for rate in found] for name, found in rates.items()},

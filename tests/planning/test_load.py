@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -150,7 +151,9 @@ def test_steps_with_others_show_the_pace_but_say_nothing_about_single_widths() -
     for _ in range(10):
         times.record(1, 100, CURVE.seconds(1))
         for width in (2, 4):
-            assert times.record(width, 100, 3.0 * CURVE.seconds(width + 3), others=3) == pytest.approx(3.0)
+            assert times.record(
+                width, 100, 3.0 * CURVE.seconds(width + 3), Company(answers=3, rows=3)
+            ) == pytest.approx(3.0)
     assert times.factor == pytest.approx(3.0)
     for _ in range(5):
         times.record(1, 100, CURVE.seconds(1))
@@ -161,10 +164,10 @@ def test_a_plain_round_with_others_counts_as_plain_timing() -> None:
     times = LiveTimes(ContextCurves(contexts=(100,), curves=(CURVE,)), 8)
     times.record(1, 100, CURVE.seconds(1))
     for _ in range(6):
-        times.record(2, 100, 2.0 * CURVE.seconds(5), others=3)
+        times.record(2, 100, 2.0 * CURVE.seconds(5), THREE)
     assert times.since_plain == 6
     assert times.moved == pytest.approx(2.0)
-    times.record(1, 100, 2.0 * CURVE.seconds(4), others=3)
+    times.record(1, 100, 2.0 * CURVE.seconds(4), THREE)
     assert times.since_plain == 0
     assert times.moved == pytest.approx(1.0)
 
@@ -220,13 +223,57 @@ def test_an_answer_that_begins_among_others_expects_their_company() -> None:
     own = control()
     first = begun(own)
     with_others(first, 30)
-    second = own.answer(prompt_tokens=100)
-    assert isinstance(second, AnswerDepth)
-    assert second._load.others == pytest.approx(3.0, abs=0.01)
+    second = begun(own)
+    assert second._load.others == pytest.approx(0.75 * 3.0, abs=0.01), "its first forward was alone"
     assert not second._load.seen
     for answer in (first, second, second):
         answer.end()
     assert begun(own)._load == Load()
+
+
+def test_an_answer_that_never_began_changes_nothing() -> None:
+    own = control()
+    never = own.answer(prompt_tokens=0)  # of a session without an answer
+    first = begun(own)
+    with_others(first, 30)
+    first.end()
+    never.end()
+    assert begun(own)._load == Load(), "no answer runs"
+    assert len(own.history().lengths) == 1
+
+
+def test_a_forgotten_answer_does_not_run() -> None:
+    own = control()
+    with_others(begun(own), 30)
+    gc.collect()
+    assert begun(own)._load == Load()
+
+
+def test_what_was_learned_fades_when_an_answer_begins_and_not_before() -> None:
+    own = control()
+    first = begun(own)
+    for _ in range(40):
+        first.learn("model", [0.9] * 4, [True] * 4)
+    known = own.modes[False].sources["model"]
+    seen = known.overall
+    own.answer(prompt_tokens=0)
+    assert known.overall == seen
+    begun(own)
+    assert known.overall != seen
+
+
+def test_a_step_that_reads_a_prompt_says_nothing_about_widths_or_plain_decoding() -> None:
+    reading = Company(reading=True)
+    times = LiveTimes(ContextCurves(contexts=(100,), curves=(CURVE,)), 8)
+    for _ in range(30):
+        times.record(1, 100, CURVE.seconds(1))
+        times.record(4, 100, 1.4 * CURVE.seconds(4), reading)
+    assert times.usual_s(4, 100) == CURVE.seconds(4)
+    own = control()
+    answer = begun(own)
+    for _ in range(10):
+        answer.record(replace(round_of(), width=1, proposed=0, source=None, company=reading))
+    assert own.plain_tokens_per_s is None
 
 
 def test_copies_without_a_drafting_model_are_priced_among_others() -> None:

@@ -7,6 +7,7 @@ import statistics
 from collections import deque
 
 from edgespec.interfaces.drafting import MOST_NODES
+from edgespec.interfaces.model import ALONE, Company
 from edgespec.planning.cost.curve import ContextCurves
 
 # A forward this many times slower than expected is not a measurement: a suspended machine, a debugger, a clock jump.
@@ -91,20 +92,20 @@ class LiveTimes:
             return 1.0
         return max(self.factor / self._plain, self._plain / self.factor)
 
-    def record(self, width: int, context: int, seconds: float, others: int = 0) -> float | None:
-        """Learn from a forward of an answer's ``width`` rows and ``others`` rows of other answers.
+    def record(self, width: int, context: int, seconds: float, company: Company = ALONE) -> float | None:
+        """Learn from a forward of an answer's ``width`` rows, and the rows of its ``company``.
 
-        Returns the factor it showed, or None for an implausible time. A forward with others says nothing about single
-        widths: it may have waited for them.
+        Returns the factor it showed, or None for an implausible time. A shared forward says nothing about single
+        widths: it may have waited for others, or have read a part of a prompt.
         """
-        usual_s = self.usual_s(width + others, context)
+        usual_s = self.usual_s(width + company.rows, context)
         if not 0.0 < seconds < IMPLAUSIBLE_FACTOR * usual_s * self.factor:
             return None
         shown = self.latest = seconds / usual_s
         self.since_plain += 1
         if width == 1:
-            self._plain, self._compared, self.since_plain = shown, 0 if others else _COMPARED, 0
-        elif self._compared and self._plain is not None and not others:
+            self._plain, self._compared, self.since_plain = shown, _COMPARED if company == ALONE else 0, 0
+        elif self._compared and self._plain is not None and company == ALONE:
             self._compared -= 1
             self._off[width].append(shown * self._own[width] / self._plain)
             self._own[width] = statistics.median((*_CALIBRATED, *self._off[width]))

@@ -60,6 +60,10 @@ PATIENCE = 1.25
 PLAIN_EVERY = 64
 PLAIN_AGAIN, MOVED = 4, 1.25
 
+# Tokens of earlier answers that count at the start of an answer: how often the drafter is right depends on the text.
+# What confidences are worth depends on the drafter, and is kept.
+FADED = 2.0
+
 _RATE_DECAY = 0.95
 
 
@@ -82,10 +86,7 @@ class AnswerDepth:
         self._rate_tokens = self._rate_s = 0.0
         self._bought_at: int | None = None
         self._rivals = Rivals()
-        # An answer that begins while others run will share their steps.
-        self._load = replace(control.load, seen=False) if control.running else Load()
-        control.running += 1
-        self._ended = False
+        self._load = Load()
         self._loading, self._read, self._asked = False, 0, 0
         self._would_pause = False  # whether the drafter would have read for too long beside others
         self.ledger = Ledger(0.0, 0.0)
@@ -93,9 +94,15 @@ class AnswerDepth:
 
     def began(self, prompt_s: float, first_s: float, company: Company = ALONE) -> None:
         with self._control.lock:
+            for known in self._experience.sources.values():
+                known.fade(FADED)
+            if self._control.running:  # this answer will share the steps of those
+                self._load = replace(self._control.load, seen=False)
+            self._control.running.add(self)
             self._load.see(company)
-            self._times.record(1, self._context, first_s, company.rows)
-            self._control.plain.record(first_s)
+            self._times.record(1, self._context, first_s, company)
+            if company == ALONE:
+                self._control.plain.record(first_s)
             self.ledger = Ledger(prompt_s + first_s, prompt_s + first_s)
             self._count(1)
 
@@ -310,8 +317,8 @@ class AnswerDepth:
                 times.since_plain = 0 if record.width == 1 and self._loading else times.since_plain + 1
                 shown = times.factor
             else:
-                seen = times.record(record.width, record.context_length, record.verify_s, record.company.rows)
-                if record.width == 1:
+                seen = times.record(record.width, record.context_length, record.verify_s, record.company)
+                if record.width == 1 and record.company == ALONE:
                     control.plain.record(record.verify_s)
                 cost = control.price(record.source or "", times) or FREE
                 forwards = max(1, self._asked or record.draft_forwards)
@@ -338,8 +345,9 @@ class AnswerDepth:
             self._count(record.emitted)
             if record.source == "model" or record.overlapped:
                 if not record.overlapped:
-                    # With other answers, drafting may have waited for their steps.
-                    self._timed |= others > 0 or control.learn_price(record, times.latest, self._read, self._asked)
+                    # Beside others, drafting may have waited for their steps.
+                    shared = record.company != ALONE
+                    self._timed |= shared or control.learn_price(record, times.latest, self._read, self._asked)
                     # One slow forward says nothing about drafting; three are the machine's pace (LiveTimes).
                     now_s = times.now_s(record.width + record.company.rows, record.context_length)
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s
@@ -365,18 +373,16 @@ class AnswerDepth:
 
     def end(self) -> None:
         with self._control.lock:
-            if self._ended:
-                return
-            self._ended = True
-            self._control.running -= 1
-            if self._done:
-                self._control.lengths.known.append(self._done)
-                if self._load.seen:
-                    return  # whether drafting pays for one answer alone is not known
-                if self._bought_at is not None:
-                    self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
-                else:  # never drafted: only the hindsight guesses are known
-                    self._experience.learn(self._seen_gain * self._done, self._done, len(self._guessed) // 2)
+            if self not in self._control.running:
+                return  # it never began, or has ended before
+            self._control.running.discard(self)
+            self._control.lengths.known.append(self._done)
+            if self._load.seen:
+                return  # whether drafting pays for one answer alone is not known
+            if self._bought_at is not None:
+                self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
+            else:  # never drafted: only the hindsight guesses are known
+                self._experience.learn(self._seen_gain * self._done, self._done, len(self._guessed) // 2)
 
     def why_off(self, source: str) -> Reason | None:
         control = self._control

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from edgespec.interfaces.drafting import ChainGate
+from edgespec.interfaces.model import ALONE
 from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.live_times import PlainTimes
@@ -70,8 +71,8 @@ class FixedDepth:
         return self.allow(source, lag).depth > 0
 
     def record(self, record: RoundRecord) -> None:
-        # While a drafter computes, the target is slower, so overlapped rounds say nothing about plain decoding.
-        if record.width == 1 and not record.overlapped:
+        # Beside a drafter or other requests the target is slower, which says nothing about plain decoding.
+        if record.width == 1 and not record.overlapped and record.company == ALONE:
             self._plain.record(record.verify_s)
 
     def _learns_nothing(self, *_told: object, **_by_name: object) -> None:

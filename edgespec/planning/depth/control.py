@@ -9,10 +9,6 @@ from edgespec.planning.depth.base import NOT_CALIBRATED, ConfidenceGate, Entropy
 from edgespec.planning.depth.experience import History
 from edgespec.planning.depth.state import DepthState, Priors
 
-# Tokens of earlier answers that count at the start of an answer: how often the drafter is right depends on the text.
-# What confidences are worth depends on the drafter, and is kept.
-FADED = 2.0
-
 
 class DepthControl(DepthState):
     """Decides with what is known. ``AnswerDepth`` decides for one answer, round by round."""
@@ -24,7 +20,7 @@ class DepthControl(DepthState):
             if self.depth_cap < 1:
                 return FixedDepth(0, None, self.plain)
             for source in {*self.costs.drafts, *self.modes[sampled].sources}:
-                self.modes[sampled].acceptance(source, self._priors, sampled=sampled).fade(FADED)
+                self.modes[sampled].acceptance(source, self._priors, sampled=sampled)
             return AnswerDepth(self, self.times, self.modes[sampled], prompt_tokens, most)
 
 

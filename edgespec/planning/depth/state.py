@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,7 +45,8 @@ class DepthState:
         self.lock = threading.RLock()
         self.plain = PlainTimes()
         self.lengths = Lengths(history.lengths)
-        self.load, self.running = Load(), 0  # of the latest round; answers that have not ended
+        self.load = Load()  # of the latest round
+        self.running = weakref.WeakSet[object]()  # the answers that have begun and not ended
         self.missed_s = 0.0  # what a drafter that was not loaded would have saved so far
         self.modes = {False: Experience(*history.greedy), True: Experience(*history.sampled)}  # keyed by ``sampled``
         self._priors: dict[str, AcceptancePrior] = {}
