@@ -103,14 +103,15 @@ def rotated(names: Sequence[str], turns: int) -> Iterator[list[str]]:
 
 
 class StepCounts:
-    """Counts forwards of shared steps and their entries, of all native models of this process."""
+    """Counts forwards and their entries, of all native models of this process."""
 
     def __init__(self) -> None:
         self.forwards = self.entries = 0
-        compute = NativeBatch._compute
+        compute, lock = NativeBatch._compute, threading.Lock()
 
         def counted(batch: NativeBatch, shares: Sequence[Share]) -> Sequence[int]:
-            self.forwards, self.entries = self.forwards + 1, self.entries + len(shares)
+            with lock:
+                self.forwards, self.entries = self.forwards + 1, self.entries + len(shares)
             return compute(batch, shares)
 
         NativeBatch._compute = counted  # type: ignore[method-assign, assignment]

@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.batched_clients import closed_loop
@@ -60,63 +60,65 @@ def percentile95(values: Sequence[float]) -> float:
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
-@contextmanager
-def running(engine: Engine, answers: int) -> Iterator[list[list[float]]]:
-    """That many answers, the same in every run: the times of their tokens so far."""
-    times: list[list[float]] = [[] for _ in range(answers)]
-    stop = threading.Event()
+class Answers:
+    """Answers in threads, the same in every run. ``times``: of their tokens so far."""
 
-    def answer(number: int) -> None:
+    def __init__(self, engine: Engine, count: int) -> None:
+        self.times: list[list[float]] = [[] for _ in range(count)]
+        self._engine, self._stop = engine, threading.Event()
+        self._pool = ThreadPoolExecutor(count)
+        self._running = [self._pool.submit(self._answer, number) for number in range(count)]
+
+    def _answer(self, number: int) -> None:
         sampling = Sampling(temperature=0.8, seed=number)  # a greedy story repeats itself, and is copied
         with (
-            engine.session() as session,
+            self._engine.session() as session,
             session.generate(RUNNING, max_tokens=4000, sampling=sampling) as generation,
         ):
             for event in generation:
                 if isinstance(event, Round):
-                    times[number].extend([time.perf_counter()] * event.record.emitted)
-                if stop.is_set():
+                    self.times[number].extend([time.perf_counter()] * event.record.emitted)
+                if self._stop.is_set():
                     return
 
-    threads = [threading.Thread(target=answer, args=(number,)) for number in range(answers)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield times
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    def wait_for(self, tokens: Sequence[int]) -> None:
+        """Until every answer has as many tokens. Raises an answer's error, and RuntimeError if one ends before."""
+        while any(len(own) < least for own, least in zip(self.times, tokens, strict=True)):
+            for answer in self._running:
+                if answer.done():
+                    raise RuntimeError("an answer ended early") from answer.exception()
+            time.sleep(0.01)
 
+    def __enter__(self) -> Answers:
+        return self
 
-def wait_for(times: Sequence[Sequence[float]], tokens: Sequence[int]) -> None:
-    """Until every answer has as many tokens."""
-    while any(len(own) < least for own, least in zip(times, tokens, strict=True)):
-        time.sleep(0.01)
+    def __exit__(self, *_exception: object) -> None:
+        self._stop.set()
+        self._pool.shutdown()
 
 
 def while_reading(engine: Engine, answers: int) -> dict[str, float]:
     """How fast that many answers are while a long prompt is read, against the same tokens without it; their gaps."""
-    with running(engine, answers) as read, engine.session() as session:
-        wait_for(read, [8] * answers)
+    with Answers(engine, answers) as reading, engine.session() as session:
+        reading.wait_for([8] * answers)
         time.sleep(BEFORE_S)
         asked = time.perf_counter()
         first_s = first_token_s(session, prompt_of(LONG_TOKENS, 3))
     # The first token after the prompt arrived, and the last before its answer began.
-    spans = [(bisect_left(own, asked), bisect_left(own, asked + first_s) - 1) for own in read]
-    with running(engine, answers) as alone:
-        wait_for(alone, [last + 1 for _, last in spans])
+    spans = [(bisect_left(own, asked), bisect_left(own, asked + first_s) - 1) for own in reading.times]
+    with Answers(engine, answers) as alone:
+        alone.wait_for([last + 1 for _, last in spans])
 
     def seconds(times: Sequence[Sequence[float]]) -> float:
         return sum(own[last] - own[first] for own, (first, last) in zip(times, spans, strict=True))
 
     gaps = [
         after - before
-        for own in read
+        for own in reading.times
         for before, after in itertools.pairwise(own)
         if asked <= after and before <= asked + first_s
     ]
-    return {"kept": seconds(alone) / seconds(read), "longest_gap_s": max(gaps), "prompt_s": first_s}
+    return {"kept": seconds(alone.times) / seconds(reading.times), "longest_gap_s": max(gaps), "prompt_s": first_s}
 
 
 def measure(engine: Engine, turns: int) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class BatchedSequence(Sequence, Protocol):
 
     @property
     def company(self) -> Company:
-        """The other answers in the last forward. Prompts do not count."""
+        """The other answers in the last forward, and whether it also read a prompt."""
 
 
 @runtime_checkable

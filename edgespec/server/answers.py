@@ -200,14 +200,10 @@ async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncI
     except BaseException as error:
         broken = isinstance(error, Exception) and not isinstance(error, _OF_THE_REQUEST)
         for kept in taken:
-            await in_thread(partial(loaded.pool.discard, kept) if broken else partial(_give, loaded, kept))
+            await in_thread(partial(loaded.pool.discard if broken else loaded.pool.give, kept))
         raise
     else:
-        await in_thread(partial(_give, loaded, taken[0]))
-
-
-def _give(loaded: LoadedEngine, kept: Kept) -> None:
-    loaded.pool.give(kept, kept.text)
+        await in_thread(partial(loaded.pool.give, taken[0]))
 
 
 def scored(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> tuple[ScoredToken, ...]:

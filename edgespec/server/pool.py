@@ -98,34 +98,38 @@ class SessionPool:
                 self._kept.remove(nearest)  # no other request may use it during the copy
         if nearest is not None and (copied := self._copied(nearest)) is not None:
             return copied
-        while True:
-            try:
-                taken = Kept(self._engine.session(think=think), owner, think)
-            except MemoryLimitError:
-                if not self._drop_oldest():
-                    raise
-            else:
-                with self._lock:
-                    self.in_use += 1
-                return taken
+        with self._lock:
+            self.in_use += 1  # also while it opens: another request may wait for it
+        try:
+            while True:
+                try:
+                    return Kept(self._engine.session(think=think), owner, think)
+                except MemoryLimitError:
+                    if not self._drop_oldest():
+                        raise
+        except BaseException:
+            with self._lock:
+                self.in_use -= 1
+            raise
 
     def _copied(self, source: Kept) -> Kept | None:
         """A copy of a session that was removed from the kept ones, and is kept again; None without memory for it."""
         copy: Session | None = None
-        with contextlib.suppress(EdgespecError):  # a new session serves as well
-            copy = source.session.branch()
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                self._kept.append(source)
-            self.in_use += copy is not None
-        if closed:
-            source.session.close()
+        try:
+            with contextlib.suppress(EdgespecError):  # a new session serves as well
+                copy = source.session.branch()
+        finally:
+            with self._lock:
+                closed = self._closed
+                if not closed:
+                    self._kept.append(source)
+                self.in_use += copy is not None
+            if closed:
+                source.session.close()
         return None if copy is None else Kept(copy, source.owner, source.think)
 
-    def give(self, kept: Kept, text: str) -> None:
-        """Keep a session whose caches hold ``text`` for later requests."""
-        kept.text = text
+    def give(self, kept: Kept) -> None:
+        """Keep a session for later requests. ``kept.text`` is what its caches hold."""
         with self._lock:
             self.in_use -= 1
             closed = self._closed

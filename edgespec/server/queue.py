@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 
 from edgespec.server.errors import ApiError
 
-# The decoding of this many answers shares the machine; more would be slower for all of them.
+# With four, each answer keeps three quarters of its speed alone (docs/results/server.md). Each needs a cache.
 MOST_RUNNING = 4
+# At a few seconds an answer, the last of these has waited for about a minute.
 MOST_WAITING = 64
 # Of these, for each of several keys: an agent asks for ten answers or so at the same time.
 MOST_WAITING_OF_ONE = 16

@@ -18,6 +18,7 @@ from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, MOST_ENTRIE
 from edgespec.runtimes.native.scheduler import (
     ACTIVE_S,
     FIRST_ROWS,
+    MOST_WAIT_S,
     PROMPT_SHARE,
     QUICK_S,
     RECENT_S,
@@ -56,18 +57,32 @@ def with_room(rows: int) -> Callable[[int], int]:
 
 
 def test_a_request_without_others_is_not_cut() -> None:
-    assert counts(shares_of([request(256)], with_room(4), alone=True)) == [(256, 1)]
+    assert counts(shares_of([request(256)], with_room(4), 0.0, alone=True)) == [(256, 1)]
 
 
 def test_a_prompt_is_cut_while_another_answer_runs() -> None:
-    assert counts(shares_of([request(256)], with_room(4), alone=False)) == [(4, 0)]
+    assert counts(shares_of([request(256)], with_room(4), 0.0, alone=False)) == [(4, 0)]
 
 
 def test_whole_requests_come_first_and_the_shortest_prompt_next() -> None:
     waiting = [request(200), request(100), request(1), request(8, 8), request(5, 5, tree=True)]
-    shares = shares_of(waiting, with_room(120), alone=False)
+    shares = shares_of(waiting, with_room(120), 0.0, alone=False)
     assert [share.request for share in shares] == [waiting[2], waiting[3], waiting[4], waiting[1], waiting[0]]
     assert counts(shares) == [(1, 1), (8, 8), (5, 5), (100, 1), (20, 0)]
+
+
+def test_a_prompt_that_has_waited_long_is_no_longer_overtaken() -> None:
+    old, older, short = request(200), request(256), request(100)
+    older.since, old.since, short.since = 1.0, 2.0, 2.5
+    waiting = [short, old, older]
+
+    def order(now: float) -> list[Request]:
+        return [share.request for share in shares_of(waiting, with_room(220), now, alone=False)]
+
+    assert order(1.0 + 0.99 * MOST_WAIT_S) == [short, old]
+    assert order(1.0 + MOST_WAIT_S) == [older]
+    older.since = 2.1
+    assert order(2.1 + MOST_WAIT_S) == [old, older]
 
 
 def test_the_room_for_prompts_depends_on_the_whole_requests() -> None:
@@ -77,35 +92,35 @@ def test_the_room_for_prompts_depends_on_the_whole_requests() -> None:
         asked.append(rows)
         return 7
 
-    assert counts(shares_of([request(200), request(8, 8)], room, alone=False)) == [(8, 8), (7, 0)]
+    assert counts(shares_of([request(200), request(8, 8)], room, 0.0, alone=False)) == [(8, 8), (7, 0)]
     assert asked == [8]
 
 
 def test_no_scored_row_is_cut_off() -> None:
     long = request(100, 40)
-    assert counts(shares_of([long, request(1)], with_room(80), alone=False)) == [(1, 1), (60, 0)]
+    assert counts(shares_of([long, request(1)], with_room(80), 0.0, alone=False)) == [(1, 1), (60, 0)]
     long.done = 60
-    assert counts(shares_of([long, request(1)], with_room(4), alone=False)) == [(40, 40), (1, 1)]
-    assert counts(shares_of([request(100, 0), request(1)], with_room(99), alone=False)) == [(1, 1), (99, 0)]
+    assert counts(shares_of([long, request(1)], with_room(4), 0.0, alone=False)) == [(40, 40), (1, 1)]
+    assert counts(shares_of([request(100, 0), request(1)], with_room(99), 0.0, alone=False)) == [(1, 1), (99, 0)]
 
 
 def test_a_step_has_at_most_64_scored_rows_256_rows_and_64_requests() -> None:
-    assert counts(shares_of([request(40, 40), request(30, 30), request(20, 20)], with_room(1), alone=False)) == [
+    assert counts(shares_of([request(40, 40), request(30, 30), request(20, 20)], with_room(1), 0.0, alone=False)) == [
         (40, 40),
         (20, 20),
     ]
-    assert len(shares_of([request(1) for _ in range(70)], with_room(1), alone=False)) == MOST_ENTRIES
+    assert len(shares_of([request(1) for _ in range(70)], with_room(1), 0.0, alone=False)) == MOST_ENTRIES
     many = [request(16, 1) for _ in range(17)]
-    assert sum(share.count for share in shares_of(many, with_room(1), alone=False)) == 256
-    assert counts(shares_of([request(16, 1), request(300)], with_room(500), alone=False)) == [(16, 1), (240, 0)]
+    assert sum(share.count for share in shares_of(many, with_room(1), 0.0, alone=False)) == 256
+    assert counts(shares_of([request(16, 1), request(300)], with_room(500), 0.0, alone=False)) == [(16, 1), (240, 0)]
     scored = [request(40, 40), request(100, 30)]
-    assert counts(shares_of(scored, with_room(500), alone=False)) == [(40, 40), (70, 0)]
+    assert counts(shares_of(scored, with_room(500), 0.0, alone=False)) == [(40, 40), (70, 0)]
 
 
 def test_a_prompt_always_makes_progress() -> None:
     waiting = [request(200, 1), request(1)]
     for _ in range(100):
-        shares = shares_of(waiting, with_room(4), alone=False)
+        shares = shares_of(waiting, with_room(4), 0.0, alone=False)
         prompt = next(share for share in shares if share.request is waiting[0])
         assert prompt.count > 0
         waiting[0].done += prompt.count
@@ -186,6 +201,17 @@ def test_where_a_row_takes_longer_than_a_share_prompts_save_time_for_it(row_s: f
         taken, spent_s = taken + rows, spent_s + (times.seconds(3 + rows) or 0.0) - plain_s
     assert taken > 10
     assert spent_s / steps == pytest.approx(PROMPT_SHARE * plain_s, rel=0.15)
+
+
+@pytest.mark.parametrize("row_s", [0.0001, 0.001, 0.008])
+def test_saved_time_makes_no_step_longer_than_the_limit(row_s: float) -> None:
+    times = StepTimes()
+    for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        times.add(rows, 0.03 + row_s * rows)
+    for answers, rounds_s in ((1, 0.6), (3, 0.1), (16, 0.1)):
+        least_s = times.seconds(answers) or 0.0
+        rows, _ = prompt_rows(times, answers, [rounds_s], answering=True, saved_s=0.99 * STEP_S)
+        assert (times.seconds(answers + rows) or 0.0) <= max(STEP_S, (1.0 + PROMPT_SHARE) * least_s)
 
 
 def test_the_time_that_prompts_save_is_limited() -> None:
@@ -380,7 +406,7 @@ def test_requests_that_arrive_during_a_step_share_the_next_one() -> None:
         assert found == [OK]
     assert model.steps[0] == [(1, 1)]
     assert sorted(model.steps[1]) == [(2, 2), (3, 3), (4, 4)]
-    assert not model.scheduler._led
+    assert model.scheduler._leader is None
 
 
 def test_a_request_knows_the_other_answers_of_its_last_step() -> None:
@@ -498,7 +524,7 @@ def test_an_error_in_a_shared_step_is_the_leaders_alone() -> None:
         thread.join(WATCHDOG_S)
     assert [str(found) for _, found in running] == ["[0]", "[ZeroDivisionError()]", "[0]", "[0]"]
     assert model.steps == [[(1, 1)], [(2, 2), (3, 3), (4, 4)], [(3, 3), (4, 4)]]
-    assert not model.scheduler._led
+    assert model.scheduler._leader is None
 
 
 def test_a_cancel_during_a_shared_step_ends_only_its_request() -> None:
@@ -562,7 +588,7 @@ def test_a_thread_that_stops_waiting_hands_the_lead_on(monkeypatch: pytest.Monke
         thread.join(WATCHDOG_S)
     assert [str(found) for _, found in running] == ["[0]", "[ZeroDivisionError()]", "[0]"]
     assert model.steps == [[(1, 1)], [(3, 3)]]
-    assert not model.scheduler._led
+    assert model.scheduler._leader is None
 
 
 def test_a_thread_that_stops_waiting_stays_until_the_step_that_uses_its_memory_ends(
@@ -599,7 +625,7 @@ def test_a_thread_that_stops_waiting_stays_until_the_step_that_uses_its_memory_e
     for thread, _ in running:
         thread.join(WATCHDOG_S)
     assert [str(found) for _, found in running] == ["[0]", "[0]", "[ZeroDivisionError()]"]
-    assert not model.scheduler._led
+    assert model.scheduler._leader is None
 
 
 def test_a_closed_sequence_is_not_waited_for() -> None:

@@ -33,8 +33,13 @@ def pool(engine: Engine) -> Iterator[SessionPool]:
 
 def kept(pool: SessionPool, owner: str, text: str, *, think: bool = True) -> Kept:
     found = pool.take(owner, text, think=think)
-    pool.give(found, text)
+    give(pool, found, text)
     return found
+
+
+def give(pool: SessionPool, taken: Kept, text: str) -> None:
+    taken.text = text
+    pool.give(taken)
 
 
 @given(st.text(), st.text(), st.text())
@@ -70,7 +75,7 @@ SYSTEM = "You are a careful librarian who answers in one short sentence. " * 4
 def test_a_request_that_shares_only_a_beginning_gets_a_copy(pool: SessionPool) -> None:
     first = pool.take("a", SYSTEM, think=True)
     answer(first.session.generate(SYSTEM, max_tokens=2))
-    pool.give(first, SYSTEM + "x" * 2 * len(SYSTEM))
+    give(pool, first, SYSTEM + "x" * 2 * len(SYSTEM))
     second = pool.take("a", SYSTEM + "another question", think=True)
     assert second.session is not first.session
     assert (len(pool), pool.in_use) == (1, 1), "the first one stays kept"
@@ -80,7 +85,7 @@ def test_a_request_that_shares_only_a_beginning_gets_a_copy(pool: SessionPool) -
         other = pool.take(owner, SYSTEM + "a third one", think=think)
         assert answer(other.session.generate(SYSTEM, max_tokens=2)).stats.cached_tokens == 0
         other.session.close()
-    pool.give(second, SYSTEM)
+    give(pool, second, SYSTEM)
 
 
 def test_short_beginnings_are_not_copied_nor_caches_that_cannot_be(
@@ -154,12 +159,39 @@ def _full() -> MemoryLimitError:
     return MemoryLimitError("full", needed_bytes=1, available_bytes=0)
 
 
+def test_a_session_counts_as_used_while_it_opens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a second request that finds no memory in that moment is refused, and does not wait for the first."""
+    pool, used = SessionPool(engine), []
+
+    def opened(**_options: object) -> Session:
+        used.append(pool.in_use)
+        raise _full()
+
+    monkeypatch.setattr(engine, "session", opened)
+    with pytest.raises(MemoryLimitError):
+        pool.take("a", "x", think=True)
+    assert (used, pool.in_use) == ([1], 0)
+
+
+def test_a_copy_that_fails_keeps_its_source(pool: SessionPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(pool, "a", SYSTEM + "x" * 2 * len(SYSTEM))
+
+    def branch(_session: Session) -> Session:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(Session, "branch", branch)
+    monkeypatch.setattr("edgespec.server.pool.is_worth", lambda *_numbers: False)
+    with pytest.raises(RuntimeError):
+        pool.take("a", SYSTEM + "another question", think=True)
+    assert (len(pool), pool.in_use) == (1, 0)
+
+
 def test_a_closed_pool_closes_what_is_given_back(engine: Engine) -> None:
     pool = SessionPool(engine)
     first, second = kept(pool, "a", "x"), pool.take("b", "y", think=True)
     pool.close()
     assert first.session.closed
-    pool.give(second, "y")
+    give(pool, second, "y")
     assert second.session.closed
     assert len(pool) == 0
     with pytest.raises(ClosedError):

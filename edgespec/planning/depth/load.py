@@ -1,4 +1,4 @@
-"""What a longer step costs while it computes rows of several answers.
+"""What draft tokens cost in a step that answers share.
 
 A plain step then brings a token to each of these answers, and the time beyond it delays each of them, so it counts
 once for each. Depths that pay by this count bring the most tokens a second of all answers together: the goodput of
@@ -15,7 +15,7 @@ from edgespec.interfaces.model import Company
 # Weight of the latest round. An answer ends every few dozen rounds, and steps hold varying numbers of answers.
 _LATEST = 0.25
 
-# Fewer other answers than this are none.
+# Below this average an answer counts as alone: 0.05 is one other answer in 20 rounds.
 _NONE = 0.05
 
 # While others run, an answer waits at most this long for its drafter to read. Their steps make the wait longer:
@@ -26,7 +26,7 @@ MOST_PAUSE_S = 0.25
 # lacks after a draft that was rejected, and not the first look at a text.
 MOST_PAUSE_WITH_PROMPT_S = 0.05
 
-# While a prompt is read, a step in which all answers draft as deeply as this one is not to take longer, so that a gap
+# While a prompt is read, a step in which all answers draft as deeply as this one must not take longer, so that a gap
 # in an answer stays below 0.25 s: the prompt adds a third, and drafters and Python some milliseconds.
 MOST_STEP_S = 0.15
 

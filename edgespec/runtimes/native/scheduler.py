@@ -1,10 +1,10 @@
-"""Who computes when: requests of a model's Sequences that are waiting are computed together in one step.
+"""Continuous batching: the requests that wait for one model are computed together in one step.
 
 The thread that finds the model free leads: it takes what waits, computes it, and hands the lead over when its own
 request is done. With a single Sequence in use a request is computed immediately, on the thread that makes it.
 
-Prompts ride along with the answers' rows. They are cut so that answers keep most of their speed, and the prompt with
-the fewest tokens left goes first.
+Prompts ride along with the answers' rows, cut so that answers keep most of their speed. They arrive in requests of at
+most PREFILL_CHUNK_TOKENS. The one with the fewest tokens left goes first, unless another has waited for MOST_WAIT_S.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS, Ca
 
 Ids = NDArray[np.int32]
 
-# How long a step waits for one more Sequence that is expected. A step of a 135M model takes 2 ms on two cores, so the
-# weights must be read for more Sequences to repay it; one of a 1.5B model takes 25 ms.
+# How long a step waits for one more Sequence that is expected. On two cores a step of a 135M model takes 2 ms and one
+# of a 1.5B model 15 to 30 ms: the wait is repaid if the Sequence comes.
 STRAGGLER_S = 0.001
 # A Sequence whose requests follow its last step this quickly is expected after its next step too: a loop takes 0.3 ms
 # to draw a token, and eight loops draw one after another. A drafter's forwards take longer.
@@ -39,6 +39,9 @@ ACTIVE_ROUNDS = 2.0
 # An answer may be silent for longer while its drafter reads: until then no step of prompts alone exceeds STEP_S.
 # 70 tokens took the 0.5B drafter 0.5 s, next to a prompt of the 1.5B on two cores without AVX-512.
 RECENT_S = 2.0
+# Requests with fewer tokens left no longer overtake one that has waited this long: two clients with prompts of 100
+# tokens kept one of 256 waiting for ever. About what a prompt of 300 tokens takes on two cores.
+MOST_WAIT_S = 1.0
 # A prompt waits this long for an answer's rows to ride along with: about a round.
 RIDE_S = 0.05
 # The share of an answer's round that others' prompts may take: running answers keep 0.7 of their speed.
@@ -46,8 +49,8 @@ PROMPT_SHARE = 0.3
 # No step that holds a prompt while others answer is to take longer, so that a gap in an answer stays below 0.25 s. If
 # the answers' rows alone take longer, the prompt adds PROMPT_SHARE of their time.
 STEP_S = 0.15
-# A step's time beyond this multiple of the smoothed one is an exception, and one below its inverse shows that the
-# smoothed one was: rows of one class, up to twice as many, take up to twice as long.
+# A time beyond this multiple of the smoothed one is limited to it, and one below the inverse replaces it: rows of one
+# class, up to twice as many, take up to twice as long.
 _UNUSUAL = 2.0
 # Rows of a step with prompts while no times are known.
 FIRST_ROWS = 32
@@ -117,10 +120,10 @@ class Request:
     position: int
     scored: int
     parents: Ids | None = None
+    since: float = math.inf  # when it began to wait
     done: int = 0  # tokens that earlier steps computed
     company: Company = ALONE  # of its last step
     code: int | None = None  # the es_status; None until the request has ended
-    leads: bool = False
     gate: threading.Lock = field(default_factory=threading.Lock)  # held until it leads or has ended
 
     @property
@@ -152,7 +155,7 @@ def _all_of(request: Request) -> Share:
 
 
 def companies_of(shares: Sequence[Share]) -> list[Company]:
-    """What each share's step computed besides it."""
+    """For each share of a step the other requests in it."""
     if len(shares) == 1:
         return [ALONE]
     rows = [share.count for share in shares if share.request.is_answer]
@@ -233,15 +236,17 @@ def prompt_rows(
     share_s = PROMPT_SHARE * min(rounds_s, default=math.inf)
     if not answer_rows:
         return max(1, times.most_rows(max(min(STEP_S, share_s), least_s * (1.0 + PROMPT_SHARE)))), saved_s
-    limit_s = least_s + max(min(share_s, STEP_S - least_s), PROMPT_SHARE * least_s) + saved_s
-    rows = max(times.most_rows(limit_s) - answer_rows, int(saved_s >= STEP_S))  # at last a row that takes long
-    left_s = limit_s - (times.seconds(answer_rows + rows) or 0.0)
+    fair_s = least_s + max(min(share_s, STEP_S - least_s), PROMPT_SHARE * least_s)
+    most_s = min(fair_s + saved_s, max(fair_s, STEP_S, times.seconds(answer_rows + 1) or 0.0))
+    rows = max(times.most_rows(most_s) - answer_rows, int(saved_s >= STEP_S))  # at last a row that takes long
+    left_s = fair_s + saved_s - (times.seconds(answer_rows + rows) or 0.0)
     return max(rows, 0), min(max(left_s, -STEP_S), STEP_S)
 
 
-def shares_of(waiting: Sequence[Request], room: Callable[[int], int], *, alone: bool) -> list[Share]:
-    """What the next step computes: whole requests in order, then prompts, those with the fewest tokens left first.
+def shares_of(waiting: Sequence[Request], room: Callable[[int], int], now: float, *, alone: bool) -> list[Share]:
+    """What the next step computes: whole requests in order, then prompts.
 
+    Prompts that have waited for MOST_WAIT_S go first, in order, then those with the fewest tokens left.
     ``room(rows)`` is how many rows prompts may take besides ``rows`` of whole requests. ``alone``: no other answer is
     running, so that a request that waits alone is not cut.
     """
@@ -257,7 +262,12 @@ def shares_of(waiting: Sequence[Request], room: Callable[[int], int], *, alone: 
         ):
             shares.append(Share(request, request.left, request.scored))
             rows, scored = rows + request.left, scored + request.scored
-    prompts = sorted((each for each in waiting if not each.is_whole), key=lambda each: each.left)
+
+    def order(each: Request) -> tuple[bool, float]:
+        waited = now - each.since >= MOST_WAIT_S
+        return not waited, each.since if waited else each.left
+
+    prompts = sorted((each for each in waiting if not each.is_whole), key=order)
     left = min(room(rows), PREFILL_CHUNK_TOKENS - rows) if prompts else 0
     for request in prompts:
         if not left or len(shares) == MOST_ENTRIES:
@@ -291,7 +301,7 @@ class BatchScheduler:
         self._turns, self._weight = turns, weight
         self._clock = clock
         self._lock = threading.Lock()
-        self._led = False
+        self._leader: Request | None = None
         self._waiting: list[Request] = []  # not those of the running step
         self._members: set[Member] = set()
         self._gone: deque[Member] = deque()  # closed, and perhaps still in ``_members``
@@ -320,11 +330,13 @@ class BatchScheduler:
         member = request.member
         with self._lock:
             request.gate.acquire()  # never waits: the request is new
-            member.arrived(self._clock())
+            request.since = self._clock()
+            member.arrived(request.since)
             self._members.add(member)
             self._drop_gone()
             self._waiting.append(request)
-            waits, self._led = self._led, True
+            waits = self._leader is not None
+            self._leader = self._leader or request
             if self._arrival is not None:
                 self._arrival.release()
                 self._arrival = None
@@ -345,7 +357,7 @@ class BatchScheduler:
         while not request.gate.acquire(timeout=_CANCEL_SEEN_S):
             if request.member.cancel.raised:
                 with self._lock:
-                    if request in self._waiting and not request.leads:
+                    if request in self._waiting and request is not self._leader:
                         self._waiting.remove(request)
                         request.code = CANCELLED
                         return
@@ -356,7 +368,7 @@ class BatchScheduler:
             with self._lock:
                 if request in self._waiting:
                     self._waiting.remove(request)
-                    if request.leads:
+                    if request is self._leader:
                         self._pass_on()
                     return
                 if request.code is not None:
@@ -365,10 +377,9 @@ class BatchScheduler:
 
     def _pass_on(self) -> None:
         """The next request that waits leads."""
-        self._led = bool(self._waiting)
-        if self._waiting:
-            self._waiting[0].leads = True
-            self._waiting[0].gate.release()
+        self._leader = self._waiting[0] if self._waiting else None
+        if self._leader is not None:
+            self._leader.gate.release()
 
     def _lead(self, request: Request) -> None:
         try:
@@ -445,6 +456,8 @@ class BatchScheduler:
             return [_all_of(self._waiting[0])]
         reading = {each.member for each in self._waiting if not each.is_whole}
         begun = [member for member in self._members if member not in reading and member.may_return(now)]
+        if not reading:
+            self._saved_s = 0.0  # the last prompts' share is no later prompt's
         answering = [member for member in begun if member.is_answering(now)]
         rounds_s = [member.round_s for member in answering if member.round_s is not None]
         others = any(member is not self._waiting[0].member for member in begun)
@@ -460,7 +473,7 @@ class BatchScheduler:
             )
             return count
 
-        return shares_of(self._waiting, room, alone=not others)
+        return shares_of(self._waiting, room, now, alone=not others)
 
     def _settle(self, shares: Sequence[Share], codes: Sequence[int], now: float, took_s: float) -> None:
         if all(code == OK for code in codes):
