@@ -145,7 +145,7 @@ class Traffic:
             begun = time.monotonic()
             try:
                 job(chance)
-            except Exception as error:  # whatever it is, the client goes on
+            except Exception as error:  # whatever it is, the client asks again
                 self._note(f"{kind}: {type(error).__name__}: {error}")
             if time.monotonic() - begun > STUCK_S:
                 self._note(f"{kind}: took {time.monotonic() - begun:.0f} s")

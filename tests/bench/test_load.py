@@ -67,7 +67,7 @@ def test_every_client_asks_until_no_question_is_left(engine: Engine) -> None:
     assert sorted(found) == list(range(len(batched_clients.QUESTIONS)))
 
 
-def test_answers_beside_a_prompt_are_compared_with_the_same_tokens_alone(
+def test_answers_during_a_prompt_are_compared_with_the_same_tokens_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompts_under_load, "BEFORE_S", 0.01)

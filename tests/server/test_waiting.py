@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session
 from edgespec.errors import MemoryLimitError
 from edgespec.server import app, streaming
 from edgespec.server.keeper import ModelKeeper
@@ -162,13 +163,15 @@ def test_more_requests_than_memory_holds_sessions_wait_for_one(
     engine, texts = slow.service.keeper.engine, list[int]()
     assert engine is not None
     pool, session = slow.service.keeper._loaded.pool, engine.session  # type: ignore[union-attr]
-    refusals = list[int]()
+    refusals, opened, opening = list[int](), list[Session](), threading.Lock()
 
-    def limited(**settings: Any) -> Any:
-        if pool.in_use:
-            refusals.append(pool.in_use)
-            raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
-        return session(**settings)
+    def limited(**settings: Any) -> Session:
+        with opening:
+            if used := [each for each in opened if not each.closed]:
+                refusals.append(len(used))
+                raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
+            opened.append(session(**settings))
+            return opened[-1]
 
     monkeypatch.setattr(engine, "session", limited)
     ask = [

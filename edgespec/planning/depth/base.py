@@ -71,7 +71,7 @@ class FixedDepth:
         return self.allow(source, lag).depth > 0
 
     def record(self, record: RoundRecord) -> None:
-        # Beside a drafter or other requests the target is slower, which says nothing about plain decoding.
+        # A drafter or other requests make the target slower, which says nothing about plain decoding.
         if record.width == 1 and not record.overlapped and record.company == ALONE:
             self._plain.record(record.verify_s)
 

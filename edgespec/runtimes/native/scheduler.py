@@ -457,7 +457,7 @@ class BatchScheduler:
         reading = {each.member for each in self._waiting if not each.is_whole}
         begun = [member for member in self._members if member not in reading and member.may_return(now)]
         if not reading:
-            self._saved_s = 0.0  # the last prompts' share is no later prompt's
+            self._saved_s = 0.0  # not for later prompts
         answering = [member for member in begun if member.is_answering(now)]
         rounds_s = [member.round_s for member in answering if member.round_s is not None]
         others = any(member is not self._waiting[0].member for member in begun)
