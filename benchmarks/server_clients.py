@@ -82,6 +82,7 @@ def measure(folder: Path) -> dict[str, Any]:
         (home / "extra-openai-models.yaml").write_text(LLM_MODELS.format(url=url))
         llm: list[str | Path] = [programs / "llm", "-m", "served", "--no-log", "-o", "max_tokens", "12", QUESTION]
         fuzz: list[str | Path] = [programs / "schemathesis", "run", f"{url}/openapi.json", "--max-examples", "15"]
+        fuzz += ["--request-timeout", "60"]  # an answer may fill the context, and the machine may be busy
         clients = {
             "litellm": run([python, "-c", LITELLM, url, QUESTION]),
             "langchain": run([python, "-c", LANGCHAIN, url, QUESTION]),

@@ -110,16 +110,17 @@ def _whole(least: int, most: int) -> dict[str, Any]:
     return {"type": ["integer", "null"], "minimum": least, "maximum": most}
 
 
-def _messages() -> dict[str, Any]:
-    part = {
+def _part(text: str, *kinds: str) -> dict[str, Any]:
+    """Parts of a message of one of these kinds, whose text has the name ``text``."""
+    return {
         "type": "object",
-        "required": ["type"],
-        "properties": {
-            "type": {"enum": ["text", "input_text", "output_text", "refusal"]},
-            "text": {"type": "string"},
-            "refusal": {"type": "string"},
-        },
+        "required": ["type", text],
+        "properties": {"type": {"enum": list(kinds)}, text: {"type": "string"}},
     }
+
+
+def _messages() -> dict[str, Any]:
+    part = {"oneOf": [_part("text", "text", "input_text", "output_text"), _part("refusal", "refusal")]}
     message = {
         "type": "object",
         "required": ["role"],

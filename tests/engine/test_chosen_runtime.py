@@ -122,7 +122,7 @@ def test_the_drafters_runtime_is_chosen_separately_from_the_targets(load: Load, 
         assert engine.plan.drafter.runtime == fast
         load_drafter(engine)
         with engine.session() as session:
-            done = answer(session.generate("hello world", max_tokens=60))
+            done = answer(session.generate("hello world", max_tokens=60, depth=2))
             plain = answer(session.generate("hello world", max_tokens=60, depth=0, raw=True))
         assert done.stats.rounds_by_source["model"] > 0
         assert plain.stats.proposed == 0
