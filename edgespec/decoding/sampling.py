@@ -135,7 +135,7 @@ def _pairs(value: Any) -> _Bias:
     for token, bias in given:
         if not isinstance(token, Integral) or isinstance(token, bool) or not 0 <= int(token) < 2**31:
             raise InvalidRequestError(f"logit_bias names tokens by id, not by {type(token).__name__} {token!r:.40}")
-        if not isinstance(bias, Real) or isinstance(bias, bool) or not -100 <= float(bias) <= 100:
+        if not isinstance(bias, Real) or isinstance(bias, bool) or not -100 <= bias <= 100:  # type: ignore[operator]
             raise InvalidRequestError(
                 f"logit_bias of token {token} cannot be {bias!r:.40}", hint="allowed: -100 to 100"
             )

@@ -201,7 +201,8 @@ def test_a_biased_token_is_never_written(server: Running, engine: Engine) -> Non
     first = engine.tokenizer.encode(text_of(server.chat("hello", **body).json()), special=False)
     reply = server.chat("hello", logit_bias={str(token): -100 for token in first}, **body).json()
     assert text_of(reply) != text_of(server.chat("hello", **body).json())
-    failed(server.chat("hello", logit_bias={"999999": 1}), 400)
+    for wrong in ({"999999": 1}, {"5": 10**400}, {"5": -(10**400)}):
+        failed(server.chat("hello", logit_bias=wrong), 400)
 
 
 # ---------------------------------------------------------------------------------------------------- errors
