@@ -108,8 +108,7 @@ class Answering(Response):
         except Exception as error:
             if stream is None or not stream.started:
                 raise
-            failure = as_api_error(error)
-            scope["edgespec.error"] = failure.message
+            scope["edgespec.error"] = failure = as_api_error(error)
             await stream.fail(failure)
 
     def _known_head(self) -> Head:
@@ -166,8 +165,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 async def _fail(request: HttpRequest, error: Exception) -> Response:
-    failure = as_api_error(error)
-    request.scope["edgespec.error"] = failure.message
+    request.scope["edgespec.error"] = failure = as_api_error(error)
     headers = {name.decode(): value.decode() for name, value in failure.headers()}
     if isinstance(error, HTTPException) and error.headers is not None:
         headers |= error.headers
@@ -220,8 +218,7 @@ class Guard:
         except GoneError:
             scope["edgespec.error"] = "the client left"
         except Exception as error:
-            failure = as_api_error(error)
-            scope["edgespec.error"] = failure.message
+            scope["edgespec.error"] = failure = as_api_error(error)
             if not status:
                 await sending({"type": "http.response.start", "status": failure.status, "headers": failure.headers()})
                 await sending({"type": "http.response.body", "body": failure.body()})
@@ -232,7 +229,9 @@ class Guard:
         path = scope["path"] if scope["path"] in PATHS else "other"
         answers = scope.get("edgespec.answers", ())
         self._service.metrics.count(path, status, answers)
-        client = scope.get("client")
+        client, error = scope.get("client"), scope.get("edgespec.error")
+        if isinstance(error, ApiError):
+            error = error.logged if self._service.content is None else error.message
         self._service.log(
             RequestLine(
                 client="?" if client is None else str(client[0]),
@@ -241,7 +240,7 @@ class Guard:
                 status=status,
                 seconds=seconds,
                 answers=answers,
-                error=scope.get("edgespec.error"),
+                error=error,
             )
         )
 

@@ -72,6 +72,13 @@ class ApiError(Exception):
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
+    @property
+    def logged(self) -> str:
+        """The error for a log. The message of a client's error may quote the request, so its code stands for it."""
+        if self.status >= 500:
+            return self.message
+        return " in ".join(filter(None, (self.code or self.type, self.param)))
+
     def as_json(self) -> dict[str, Any]:
         """The answer's body."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}

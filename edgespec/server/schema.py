@@ -150,7 +150,7 @@ def _refuse_shared(body: Mapping[str, Any]) -> None:
     if wanted is not None:
         kind = wanted.get("type") if isinstance(wanted, Mapping) else None
         if kind != "text":
-            raise unsupported("response_format", f"response_format {json.dumps(kind)}")
+            raise unsupported("response_format", f"response_format {json.dumps(kind)[:40]}")
     for name in ("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice"):
         if body.get(name):
             raise unsupported(name, f"{name} (constrained output)")

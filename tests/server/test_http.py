@@ -295,6 +295,49 @@ def test_requests_are_logged_and_counted_without_their_text(server: Running) -> 
     assert "secret" not in text
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "shown"),
+    [
+        ("/v1/completions", {"prompt": ["secret", "b"]}, "invalid_request_error in prompt"),
+        ("/v1/completions", {"prompt": {"secret": 1}}, "invalid_request_error in prompt"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "secret"}]}]},
+            "unsupported_parameter in messages[0]",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x"}], "stop": {"a": "secret"}},
+            "invalid_request_error in stop",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{"secret": "secret"}]},
+            "invalid_request_error",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "model": "secret"}, "model_not_found in model"),
+    ],
+)
+def test_the_log_of_a_refused_request_has_nothing_of_its_text_unless_asked(
+    server: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], shown: str
+) -> None:
+    def answer_and_line() -> tuple[str, str | None]:
+        before = len(server.lines)
+        message = failed(server.post(path, **body), 404 if "model" in body else 400)["message"]
+        server.wait_until(lambda: len(server.lines) > before)
+        return message, server.lines[-1].error
+
+    assert answer_and_line()[1] == shown
+    monkeypatch.setattr(server.service, "content", lambda *_: None)
+    message, line = answer_and_line()
+    assert line == message
+
+
+def test_an_error_quotes_the_beginning_of_a_field_only(server: Running) -> None:
+    response = server.chat("x", response_format={"type": "long " * 1000})
+    assert len(failed(response, 400, "unsupported_parameter")["message"]) < 200
+
+
 def test_while_the_model_loads_health_says_so_and_requests_wait(tiny: TinyModels) -> None:
     loading = threading.Event()
 
