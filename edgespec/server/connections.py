@@ -15,12 +15,14 @@ from edgespec.server.errors import ApiError
 RECEIVE_S = 30.0
 # A descriptor each; systems give a process 1024, and model files and threads need some.
 MOST_CONNECTIONS = 512
+# Of further requests that a client sends during an answer. They are kept until its end; more is not read.
+MOST_EARLY_BYTES = 65_536
 
 
 class LimitedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with a deadline for each request, and at most ``most_connections`` connections.
 
-    A further connection replaces the one that has been without a request for the longest time.
+    A further connection replaces the one that has been without a whole request for the longest time.
     """
 
     receive_s = RECEIVE_S
@@ -37,8 +39,8 @@ class LimitedProtocol(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+        """Whether no request that has arrived as a whole is being answered."""
+        return self.cycle is None or self.cycle.response_complete or self.conn.their_state is h11.SEND_BODY
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -51,6 +53,13 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._expect()
+        self._keep_watching()
+
+    def _keep_watching(self) -> None:
+        """Read on behind a whole request, where uvicorn pauses: only reading shows that a client has left."""
+        early = self.conn.their_state is h11.DONE and not self.idle
+        if early and len(self.conn.trailing_data[0]) <= MOST_EARLY_BYTES:
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         self._since = self.loop.time()

@@ -139,6 +139,18 @@ def test_many_connections_do_not_stop_the_next_request(server: Running, monkeypa
         assert server.chat("hello", max_tokens=1).status_code == 200
 
 
+def test_bodies_that_do_not_arrive_do_not_take_all_connections(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LimitedProtocol, "most_connections", 5)
+    with contextlib.ExitStack() as opened:
+        for _ in range(5):
+            opened.enter_context(server.connect()).sendall(POST + b"Content-Length: 500\r\n\r\n{")
+        server.wait_until(lambda: server.service.connections() == 5)
+        time.sleep(0.1)  # their heads are read
+        assert server.chat("hello", max_tokens=1).status_code == 200
+
+
 def test_connections_that_answer_are_not_replaced(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitedProtocol, "most_connections", 1)
     release = threading.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -44,6 +45,32 @@ def test_a_client_that_leaves_ends_its_answer(slow: Running) -> None:
     assert (slow.lines[-1].status, slow.lines[-1].error) == (0, "the client left")
     assert 'status="500"' not in slow.service.metrics.text({})
     assert slow.chat("hello", max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("early", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_a_client_that_sent_more_and_leaves_ends_its_answer(slow: Running, early: bytes) -> None:
+    before = len(slow.lines)
+    content = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8000}).encode()
+    with slow.connect() as own:
+        own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+        own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+        slow.wait_until(lambda: slow.service.queue.running == 1)
+        own.sendall(early)
+        time.sleep(0.1)  # it arrives in a packet of its own
+    slow.wait_until(lambda: len(slow.lines) > before)
+    assert (slow.lines[-1].status, slow.lines[-1].error) == (0, "the client left")
+    assert slow.service.queue.running == 0
+
+
+def test_early_requests_of_one_client_are_not_kept_without_limit(slow: Running) -> None:
+    content = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000}).encode()
+    with slow.connect() as own:
+        own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+        own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+        slow.wait_until(lambda: slow.service.queue.running == 1)
+        own.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            own.sendall(b"x" * 50_000_000)
 
 
 def test_a_silent_stream_gets_comments(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
