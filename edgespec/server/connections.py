@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from http import HTTPStatus
 from typing import Any
 
@@ -11,10 +12,43 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.server.errors import ApiError
 
+try:
+    import resource
+except ImportError:  # Windows, where sockets are no descriptors
+    resource = None  # type: ignore[assignment]
+
+_UNLIMITED = () if resource is None else (resource.RLIM_INFINITY, -1)
+
 # Time for a whole request to arrive: 16 MB at half a megabyte a second.
 RECEIVE_S = 30.0
-# A descriptor each; systems give a process 1024, and model files and threads need some.
+# A descriptor each.
 MOST_CONNECTIONS = 512
+# Connections that are accepted before the first of them can be closed. asyncio logs a traceback for each one that
+# it cannot accept, millions of them if it accepts many at once.
+ACCEPTED_AT_ONCE = 32
+# Descriptors for model files, threads, the log, and connections that are just opened or closed.
+_OTHER_DESCRIPTORS = 64 + 3 * ACCEPTED_AT_ONCE
+_WANTED_DESCRIPTORS = MOST_CONNECTIONS + _OTHER_DESCRIPTORS
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have the descriptors of all connections: macOS allows 256 unless a program asks for more."""
+    if resource is not None:
+        allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if allowed not in _UNLIMITED and allowed < _WANTED_DESCRIPTORS:
+            wanted = _WANTED_DESCRIPTORS if most in _UNLIMITED else min(_WANTED_DESCRIPTORS, most)
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def room_for_connections() -> int:
+    """How many connections the descriptors of this process allow."""
+    allowed = None if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed is None or allowed in _UNLIMITED:
+        return MOST_CONNECTIONS
+    return max(8, allowed - _OTHER_DESCRIPTORS)
+
+
 # Of further requests that a client sends during an answer. They are kept until its end; more is not read.
 MOST_EARLY_BYTES = 65_536
 
@@ -45,7 +79,7 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         live = [each for each in self.connections if isinstance(each, LimitedProtocol) and each.live]
-        if len(live) > self.most_connections:
+        if len(live) > min(self.most_connections, room_for_connections()):
             idle = [each for each in live if each.idle]
             min(idle, key=lambda each: each._since, default=self).transport.abort()
         self._expect()
