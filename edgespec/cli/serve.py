@@ -99,6 +99,7 @@ def serve(
         raise RuntimeUnavailableError(
             f"the server needs a package that is not installed: {error.name}", hint="pip install 'edgespec[serve]'"
         ) from error
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library warns in every child process
     from edgespec.server.app import Service
     from edgespec.server.keeper import ModelKeeper
     from edgespec.server.run import Server, open_sockets, urls

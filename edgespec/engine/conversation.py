@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import threading
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from edgespec.engine.control_names import Messages, Prompt, encode, read_messages, spelled_controls
@@ -43,7 +45,8 @@ class PromptFormat:
         self._source = template
         self._template: ChatTemplate | None = None  # compiled at its first use
         # Every turn repeats all earlier messages: remember what they spell out.
-        self._spelled = lru_cache(maxsize=_MESSAGES_KNOWN)(partial(spelled_controls, tokenizer))
+        self._known: dict[bytes, tuple[str, ...]] = {}
+        self._known_lock = threading.Lock()
 
     @property
     def has_template(self) -> bool:
@@ -80,6 +83,19 @@ class PromptFormat:
             raise InvalidRequestError(f"{self._name} cannot read calls: its chat template has no place for them")
         own = [for_template(message) for message in messages]
         return read_messages(self.tokenizer, partial(self.render, think=think), own, self._spelled, tools)
+
+    def _spelled(self, text: str) -> tuple[str, ...]:
+        """``spelled_controls``, remembered by a hash: a message may have millions of characters."""
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        with self._known_lock:
+            names = self._known.pop(key, None)
+        if names is None:
+            names = spelled_controls(self.tokenizer, text)
+        with self._known_lock:
+            self._known[key] = names
+            while len(self._known) > _MESSAGES_KNOWN:
+                del self._known[next(iter(self._known))]
+        return names
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Tokens of a prompt; a begin-of-sequence token is added unless the text begins with one."""

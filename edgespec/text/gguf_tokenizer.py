@@ -23,6 +23,9 @@ _BLANK = "\u2581"  # SentencePiece's letter for a blank
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 # Longer pieces are never merged: they have too many splits to try. Gemma 3's longest has 31 characters.
 _LONGEST_PIECE = 512
+# From this many characters on, other threads run while text is cut: a million takes seconds. Shorter ones take less
+# than changing threads.
+_LONG_TEXT = 10_000
 _ASCII_BLANKS = " \t\n\v\f\r"
 
 
@@ -104,7 +107,11 @@ class GgufTokenizer:
             blank = " " if begins and self._vocabulary.adds_blank else ""
             text = (blank + text).replace(" ", _BLANK)
         try:
-            found: list[int] = self._merger.encode(text, add_special_tokens=False).ids
+            # The library keeps the interpreter's lock in ``encode``, but not for a batch.
+            if len(text) < _LONG_TEXT:
+                found: list[int] = self._merger.encode(text, add_special_tokens=False).ids
+            else:
+                found = self._merger.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except BaseException as error:
             if not _is_panic(error):
                 raise

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -71,6 +73,46 @@ def test_early_requests_of_one_client_are_not_kept_without_limit(slow: Running) 
         own.settimeout(0.3)
         with pytest.raises(TimeoutError):
             own.sendall(b"x" * 50_000_000)
+
+
+def test_other_answers_go_on_while_a_long_prompt_is_cut_into_tokens(engine: Engine) -> None:
+    text = "hello world " * 200_000
+    longest, ended = [0.0], threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not ended.wait(0.005):
+            now = time.perf_counter()
+            longest[0], last = max(longest[0], now - last), now
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    started = time.perf_counter()
+    engine.tokenizer.encode(text)
+    took = time.perf_counter() - started
+    ended.set()
+    thread.join()
+    assert longest[0] < max(0.2, took / 2)
+
+
+def test_long_prompts_that_are_refused_are_not_kept_in_memory(server: Running) -> None:
+    def held() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    def refused(number: int) -> None:
+        response = server.chat(f"{number} " + "word " * 60_000)
+        failed(response, 400, "context_length_exceeded")
+
+    tracemalloc.start()
+    try:
+        refused(0)
+        before = held()
+        for number in range(1, 6):
+            refused(number)
+        assert held() - before < 500_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_silent_stream_gets_comments(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
