@@ -20,13 +20,13 @@ from starlette.routing import Route
 from edgespec.engine.events import Done
 from edgespec.errors import EdgespecError
 from edgespec.server.answers import Reader, decode
-from edgespec.server.errors import ApiError, GoneError, api_error
+from edgespec.server.errors import RETRY_S, ApiError, GoneError, api_error
 from edgespec.server.keeper import ModelKeeper
 from edgespec.server.metrics import Metrics
 from edgespec.server.openapi import document
 from edgespec.server.queue import RequestQueue
 from edgespec.server.replies import Head, fingerprint, whole
-from edgespec.server.schema import Reader as BodyReader, Request, read_chat, read_completion
+from edgespec.server.schema import Reader as BodyParser, Request, read_chat, read_completion
 from edgespec.server.security import Access
 from edgespec.server.streaming import Collected, EventStream, Receive, Send, while_connected
 from edgespec.server.strict_json import parse_body
@@ -36,12 +36,56 @@ from edgespec.server.threads import in_thread
 MOST_BODY_BYTES = 16_000_000
 # A larger body is parsed on a thread: a megabyte takes some 10 ms, in which no other answer would be sent.
 MOST_PARSED_BYTES = 200_000
+# Larger bodies that arrive or are parsed at the same time together: four of the largest.
+MOST_BODIES_BYTES = 64_000_000
 # The longest answers of thinking models on a slow machine take half an hour.
 LONGEST_REQUEST_S = 3600.0
 # A client that takes nothing for this long is gone: the answer waits in memory and holds a place.
 LONGEST_WRITE_S = 60.0
 
 Scope = MutableMapping[str, Any]
+
+
+class BodyReader:
+    """Reads and parses bodies. The large ones that arrive at the same time have a limit together."""
+
+    def __init__(self, most_bytes: int = MOST_BODIES_BYTES) -> None:
+        self._most = most_bytes
+        self._held = 0  # bytes of large bodies
+        self._parsing = asyncio.Lock()
+
+    async def read(self, request: HttpRequest, read: BodyParser) -> tuple[Request, int]:
+        """The request in the body, and the body's size.
+
+        Raises ApiError with status 413 beyond ``MOST_BODY_BYTES`` and 429 beyond the limit of all, and GoneError.
+        """
+        body, held = bytearray(), 0
+        announced = request.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced[:20]) > MOST_BODY_BYTES:
+            raise _too_large()
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MOST_BODY_BYTES:
+                    raise _too_large()
+                if len(body) > MOST_PARSED_BYTES:
+                    self._held += len(body) - held
+                    held = len(body)
+                    if self._held > self._most:
+                        message = "too many large requests arrive at the same time"
+                        raise ApiError(message, status=429, code="queue_full", retry_s=RETRY_S)
+            if not held:
+                return read(parse_body(bytes(body))), len(body)
+            async with self._parsing:  # its values may need 25 times the memory of their text
+                return await in_thread(lambda: read(parse_body(bytes(body)))), len(body)
+        except ClientDisconnect:
+            raise GoneError from None
+        finally:
+            self._held -= held
+
+
+def _too_large() -> ApiError:
+    return ApiError(f"the body is larger than {MOST_BODY_BYTES} bytes", status=413, code="body_too_large")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +109,7 @@ class Service:
     names: tuple[str, ...]
     access: Access = field(default_factory=Access)
     queue: RequestQueue = field(default_factory=RequestQueue)
+    bodies: BodyReader = field(default_factory=BodyReader)
     metrics: Metrics = field(default_factory=Metrics)
     log: Callable[[RequestLine], None] = lambda line: None
     content: Callable[[Request, list[Done]], None] | None = None
@@ -172,23 +217,6 @@ async def _fail(request: HttpRequest, error: Exception) -> Response:
     return Response(failure.body(), status_code=failure.status, headers=headers)
 
 
-async def read_body(request: HttpRequest) -> bytes:
-    """The body. Raises ApiError with status 413 beyond ``MOST_BODY_BYTES``, and GoneError."""
-    too_large = ApiError(f"the body is larger than {MOST_BODY_BYTES} bytes", status=413, code="body_too_large")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced[:20]) > MOST_BODY_BYTES:
-        raise too_large
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MOST_BODY_BYTES:
-                raise too_large
-    except ClientDisconnect:
-        raise GoneError from None
-    return bytes(body)
-
-
 class Guard:
     """The outermost layer: Host and Origin, the log, the counters, and failures of everything below."""
 
@@ -256,19 +284,15 @@ def make_app(service: Service) -> Guard:
     """The ASGI application."""
     created = int(time.time())
 
-    def answering(read: BodyReader) -> Callable[[HttpRequest], Awaitable[Response]]:
+    def answering(read: BodyParser) -> Callable[[HttpRequest], Awaitable[Response]]:
         async def endpoint(request: HttpRequest) -> Response:
             owner = service.access.owner(request.headers)
             try:
-                raw = await read_body(request)
+                parsed, size = await service.bodies.read(request, read)
             except GoneError:
                 return Left()
-            if len(raw) > MOST_PARSED_BYTES:
-                parsed = await in_thread(lambda: read(parse_body(raw)))
-            else:
-                parsed = read(parse_body(raw))
             service.check_model(parsed.model)
-            return Answering(service, parsed, owner, len(raw))
+            return Answering(service, parsed, owner, size)
 
         return endpoint
 

@@ -86,6 +86,22 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(server: Running) -
     assert app.MOST_BODY_BYTES == 16_000_000
 
 
+def test_large_bodies_that_arrive_together_have_a_limit(server: Running) -> None:
+    bodies = server.service.bodies
+    assert bodies._most == app.MOST_BODIES_BYTES == 64_000_000
+    with contextlib.ExitStack() as opened:
+        for number in range(1, 5):
+            own = opened.enter_context(server.connect())
+            own.sendall(POST + b"Content-Length: 15999999\r\n\r\n" + b" " * 15_900_000)
+            server.wait_until(lambda number=number: bodies._held == number * 15_900_000)  # type: ignore[misc]
+        refused = server.chat("x" * 1_000_000)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert server.chat("hello", max_tokens=1).status_code == 200, "small ones have no such limit"
+    server.wait_until(lambda: bodies._held == 0)
+    assert server.chat("x" * 1_000_000).status_code == 400
+
+
 def test_a_request_that_does_not_arrive_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RECEIVE_S == LimitedProtocol.receive_s == 30.0
     monkeypatch.setattr(LimitedProtocol, "receive_s", 0.2)
