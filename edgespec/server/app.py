@@ -235,7 +235,7 @@ class Guard:
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-content-type-options", b"nosniff")]
             try:
-                async with asyncio.timeout(LONGEST_WRITE_S):
+                async with self._service.queue.writing(LONGEST_WRITE_S):
                     await send(message)
             except TimeoutError:
                 raise GoneError from None

@@ -21,6 +21,8 @@ MOST_WAITING_OF_ONE = 16
 MOST_WAITING_BYTES = 64_000_000
 # Clients of OpenAI's give up after ten minutes.
 LONGEST_WAIT_S = 600.0
+# A client that takes nothing for this long ends its answer if others wait for a place.
+LONGEST_WRITE_BEFORE_OTHERS_S = 10.0
 # Retry-After is at most this.
 _LONGEST_RETRY_S = 60
 # Weight of the newest request in the average time of one.
@@ -48,6 +50,7 @@ class RequestQueue:
         self._waiting_of = Counter[str]()
         self._typical_s = 1.0
         self._limits = set[asyncio.Timeout]()  # of the requests that wait
+        self._writes: dict[asyncio.Timeout, float] = {}  # of the answers that are sent, and since when
         self.draining = False
         self.running = 0
         self.waiting = 0
@@ -66,6 +69,8 @@ class RequestQueue:
             raise ApiError("too many requests are waiting", status=429, code="queue_full", retry_s=self.retry_s)
         limit = asyncio.timeout(self._longest_wait_s)
         self.waiting += 1
+        if self._slots.locked():
+            self._shorten_writes()
         self._waiting_bytes += size
         if owner is not None:
             self._waiting_of[owner] += 1
@@ -97,6 +102,24 @@ class RequestQueue:
             self.running -= 1
             self._typical_s += _NEWEST * (loop.time() - started - self._typical_s)
             self._slots.release()
+
+    @asynccontextmanager
+    async def writing(self, longest_s: float) -> AsyncIterator[None]:
+        """Raise TimeoutError if the block, which sends a part of an answer, takes longer; sooner if requests wait."""
+        limit = asyncio.timeout(min(longest_s, LONGEST_WRITE_BEFORE_OTHERS_S) if self.waiting else longest_s)
+        async with limit:
+            self._writes[limit] = asyncio.get_running_loop().time()
+            try:
+                yield
+            finally:
+                del self._writes[limit]
+
+    def _shorten_writes(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for limit, started in self._writes.items():
+            latest, until = max(now, started + LONGEST_WRITE_BEFORE_OTHERS_S), limit.when()
+            if until is not None and until > latest:
+                limit.reschedule(latest)
 
     def refuse_waiting(self) -> None:
         """Raise ApiError with status 503 in every ``turn`` that waits, and in later ones."""

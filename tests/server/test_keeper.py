@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ClosedError, EdgespecError, ModelFileError, WorkerLostError
-from edgespec.server import keeper as keeping
+from edgespec.server import keeper as keeping, queue as request_queue
 from edgespec.server.errors import ApiError
 from edgespec.server.keeper import KEEP_ALIVE_S, ModelKeeper
 from edgespec.server.queue import (
@@ -307,6 +307,39 @@ def test_one_owner_of_several_cannot_take_all_places_to_wait() -> None:
             assert queue.waiting == 1
             again.cancel()
             await asyncio.wait([again])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("waits_first", [False, True])
+def test_a_client_that_takes_nothing_does_not_hold_its_place_before_others(
+    monkeypatch: pytest.MonkeyPatch, waits_first: bool
+) -> None:
+    assert request_queue.LONGEST_WRITE_BEFORE_OTHERS_S == 10.0
+    monkeypatch.setattr(request_queue, "LONGEST_WRITE_BEFORE_OTHERS_S", 0.1)
+
+    async def run() -> None:
+        queue = RequestQueue(1, 5)
+        had = asyncio.Event()
+
+        async def stalled() -> None:
+            async with queue.turn():
+                await asyncio.sleep(0.05 if waits_first else 0)
+                async with queue.writing(60.0):
+                    await asyncio.Event().wait()
+
+        async def other() -> None:
+            async with queue.turn():
+                had.set()
+
+        first = asyncio.create_task(stalled())
+        await asyncio.sleep(0 if waits_first else 0.2)
+        assert not first.done(), "nobody waits for its place"
+        second = asyncio.create_task(other())
+        await asyncio.wait_for(had.wait(), 5)
+        with pytest.raises(TimeoutError):
+            await first
+        await second
 
     asyncio.run(run())
 
