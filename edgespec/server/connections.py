@@ -14,7 +14,7 @@ from edgespec.server.errors import ApiError
 
 try:
     import resource
-except ImportError:  # Windows, where sockets are no descriptors
+except ImportError:  # Windows, where a socket is not a descriptor
     resource = None  # type: ignore[assignment]
 
 _UNLIMITED = () if resource is None else (resource.RLIM_INFINITY, -1)
@@ -24,10 +24,10 @@ RECEIVE_S = 30.0
 # A descriptor each.
 MOST_CONNECTIONS = 512
 # Connections that are accepted before the first of them can be closed. asyncio logs a traceback for each one that
-# it cannot accept, millions of them if it accepts many at once.
-ACCEPTED_AT_ONCE = 32
+# it cannot accept, millions of them if it tries many in a row.
+ACCEPTED_IN_A_ROW = 32
 # Descriptors for model files, threads, the log, and connections that are just opened or closed.
-_OTHER_DESCRIPTORS = 64 + 3 * ACCEPTED_AT_ONCE
+_OTHER_DESCRIPTORS = 64 + 3 * ACCEPTED_IN_A_ROW
 _WANTED_DESCRIPTORS = MOST_CONNECTIONS + _OTHER_DESCRIPTORS
 
 

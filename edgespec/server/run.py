@@ -14,7 +14,7 @@ import uvicorn
 
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.server.app import Service, make_app
-from edgespec.server.connections import ACCEPTED_AT_ONCE, LimitedProtocol, raise_descriptor_limit
+from edgespec.server.connections import ACCEPTED_IN_A_ROW, LimitedProtocol, raise_descriptor_limit
 
 # Time for running answers to end after the first signal; systemd kills after 90 s.
 DRAIN_S = 60
@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_CONNECTION_S,
                 timeout_graceful_shutdown=DRAIN_S,
-                backlog=ACCEPTED_AT_ONCE,  # asyncio accepts as many at once
+                backlog=ACCEPTED_IN_A_ROW,  # asyncio accepts as many in a row
             )
         )
 
@@ -126,7 +126,7 @@ class Server(uvicorn.Server):
         return first
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections; more may wait for it than are accepted at once."""
+        """Accept connections; more may wait for it than are accepted in a row."""
         raise_descriptor_limit()
         await super().startup(sockets)
         for each in self._own_sockets:

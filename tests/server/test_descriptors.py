@@ -37,7 +37,7 @@ class Limited(Program):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="sockets are no descriptors there")
+@pytest.mark.skipif(sys.platform == "win32", reason="a socket is not a descriptor there")
 @pytest.mark.parametrize(("allowed", "most"), [(256, 256), (256, 1024)])
 def test_more_connections_than_descriptors_do_not_stop_the_next_request(
     tiny: TinyModels, tmp_path: Path, allowed: int, most: int

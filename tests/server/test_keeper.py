@@ -334,7 +334,7 @@ def test_a_client_that_takes_nothing_does_not_hold_its_place_before_others(
 
         first = asyncio.create_task(stalled())
         await asyncio.sleep(0 if waits_first else 0.2)
-        assert not first.done(), "nobody waits for its place"
+        assert not first.done(), "no other request waits for its place"
         second = asyncio.create_task(other())
         await asyncio.wait_for(had.wait(), 5)
         with pytest.raises(TimeoutError):

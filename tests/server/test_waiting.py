@@ -58,7 +58,7 @@ def test_a_client_that_sent_more_and_leaves_ends_its_answer(slow: Running, early
         own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
         slow.wait_until(lambda: slow.service.queue.running == 1)
         own.sendall(early)
-        time.sleep(0.1)  # it arrives in a packet of its own
+        time.sleep(0.1)  # it arrives in a separate packet
     slow.wait_until(lambda: len(slow.lines) > before)
     assert (slow.lines[-1].status, slow.lines[-1].error) == (0, "the client left")
     assert slow.service.queue.running == 0
@@ -75,7 +75,7 @@ def test_early_requests_of_one_client_are_not_kept_without_limit(slow: Running) 
             own.sendall(b"x" * 50_000_000)
 
 
-def test_other_answers_go_on_while_a_long_prompt_is_cut_into_tokens(engine: Engine) -> None:
+def test_other_answers_continue_while_a_long_prompt_is_cut_into_tokens(engine: Engine) -> None:
     text = "hello world " * 200_000
     longest, ended = [0.0], threading.Event()
 
