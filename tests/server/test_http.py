@@ -58,6 +58,47 @@ def test_the_text_is_that_of_a_session(server: Running, engine: Engine) -> None:
         assert reply["seed"] == body.get("seed")
 
 
+def test_a_stop_text_ends_the_answer_in_front_of_it(server: Running) -> None:
+    body = {"max_tokens": 40, "temperature": 0}
+    whole = text_of(server.chat("hello", **body).json())
+    stop = whole[len(whole) // 2 :][:3]
+    cut = whole[: whole.index(stop)]
+    reply = server.chat("hello", stop=["never", stop], **body).json()
+    assert (text_of(reply), reply["choices"][0]["finish_reason"]) == (cut, "stop")
+    first, *parts, last = events(server.chat("hello", stop=stop, stream=True, **body))
+    assert "".join(part["choices"][0]["delta"]["content"] for part in (first, *parts)) == cut
+    assert last["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}],
+    ids=str,
+)
+def test_sampling_fields_change_the_text_as_in_a_session(
+    server: Running, engine: Engine, field: dict[str, float]
+) -> None:
+    drawn = {"temperature": 1.0, "seed": 5}
+    expected = plain_text(engine, "hello", max_tokens=24, sampling=Sampling(**drawn, **field))  # type: ignore[arg-type]
+    assert text_of(server.chat("hello", max_tokens=24, **drawn, **field).json()) == expected.text
+    assert text_of(server.chat("hello", max_tokens=24, **drawn).json()) != expected.text
+
+
+def test_an_answer_ends_where_the_context_ends(tiny: TinyModels) -> None:
+    with running(lambda: tiny.load(draft="none", context=512)) as server:
+        reply = server.chat("hello", temperature=0).json()
+        assert reply["choices"][0]["finish_reason"] == "length"
+        assert 500 < reply["usage"]["total_tokens"] <= 512
+        assert server.chat("hello", max_tokens=2).status_code == 200
+
+
+def test_no_page_may_ask_without_a_named_origin(server: Running) -> None:
+    asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    response = httpx.options(f"{server.url}{CHAT}", headers=asked)
+    assert response.status_code >= 400
+    assert not [name for name in response.headers if name.startswith("access-control-")]
+
+
 def test_a_stream_has_the_same_text_in_chunks(server: Running) -> None:
     body = {"max_tokens": 20, "temperature": 0.9, "seed": 3}
     whole = server.chat("hello", **body).json()

@@ -190,6 +190,7 @@ def test_a_full_queue_answers_429_with_retry_after(tiny: TinyModels) -> None:
 
 def test_an_answer_that_the_server_ends_is_an_error(tiny: TinyModels) -> None:
     with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
+        server.wait_until(lambda: server.service.keeper.state == "ready")
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(server.chat("hello", max_tokens=4000)))
         thread.start()
