@@ -101,7 +101,9 @@ def _content(given: Any, param: str) -> str:
         raise ApiError(f"the content of {param} must be text or a list of parts", param=param)
     texts = []
     for part in given:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping):
+            raise ApiError(f"a part of {param} must be an object with a type", param=param)
+        kind = part.get("type")
         name = "refusal" if kind == "refusal" else "text"  # refusals of OpenAI's models
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise unsupported(param, f"a part of the type {str(kind)[:32]!r} ({param})")

@@ -248,6 +248,7 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_messa
         [user([3])],
         [user([{"type": "text"}])],
         [user([{"type": "image_url", "image_url": {"url": "http://x"}}])],
+        [user(["a text without a type"])],
         [assistant("x")],
         [user("x"), assistant("y")],
         [{"role": "system", "content": "x"}, assistant("y")],
