@@ -200,7 +200,8 @@ def test_where_a_row_takes_longer_than_a_share_prompts_save_time_for_it(row_s: f
         rows, saved_s = prompt_rows(times, 3, [plain_s], answering=True, saved_s=saved_s)
         taken, spent_s = taken + rows, spent_s + (times.seconds(3 + rows) or 0.0) - plain_s
     assert taken > 10
-    assert spent_s / steps == pytest.approx(PROMPT_SHARE * plain_s, rel=0.15)
+    # Of a row that takes longer than what may be saved, some time is lost.
+    assert spent_s / steps == pytest.approx(PROMPT_SHARE * plain_s, rel=0.15 if row_s < STEP_S else 0.4)
 
 
 @pytest.mark.parametrize("row_s", [0.0001, 0.001, 0.008])

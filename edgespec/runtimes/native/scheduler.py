@@ -44,8 +44,9 @@ RECENT_S = 2.0
 MOST_WAIT_S = 1.0
 # A prompt waits this long for an answer's rows to ride along with: about a round.
 RIDE_S = 0.05
-# The share of an answer's round that others' prompts may take: running answers keep 0.7 of their speed.
-PROMPT_SHARE = 0.3
+# The share of an answer's round that others' prompts may take, so that it keeps 0.7 of its speed. It kept 0.71 to
+# 0.76, and with a share of 0.3 only 0.63 to 0.74 (docs/results/server.md).
+PROMPT_SHARE = 0.25
 # No step that holds a prompt while others answer is to take longer, so that a gap in an answer stays below 0.25 s. If
 # the answers' rows alone take longer, the prompt adds PROMPT_SHARE of their time.
 STEP_S = 0.15
