@@ -345,7 +345,7 @@ class AnswerDepth:
             self._count(record.emitted)
             if record.source == "model" or record.overlapped:
                 if not record.overlapped:
-                    # In a shared step, drafting may have waited for their steps.
+                    # In a shared step, drafting may have waited for others.
                     shared = record.company != ALONE
                     self._timed |= shared or control.learn_price(record, times.latest, self._read, self._asked)
                     # One slow forward says nothing about drafting; three are the machine's pace (LiveTimes).
