@@ -83,13 +83,22 @@ class SessionPool:
         sessions are in use, and ClosedError.
         """
         with self._lock:
+            self.in_use += 1  # also while it opens: another request may wait for it
+        try:
+            return self._taken(owner, text, think)
+        except BaseException:
+            with self._lock:
+                self.in_use -= 1
+            raise
+
+    def _taken(self, owner: str, text: str, think: bool) -> Kept:
+        with self._lock:
             own = [each for each in self._kept if each.owner == owner and each.think == think]
             shares = [(common_prefix(each.text, text), each) for each in own]
             worth = [(common, each) for common, each in shares if is_worth(common, len(each.text), len(text))]
             if worth:
                 _, best = max(worth, key=lambda pair: pair[0])
                 self._kept.remove(best)
-                self.in_use += 1
                 return best
             common, nearest = max(shares, key=lambda pair: pair[0], default=(0, None))
             if common < LEAST_COPIED or not self._engine.target_model.facts.can_fork:
@@ -98,19 +107,12 @@ class SessionPool:
                 self._kept.remove(nearest)  # no other request may use it during the copy
         if nearest is not None and (copied := self._copied(nearest)) is not None:
             return copied
-        with self._lock:
-            self.in_use += 1  # also while it opens: another request may wait for it
-        try:
-            while True:
-                try:
-                    return Kept(self._engine.session(think=think), owner, think)
-                except MemoryLimitError:
-                    if not self._drop_oldest():
-                        raise
-        except BaseException:
-            with self._lock:
-                self.in_use -= 1
-            raise
+        while True:
+            try:
+                return Kept(self._engine.session(think=think), owner, think)
+            except MemoryLimitError:
+                if not self._drop_oldest():
+                    raise
 
     def _copied(self, source: Kept) -> Kept | None:
         """A copy of a session that was removed from the kept ones, and is kept again; None without memory for it."""
@@ -123,7 +125,6 @@ class SessionPool:
                 closed = self._closed
                 if not closed:
                     self._kept.append(source)
-                self.in_use += copy is not None
             if closed:
                 source.session.close()
         return None if copy is None else Kept(copy, source.owner, source.think)

@@ -176,14 +176,17 @@ def test_a_session_counts_as_used_while_it_opens(engine: Engine, monkeypatch: py
 def test_a_copy_that_fails_keeps_its_source(pool: SessionPool, monkeypatch: pytest.MonkeyPatch) -> None:
     kept(pool, "a", SYSTEM + "x" * 2 * len(SYSTEM))
 
+    used = []
+
     def branch(_session: Session) -> Session:
+        used.append(pool.in_use)
         raise RuntimeError("unforeseen")
 
     monkeypatch.setattr(Session, "branch", branch)
     monkeypatch.setattr("edgespec.server.pool.is_worth", lambda *_numbers: False)
     with pytest.raises(RuntimeError):
         pool.take("a", SYSTEM + "another question", think=True)
-    assert (len(pool), pool.in_use) == (1, 0)
+    assert (used, len(pool), pool.in_use) == ([1], 1, 0)
 
 
 def test_a_closed_pool_closes_what_is_given_back(engine: Engine) -> None:

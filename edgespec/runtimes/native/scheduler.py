@@ -453,7 +453,7 @@ class BatchScheduler:
 
     def _choose(self, now: float) -> list[Share]:
         """What the next step computes. With the lock held."""
-        if len(self._members) == 1 == len(self._waiting):
+        if len(self._members) == 1 == len(self._waiting):  # in a hurry: caches are cold after a forward
             return [_all_of(self._waiting[0])]
         reading = {each.member for each in self._waiting if not each.is_whole}
         begun = [member for member in self._members if member not in reading and member.may_return(now)]
