@@ -10,7 +10,7 @@ import pytest
 from benchmarks import batched_answers, batched_clients, prompts_under_load
 from edgespec.engine.engine import Engine
 from tests.support.kernel_calls import require_native
-from tests.support.tiny_models import TinyModels, invent_measurements, load_drafter
+from tests.support.tiny_models import TinyModels
 
 WORDS = ("hello world", "the world of that", "and in a world")
 
@@ -18,9 +18,7 @@ WORDS = ("hello world", "the world of that", "and in a world")
 @pytest.fixture(scope="module")
 def engine(tiny: TinyModels) -> Iterator[Engine]:
     require_native()
-    with tiny.load(runtime="native", draft_runtime="native", context=2000, threads=2) as engine:
-        invent_measurements(engine)
-        load_drafter(engine)
+    with tiny.load_speculating(runtime="native", draft_runtime="native", context=2000, threads=2) as engine:
         yield engine
 
 

@@ -18,7 +18,7 @@ from edgespec.engine.events import Text
 from edgespec.runtimes.native import scheduler as scheduler_module
 from tests.support.kernel_calls import require_native
 from tests.support.started_threads import started_threads
-from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter
+from tests.support.tiny_models import TinyModels, answer
 
 WATCHDOG_S = 120.0
 ANSWERS = 200
@@ -66,9 +66,7 @@ def answered(engine: Engine, each: Wanted) -> tuple[int, ...]:
 @pytest.fixture(scope="module")
 def engine(tiny: TinyModels) -> Iterator[Engine]:
     require_native()
-    with tiny.load(runtime="native", draft_runtime="native", context=2000, threads=2) as engine:
-        invent_measurements(engine)
-        load_drafter(engine)
+    with tiny.load_speculating(runtime="native", draft_runtime="native", context=2000, threads=2) as engine:
         yield engine
 
 
