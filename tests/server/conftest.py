@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from edgespec.engine.answer import AnswerText
 from edgespec.engine.engine import Engine
 from tests.support.http_server import Running, running
 from tests.support.tiny_models import TinyModels
@@ -33,3 +34,16 @@ def slow(tiny: TinyModels) -> Iterator[Running]:
     with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as found:
         found.wait_until(lambda: found.service.keeper.state == "ready")
         yield found
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Chunks of text that come in place of an answer, which ends with the last one."""
+    chunks = list[str]()
+    feed = AnswerText.feed
+
+    def scripted(self: AnswerText, token: int) -> tuple[str, bool]:
+        return (chunks.pop(0), not chunks) if chunks else feed(self, token)
+
+    monkeypatch.setattr(AnswerText, "feed", scripted)
+    return chunks

@@ -9,7 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-from edgespec.engine.answer import AnswerText
 from tests.engine.test_tools import TEMPLATE, tool
 from tests.support.http_server import Running, running
 from tests.support.tiny_models import TinyModels
@@ -29,19 +28,6 @@ def tools_server(tiny: TinyModels) -> Iterator[Running]:
 def client(tools_server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{tools_server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Chunks of text that come in place of an answer, which ends with the last one."""
-    chunks = list[str]()
-    feed = AnswerText.feed
-
-    def scripted(self: AnswerText, token: int) -> tuple[str, bool]:
-        return (chunks.pop(0), not chunks) if chunks else feed(self, token)
-
-    monkeypatch.setattr(AnswerText, "feed", scripted)
-    return chunks
 
 
 def test_a_call_is_a_tool_call_and_its_result_continues_the_conversation(

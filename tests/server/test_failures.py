@@ -1,0 +1,126 @@
+"""Failures below and behind the server: lost processes, limits of time, readers that stop, what is left."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+
+from edgespec.server import app
+from tests.engine.answers import plain_text
+from tests.engine.test_thinking import BEGINS
+from tests.server.test_http import events, failed, text_of
+from tests.support.http_server import Running, running
+from tests.support.started_threads import started_threads
+from tests.support.tiny_models import TinyModels, load_drafter, require_speculation
+
+
+def test_an_answer_that_takes_too_long_is_ended(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert app.LONGEST_REQUEST_S == 3600.0
+    monkeypatch.setattr(app, "LONGEST_REQUEST_S", 0.3)
+    failed(slow.chat("hello", max_tokens=8000), 504, "timeout")
+    streamed = slow.chat("hello", max_tokens=8000, stream=True)
+    assert streamed.status_code == 200
+    last = streamed.text.strip().split("\n\n")[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
+    slow.wait_until(lambda: slow.service.queue.running == 0)
+    assert slow.chat("hello", max_tokens=1).status_code == 200
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the test kills a process as POSIX does")
+def test_a_killed_drafter_changes_no_text(tiny: TinyModels) -> None:
+    with running(lambda: tiny.load_speculating(lookup=False, draft_isolation="process")) as server:
+        server.wait_until(lambda: server.service.keeper.state == "ready")
+        engine = server.service.keeper.engine
+        assert engine is not None
+        require_speculation(engine)
+        load_drafter(engine)
+        expected = plain_text(engine, "hello", max_tokens=400).text
+        answers: list[httpx.Response] = []
+        body = {"max_tokens": 400, "temperature": 0}
+        thread = threading.Thread(target=lambda: answers.append(server.chat("hello", **body)))
+        thread.start()
+        server.wait_until(lambda: engine.pair.answering)
+        (worker,) = psutil.Process().children()
+        worker.kill()
+        thread.join()
+        assert text_of(answers[0].json()) == expected
+        assert text_of(server.chat("hello", **body).json()) == expected
+
+
+def test_a_server_ends_although_a_client_takes_nothing(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LONGEST_WRITE_S", 0.5)
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8000, "stream": True}
+    content = json.dumps(body).encode()
+    with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
+        server.wait_until(lambda: server.service.keeper.state == "ready")
+        for each in server.server._own_sockets:  # connections inherit it
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            own.connect(("127.0.0.1", server.port))
+            own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+            own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+            server.wait_until(lambda: server.service.queue.running == 1)
+            assert server.server.stop()
+            server.wait_until(lambda: server.service.queue.running == 0)
+    (line,) = server.lines
+    assert (line.status, line.error) == (200, "the client left")
+
+
+def test_thinking_is_reasoning_content(tiny: TinyModels, says: list[str]) -> None:
+    said = ["so ", "it is", "\n</think>\n\nThe ", "answer"]
+    with running(lambda: tiny.load(tiny.with_template("opens-http", BEGINS), draft="none", depth=0)) as server:
+        server.wait_until(lambda: server.service.keeper.state == "ready")
+        says += said
+        message = server.chat("hello", max_tokens=20).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("so it is", "The answer")
+        says += said
+        deltas = [chunk["choices"][0]["delta"] for chunk in events(server.chat("hello", max_tokens=20, stream=True))]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so it is"
+        assert "".join(delta.get("content", "") for delta in deltas) == "The answer"
+        earlier = {"role": "assistant", "content": "The answer", "reasoning_content": "so it is"}
+        asked = {"role": "user", "content": "hello"}
+        assert server.post(messages=[asked, earlier, asked], max_tokens=2).status_code == 200
+
+
+def test_requests_of_all_kinds_leave_no_thread_and_no_file(slow: Running) -> None:
+    def ask_all() -> None:
+        asked = [
+            {"text": "hello", "max_tokens": 20},
+            {"text": "hello", "max_tokens": 20, "stream": True, "temperature": 1.0},
+            {"text": "hello " * 3000},  # too long
+            {"text": "hello", "n": 3, "max_tokens": 2},
+            {"text": "hello", "top_p": 9},
+        ]
+        threads = [threading.Thread(target=lambda body=body: slow.chat(**body)) for body in asked]  # type: ignore[misc]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):  # clients that leave
+            content = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000}).encode()
+            with slow.connect() as own:
+                own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+                own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+        for thread in threads:
+            thread.join()
+        slow.wait_until(lambda: slow.service.queue.running == 0 and slow.service.connections() == 0)
+
+    def threads_left() -> int:
+        return len(started_threads()) - slow.service.keeper.kept_sessions  # each has one
+
+    def files_left() -> int:
+        own = psutil.Process()
+        return own.num_handles() if sys.platform == "win32" else own.num_fds()
+
+    ask_all()
+    time.sleep(0.1)  # threads of the requests end
+    threads, files = threads_left(), files_left()
+    for _ in range(5):
+        ask_all()
+    slow.wait_until(lambda: threads_left() <= threads and files_left() <= files)
