@@ -11,6 +11,9 @@ from edgespec.server.errors import ApiError
 
 # Objects and lists within one another. Tool schemas nest about 10 deep; Python's parser recurses.
 MOST_NESTING = 64
+# Objects and lists in all. A conversation of the most messages, each with ten parts, has half as many. Python parses
+# 200 000 in a tenth of a second, in which no other answer is sent.
+MOST_NESTED = 200_000
 
 # Brackets, and the texts that may contain some. A text without an end is matched too: searching stays linear.
 _BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
@@ -22,18 +25,20 @@ _UNREADABLE = re.compile("[\ud800-\udfff\0]")
 def parse_body(raw: bytes) -> dict[str, Any]:
     """The JSON object in ``raw``. Raises ApiError with status 400.
 
-    Refused: text that is not UTF-8, names given twice, NaN and infinite numbers, more than ``MOST_NESTING`` levels,
-    and texts with a NUL or half of a surrogate pair.
+    Refused: text that is not UTF-8, names given twice, NaN and infinite numbers, more than ``MOST_NESTING`` levels or
+    ``MOST_NESTED`` objects and lists, and texts with a NUL or half of a surrogate pair.
     """
     if not raw.strip():
         raise _invalid("the body is empty; it must be a JSON object")
-    depth = 0
+    depth = count = 0
     for found in _BRACKETS.finditer(raw):
         first = raw[found.start()]
         if first in b"[{":
-            depth += 1
+            depth, count = depth + 1, count + 1
             if depth > MOST_NESTING:
                 raise _invalid(f"the JSON nests more than {MOST_NESTING} levels")
+            if count > MOST_NESTED:
+                raise _invalid(f"the JSON has more than {MOST_NESTED} objects and lists")
         elif first in b"]}":
             depth -= 1
     try:

@@ -1,4 +1,4 @@
-"""Failures below and behind the server: lost processes, limits of time, readers that stop, what is left."""
+"""Failures below and behind the server: lost processes, limits of time, stalled readers; threads and files."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from edgespec.engine.tool_checks import MOST_TOOLS
 from edgespec.server.errors import ApiError
 from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import MOST_CHOICES, MOST_STOPS, Request, read_chat, read_completion
-from edgespec.server.strict_json import MOST_NESTING, parse_body
+from edgespec.server.strict_json import MOST_NESTED, MOST_NESTING, parse_body
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -318,6 +318,12 @@ def test_the_number_of_messages_has_a_limit() -> None:
 )
 def test_what_is_not_strict_json_is_refused(raw: bytes) -> None:
     assert refused(parse_body, raw).code == "invalid_json"
+
+
+def test_a_body_has_a_limit_of_objects_and_lists() -> None:
+    most = b'{"a": [' + b"[]," * (MOST_NESTED - 3) + b"[]]}"
+    assert len(parse_body(most)["a"]) == MOST_NESTED - 2 == 199_998
+    assert "200000 objects and lists" in refused(parse_body, most.replace(b"[]]", b"[],[]]")).message
 
 
 def test_brackets_inside_texts_do_not_nest() -> None:
