@@ -8,6 +8,7 @@ template trimmed, joined or escaped the contents.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,9 @@ _FIRST_MARK = 7305918264015384
 # llama.cpp searches for every name from each hit to the end of the text: quadratic in the hits. With windows it is
 # linear. Windows overlap by more than the longest name (20 characters in the catalogue's models).
 _WINDOW, _OVERLAP = 2**15, 2**8
+
+# Messages of a conversation that are remembered. Conversations have some ten; agents' have more.
+_MESSAGES_KNOWN = 256
 
 # The characters that llama.cpp strips next to a token with a strip flag.
 _BLANKS = " \t\n\v\f\r"
@@ -44,6 +48,27 @@ class Prompt:
 def spelled_controls(tokenizer: Tokenizer, text: str) -> tuple[str, ...]:
     """The names in ``text`` that a tokenizer would turn into control tokens."""
     return tuple(sorted(_named(tokenizer, text)))
+
+
+class SpelledNames:
+    """``spelled_controls`` of a conversation's messages, each of which is in the prompt of every later turn.
+
+    Remembered by a hash: a message may have millions of characters.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[bytes, tuple[str, ...]] = {}
+
+    def of(self, text: str) -> tuple[str, ...]:
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        names = self._known.pop(key, None)
+        if names is None:
+            names = spelled_controls(self._tokenizer, text)
+        self._known[key] = names
+        while len(self._known) > _MESSAGES_KNOWN:
+            del self._known[next(iter(self._known))]
+        return names
 
 
 def _named(tokenizer: Tokenizer, text: str) -> dict[str, tuple[int, ControlToken]]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import threading
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from edgespec.engine.control_names import Messages, Prompt, encode, read_messages, spelled_controls
+from edgespec.engine.control_names import Messages, Prompt, SpelledNames, encode, read_messages
 from edgespec.engine.request_checks import check_messages
 from edgespec.engine.tool_checks import Message
 from edgespec.engine.tool_use import ToolUse, for_template, tool_use
@@ -24,9 +22,6 @@ from edgespec.text.tool_calls import ToolCall
 
 # Share of the context kept free for the answer when a conversation outgrows it.
 _ANSWER_SHARE = 4
-
-# Messages to remember: enough for a few interleaved conversations.
-_MESSAGES_KNOWN = 256
 
 
 class PromptFormat:
@@ -44,9 +39,6 @@ class PromptFormat:
         self._name = name
         self._source = template
         self._template: ChatTemplate | None = None  # compiled at its first use
-        # Every turn repeats all earlier messages: remember what they spell out.
-        self._known: dict[bytes, tuple[str, ...]] = {}
-        self._known_lock = threading.Lock()
 
     @property
     def has_template(self) -> bool:
@@ -74,28 +66,18 @@ class PromptFormat:
         """How the model uses these tools; None without tools. Raises InvalidRequestError if it cannot."""
         return tool_use(self._name, self._source, self.tokenizer, tools) if tools else None
 
-    def read(self, messages: Messages, tools: Messages = (), *, think: bool = True) -> Prompt:
+    def read(
+        self, messages: Messages, tools: Messages = (), *, think: bool = True, known: SpelledNames | None = None
+    ) -> Prompt:
         """``render``, with the places where a message spells out a control token's name.
 
-        Raises TemplateError, InvalidRequestError.
+        ``known``: what the conversation's earlier messages spell out. Raises TemplateError, InvalidRequestError.
         """
         if not self._has_calls and any(message["role"] == "tool" or "tool_calls" in message for message in messages):
             raise InvalidRequestError(f"{self._name} cannot read calls: its chat template has no place for them")
         own = [for_template(message) for message in messages]
-        return read_messages(self.tokenizer, partial(self.render, think=think), own, self._spelled, tools)
-
-    def _spelled(self, text: str) -> tuple[str, ...]:
-        """``spelled_controls``, remembered by a hash: a message may have millions of characters."""
-        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        with self._known_lock:
-            names = self._known.pop(key, None)
-        if names is None:
-            names = spelled_controls(self.tokenizer, text)
-        with self._known_lock:
-            self._known[key] = names
-            while len(self._known) > _MESSAGES_KNOWN:
-                del self._known[next(iter(self._known))]
-        return names
+        spelled = SpelledNames(self.tokenizer) if known is None else known
+        return read_messages(self.tokenizer, partial(self.render, think=think), own, spelled.of, tools)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Tokens of a prompt; a begin-of-sequence token is added unless the text begins with one."""
@@ -112,7 +94,7 @@ class Turn:
     """A prompt as the model reads it. ``message`` is None for plain text outside the conversation.
 
     ``dropped`` old messages were left out because the conversation outgrew the context; ``notice`` says so.
-    ``points`` are those of the Prompt. ``earlier`` replaces the conversation before the message (None: it stays).
+    ``earlier`` replaces the conversation before the message (None: it stays).
     ``after`` are calls and results that follow the message, ``tools`` what the answer may call.
     """
 
@@ -121,7 +103,6 @@ class Turn:
     tokens: list[int]
     dropped: int = 0
     notice: str | None = None
-    points: tuple[int, ...] = ()
     earlier: tuple[Message, ...] | None = None
     after: tuple[Message, ...] = ()
     tools: ToolUse | None = None
@@ -131,16 +112,13 @@ class Turn:
 class ConversationState:
     """A conversation as it can be copied and saved.
 
-    ``rendered`` is the text of the ``history``'s tokens, "" if unknown; the prompt in it has ``prompt_length``
-    characters and those ``points``.
+    ``rendered`` is the text of the ``history``'s tokens, "" if unknown.
     """
 
     system: str | None
     messages: tuple[Message, ...]
     history: tuple[int, ...]
     rendered: str = ""
-    prompt_length: int = 0
-    points: tuple[int, ...] = ()
 
 
 class Conversation:
@@ -156,11 +134,11 @@ class Conversation:
     ) -> None:
         self._prompts = prompts
         self._think = think
+        # Not shared with others: how fast a message is read would tell that it was read before.
+        self._known = SpelledNames(prompts.tokenizer)
         self._messages: list[Message] = check_messages(messages)
         self._gone: list[Message] = []  # dropped from the front of the messages
         self._rendered = ""  # the text of the history's tokens
-        self._read = ""  # the prompt that this text begins with
-        self._points: tuple[int, ...] = ()  # of that prompt
         self.system = system
         self.history: list[int] = []
 
@@ -169,8 +147,7 @@ class Conversation:
         """The conversation with that state."""
         made = Conversation(prompts, state.system, state.messages, think=think)
         made.history = list(state.history)
-        made._rendered, made._points = state.rendered, state.points
-        made._read = state.rendered[: state.prompt_length]
+        made._rendered = state.rendered
         return made
 
     @property
@@ -181,8 +158,6 @@ class Conversation:
             messages=tuple(self._messages),
             history=tuple(self.history),
             rendered=self._rendered,
-            prompt_length=len(self._read) if self._rendered else 0,
-            points=self._points if self._rendered else (),
         )
 
     @property
@@ -193,7 +168,7 @@ class Conversation:
             return state
         shared = 0
         with contextlib.suppress(EdgespecError):  # a template may refuse a conversation without a message
-            own = self._prompts.encode(self._prompts.read(self.messages, think=self._think))
+            own = self._prompts.encode(self._prompts.read(self.messages, think=self._think, known=self._known))
             shared = common_prefix(self.history, own)
         return replace(state, history=state.history[:shared])
 
@@ -293,7 +268,7 @@ class Conversation:
         shown = () if tools is None else tools.tools
         while True:
             whole = [*head, *kept, {"role": "user", "content": prompt}, *after]
-            asked = self._prompts.read(whole, shown, think=self._think)
+            asked = self._prompts.read(whole, shown, think=self._think, known=self._known)
             tokens = self._encode(asked, own=earlier is None and not shown)
             room = context - context // _ANSWER_SHARE if dropped else context
             if keep_all or len(tokens) + reserve <= room or not kept:
@@ -309,7 +284,6 @@ class Conversation:
             tokens=tokens,
             dropped=len(messages) - len(kept),
             notice=notice,
-            points=asked.points,
             earlier=None if earlier is None else (*head, *messages),
             after=tuple(after),
             tools=tools,
@@ -323,26 +297,18 @@ class Conversation:
         return f"the conversation outgrew the context: the oldest {oldest} dropped ({more})"
 
     def _encode(self, prompt: Prompt, *, own: bool) -> list[int]:
-        """Tokens of ``prompt``. If its text continues the history, the history's tokens are kept.
+        """Tokens of ``prompt``. If its messages are the session's ``own``, the history's tokens are kept.
 
-        Tokenising an answer again could give other tokens, and the cache would be lost. ``own``: the messages are the
-        history's. Messages of a caller may only spell out the history's text: the names of control tokens must come
-        from the same places, and an answer with such a name is read again.
+        Tokenising an answer again could give other tokens, and the cache would be lost. A caller's messages are
+        tokenised as a whole, so an answer to them does not depend on what is in the cache.
         """
         tokenizer = self._prompts.tokenizer
-        if self._rendered and prompt.text.startswith(self._rendered) and (own or self._same_names(prompt)):
+        if own and self._rendered and prompt.text.startswith(self._rendered):
             kept = self.history
             if kept and kept[-1] in tokenizer.stop_ids:
                 kept = kept[:-1]  # the template writes the end of the turn itself
             return [*kept, *encode(tokenizer, prompt, len(self._rendered))]
         return self._prompts.encode(prompt)
-
-    def _same_names(self, prompt: Prompt) -> bool:
-        """Whether a prompt that begins with the history's text has the same names of control tokens in it."""
-        points = tuple(point for point in prompt.points if point < len(self._rendered))
-        return points == self._points and not spelled_controls(
-            self._prompts.tokenizer, self._rendered[len(self._read) :]
-        )
 
     def begins_thinking(self, turn: Turn) -> bool:
         """Whether the template has opened the thinking that the answer continues."""
@@ -375,7 +341,6 @@ class Conversation:
         # After a stop string the tokens hold more than the text: the text is tokenised again.
         if self._prompts.tokenizer.detokenize(answer_ids) == answer:
             self._rendered = turn.text + answer
-            self._read, self._points = turn.text, turn.points
 
 
 def _as_messages(calls: Sequence[ToolCall]) -> dict[str, Any]:

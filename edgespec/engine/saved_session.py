@@ -60,8 +60,6 @@ def write_session(
             "system": state.system,
             "messages": list(state.messages),
             "rendered": state.rendered,
-            "prompt_length": state.prompt_length,
-            "points": list(state.points),
         },
         "cached": length if count else 0,
     }
@@ -139,8 +137,7 @@ class SavedSession:
 
     def _read_state(self, tokens: list[int]) -> ConversationState:
         read = self._conversation
-        messages, points = read.items("messages") or [], read.items("points") or []
-        rendered = read.text("rendered") or ""
+        messages = read.items("messages") or []
         try:
             check_messages(messages)
             json.dumps(messages, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
@@ -149,15 +146,13 @@ class SavedSession:
         except UnicodeEncodeError as error:
             raise SessionFileError(self._path, "it is damaged: its messages are not text") from error
         size = self._pair.vocabulary_size
-        if not all(type(point) is int for point in points) or (tokens and not 0 <= min(tokens) <= max(tokens) < size):
+        if tokens and not 0 <= min(tokens) <= max(tokens) < size:
             raise SessionFileError(self._path, "it is damaged: its conversation is not one of this model")
         return ConversationState(
             system=read.text("system"),
             messages=tuple(messages),
             history=tuple(tokens),
-            rendered=rendered,
-            prompt_length=read.integer("prompt_length", 0, len(rendered)),
-            points=tuple(points),
+            rendered=read.text("rendered") or "",
         )
 
     def _read_again_because(self, model: Fields) -> str | None:

@@ -22,7 +22,8 @@ MOST_CALLS = 100
 _BLANKS = " \t\r\n"
 # Text of a call below which every chunk is tried, so that text that only begins like a call is shown soon.
 _SHORT = 200
-_JSON_PART = re.compile(r'[^"{}]+|"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
+# A string whose end has not come is matched too: braces inside it end nothing.
+_JSON_PART = re.compile(r'[^"{}]+|"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
 
 
 def _no_constant(name: str) -> None:

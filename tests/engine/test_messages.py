@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.decoding.sampling import Sampling
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError, PromptTooLongError
@@ -34,18 +35,36 @@ def engine(tiny: TinyModels) -> Iterator[Engine]:
         yield engine
 
 
-def test_messages_give_the_text_of_the_same_conversation_held_by_a_session(engine: Engine) -> None:
+def test_messages_give_the_text_of_the_conversation_and_stay_cached(engine: Engine) -> None:
     with engine.session(system="be kind") as own, engine.session() as other:
         sent: list[dict[str, str]] = [SYSTEM]
         for prompt in ("hello", "what is water", "and now"):
-            expected = answer(own.generate(prompt, max_tokens=30))
             sent.append(user(prompt))
+            before = len(other._conversation.history)
             found = answer(other.generate(messages=sent, max_tokens=30))
-            assert (found.text, found.token_ids) == (expected.text, expected.token_ids)
-            assert found.stats.prompt_tokens == expected.stats.prompt_tokens
-            assert found.stats.cached_tokens == expected.stats.cached_tokens, "a growing conversation stays cached"
+            assert found.stats.cached_tokens >= before - 30, "at most the last answer is read again"
+            with engine.session() as fresh:
+                assert found.token_ids == answer(fresh.generate(messages=sent, max_tokens=30)).token_ids
+            if len(sent) == 2:
+                assert found.token_ids == answer(own.generate(prompt, max_tokens=30)).token_ids
             sent.append(assistant(found.text))
-            assert list(other.messages) == sent == list(own.messages)
+            assert list(other.messages) == sent
+
+
+def test_the_answer_to_messages_does_not_depend_on_what_the_session_holds(engine: Engine) -> None:
+    read_again = 0
+    for seed in range(8):
+        sent = [user(f"hello {seed}")]
+        with engine.session() as own, engine.session() as other:
+            first = answer(own.generate(messages=sent, max_tokens=20, sampling=Sampling(temperature=1.0, seed=seed)))
+            sent += [assistant(first.text), user("and now")]
+            drawn = Sampling(temperature=1.0, seed=7)
+            continued = answer(own.generate(messages=sent, max_tokens=20, sampling=drawn))
+            fresh = answer(other.generate(messages=sent, max_tokens=20, sampling=drawn))
+            assert continued.token_ids == fresh.token_ids
+            assert continued.stats.prompt_tokens == fresh.stats.prompt_tokens
+            read_again += continued.stats.cached_tokens < first.stats.prompt_tokens + len(first.token_ids) - 1
+    assert read_again, "no answer had other tokens than its text"
 
 
 def test_other_messages_replace_the_conversation_and_keep_what_both_share(engine: Engine) -> None:
@@ -118,7 +137,8 @@ def test_a_growing_conversation_beyond_the_context_is_not_read_again_at_every_tu
             sent.append(user(prompt))
             found = answer(other.generate(messages=sent, max_tokens=12))
             assert found.text == expected.text
-            assert found.stats.cached_tokens == expected.stats.cached_tokens, (
+            most = len(expected.token_ids)  # of an answer whose tokens are not those of its text
+            assert abs(found.stats.cached_tokens - expected.stats.cached_tokens) <= most, (
                 "old turns are dropped in the same rounds"
             )
             sent.append(assistant(found.text))

@@ -465,8 +465,6 @@ HOSTILE: dict[str, Callable[[Parts], Any]] = {
         content="\ud800"
     ),
     "a system message as a number": lambda own: own.header["conversation"].update(system=3),
-    "a prompt longer than its text": lambda own: own.header["conversation"].update(prompt_length=10**9),
-    "points as text": lambda own: own.header["conversation"].update(points=["x"]),
     "a rendered number": lambda own: own.header["conversation"].update(rendered=1),
 }
 

@@ -169,6 +169,7 @@ PIECES = st.sampled_from(
             "</",
             "`",
             "Hello.",
+            '{"name": "weather", "arguments": {"city": "}}',
         ],
     ]
 )
@@ -176,6 +177,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=12).map("".join), st.lists(st.integers(1, 9), min_size=1, max_size=8))
 @example(LLAMAS + " ; " + LLAMAS, [1])
+@example('<tool_call>{"name": "weather", "arguments": {"city": "}}{\\"}"}}</tool_call>', [1])
 @example(f"a\n\n<tool_call>\n{CALL}\n</tool_call> b", [1])
 @settings(max_examples=300, deadline=None)
 def test_chunks_do_not_change_calls_and_text(text: str, sizes: list[int]) -> None:
