@@ -238,9 +238,11 @@ class Conversation:
         if not turn.tokens:
             raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if len(turn.tokens) >= context_length:
+            larger = self._prompts.longest is None or self._prompts.longest > context_length
             raise PromptTooLongError(
-                f"the prompt has {len(turn.tokens)} tokens and the context holds {context_length}",
-                hint="shorten the prompt or use a larger --context",
+                f"the prompt has {len(turn.tokens)} tokens, which exceeds the available context size of "
+                f"{context_length} tokens",
+                hint=f"shorten the prompt{' or use a larger --context' if larger else ''}",
             )
         return turn
 

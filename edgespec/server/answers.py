@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import codecs
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -34,8 +34,6 @@ from edgespec.text.tool_calls import ToolCall
 _SEEDS = 2**64
 # A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.
 _DRAWN_SEEDS = 2**53 - MOST_CHOICES
-# Far below the time of an answer.
-_LOOK_AGAIN_S = 0.1
 # Longest token of a vocabulary, in characters: runs of spaces in code vocabularies are 128 long, some have 256.
 _LONGEST_TOKEN = 512
 
@@ -45,9 +43,13 @@ _OF_THE_REQUEST = (ApiError, ContextFullError, GoneError, InvalidRequestError, T
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token's bytes (``data``) and log-probability, and those of the likeliest tokens in its place."""
+    """A token's bytes (``data``) and log-probability, and those of the likeliest tokens in its place.
+
+    ``offset``: characters of the answer before it. A character may have several tokens.
+    """
 
     data: bytes
+    offset: int
     logprob: float
     top: tuple[tuple[bytes, float], ...]
 
@@ -169,7 +171,7 @@ def _check_length(request: Request, context_length: int) -> None:
     texts = [request.prompt or "", *(each["content"] for each in request.messages)]
     if sum(map(len, texts)) > context_length * _LONGEST_TOKEN:
         raise PromptTooLongError(
-            f"the prompt is far longer than the context of {context_length} tokens",
+            f"the prompt by far exceeds the available context size of {context_length} tokens",
             hint="shorten the prompt or use a larger --context",
         )
 
@@ -178,7 +180,7 @@ def _check_length(request: Request, context_length: int) -> None:
 async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncIterator[Kept]:
     """A session of the pool. It goes back unless it is broken.
 
-    If memory holds no further one, waits until another request gives its session back.
+    If memory holds no further one, waits until another request gives its session back, behind those that came first.
     """
     taken: list[Kept] = []
     text = text_of(request)
@@ -187,15 +189,16 @@ async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncI
         taken.append(loaded.pool.take(owner, text, think=request.think))
 
     try:
-        while True:
-            others = loaded.pool.in_use
-            try:
-                await in_thread(take)
-                break
-            except MemoryLimitError:
-                if not others and not loaded.pool.in_use:
-                    raise
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        async with loaded.taking:
+            while not taken:
+                loaded.given_back.clear()
+                others = loaded.pool.in_use
+                try:
+                    await in_thread(take)
+                except MemoryLimitError:
+                    if not others:
+                        raise
+                    await loaded.given_back.wait()
         yield taken[0]
     except BaseException as error:
         broken = isinstance(error, Exception) and not isinstance(error, _OF_THE_REQUEST)
@@ -204,19 +207,30 @@ async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncI
         raise
     else:
         await in_thread(partial(loaded.pool.give, taken[0]))
+    finally:
+        loaded.given_back.set()
 
 
-def scored(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> tuple[ScoredToken, ...]:
-    """The tokens with their bytes; the token that ends an answer is left out, as OpenAI does."""
-    return tuple(
-        ScoredToken(
-            tokenizer.token_bytes(each.token_id),
-            each.logprob,
-            tuple((tokenizer.token_bytes(token), logprob) for token, logprob in each.top),
+class TokenScores:
+    """The tokens of one answer with their bytes, without the token that ends it, as OpenAI does."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0  # characters so far
+
+    def of(self, logprobs: Sequence[TokenLogprob]) -> tuple[ScoredToken, ...]:
+        bytes_of = self._tokenizer.token_bytes
+        return tuple(
+            self._scored(bytes_of(each.token_id), each.logprob, tuple((bytes_of(own), p) for own, p in each.top))
+            for each in logprobs
+            if each.token_id not in self._tokenizer.stop_ids
         )
-        for each in logprobs
-        if each.token_id not in tokenizer.stop_ids
-    )
+
+    def _scored(self, data: bytes, logprob: float, top: tuple[tuple[bytes, float], ...]) -> ScoredToken:
+        offset = self._length
+        self._length += len(self._decoder.decode(data))
+        return ScoredToken(data, offset, logprob, top)
 
 
 async def _one(
@@ -231,10 +245,10 @@ async def _one(
         await in_thread(begin)
         await reader.begin(index)
         generation, kept.text = begun[0], text_of(request)
-        split = ReasoningSplit(generation.thinking())
+        split, scores = ReasoningSplit(generation.thinking()), TokenScores(tokenizer)
         async for event in generation:
             if isinstance(event, Text):
-                part = replace(split.feed(event.text), tokens=scored(event.logprobs, tokenizer))
+                part = replace(split.feed(event.text), tokens=scores.of(event.logprobs))
                 await _show(reader, index, part)
             elif isinstance(event, ToolCall):
                 await reader.part(index, Part(calls=(event,)))

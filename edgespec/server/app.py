@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -116,8 +117,11 @@ class Service:
     connections: Callable[[], int] = lambda: 0
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError with status 404 for a model that is not served. No name means the served one."""
-        if name and name not in self.names:
+        """Raise ApiError with status 404 for a model that is not served. No name means the served one.
+
+        Capital letters make no difference, and neither does Ollama's ``:latest``.
+        """
+        if name and name.lower().removesuffix(":latest") not in map(str.lower, self.names):
             message = f"the model {name[:64]!r} is not served here; the served model is {self.names[0]!r}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
 
@@ -151,9 +155,10 @@ class Answering(Response):
         except GoneError:
             await Left()(scope, receive, send)
         except Exception as error:
+            failure = as_api_error(error, "messages" if self._request.is_chat else "prompt")
             if stream is None or not stream.started:
-                raise
-            scope["edgespec.error"] = failure = as_api_error(error)
+                raise failure from error
+            scope["edgespec.error"] = failure
             await stream.fail(failure)
 
     def _known_head(self) -> Head:
@@ -197,20 +202,31 @@ class Answering(Response):
             raise ApiError(message, status=504, code="timeout") from None
 
 
-def as_api_error(error: Exception) -> ApiError:
-    """The answer to any failure. An unexpected one says its type only: its text may be of another request."""
+def as_api_error(error: Exception, param: str | None = None) -> ApiError:
+    """The answer to any failure. An unexpected one says its type only: its text may be of another request.
+
+    ``param`` is the request's field with the prompt.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EdgespecError):
-        return api_error(error)
+        return api_error(error, param)
     if isinstance(error, HTTPException):
-        code = "method_not_allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "not_found"
-        return ApiError(f"{error.detail.lower()}: see /openapi.json", status=error.status_code, code=code)
+        message = f"{error.detail.lower()}: see /openapi.json"
+        return ApiError(message, status=error.status_code, code="method_not_allowed")
     return ApiError(f"something unexpected went wrong: {type(error).__name__}", status=500, code="internal_error")
 
 
+def _not_found(path: str) -> ApiError:
+    near = f"/v1{path}"
+    advice = f"use {near}" if near in PATHS else "see /openapi.json"
+    return ApiError(f"{path[:64]!r} is not served here: {advice}", status=404, code="not_found")
+
+
 async def _fail(request: HttpRequest, error: Exception) -> Response:
-    request.scope["edgespec.error"] = failure = as_api_error(error)
+    not_found = isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND
+    failure = _not_found(request.scope["path"]) if not_found else as_api_error(error)
+    request.scope["edgespec.error"] = failure
     headers = {name.decode(): value.decode() for name, value in failure.headers()}
     if isinstance(error, HTTPException) and error.headers is not None:
         headers |= error.headers
@@ -317,7 +333,11 @@ def make_app(service: Service) -> Guard:
         if state in ("ready", "unloaded"):  # an unloaded model is loaded by the next request
             return JSONResponse({"status": "ok", "model": state})
         error = service.keeper.error
-        about = {"status": state} if error is None else {"status": state, "message": error.message}
+        about: dict[str, str] = {"status": state}
+        if error is not None:
+            with contextlib.suppress(ApiError):  # it may name files: not for everyone
+                service.access.owner(request.headers)
+                about["message"] = error.message
         return JSONResponse(about, status_code=503)
 
     async def metrics(request: HttpRequest) -> Response:
@@ -340,6 +360,7 @@ def make_app(service: Service) -> Guard:
         ],
         exception_handlers=failures,
     )
+    app.router.redirect_slashes = False  # a redirect would name the sender's Host
     if service.access.origins:
         app = CORSMiddleware(
             app, allow_origins=service.access.origins, allow_methods=["GET", "POST"], allow_headers=["*"]

@@ -101,13 +101,14 @@ def unsupported(param: str, what: str) -> ApiError:
     return ApiError(f"{what} is not supported", param=param, code="unsupported_parameter")
 
 
-def api_error(error: EdgespecError) -> ApiError:
-    """The answer to a request that failed with ``error``."""
+def api_error(error: EdgespecError, param: str | None = None) -> ApiError:
+    """The answer to a request that failed with ``error``; ``param`` is the field with the prompt."""
     message = error.message if error.hint is None else f"{error.message} ({error.hint})"
     if isinstance(error, PromptTooLongError):
-        return ApiError(message, param="messages", code="context_length_exceeded")
+        code = "context_length_exceeded"
+        return ApiError(f"{code}: {message}", param=param, code=code)  # clients look for it in the message
     if isinstance(error, InvalidRequestError | TemplateError):
-        return ApiError(message)
+        return ApiError(message, code=None if isinstance(error, InvalidRequestError) else "template_error")
     if isinstance(error, _UNAVAILABLE):
         return ApiError(message, status=503, code="unavailable", retry_s=RETRY_S)
     return ApiError(message, status=500, code="internal_error")

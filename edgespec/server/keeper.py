@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from edgespec.engine.engine import Engine
@@ -26,10 +26,15 @@ CALIBRATE_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A loaded model and the conversations kept for it."""
+    """A loaded model and the conversations kept for it.
+
+    One request at a time opens a session (``taking``), in the order in which they came; ``given_back`` wakes it.
+    """
 
     engine: Engine
     pool: SessionPool
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    given_back: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ModelKeeper:

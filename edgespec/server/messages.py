@@ -33,6 +33,8 @@ def read_messages(given: object) -> tuple[Message, ...]:
         raise ApiError(f"there are {len(given)} messages; at most {MOST_MESSAGES} are allowed", param="messages")
     messages = [_message(each, f"messages[{number}]") for number, each in enumerate(given)]
     joined = [_joined(list(same)) for _, same in groupby(enumerate(_only_first_system(messages)), _kind)]
+    if len(joined) > 1 and joined[-1] == {"role": "assistant", "content": ""}:
+        del joined[-1]  # some clients send the place of the answer
     if joined[-1]["role"] == "assistant":
         raise ApiError(
             "the last message is the assistant's, and an answer cannot be continued: end with a user message, or "

@@ -19,7 +19,6 @@ _NUMBER = {
     "frequency_penalty": (-10, 10),
     "repeat_penalty": (0.01, 10),
 }
-_EXCLUSIVE = ("top_p",)  # 0 itself is not allowed
 
 
 def document() -> dict[str, Any]:
@@ -90,7 +89,7 @@ def _request(own: dict[str, Any]) -> dict[str, Any]:
         },
         "n": _whole(1, MOST_CHOICES),
         "seed": _whole(-(2**63), 2**64 - 1),
-        "top_k": _whole(-1, 2**53),
+        "top_k": _whole(-1, 2**31 - 1),
         "logit_bias": {
             "type": ["object", "null"],
             "patternProperties": {"^[0-9]{1,9}$": {"type": "number", "minimum": -100, "maximum": 100}},
@@ -99,9 +98,8 @@ def _request(own: dict[str, Any]) -> dict[str, Any]:
         },
     }
     for name, (least, most) in _NUMBER.items():
-        bound = "exclusiveMinimum" if name in _EXCLUSIVE else "minimum"
-        fields[name] = {"type": ["number", "null"], bound: least, "maximum": most}
-    for name in ("max_tokens", "max_completion_tokens"):
+        fields[name] = {"type": ["number", "null"], "minimum": least, "maximum": most}
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
         fields[name] = {"anyOf": [{"type": "null"}, {"const": -1}, {"type": "integer", "minimum": 1}]}
     return {"type": "object", "properties": fields}
 

@@ -49,10 +49,10 @@ def first_chunk(head: Head, index: int) -> dict[str, Any]:
     return head.wrap([_delta(index, {"role": "assistant", "content": ""})], chunk=True)
 
 
-def part_chunk(head: Head, index: int, part: Part, offset: int = 0) -> dict[str, Any]:
-    """More of an answer, which has had ``offset`` characters before."""
+def part_chunk(head: Head, index: int, part: Part) -> dict[str, Any]:
+    """More of an answer."""
     if not head.is_chat:
-        return head.wrap([_text(index, part, None, offset)], chunk=True)
+        return head.wrap([_text(index, part, None)], chunk=True)
     delta: dict[str, Any] = {"reasoning_content": part.reasoning} if part.reasoning else {}
     if part.content:
         delta["content"] = part.content
@@ -112,8 +112,8 @@ def _delta(index: int, delta: dict[str, Any], reason: str | None = None, part: P
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _text(index: int, part: Part, reason: str | None, offset: int = 0) -> dict[str, Any]:
-    return {"index": index, "text": part.content, "logprobs": _text_logprobs(part, offset), "finish_reason": reason}
+def _text(index: int, part: Part, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": part.content, "logprobs": _text_logprobs(part), "finish_reason": reason}
 
 
 def _chat_logprobs(part: Part) -> dict[str, Any] | None:
@@ -130,23 +130,24 @@ def _scored(token: bytes, logprob: float) -> dict[str, Any]:
     return {"token": token.decode("utf-8", "replace"), "logprob": _number(logprob), "bytes": list(token)}
 
 
-def _text_logprobs(part: Part, offset: int) -> dict[str, Any] | None:
-    """The older shape, of completions. ``offset``: characters of the answer before this part."""
+def _text_logprobs(part: Part) -> dict[str, Any] | None:
+    """The older shape, of completions."""
     if not part.tokens:
         return None
-    tokens = [each.data.decode("utf-8", "replace") for each in part.tokens]
-    starts = [offset]
-    for token in tokens[:-1]:
-        starts.append(starts[-1] + len(token))
     return {
-        "tokens": tokens,
+        "tokens": [_name(each.data) for each in part.tokens],
         "token_logprobs": [_number(each.logprob) for each in part.tokens],
-        "top_logprobs": [
-            {token.decode("utf-8", "replace"): _number(logprob) for token, logprob in each.top}
-            for each in part.tokens
-        ],
-        "text_offset": starts,
+        "top_logprobs": [{_name(token): _number(logprob) for token, logprob in each.top} for each in part.tokens],
+        "text_offset": [each.offset for each in part.tokens],
     }
+
+
+def _name(token: bytes) -> str:
+    """A token as text; as OpenAI writes it if it is a part of a character."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def _number(logprob: float) -> float:

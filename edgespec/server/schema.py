@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.decoding.logprobs import MOST_TOP
-from edgespec.decoding.sampling import MOST_BIASED
-from edgespec.engine.tool_checks import MOST_TOOLS
+from edgespec.decoding.sampling import MOST_BIASED, Sampling
+from edgespec.engine.tool_checks import MOST_TOOLS, check_tools
+from edgespec.errors import InvalidRequestError
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.messages import Message, read_messages
 from edgespec.server.strict_json import check_text, check_texts
 
-# OpenAI allows 4; agents send more.
-MOST_STOPS = 16
+# OpenAI allows 4; editors' lists for some programming languages have 19.
+MOST_STOPS = 32
 # Answers to one request. They are decoded one after another.
 MOST_CHOICES = 16
+# The share of the likeliest token is larger in any vocabulary.
+_LEAST_TOP_P = 1e-9
 # A smaller divisor makes scores infinite.
 _LEAST_REPEAT_PENALTY = 0.01
 _SEEDS = 2**64
@@ -30,13 +33,19 @@ _SEEDS = 2**64
 _SAMPLING = {
     "temperature": "temperature",
     "top_p": "top_p",
-    "top_k": "top_k",
     "min_p": "min_p",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "repeat_penalty": "repeat_penalty",  # llama.cpp's name
     "repetition_penalty": "repeat_penalty",  # vLLM's name
 }
+
+
+# What llama.cpp, vLLM and Ollama call an answer of a given form.
+_CONSTRAINTS = (
+    *("grammar", "json_schema", "format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +83,11 @@ def read_chat(body: Mapping[str, Any]) -> Request:
     _refuse_chat(body)
     return Request(
         messages=read_messages(body.get("messages")),
-        max_tokens=_first(body, ("max_completion_tokens", "max_tokens")),
+        max_tokens=_first(body, ("max_completion_tokens", "max_tokens", "n_predict")),
         think=_think(body),
         logprobs=_logprobs(body),
         tools=(tools := _tools(body.get("tools"))),
-        tool_choice=check_texts(body.get("tool_choice"), "tool_choice") if tools else None,
+        tool_choice=_tool_choice(body, tools),
         **_shared(body),
     )
 
@@ -102,7 +111,7 @@ def read_completion(body: Mapping[str, Any]) -> Request:
         raise unsupported("echo", "echo together with logprobs")
     return Request(
         prompt=check_text(prompt, "prompt"),
-        max_tokens=_first(body, ("max_tokens", "max_completion_tokens")),
+        max_tokens=_first(body, ("max_tokens", "max_completion_tokens", "n_predict")),
         echo=echo,
         logprobs=logprobs,
         **_shared(body),
@@ -119,12 +128,21 @@ def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
     sampling: dict[str, Any] = {
         own: value for name, own in _SAMPLING.items() if (value := _number(body, name)) is not None
     }
-    if sampling.get("top_k") == -1:  # vLLM's number for all tokens
-        sampling["top_k"] = 0
+    if (top_k := _whole(body, "top_k", -1, 2**31 - 1)) is not None:
+        sampling["top_k"] = max(top_k, 0)  # -1 is vLLM's number for all tokens
+    if sampling.get("top_p") == 0:  # OpenAI allows it: the likeliest token
+        sampling["top_p"] = _LEAST_TOP_P
     if sampling.get("repeat_penalty", 1.0) < _LEAST_REPEAT_PENALTY:
         raise ApiError(f"repeat_penalty must be at least {_LEAST_REPEAT_PENALTY}", param="repeat_penalty")
     if bias := _bias(body.get("logit_bias")):
         sampling["logit_bias"] = bias
+    for name, value in sampling.items():
+        try:
+            Sampling(**{name: value})
+        except InvalidRequestError as error:
+            given = next((each for each, own in _SAMPLING.items() if own == name and each in body), name)
+            message = error.message.replace(name, given)
+            raise ApiError(f"{message} ({error.hint})" if error.hint else message, param=given) from None
     return {
         "model": model,
         "sampling": sampling,
@@ -151,17 +169,20 @@ def _refuse_shared(body: Mapping[str, Any]) -> None:
         kind = wanted.get("type") if isinstance(wanted, Mapping) else None
         if kind != "text":
             raise unsupported("response_format", f"response_format {json.dumps(kind)[:40]}")
-    for name in ("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice"):
+    for name in _CONSTRAINTS:
         if body.get(name):
             raise unsupported(name, f"{name} (constrained output)")
 
 
 def _think(body: Mapping[str, Any]) -> bool:
-    """Whether the model may think first: ``chat_template_kwargs.enable_thinking``, as llama.cpp and vLLM have it."""
+    """Whether the model may think first: ``chat_template_kwargs.enable_thinking``, as llama.cpp and vLLM have it.
+
+    Also Ollama's ``think`` and OpenAI's ``reasoning_effort``.
+    """
     given = body.get("chat_template_kwargs")
     if given is not None and not isinstance(given, Mapping):
         raise _wrong("chat_template_kwargs", "an object", given)
-    if body.get("reasoning_effort") == "none":
+    if body.get("reasoning_effort") == "none" or body.get("think") is False:
         return False
     return boolean(given or {}, "enable_thinking", usual=True)
 
@@ -181,6 +202,18 @@ def _tools(given: object) -> tuple[Any, ...]:
     if given and len(given) > MOST_TOOLS:
         raise ApiError(f"there are {len(given)} tools; at most {MOST_TOOLS} are allowed", param="tools")
     return tuple(check_texts(given or [], "tools"))
+
+
+def _tool_choice(body: Mapping[str, Any], tools: tuple[Any, ...]) -> Any:
+    choice = check_texts(body.get("tool_choice"), "tool_choice")
+    for param, given in (("tools", None), ("tool_choice", choice)):
+        try:
+            check_tools(tools or None, given)
+        except InvalidRequestError as error:
+            message = error.message if error.hint is None else f"{error.message} ({error.hint})"
+            code = "unsupported_parameter" if param == "tool_choice" else None
+            raise ApiError(message, param=param, code=code) from None
+    return choice if tools else None
 
 
 def _bias(given: object) -> dict[int, float]:

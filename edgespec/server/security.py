@@ -85,7 +85,8 @@ class Access:
             raise ApiError("a request must have one Host and at most one Origin", status=400, code="invalid_header")
         host = hosts[0].lower()
         if not self.keys and not is_loopback(_name_of(host)):
-            raise ApiError(f"the host {host[:64]!r} is not this machine", status=403, code="host_not_allowed")
+            message = f"the host {host[:64]!r} is not this machine; other hosts need a server with a key (--api-key)"
+            raise ApiError(message, status=403, code="host_not_allowed")
         if not origins:
             return None
         origin = origins[0]
@@ -93,7 +94,8 @@ class Access:
             return origin
         if origin.lower() in (f"http://{host}", f"https://{host}"):
             return origin  # a page that this server sent
-        raise ApiError(f"pages of {origin[:64]!r} may not use this server", status=403, code="origin_not_allowed")
+        message = f"pages of {origin[:64]!r} may not use this server; start it with --allow-origin to let them"
+        raise ApiError(message, status=403, code="origin_not_allowed")
 
 
 def _digest(key: str) -> str:

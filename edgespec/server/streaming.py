@@ -81,12 +81,10 @@ class EventStream:
         self._include_usage = include_usage
         self._echo = echo
         self._writing = asyncio.Lock()
-        self._length = 0  # characters of the running answer
         self._wrote = False  # since the last look of ``kept_alive``
         self.started = False
 
     async def begin(self, index: int) -> None:
-        self._length = 0
         if self._head().is_chat:
             await self._event(first_chunk(self._head(), index))
         if self._echo:
@@ -95,8 +93,7 @@ class EventStream:
     async def part(self, index: int, part: Part) -> None:
         # A completion has no field for thinking.
         if self._head().is_chat or part.content or part.tokens:
-            offset, self._length = self._length, self._length + len(part.content)
-            await self._event(part_chunk(self._head(), index, part, offset))
+            await self._event(part_chunk(self._head(), index, part))
 
     async def end(self, index: int, done: Done) -> None:
         await self._event(last_chunk(self._head(), index, done))

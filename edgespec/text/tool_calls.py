@@ -217,9 +217,17 @@ def _after(text: str, at: int, mark: str, final: bool) -> int | None:
 
 
 def _object_end(text: str, at: int, final: bool) -> int:
-    """The place behind the JSON object that begins at ``at``."""
+    """The place behind the JSON object that begins at ``at``.
+
+    Qwen2.5's template shows the format with double braces, and its models write two or one of them at the end.
+    """
     if text[at] != "{":
         raise _NoCallError
+    if text.startswith("{{", at):
+        end = _object_end(text, at + 1, final)
+        if end == len(text) and not final:
+            raise _MoreError
+        return end + text.startswith("}", end)
     depth = 0
     for part in _JSON_PART.finditer(text, at):
         found = part.group()
@@ -254,8 +262,8 @@ def _members(text: str) -> Iterator[tuple[str, Any, str]]:
 
 def _call(text: str, known: Known) -> tuple[str, str]:
     """Name and arguments of a call as a JSON object. Raises _NoCallError."""
-    if text.startswith("{{") and text.endswith("}}"):
-        text = text[1:-1]  # Qwen2.5's template shows the format with double braces
+    if text.startswith("{{"):
+        text = text[1 : _object_end(text, 1, True)]
     try:
         found = {key: (value, raw) for key, value, raw in _members(text)}
         name, _ = found.get("name", (None, ""))
@@ -278,8 +286,8 @@ def _read_hermes(text: str, known: Known, final: bool) -> _Found:
     return _after(text, end, "</tool_call>", final) or end, [call]
 
 
-_BARE_NAME = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"')
-_BARE_KEY = re.compile(r'\{\s*"(\w*)"')
+_BARE_NAME = re.compile(r'\{{1,2}\s*"name"\s*:\s*"([^"\\]*)"')
+_BARE_KEY = re.compile(r'\{{1,2}\s*"(\w*)"')
 
 
 def _read_bare(text: str, known: Known, final: bool) -> _Found:

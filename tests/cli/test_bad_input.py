@@ -170,10 +170,10 @@ def test_a_prompt_longer_than_the_context_is_an_error_and_the_chat_continues(
 ) -> None:
     options = ("--target", tiny.target, "--draft", "none", "--context", "128", "--max-tokens", "4")
     result = here("generate", "-", *options, stdin="water " * 300)
-    result.failed_well("tokens and the context holds 128")
+    result.failed_well("exceeds the available context size of 128 tokens")
     assert "--context" in result.hint
     chat = here("chat", *options, stdin="hello\n" + "water " * 300 + "\nhello\n")
-    chat.failed_well("tokens and the context holds 128")
+    chat.failed_well("exceeds the available context size of 128 tokens")
     assert len(status_lines(chat.err)) == 2, "the chat continues"
 
 

@@ -153,7 +153,7 @@ def test_a_prompt_that_is_too_long_is_refused_and_the_session_stays_usable(tiny:
         answer(session.generate("hello", max_tokens=20))
         answer(session.generate("again", max_tokens=20))
         before = session.messages
-        with pytest.raises(PromptTooLongError, match=r"tokens and the context holds 256") as caught:
+        with pytest.raises(PromptTooLongError, match=r"exceeds the available context size of 256 tokens") as caught:
             session.generate("water " * 400, raw=raw)
         assert caught.value.hint is not None
         assert session.messages == before

@@ -12,6 +12,7 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
+from edgespec.errors import EdgespecError
 from edgespec.server import streaming
 from edgespec.server.errors import ApiError
 from edgespec.server.security import Access
@@ -275,8 +276,44 @@ def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
         failed(client.post("/health"), 405)
         failed(client.post(CHAT, content=b"{"), 400, "invalid_json")
         failed(client.get("/v1/models/gpt-17"), 404, "model_not_found")
-        failed(client.get("/health", headers={"host": "evil.example"}), 403, "host_not_allowed")
-        failed(client.get("/health", headers={"origin": "http://evil.example"}), 403, "origin_not_allowed")
+        for path, advice in (
+            ("/v1/responses", "'/v1/responses' is not served here: see /openapi.json"),
+            ("/chat/completions", "'/chat/completions' is not served here: use /v1/chat/completions"),
+            ("/v1/chat/completions/", "'/v1/chat/completions/' is not served here: see /openapi.json"),
+        ):
+            assert failed(client.post(path, content=b"{}"), 404, "not_found")["message"] == advice
+        error = failed(client.get("/health", headers={"host": "evil.example"}), 403, "host_not_allowed")
+        assert "--api-key" in error["message"]
+        error = failed(client.get("/health", headers={"origin": "http://evil.example"}), 403, "origin_not_allowed")
+        assert "--allow-origin" in error["message"]
+
+
+@pytest.mark.parametrize("name", ["tiny", "TINY", "Tiny:latest", "default", ""])
+def test_the_model_has_its_name_in_any_case_and_with_ollamas_tag(server: Running, name: str) -> None:
+    assert server.chat("hello", max_tokens=1, model=name).status_code == 200
+
+
+def test_a_prompt_that_is_too_long_is_an_error_that_clients_know(server: Running) -> None:
+    for path, field, body in (
+        (CHAT, "messages", {"messages": [{"role": "user", "content": "word " * 5000}]}),
+        ("/v1/completions", "prompt", {"prompt": "word " * 5000}),
+        ("/v1/completions", "prompt", {"prompt": "x" * 10_000_000}),
+    ):
+        error = failed(server.post(path, **body), 400, "context_length_exceeded")  # type: ignore[arg-type]
+        assert error["param"] == field
+        # litellm and LangChain look for these.
+        assert "exceeds the available context size" in error["message"]
+        assert "context_length_exceeded" in error["message"]
+
+
+def test_why_a_model_cannot_be_loaded_is_told_with_the_key_only(tiny: TinyModels) -> None:
+    access = Access(keys=("key-number-one",))
+    with running(lambda: tiny.load(draft="none"), access=access) as server, server.client() as client:
+        server.wait_until(lambda: server.service.keeper.state == "ready")
+        server.service.keeper._loaded, server.service.keeper.error = None, EdgespecError("/home/me/model is damaged")
+        assert client.get("/health").json() == {"status": "failed"}
+        known = client.get("/health", headers={"authorization": "Bearer key-number-one"}).json()
+        assert known == {"status": "failed", "message": "/home/me/model is damaged"}
 
 
 def test_an_unexpected_failure_is_an_error_of_the_server(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +321,7 @@ def test_an_unexpected_failure_is_an_error_of_the_server(server: Running, monkey
         raise ZeroDivisionError("a secret")
 
     with monkeypatch.context() as patched:
-        patched.setattr("edgespec.server.answers.scored", broken)
+        patched.setattr("edgespec.server.answers.TokenScores.of", broken)
         server.chat("hello", max_tokens=3)
         kept = server.service.keeper.kept_sessions
         failed(server.chat("hello", max_tokens=3), 500, "internal_error")
@@ -354,7 +391,7 @@ def test_requests_are_logged_and_counted_without_their_text(server: Running) -> 
         (
             CHAT,
             {"messages": [{"role": "user", "content": "x"}], "tools": [{"secret": "secret"}]},
-            "invalid_request_error",
+            "invalid_request_error in tools",
         ),
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "model": "secret"}, "model_not_found in model"),
     ],

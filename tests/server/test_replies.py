@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -19,7 +20,7 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.server.answers import Part, ReasoningSplit, sampling_for
+from edgespec.server.answers import Part, ReasoningSplit, TokenScores, joined, sampling_for
 from edgespec.server.app import RequestLine
 from edgespec.server.errors import ApiError, api_error
 from edgespec.server.metrics import Metrics
@@ -136,6 +137,18 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
     assert (reply["seed"], reply["choices"][0]["finish_reason"]) == (5, "stop")
     nothing = timings([done_of(engine)])
     assert nothing["prompt_ms"] is nothing["predicted_per_second"] is None
+
+
+def test_tokens_that_are_parts_of_a_character_have_names_and_places(engine: Engine) -> None:
+    scores = TokenScores(engine.tokenizer)
+    parts = [
+        Part(tokens=(scores._scored(data, -1.0, ((data, -1.0),)),)) for data in (b"a", b"\xf0\x9f", b"\x98\x83", b"b")
+    ]
+    (choice,) = whole(replace(HEAD, is_chat=False), [joined(parts)], [done_of(engine)])["choices"]
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["a", "bytes:\\xf0\\x9f", "bytes:\\x98\\x83", "b"]
+    assert logprobs["text_offset"] == [0, 1, 1, 2]
+    assert [list(each) for each in logprobs["top_logprobs"]] == [[name] for name in logprobs["tokens"]]
 
 
 def test_a_fingerprint_depends_on_the_model(engine: Engine, tiny: TinyModels) -> None:

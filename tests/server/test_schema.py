@@ -128,6 +128,10 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("functions", [{"name": "f"}]),
         ("modalities", ["audio"]),
         ("grammar", "root ::= a"),
+        ("guided_grammar", "root ::= a"),
+        ("structured_outputs", {"json": {}}),
+        ("format", "json"),
+        ("tool_choice", "required"),
     ],
 )
 def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any) -> None:
@@ -162,12 +166,31 @@ def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any)
         ("max_tokens", "many"),
         ("model", 3),
         ("chat_template_kwargs", "x"),
+        ("temperature", -1),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", 2),
+        ("logit_bias", {"5": 101}),
+        ("repetition_penalty", 11),
+        ("n_predict", 0),
     ],
 )
 def test_a_field_of_the_wrong_type_or_size_is_named(field: str, value: Any) -> None:
     error = refused(read_chat, {"messages": HI, field: value})
     assert error.param == field
     assert field in error.message
+
+
+def test_fields_of_other_servers_mean_the_same_here() -> None:
+    assert read_chat({"messages": HI, "n_predict": 5}).max_tokens == 5
+    assert read_chat({"messages": HI, "n_predict": 5, "max_tokens": 6}).max_tokens == 6
+    assert read_completion({"prompt": "x", "n_predict": -1}).max_tokens is None
+    assert read_chat({"messages": HI, "think": False}).think is False
+    assert read_chat({"messages": HI, "think": True}).think is True
+    assert read_chat({"messages": HI, "top_k": 40.0}).sampling == {"top_k": 40}
+    assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
+    assert 0 < read_chat({"messages": HI, "top_p": 0}).sampling["top_p"] < 1e-6
 
 
 def test_a_completion_reads_its_prompt_and_refuses_several() -> None:
@@ -229,6 +252,7 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_messa
     system = {"role": "system", "content": "a"}
     assert read_messages([system, assistant("x"), user("")]) == (system, user(""), assistant("x"), user(""))
     assert read_messages([user(" \n")]) == (user(" \n"),)
+    assert read_messages([user("x"), assistant("")]) == (user("x"),), "the place of the answer"
     assert "cannot be continued" in refused(read_messages, [user("x"), assistant("y")]).message
     refusal = assistant([{"type": "refusal", "refusal": "no"}])
     assert read_messages([*HI, refusal, *HI])[1] == assistant("no")
@@ -283,7 +307,7 @@ def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     found = read_chat({"messages": HI, "tools": [tool], "tool_choice": "auto"})
     assert (found.tools, found.tool_choice) == ((tool,), "auto")
-    for wrong in ("x", {"a": 1}, [{"a": "\0"}], [{"\ud800": 1}], [["a", "\0"]]):
+    for wrong in ("x", {"a": 1}, [{"a": "\0"}], [{"\ud800": 1}], [["a", "\0"]], [{"type": "web_search"}]):
         assert refused(read_chat, {"messages": HI, "tools": wrong}).param == "tools"
 
 

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import tracemalloc
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,8 +17,11 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
 from edgespec.errors import MemoryLimitError
 from edgespec.server import app, streaming
-from edgespec.server.keeper import ModelKeeper
+from edgespec.server.answers import _session
+from edgespec.server.keeper import LoadedEngine, ModelKeeper
+from edgespec.server.pool import Kept, SessionPool
 from edgespec.server.queue import RequestQueue
+from edgespec.server.schema import Request
 from tests.server.test_http import CHAT, events, failed
 from tests.support.http_server import Running, running
 from tests.support.tiny_models import TinyModels
@@ -254,6 +257,39 @@ def test_more_requests_than_memory_holds_sessions_wait_for_one(
     assert texts == [200, 200, 200]
     assert refusals
     slow.wait_until(lambda: pool.in_use == 0)
+
+
+class ShortMemory(SessionPool):
+    """Sessions without content, as many at the same time as ``memory`` says."""
+
+    memory = 1
+
+    def _taken(self, owner: str, text: str, think: bool) -> Kept:
+        if self.in_use > self.memory:
+            raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
+        return Kept(cast("Session", None), owner, think)
+
+    def give(self, kept: Kept) -> None:
+        self.in_use -= 1
+
+
+def test_requests_that_wait_for_memory_get_it_in_their_order(server: Running, engine: Engine) -> None:
+    pool, ended = ShortMemory(engine), list[int]()
+
+    async def ask(number: int, loaded: LoadedEngine) -> None:
+        async with _session(Request(model=None), "", loaded):
+            await asyncio.sleep(0.01)
+        ended.append(number)
+
+    async def several(count: int) -> list[BaseException | None]:
+        loaded = LoadedEngine(engine, pool)
+        return await asyncio.gather(*(ask(number, loaded) for number in range(count)), return_exceptions=True)
+
+    assert set(asyncio.run(several(12))) == {None}
+    assert ended == list(range(12))
+    pool.memory = 0
+    found = asyncio.run(asyncio.wait_for(several(4), 10.0))
+    assert [type(each) for each in found] == [MemoryLimitError] * 4, "nobody could give memory back"
 
 
 def test_an_empty_message_and_a_conversation_of_the_assistants_are_answered(server: Running) -> None:
