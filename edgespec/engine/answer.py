@@ -178,6 +178,7 @@ class AnswerTask:
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
         self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
         self.abandoned = False
+        self._stopped = False
         self.stats = stats
         self.finish_reason: FinishReason = "cancelled"
         self.delivered_text = ""
@@ -191,7 +192,8 @@ class AnswerTask:
             prepare()
             for notice in self._notices:
                 self._put(Notice(notice))
-            self._decode()
+            if not self._stopped:
+                self._decode()
             self._put(None)
         except BaseException as error:
             self._put(error)
@@ -292,6 +294,10 @@ class AnswerTask:
             self.delivered_text += event.text
             self.delivered_ids.extend(event.token_ids)
 
+    def stop(self) -> None:
+        """End the answer, which has not begun, without a token."""
+        self._stopped = True
+
     def abandon(self) -> None:
         """Stop after the running round: the reader is gone."""
         self.abandoned = True
@@ -326,6 +332,7 @@ class Generation:
         self._start = start
         self._cancel = cancel
         self._settle = settle
+        self._reading = threading.Lock()
         self._started = False
         self._ended = False  # no further event is given to the reader
         self._settled = False  # the session can be used again
@@ -344,13 +351,26 @@ class Generation:
             raise StopIteration
         self._begin()
         try:
-            event = self._task.read()
+            with self._alone():
+                event = self._task.read()
+        except InvalidRequestError:
+            raise
         except BaseException:  # interrupted while waiting
             self.close()
             raise
         if self._ended:  # another thread closed the answer: drop the event
             raise StopIteration
         return self._given(event)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within the block no other reader waits: each event comes once, and the other would wait for ever."""
+        if not self._reading.acquire(blocking=False):
+            raise InvalidRequestError("this answer is read elsewhere", hint="read it in one thread or task at a time")
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     def _begin(self) -> None:
         if not self._started:
@@ -409,7 +429,10 @@ class Generation:
             raise StopAsyncIteration
         self._begin()
         try:
-            event = await self._task.read_async()
+            with self._alone():
+                event = await self._task.read_async()
+        except InvalidRequestError:
+            raise
         except BaseException:  # cancelled: ``aclose`` or the session's next use settles the answer
             self._abandon()
             raise

@@ -26,8 +26,8 @@ _FIRST_MARK = 7305918264015384
 # linear. Windows overlap by more than the longest name (20 characters in the catalogue's models).
 _WINDOW, _OVERLAP = 2**15, 2**8
 
-# Messages of a conversation that are remembered. Conversations have some ten; agents' have more.
-_MESSAGES_KNOWN = 256
+# Messages of a conversation that are remembered, the most that a request over HTTP may have: a megabyte.
+_MESSAGES_KNOWN = 10_000
 
 # The characters that llama.cpp strips next to a token with a strip flag.
 _BLANKS = " \t\n\v\f\r"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from edgespec.engine.control_names import Messages, Prompt, SpelledNames, encode, read_messages
@@ -264,27 +264,34 @@ class Conversation:
         """
         reserve = min(max_tokens or context, context // _ANSWER_SHARE)
         head, messages = (self._head, self._messages) if earlier is None else _split(earlier)
-        kept, dropped = list(messages), 0
+        kept = list(messages)
         if not keep_all and earlier is not None and (head, messages) == (self._head, [*self._gone, *self._messages]):
             kept = list(self._messages)  # the others were dropped before: what is kept stays in the cache
         shown = () if tools is None else tools.tools
-        while True:
-            whole = [*head, *kept, {"role": "user", "content": prompt}, *after]
+
+        @cache
+        def read(first: int) -> tuple[Prompt, list[int]]:
+            """The prompt, and its tokens, with the kept messages from number ``first`` on."""
+            whole = [*head, *kept[first:], {"role": "user", "content": prompt}, *after]
             asked = self._prompts.read(whole, shown, think=self._think, known=self._known)
-            tokens = self._encode(asked, own=earlier is None and not shown)
-            room = context - context // _ANSWER_SHARE if dropped else context
-            if keep_all or len(tokens) + reserve <= room or not kept:
-                break
-            del kept[0]
-            while kept and kept[0]["role"] != "user":
-                del kept[0]
-            dropped += 1
-        notice = self._dropped(dropped, context) if dropped else None
+            return asked, self._encode(asked, own=earlier is None and not shown)
+
+        def fits(first: int, room: int) -> bool:
+            # A message has at least one token.
+            return len(kept) - first < room and len(read(first)[1]) + reserve <= room
+
+        first, notice = 0, None
+        if not keep_all and kept and not fits(0, context):
+            turns = [place for place, message in enumerate(kept) if message["role"] == "user"]
+            room = context - context // _ANSWER_SHARE
+            first = first_that_fits([*turns[1:], len(kept)], lambda place: fits(place, room))
+            notice = self._dropped(sum(place < first for place in turns), context)
+        asked, tokens = read(first)
         return Turn(
             message=prompt,
             text=asked.text,
             tokens=tokens,
-            dropped=len(messages) - len(kept),
+            dropped=len(messages) - len(kept) + first,
             notice=notice,
             earlier=None if earlier is None else (*head, *messages),
             after=tuple(after),
@@ -343,6 +350,21 @@ class Conversation:
         # After a stop string the tokens hold more than the text: the text is tokenised again.
         if self._prompts.tokenizer.detokenize(answer_ids) == answer:
             self._rendered = turn.text + answer
+
+
+def first_that_fits(places: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The first of the ascending ``places`` that ``fits``, as all later ones do. The last is not looked at.
+
+    Looks at late places first: what begins at an early one may be far longer.
+    """
+    high, step = len(places) - 1, 1
+    while (low := high - step) >= 0 and fits(places[low]):
+        high, step = low, 2 * step
+    low = max(low, -1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(places[middle]) else (middle, high)
+    return places[high]
 
 
 def _as_messages(calls: Sequence[ToolCall]) -> dict[str, Any]:

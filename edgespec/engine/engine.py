@@ -22,14 +22,14 @@ from edgespec.engine.assembly import (
 from edgespec.engine.background_calibration import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.drafter_offer import DrafterOffer
-from edgespec.engine.events import LoadProgress, Text
+from edgespec.engine.events import Done, LoadProgress, Text
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.pair_measurements import PairMeasurements
-from edgespec.engine.request_checks import check_messages, check_system
+from edgespec.engine.request_checks import check_messages, check_path, check_system
 from edgespec.engine.saved_session import SavedSession
 from edgespec.engine.session import Session
-from edgespec.errors import InvalidRequestError
-from edgespec.files.home import Home, home
+from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
+from edgespec.files.home import Home, as_home, home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Cancelled
 from edgespec.hardware.machine import Machine
@@ -72,7 +72,7 @@ class Engine:
         download: bool = False,
         progress: LoadProgress | None = None,
         cancelled: Cancelled | None = None,
-        store_home: Home | None = None,
+        store_home: Home | Path | str | None = None,
         calibrate: bool = False,
         worker: WorkerSettings | None = None,
         **overrides: Any,
@@ -86,7 +86,8 @@ class Engine:
         measurements the plan uses the times of similar machines (plain decoding in runtimes other than our kernels),
         and ``calibrate_for`` can measure between answers. A depth given as a number, or near exactness, needs a check
         which widths are bit-equal (about 20 seconds in other runtimes), and ``load`` makes the check. ``worker`` says
-        how to start drafter processes: frozen applications need it. ``progress`` is called with each step, on the
+        how to start drafter processes: frozen applications need it. ``store_home`` is the folder for models and
+        measurements in place of EDGESPEC_HOME. ``progress`` is called with each step, on the
         calling thread.
 
         Model files stay mapped and are read during decoding. Truncating or overwriting such a file in place ends the
@@ -94,7 +95,9 @@ class Engine:
 
         Raises EdgespecError and its subclasses only.
         """
-        own_home = store_home or home()
+        if limits is not None and not isinstance(limits, Limits):
+            raise InvalidRequestError(f"limits must be Limits, not {type(limits).__name__}")
+        own_home = home() if store_home is None else as_home(store_home)
         own_home.read_format()
         tell = progress or (lambda _event: None)
         chosen = resolve_profile(profile, {"target": target, **overrides}, own_home)
@@ -211,7 +214,7 @@ class Engine:
         or altered, is another model's, or was written by a newer version; ClosedError, MemoryLimitError.
         """
         pair = self.pair
-        with SavedSession(Path(path), pair) as saved:
+        with SavedSession(check_path(path), pair) as saved:
 
             def make() -> Session:
                 own = saved.conversation(think=think)
@@ -249,7 +252,10 @@ class Engine:
             self._asked.system = system
             answer = self._asked.generate(prompt, max_tokens=max_tokens, sampling=drawn, stop=stop)
             with answer:
-                text = "".join(event.text for event in answer if isinstance(event, Text))
+                events = list(answer)
+            text, done = "".join(event.text for event in events if isinstance(event, Text)), events[-1]
+            if isinstance(done, Done) and done.finish_reason == "cancelled":
+                raise ClosedError("this engine was closed before the answer was complete")
             return split_thinking(text, answer.thinking())[1]
 
     @property
@@ -333,7 +339,10 @@ class Engine:
             # Keep a reference: an answer on another power source may give up the calibration.
             calibration = None if again else self._calibration
             self._calibration = calibration = calibration or BackgroundCalibration(self.pair, QUICK, again=again)
-            if calibration.complete or not calibration.run_for(seconds, stop):
+            try:
+                if calibration.complete or not calibration.run_for(seconds, stop):
+                    return ()
+            except CancelledError:  # the engine was closed, or the program ends
                 return ()
         if self.pair.closed:
             return ()

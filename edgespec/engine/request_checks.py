@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from edgespec.decoding.logprobs import MOST_TOP
@@ -68,7 +70,7 @@ def check_conversation(
             "messages were given together with a prompt" if prompt is not None else "messages cannot be raw",
             hint="the last of the messages is the prompt",
         )
-    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+    if not (messages := _listed(messages)):
         raise InvalidRequestError(
             "the conversation has no message", hint="give a list with at least one user message"
         )
@@ -90,10 +92,25 @@ def check_conversation(
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """The messages in their usual form. Raises InvalidRequestError unless prompts and their answers alternate."""
     hint = "user and assistant messages alternate, the user's first; pass a system message as system="
-    own = _checked(messages, 0, hint)
+    own = _checked(_listed(messages), 0, hint)
     if own and own[-1]["role"] != "assistant":
         raise InvalidRequestError("the conversation ends with a prompt", hint="pass that prompt to generate")
     return own
+
+
+def check_path(path: object) -> Path:
+    """The path of a file. Raises InvalidRequestError for what is none."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise InvalidRequestError(f"a file's path must be text or a Path, not {_kind(path)}")
+    return Path(path)
+
+
+def _listed(messages: object) -> Sequence[Mapping[str, Any]]:
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(
+            f"messages must be a list, not {type(messages).__name__}", hint="give a list of mappings, such as dicts"
+        )
+    return messages
 
 
 # The roles that may follow a role. Results follow calls; the user may also ask without them.
@@ -108,10 +125,14 @@ def _checked(messages: Sequence[Mapping[str, Any]], first: int, hint: str) -> li
         given = message.get("role") if isinstance(message, Mapping) else None
         content = message.get("content") if isinstance(message, Mapping) else None
         calls = given == "assistant" and content is None and message.get("tool_calls")
-        if given not in allowed or not (isinstance(content, str) or calls):
-            raise InvalidRequestError(
-                f"message {number} of the conversation is not a text with the role {' or '.join(allowed)}", hint=hint
-            )
+        where = f"message {number} of the conversation"
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(f"{where} is not a mapping with a role and a content, but {_kind(message)}")
+        if given not in allowed:
+            wanted = " or ".join(allowed)
+            raise InvalidRequestError(f"{where} has the role {given!r:.40} where {wanted} is expected", hint=hint)
+        if not (isinstance(content, str) or calls):
+            raise InvalidRequestError(f"the content of {where} must be text, not {_kind(content)}")
         role = str(given)
         own.append(check_message(number, message, open_calls))
         if role == "tool":

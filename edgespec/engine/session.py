@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,14 @@ from edgespec.engine.answer import AnswerTask, AnswerText, Generation
 from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.request_checks import busy, check_bias, check_conversation, check_request, check_system
+from edgespec.engine.request_checks import (
+    busy,
+    check_bias,
+    check_conversation,
+    check_path,
+    check_request,
+    check_system,
+)
 from edgespec.engine.saved_session import write_session
 from edgespec.engine.started_answer import StartedAnswer
 from edgespec.engine.tool_checks import check_tools
@@ -69,7 +77,8 @@ class Session:
         self._lock = threading.RLock()
         self._settling = threading.Lock()
         self._closing = threading.RLock()
-        self._closed = False
+        self._closed = self._cancelled = False
+        self._process = os.getpid()
         self._active: tuple[StartedAnswer, Future[None]] | None = None
         # Policy and plan of the latest answer: the engine may plan again during an answer.
         self._depth: AnswerPolicy = self._speculating.policy.answer(prompt_tokens=0)
@@ -140,9 +149,12 @@ class Session:
         DiskSpaceError, ClosedError, InvalidRequestError during an answer.
         """
 
+        file = check_path(path)
+        file = file.resolve() if file.is_symlink() else file  # the file is replaced, and not the link
+
         def write(stop: threading.Event) -> int:
             facts, state = self._target_model.facts, self._conversation.state_to_save
-            return write_session(Path(path), self._pair, facts, state, self._target, stop)
+            return write_session(file, self._pair, facts, state, self._target, stop)
 
         return self._when_free(write)
 
@@ -212,7 +224,7 @@ class Session:
         Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else from the
         iteration. The turn joins the conversation when its answer ends for any reason, unless the answer is empty.
         """
-        started = time.perf_counter()
+        started, self._cancelled = time.perf_counter(), False
         earlier, after = None, list[dict[str, Any]]()
         if messages is not None:
             prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
@@ -234,7 +246,7 @@ class Session:
         return Generation(
             answer.task,
             start=partial(self._start, answer),
-            cancel=self.cancel,
+            cancel=self._cancel_begun,
             settle=partial(self._settle, answer),
             thinking=partial(self._thinking, turn),
             shaped=shaping(turn.tools, self._thinking(turn)),
@@ -331,6 +343,8 @@ class Session:
             if self._active is not None:
                 raise busy()
             self._drafts.stop_reading()
+            if self._cancelled:
+                answer.task.stop()
             run = partial(answer.task.run, partial(self._take_over, answer))
             self._active = answer, self._target.submit(run)
 
@@ -381,7 +395,15 @@ class Session:
     # -------------------------------------------------------------------------------------- end of turn
 
     def cancel(self) -> None:
-        """End the answer in progress within one forward; does nothing without one. Any thread may call it."""
+        """End the answer in progress within one forward. Any thread may call it.
+
+        An answer that ``generate`` prepares or has prepared, and that has not begun, ends without a token. Otherwise
+        the call does nothing.
+        """
+        self._cancelled = True
+        self._cancel_begun()
+
+    def _cancel_begun(self) -> None:
         with self._lock:
             if self._active is not None:
                 self._target.cancel()
@@ -481,13 +503,13 @@ class Session:
                     return
                 self._closed = True
                 active = self._active
-                self.cancel()  # again: an answer may have begun in between
+                self._cancel_begun()  # again: an answer may have begun in between
             with contextlib.ExitStack() as parts:  # in reverse order; a Ctrl-C in one close skips no other
                 parts.callback(self._target.close)
                 parts.callback(self._drafts.close)
                 if self._draft_thread is not None:
                     parts.callback(self._draft_thread.close)
-                if active is not None:
+                if active is not None and os.getpid() == self._process:  # a forked one has no thread that ends it
                     active[0].task.abandon()
                     active[1].result()
 

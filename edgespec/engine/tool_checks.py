@@ -42,9 +42,7 @@ def check_tools(tools: object, choice: object, *, raw: bool = False) -> tuple[Me
     if isinstance(choice, Mapping) and isinstance(choice.get("function"), Mapping):
         name = choice["function"].get("name")
     if name != "required" and name not in names:
-        raise InvalidRequestError(
-            f"tool_choice is none of auto, none, required and the tools' names, but {choice!r:.40}"
-        )
+        raise InvalidRequestError(f"tool_choice must be auto or none, not {choice!r:.40}")
     raise InvalidRequestError(
         "a call cannot be forced: that needs answers bound to a grammar, which this version does not have",
         hint="use tool_choice auto, and ask for the call in the prompt",

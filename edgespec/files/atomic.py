@@ -45,7 +45,7 @@ _LONGEST_STEM = 180  # bytes; with the suffix a name stays under the 255 bytes t
 
 def temporary_name(name: str) -> str:
     """A unique file name that contains the host and the pid of this process."""
-    stem = name.encode("utf-8")[:_LONGEST_STEM].decode("utf-8", "ignore")
+    stem = name.encode("utf-8", "surrogateescape")[:_LONGEST_STEM].decode("utf-8", "ignore")
     return f".{stem}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
 
 

@@ -174,3 +174,12 @@ def home(environ: Mapping[str, str] = os.environ) -> Home:
     place = Home(root)
     place.read_format()
     return place
+
+
+def as_home(folder: Home | Path | str) -> Home:
+    """The home in a folder. Raises EdgespecError for what is none."""
+    if isinstance(folder, Home):
+        return folder
+    if not isinstance(folder, Path | str):
+        raise EdgespecError(f"a home must be a folder's path, not {type(folder).__name__}")
+    return Home(Path(folder).expanduser().absolute())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from edgespec.decoding.round_base import Step
 from edgespec.engine.answer import AnswerTask, Generation
+from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Text
 from edgespec.engine.loaded_pair import ReadAhead
@@ -129,12 +133,63 @@ def test_cancel_without_a_running_answer_does_nothing(engine: Engine, session: S
     expected = plain_text(engine, "hello", max_tokens=20).token_ids
     session.cancel()
     generation = session.generate("hello", max_tokens=20)
-    session.cancel()  # not started yet
     assert answer(generation).token_ids == expected
     session.cancel()
     session.clear()
     done = answer(session.generate("hello", max_tokens=20))
     assert (done.token_ids, done.finish_reason) == (expected, "length")
+
+
+def test_an_answer_that_is_cancelled_before_it_begins_has_no_token(engine: Engine, session: Session) -> None:
+    before = answer(session.generate("hello", max_tokens=5))
+    generation = session.generate("hello", max_tokens=20)
+    session.cancel()
+    done = answer(generation)
+    assert (done.token_ids, done.finish_reason) == ((), "cancelled")
+    assert len(session.messages) == 2, "an empty answer does not join the conversation"
+    session.clear()
+    assert answer(session.generate("hello", max_tokens=5)).token_ids == before.token_ids
+
+
+def test_cancel_while_a_prompt_is_prepared_ends_the_answer(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Conversation.turn
+
+    def cancelled(self: Conversation, *arguments: Any, **settings: Any) -> Turn:
+        session.cancel()
+        return turn(self, *arguments, **settings)
+
+    monkeypatch.setattr(Conversation, "turn", cancelled)
+    assert answer(session.generate("hello", max_tokens=20)).finish_reason == "cancelled"
+
+
+def test_a_forgotten_answer_does_not_cancel_the_next_one(session: Session) -> None:
+    next(iter(session.generate("hello", max_tokens=200)))
+    gc.collect()
+    assert answer(session.generate("hello", max_tokens=5)).finish_reason == "length"
+
+
+def test_an_answer_has_one_reader_at_a_time(
+    engine: Engine, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = session.generate("hello", max_tokens=20)
+    next(generation)
+    with generation._alone(), pytest.raises(InvalidRequestError, match="read elsewhere"):
+        next(generation)
+    assert len(answer(generation).token_ids) == 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_forked_process_can_close_a_session_that_answers(session: Session) -> None:
+    generation = session.generate("hello", max_tokens=200)
+    next(generation)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        session.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    generation.close()
 
 
 def test_cancel_after_the_last_token_keeps_the_whole_answer(engine: Engine, session: Session) -> None:

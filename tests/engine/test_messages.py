@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.conversation import Conversation
+from edgespec.engine.conversation import Conversation, PromptFormat, first_that_fits
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError, PromptTooLongError
 from edgespec.text.llama_tokenizer import LlamaTokenizer
@@ -90,15 +91,17 @@ def test_refused_messages_leave_the_conversation_unchanged(engine: Engine) -> No
         before = session.messages
         for messages, said in (
             ([], "has no message"),
-            ("hello", "has no message"),
+            ("hello", "messages must be a list, not str"),
             ([SYSTEM], "does not end with a user message"),
             ([user("hi"), assistant("ho")], "does not end with a user message"),
             ([{"role": "system", "content": 3}, user("hi")], "the system message must be text"),
             (deque(), "has no message"),
-            ([SYSTEM, user("hi"), user("ho")], "message 2 of the conversation is not a text with the role assistant"),
-            ([user("hi"), user("ho")], "message 1 of the conversation is not a text with the role assistant"),
-            ([{"role": "tool", "content": "hi"}], "message 0 of the conversation is not a text with the role user"),
-            ([None], "message 0"),
+            ([SYSTEM, user("hi"), user("ho")], "message 2 of the conversation has the role 'user' where assistant"),
+            ([user("hi"), user("ho")], "message 1 of the conversation has the role 'user' where assistant"),
+            ([{"role": "tool", "content": "hi"}], "message 0 of the conversation has the role 'tool' where user"),
+            ([None], "message 0 of the conversation is not a mapping"),
+            ([{"role": "user", "content": [{}]}], "the content of message 0 of the conversation must be text"),
+            ((each for each in ()), "messages must be a list, not generator"),
         ):
             given: Any = messages
             with pytest.raises(InvalidRequestError, match=said):
@@ -126,6 +129,27 @@ def test_the_oldest_of_the_messages_are_dropped_if_they_outgrow_the_context(tiny
         assert kept[1]["role"] == "user"
         assert kept[-2] == user("the last")
         assert 3 < len(kept) < len(sent)
+
+
+def test_of_a_very_long_conversation_only_the_end_is_read(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered, render = list[int](), PromptFormat.render
+
+    def counted(self: PromptFormat, messages: Sequence[Any], *arguments: Any, **settings: Any) -> str:
+        rendered.append(len(messages))
+        return render(self, messages, *arguments, **settings)
+
+    monkeypatch.setattr(PromptFormat, "render", counted)
+    sent = [each for turn in range(3000) for each in (user(f"question {turn}"), assistant("yes"))]
+    with tiny.load_speculating(context=512) as engine, engine.session() as session:
+        answer(session.generate(messages=[*sent, user("the last")], max_tokens=5))
+        assert 5 < len(session.messages) < 200
+    assert sum(rendered) < 1000
+
+
+@given(st.integers(1, 40), st.integers(0, 40))
+def test_the_search_finds_the_first_place_that_fits(count: int, border: int) -> None:
+    places = [3 * number for number in range(count)]
+    assert first_that_fits(places, lambda place: place >= 3 * border) == 3 * min(border, count - 1)
 
 
 def test_a_growing_conversation_beyond_the_context_is_not_read_again_at_every_turn(tiny: TinyModels) -> None:

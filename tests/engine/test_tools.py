@@ -288,9 +288,9 @@ def nested(depth: int) -> Any:
         ([tool()], "required", "a call cannot be forced"),
         ([tool()], "weather", "a call cannot be forced"),
         ([tool()], {"type": "function", "function": {"name": "weather"}}, "a call cannot be forced"),
-        ([tool()], "other", "tool_choice is none of auto, none, required and the tools' names, but 'other'"),
-        ([tool()], 5, "tool_choice is none of"),
-        (None, "weather", "tool_choice is none of"),
+        ([tool()], "other", "tool_choice must be auto or none, not 'other'"),
+        ([tool()], 5, "tool_choice must be auto or none"),
+        (None, "weather", "tool_choice must be auto or none"),
     ],
 )
 def test_wrong_tools_are_refused(session: Session, tools: Any, choice: Any, said: str) -> None:
@@ -303,19 +303,25 @@ def test_wrong_tools_are_refused(session: Session, tools: Any, choice: Any, said
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([user(), result()], "message 1 of the conversation is not a text with the role assistant"),
+        ([user(), result()], "message 1 of the conversation has the role 'tool' where assistant is expected"),
         (
             [user(), call(), result(), call(), result(tool_call_id="call_2")],
             "message 4 of the conversation answers no",
         ),
         ([user(), call(), result(), result()], "message 3 of the conversation answers no call"),
-        ([user(), call(), {"role": "tool", "content": None}], "message 2 of the conversation is not a text"),
+        (
+            [user(), call(), {"role": "tool", "content": None}],
+            "the content of message 2 of the conversation must be text",
+        ),
         (
             [user(), call(), {"role": "assistant", "content": "so"}],
-            "message 2 of the conversation is not a text with",
+            "message 2 of the conversation has the role 'assistant' where tool or user",
         ),
         ([user(), call()], "the conversation does not end with a user message"),
-        ([user(), {"role": "assistant", "content": None}], "message 1 of the conversation is not a text"),
+        (
+            [user(), {"role": "assistant", "content": None}],
+            "the content of message 1 of the conversation must be text",
+        ),
         ([user(), {**call(), "tool_calls": "x"}, result()], "the tool_calls of message 1 are not a list"),
         (
             [user(), {**call(), "tool_calls": [{}] * 101}, result()],

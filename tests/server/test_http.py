@@ -306,7 +306,7 @@ def test_a_prompt_that_is_too_long_is_an_error_that_clients_know(server: Running
         assert "context_length_exceeded" in error["message"]
 
 
-def test_why_a_model_cannot_be_loaded_is_told_with_the_key_only(tiny: TinyModels) -> None:
+def test_health_says_why_a_model_cannot_be_loaded_with_the_key_only(tiny: TinyModels) -> None:
     access = Access(keys=("key-number-one",))
     with running(lambda: tiny.load(draft="none"), access=access) as server, server.client() as client:
         server.wait_until(lambda: server.service.keeper.state == "ready")
