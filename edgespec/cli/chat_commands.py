@@ -266,7 +266,9 @@ def _file_named(command: str, text: str | None) -> Path:
     """The file that a command names. Raises InvalidRequestError without one."""
     if text is None:
         raise InvalidRequestError(f"{command} takes a file", hint=f"for example {command} talk.session")
-    return Path(_expanded(text.strip()))
+    path = text.strip()
+    quoted = len(path) > 2 and path[0] == path[-1] and path[0] in "'\""  # as in a shell
+    return Path(_expanded(path[1:-1] if quoted else path))
 
 
 def _expanded(path: str) -> str:

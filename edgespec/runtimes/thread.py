@@ -56,7 +56,7 @@ class WorkerThread:
                 raise ClosedError("this sequence is closed")
             if not self._thread.is_alive():  # in a forked child: no thread would ever run the job
                 raise ClosedError(
-                    "this sequence belongs to the process that opened it", hint="load the model after forking"
+                    "this session belongs to the process that opened it", hint="load the model after forking"
                 )
             self._jobs.put((job, future))
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from edgespec.cli.chat_commands import COMMANDS, is_command, suggest
+from edgespec.cli.chat_commands import COMMANDS, _file_named, is_command, suggest
 from edgespec.cli.talk import Talk
 from edgespec.decoding.sampling import Sampling
 from edgespec.errors import EdgespecError, MemoryLimitError, SessionFileError
@@ -44,6 +44,21 @@ def test_a_saved_chat_continues_in_another_process(tiny: TinyModels, tmp_path: P
     assert found[1]["stats"]["prompt_tokens"] == water["stats"]["prompt_tokens"]
     assert found[1]["stats"]["cached_tokens"] == water["stats"]["cached_tokens"] > 0
     assert err.index("undone: what is water") < err.index("undone: hello") < err.index("there is nothing to undo")
+
+
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        ("a b.session", "a b.session"),
+        ("'a b.session'", "a b.session"),
+        ('"a.session" ', "a.session"),
+        ("'a.session", "'a.session"),
+        ("''", "''"),
+        ("it's", "it's"),
+    ],
+)
+def test_a_file_may_be_named_in_quotes(typed: str, path: str) -> None:
+    assert _file_named("/save", typed) == Path(path)
 
 
 class FakeSession:

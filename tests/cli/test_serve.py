@@ -116,6 +116,32 @@ def test_a_second_ctrl_c_ends_a_server_and_the_log_has_text_if_asked(tiny: TinyM
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("keys", [1, 2])
+def test_answers_are_kept_for_guesses_only_if_all_are_of_one_owner(
+    tiny: TinyModels, tmp_path: Path, keys: int
+) -> None:
+    profile, home = tmp_path / "keeping.toml", tmp_path / "home"
+    profile.write_text("history = true\n", encoding="utf-8")
+    names = [f"key-number-{number}" for number in range(keys)]
+    options = [each for name in names for each in ("--api-key", name)]
+    env = {"EDGESPEC_HOME": str(home)}
+    with serving(
+        tiny, tmp_path / "log", tiny.target, "--draft", "none", "--profile", profile, *options, env=env
+    ) as own:
+        reply = httpx.post(
+            own.url + "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "hello"}], "max_tokens": 50},
+            headers={"authorization": f"Bearer {names[0]}"},
+            timeout=WAIT_S,
+            trust_env=False,
+        )
+        assert reply.status_code == 200, reply.text
+        own.process.send_signal(signal.SIGTERM)
+        assert own.process.wait(WAIT_S) == 0
+    assert any(home.glob("answers/*.text")) == (keys == 1)
+
+
+@pytest.mark.slow
 def test_a_server_that_is_ended_while_it_loads_has_not_failed(tiny: TinyModels, tmp_path: Path) -> None:
     with serving(tiny, tmp_path / "log", tiny.slow, "--draft", "none") as program:
         program.process.send_signal(signal.SIGTERM)

@@ -10,6 +10,7 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, InvalidRequestError, TemplateError
+from tests.support.http_server import wait_until
 from tests.support.tiny_models import TinyModels, answer
 
 QUESTION = "what is water"
@@ -91,6 +92,15 @@ def test_the_thinking_is_left_out_of_what_ask_gives(tiny: TinyModels, monkeypatc
             done = answer(session.generate("hello", max_tokens=8))
         assert done.reasoning == done.text.strip(), "a tiny model never ends its thinking"
         assert engine.ask("hello", max_tokens=8) == ""
+
+
+def test_ask_raises_if_its_engine_is_closed_before_the_answer_is_complete(tiny: TinyModels) -> None:
+    with tiny.load(tiny.slow, draft="none", context=8192) as engine:
+        closing = threading.Thread(target=lambda: (wait_until(lambda: engine.pair.answering), engine.close()))
+        closing.start()
+        with pytest.raises(ClosedError, match="before the answer was complete"):
+            engine.ask("hello", max_tokens=8000)
+        closing.join()
 
 
 def test_calls_of_ask_in_several_threads_wait_for_one_another(engine: Engine) -> None:

@@ -168,9 +168,7 @@ def test_a_forgotten_answer_does_not_cancel_the_next_one(session: Session) -> No
     assert answer(session.generate("hello", max_tokens=5)).finish_reason == "length"
 
 
-def test_an_answer_has_one_reader_at_a_time(
-    engine: Engine, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_has_one_reader_at_a_time(session: Session) -> None:
     generation = session.generate("hello", max_tokens=20)
     next(generation)
     with generation._alone(), pytest.raises(InvalidRequestError, match="read elsewhere"):

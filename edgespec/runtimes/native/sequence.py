@@ -239,7 +239,7 @@ def _check(code: int, what: str) -> None:
         raise CancelledError("the forward was cancelled")
     if code == OTHER_PROCESS:
         raise ForwardError(
-            "this sequence belongs to the process that opened it", code=code, hint="load the model after forking"
+            "this session belongs to the process that opened it", code=code, hint="load the model after forking"
         )
     if code:
         raise ForwardError(f"{what} was refused", code=code)
