@@ -241,11 +241,13 @@ class LoadedPair:
         self.read_ahead.put_off()
         if (free := self.on_answer()) is not None:
             free()
-        self._notices += self.follow_power()
+        with self.lock:  # sessions answer in parallel
+            self._notices += self.follow_power()
 
     def take_notices(self) -> tuple[str, ...]:
         """The pending notices for the reader of an answer. Each notice is returned once."""
-        notices, self._notices = self._notices, ()
+        with self.lock:
+            notices, self._notices = self._notices, ()
         if self.answers is not None and (damage := self.answers.take_notice()) is not None:
             notices += (damage,)
         if notices:

@@ -221,7 +221,7 @@ def _object_end(text: str, at: int, final: bool) -> int:
 
     Qwen2.5's template shows the format with double braces, and its models write two or one of them at the end.
     """
-    if text[at] != "{":
+    if text[at] != "{" or text.startswith("{{{", at):
         raise _NoCallError
     if text.startswith("{{", at):
         end = _object_end(text, at + 1, final)

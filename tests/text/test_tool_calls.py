@@ -175,6 +175,25 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_many_braces_are_text(form: CallFormat) -> None:
+    for text in ("{" * 20_000, "<tool_call>" + "{" * 20_000 + "}" * 20_000, "[TOOL_CALLS]" + "{" * 20_000):
+        assert found(form, text) == (text, [])
+
+
+@pytest.mark.parametrize("end", ["}", "}}"])
+@pytest.mark.parametrize("opening", ["<tool_call>", ""])
+def test_a_call_in_double_braces_may_end_with_one(opening: str, end: str) -> None:
+    text = opening + '{{"name": "weather", "arguments": {"city": "Paris"}' + end
+    assert found(HERMES, text) == ("", [("weather", '{"city": "Paris"}')])
+    own, parts = parser(HERMES), list[str | ToolCall]()
+    for character in text:
+        parts += own.feed(character)
+    (call,) = parts + own.flush()
+    assert isinstance(call, ToolCall)
+    assert call.arguments == '{"city": "Paris"}'
+
+
 @given(st.lists(PIECES, max_size=12).map("".join), st.lists(st.integers(1, 9), min_size=1, max_size=8))
 @example(LLAMAS + " ; " + LLAMAS, [1])
 @example('<tool_call>{"name": "weather", "arguments": {"city": "}}{\\"}"}}</tool_call>', [1])
