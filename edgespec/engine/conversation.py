@@ -282,10 +282,10 @@ class Conversation:
 
         first, notice = 0, None
         if not keep_all and kept and not fits(0, context):
-            turns = [place for place, message in enumerate(kept) if message["role"] == "user"]
+            asked_at = [place for place, message in enumerate(kept) if message["role"] == "user"]
             room = context - context // _ANSWER_SHARE
-            first = first_that_fits([*turns[1:], len(kept)], lambda place: fits(place, room))
-            notice = self._dropped(sum(place < first for place in turns), context)
+            first = first_that_fits([*asked_at[1:], len(kept)], lambda place: fits(place, room))
+            notice = self._dropped(sum(place < first for place in asked_at), context)
         asked, tokens = read(first)
         return Turn(
             message=prompt,

@@ -99,10 +99,11 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def check_path(path: object) -> Path:
-    """The path of a file. Raises InvalidRequestError for what is none."""
+    """The path of a file, behind a link: what is saved replaces the file. Raises InvalidRequestError."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise InvalidRequestError(f"a file's path must be text or a Path, not {_kind(path)}")
-    return Path(path)
+    file = Path(path)
+    return file.resolve() if file.is_symlink() else file
 
 
 def _listed(messages: object) -> Sequence[Mapping[str, Any]]:

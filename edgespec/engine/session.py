@@ -43,8 +43,7 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
-from edgespec.text.thinking import ThinkingText, split_thinking
-from edgespec.text.tool_calls import ToolCall
+from edgespec.text.thinking import ThinkingText
 
 T = TypeVar("T")
 
@@ -150,7 +149,6 @@ class Session:
         """
 
         file = check_path(path)
-        file = file.resolve() if file.is_symlink() else file  # the file is replaced, and not the link
 
         def write(stop: threading.Event) -> int:
             facts, state = self._target_model.facts, self._conversation.state_to_save
@@ -248,7 +246,7 @@ class Session:
             start=partial(self._start, answer),
             cancel=self._cancel_begun,
             settle=partial(self._settle, answer),
-            thinking=partial(self._thinking, turn),
+            thinking=answer.thinking,
             shaped=shaping(turn.tools, self._thinking(turn)),
         )
 
@@ -307,6 +305,7 @@ class Session:
             drafts=drafts,
             history=history,
             task=task,
+            thinking=partial(self._thinking, turn),
         )
 
     def _loop(
@@ -411,32 +410,13 @@ class Session:
 
     def _settle(self, answer: StartedAnswer) -> Done:
         """End the turn at the last token that the reader got, and return its Done."""
-        task = answer.task
-        task.forget()  # the reader has left, also if the wait below is interrupted
+        answer.task.forget()  # the reader has left, also if the wait below is interrupted
         with self._settling:  # two threads may settle one answer, after a cancelled ``await``
             with self._lock:
                 active = self._active
             if active is not None and active[0] is answer:
                 self._end_turn(*active)
-        off = self._speculation_off
-        return Done(
-            finish_reason=task.finish_reason,
-            text=task.delivered_text,
-            token_ids=tuple(task.delivered_ids),
-            stats=task.stats,
-            plan=self._plan,
-            sampling=self._chooser.sampling,
-            speculation_off=None if off is None else off.text,
-            speculation_off_code=None if off is None else off.code,
-            plain_tokens_per_s=self._speculating.policy.plain_tokens_per_s,
-            reasoning=split_thinking(task.delivered_text, self._thinking(answer.turn))[0],
-            tool_calls=self._calls(answer)[1],
-        )
-
-    def _calls(self, answer: StartedAnswer) -> tuple[str, tuple[ToolCall, ...]]:
-        """The answer's text without its calls, and the calls."""
-        text, use = answer.task.delivered_text, answer.turn.tools
-        return (text, ()) if use is None else use.split(text, self._thinking(answer.turn))
+        return answer.done(self._speculation_off, self._speculating.policy.plain_tokens_per_s)
 
     def _end_turn(self, answer: StartedAnswer, future: Future[None]) -> None:
         future.result()
@@ -446,7 +426,7 @@ class Session:
             self._target.reset_cancel()
             self._drafts.reset_cancel()
         task, conversation = answer.task, self._conversation
-        conversation.end(answer.turn, task.delivered_text, task.delivered_ids, self._calls(answer))
+        conversation.end(answer.turn, task.delivered_text, task.delivered_ids, answer.calls())
         if self._pair.answers is not None:
             self._pair.answers.add(task.delivered_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must

@@ -247,7 +247,7 @@ def test_more_requests_than_memory_holds_sessions_wait_for_one(
 
     monkeypatch.setattr(engine, "session", limited)
     ask = [
-        threading.Thread(target=lambda text=text: texts.append(slow.chat(text * 300, max_tokens=2).status_code))
+        threading.Thread(target=lambda text=text: texts.append(slow.chat(text * 1500, max_tokens=2).status_code))
         for text in ("one ", "two ", "three ")
     ]
     for thread in ask:
