@@ -16,7 +16,7 @@ from edgespec.engine.tool_use import ToolUse, for_template, tool_use
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.interfaces.drafting import common_prefix
 from edgespec.text.chat_template.template import ChatTemplate
-from edgespec.text.thinking import SWITCH, ThinkingMarks, has_switch, thinking_marks
+from edgespec.text.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.tool_calls import ToolCall
 
@@ -319,10 +319,12 @@ class Conversation:
             return [*kept, *encode(tokenizer, prompt, len(self._rendered))]
         return self._prompts.encode(prompt)
 
-    def begins_thinking(self, turn: Turn) -> bool:
-        """Whether the template has opened the thinking that the answer continues."""
+    def thinking(self, turn: Turn) -> ThinkingText | None:
+        """Separates thinking, which the template may have opened, from the answer; None if there is none."""
         marks = self._prompts.thinking
-        return marks is not None and turn.message is not None and marks.open_in(turn.text)
+        if marks is None or turn.message is None:
+            return None
+        return ThinkingText(marks, inside=marks.open_in(turn.text))
 
     def begin(self, turn: Turn, history: list[int]) -> None:
         """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""

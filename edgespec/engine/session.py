@@ -43,7 +43,6 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
-from edgespec.text.thinking import ThinkingText
 
 T = TypeVar("T")
 
@@ -100,7 +99,7 @@ class Session:
     @property
     def answering(self) -> bool:
         """Whether an answer has begun and not ended."""
-        return self._active is not None
+        return self._active is not None and not self._closed
 
     @property
     def _speculating(self) -> Speculation:
@@ -247,12 +246,8 @@ class Session:
             cancel=self._cancel_begun,
             settle=partial(self._settle, answer),
             thinking=answer.thinking,
-            shaped=shaping(turn.tools, self._thinking(turn)),
+            shaped=shaping(turn.tools, answer.thinking()),
         )
-
-    def _thinking(self, turn: Turn) -> ThinkingText | None:
-        marks = self._pair.prompts.thinking if turn.message is not None else None
-        return None if marks is None else ThinkingText(marks, inside=self._conversation.begins_thinking(turn))
 
     # -------------------------------------------------------------------------------- start of an answer
 
@@ -305,7 +300,7 @@ class Session:
             drafts=drafts,
             history=history,
             task=task,
-            thinking=partial(self._thinking, turn),
+            thinking=partial(self._conversation.thinking, turn),
         )
 
     def _loop(

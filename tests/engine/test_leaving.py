@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,22 @@ def test_a_forgotten_answer_does_not_cancel_the_next_one(session: Session) -> No
     next(iter(session.generate("hello", max_tokens=200)))
     gc.collect()
     assert answer(session.generate("hello", max_tokens=5)).finish_reason == "length"
+
+
+def test_a_session_closed_during_its_answer_is_freed_with_its_last_reference(engine: Engine) -> None:
+    own = engine.session()
+    generation = own.generate("hello", max_tokens=200)
+    next(generation)
+    own.close()
+    assert not engine.pair.answering
+    watched = weakref.ref(own)
+    gc.collect()
+    gc.disable()
+    try:
+        del own, generation
+        assert watched() is None, "a cycle of references keeps it"
+    finally:
+        gc.enable()
 
 
 def test_an_answer_has_one_reader_at_a_time(session: Session) -> None:
