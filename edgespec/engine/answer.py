@@ -178,7 +178,6 @@ class AnswerTask:
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
         self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
         self.abandoned = False
-        self._stopped = False
         self.stats = stats
         self.finish_reason: FinishReason = "cancelled"
         self.delivered_text = ""
@@ -186,13 +185,16 @@ class AnswerTask:
 
     # ------------------------------------------------------------------------------- worker thread
 
-    def run(self, prepare: Callable[[], None]) -> None:
-        """Call ``prepare``, then decode to the end. Never raises: an error is queued for the reader."""
+    def run(self, prepare: Callable[[], None], *, cancelled: bool = False) -> None:
+        """Call ``prepare``, then decode to the end. Never raises: an error is queued for the reader.
+
+        An answer that was ``cancelled`` before it began ends without a token.
+        """
         try:
             prepare()
             for notice in self._notices:
                 self._put(Notice(notice))
-            if not self._stopped:
+            if not cancelled:
                 self._decode()
             self._put(None)
         except BaseException as error:
@@ -294,10 +296,6 @@ class AnswerTask:
             self.delivered_text += event.text
             self.delivered_ids.extend(event.token_ids)
 
-    def stop(self) -> None:
-        """End the answer, which has not begun, without a token."""
-        self._stopped = True
-
     def abandon(self) -> None:
         """Stop after the running round: the reader is gone."""
         self.abandoned = True
@@ -350,14 +348,12 @@ class Generation:
         if self._ended:
             raise StopIteration
         self._begin()
-        try:
-            with self._alone():
+        with self._alone():
+            try:
                 event = self._task.read()
-        except InvalidRequestError:
-            raise
-        except BaseException:  # interrupted while waiting
-            self.close()
-            raise
+            except BaseException:  # interrupted while waiting
+                self.close()
+                raise
         if self._ended:  # another thread closed the answer: drop the event
             raise StopIteration
         return self._given(event)
@@ -428,14 +424,12 @@ class Generation:
         if self._ended:
             raise StopAsyncIteration
         self._begin()
-        try:
-            with self._alone():
+        with self._alone():
+            try:
                 event = await self._task.read_async()
-        except InvalidRequestError:
-            raise
-        except BaseException:  # cancelled: ``aclose`` or the session's next use settles the answer
-            self._abandon()
-            raise
+            except BaseException:  # cancelled: ``aclose`` or the session's next use settles the answer
+                self._abandon()
+                raise
         if self._ended:  # closed by another thread, as in ``__next__``
             raise StopAsyncIteration
         return self._given(event)

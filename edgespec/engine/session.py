@@ -32,7 +32,7 @@ from edgespec.engine.request_checks import (
 )
 from edgespec.engine.saved_session import write_session
 from edgespec.engine.started_answer import StartedAnswer
-from edgespec.engine.tool_checks import check_tools
+from edgespec.engine.tool_checks import check_tools, choose_tools
 from edgespec.engine.tool_use import shaping
 from edgespec.engine.why_no_drafts import why_no_drafts
 from edgespec.errors import ClosedError, EdgespecError, RewindError
@@ -225,7 +225,7 @@ class Session:
         earlier, after = None, list[dict[str, Any]]()
         if messages is not None:
             prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
-        usable = check_tools(tools, tool_choice, raw=raw)
+        usable = choose_tools(check_tools(tools, raw=raw), tool_choice)
         free = raw or messages is not None  # the prompt may be empty: in a list of messages the template adds text
         prompt = check_request(
             prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=free, logprobs=logprobs
@@ -337,9 +337,7 @@ class Session:
             if self._active is not None:
                 raise busy()
             self._drafts.stop_reading()
-            if self._cancelled:
-                answer.task.stop()
-            run = partial(answer.task.run, partial(self._take_over, answer))
+            run = partial(answer.task.run, partial(self._take_over, answer), cancelled=self._cancelled)
             self._active = answer, self._target.submit(run)
 
     def _take_over(self, answer: StartedAnswer) -> None:

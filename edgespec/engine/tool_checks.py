@@ -28,11 +28,8 @@ _DEEPEST = 24
 _KEY = re.compile(r"[^<>\x00-\x1f]{1,256}")
 
 
-def check_tools(tools: object, choice: object, *, raw: bool = False) -> tuple[Message, ...]:
-    """The tools that an answer may call, none with the choice ``none``. Raises InvalidRequestError."""
-    own = _checked_tools(tools)
-    if own and raw:
-        raise InvalidRequestError("tools need the model's chat template, which raw text leaves out")
+def choose_tools(own: tuple[Message, ...], choice: object) -> tuple[Message, ...]:
+    """The checked tools that an answer may call, none with the choice ``none``. Raises InvalidRequestError."""
     names = [tool["function"]["name"] for tool in own]
     if choice in (None, "auto"):
         return own
@@ -49,7 +46,15 @@ def check_tools(tools: object, choice: object, *, raw: bool = False) -> tuple[Me
     )
 
 
-def _checked_tools(tools: object) -> tuple[Message, ...]:
+def check_tools(tools: object, *, raw: bool = False) -> tuple[Message, ...]:
+    """The tools in their usual form. Raises InvalidRequestError."""
+    own = _listed(tools)
+    if own and raw:
+        raise InvalidRequestError("tools need the model's chat template, which raw text leaves out")
+    return own
+
+
+def _listed(tools: object) -> tuple[Message, ...]:
     if tools is None:
         return ()
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):

@@ -182,4 +182,7 @@ def as_home(folder: Home | Path | str) -> Home:
         return folder
     if not isinstance(folder, Path | str):
         raise EdgespecError(f"a home must be a folder's path, not {type(folder).__name__}")
-    return Home(Path(folder).expanduser().absolute())
+    try:
+        return Home(Path(folder).expanduser().absolute())
+    except (RuntimeError, OSError) as error:
+        raise EdgespecError(f"the home folder cannot be found: {error}", hint="give an absolute path") from error

@@ -101,9 +101,14 @@ def unsupported(param: str, what: str) -> ApiError:
     return ApiError(f"{what} is not supported", param=param, code="unsupported_parameter")
 
 
+def sentence(error: EdgespecError) -> str:
+    """The error's message, with its hint."""
+    return error.message if error.hint is None else f"{error.message} ({error.hint})"
+
+
 def api_error(error: EdgespecError, param: str | None = None) -> ApiError:
     """The answer to a request that failed with ``error``; ``param`` is the field with the prompt."""
-    message = error.message if error.hint is None else f"{error.message} ({error.hint})"
+    message = sentence(error)
     if isinstance(error, PromptTooLongError):
         code = "context_length_exceeded"
         return ApiError(f"{code}: {message}", param=param, code=code)  # clients look for it in the message

@@ -13,9 +13,9 @@ from typing import Any
 
 from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import MOST_BIASED, Sampling
-from edgespec.engine.tool_checks import MOST_TOOLS, check_tools
+from edgespec.engine.tool_checks import MOST_TOOLS, check_tools, choose_tools
 from edgespec.errors import InvalidRequestError
-from edgespec.server.errors import ApiError, unsupported
+from edgespec.server.errors import ApiError, sentence, unsupported
 from edgespec.server.messages import Message, read_messages
 from edgespec.server.strict_json import check_text, check_texts
 
@@ -141,8 +141,7 @@ def _shared(body: Mapping[str, Any]) -> dict[str, Any]:
             Sampling(**{name: value})
         except InvalidRequestError as error:
             given = next((each for each, own in _SAMPLING.items() if own == name and each in body), name)
-            message = error.message.replace(name, given)
-            raise ApiError(f"{message} ({error.hint})" if error.hint else message, param=given) from None
+            raise ApiError(sentence(error).replace(name, given), param=given) from None
     return {
         "model": model,
         "sampling": sampling,
@@ -206,13 +205,14 @@ def _tools(given: object) -> tuple[Any, ...]:
 
 def _tool_choice(body: Mapping[str, Any], tools: tuple[Any, ...]) -> Any:
     choice = check_texts(body.get("tool_choice"), "tool_choice")
-    for param, given in (("tools", None), ("tool_choice", choice)):
-        try:
-            check_tools(tools or None, given)
-        except InvalidRequestError as error:
-            message = error.message if error.hint is None else f"{error.message} ({error.hint})"
-            code = "unsupported_parameter" if param == "tool_choice" else None
-            raise ApiError(message, param=param, code=code) from None
+    try:
+        own = check_tools(tools)
+    except InvalidRequestError as error:
+        raise ApiError(sentence(error), param="tools") from None
+    try:
+        choose_tools(own, choice)
+    except InvalidRequestError as error:
+        raise ApiError(sentence(error), param="tool_choice", code="unsupported_parameter") from None
     return choice if tools else None
 
 

@@ -171,7 +171,7 @@ class Marked:
 
 def test_control_tokens_that_mark_calls_have_a_text_where_tools_are_used() -> None:
     tokenizer: Any = Marked()
-    use = tool_use("mistral", "{{ tools }} [TOOL_CALLS] [ARGS]", tokenizer, check_tools([tool()], None))
+    use = tool_use("mistral", "{{ tools }} [TOOL_CALLS] [ARGS]", tokenizer, check_tools([tool()]))
     assert use.marks == {0: b"[TOOL_CALLS]", 1: b"[ARGS]"}
     tokens = [0, *b"weather", 1, *b'{"city": "x"}']
     own, other = AnswerText(tokenizer, (), use.marks), AnswerText(tokenizer, ())
@@ -183,7 +183,7 @@ def test_control_tokens_that_mark_calls_have_a_text_where_tools_are_used() -> No
 
 def test_calls_in_thinking_are_thoughts() -> None:
     tokenizer: Any = Marked()
-    use = tool_use("qwen3", '<tool_call>{"name": <think></think>', tokenizer, check_tools([tool()], None))
+    use = tool_use("qwen3", '<tool_call>{"name": <think></think>', tokenizer, check_tools([tool()]))
     called = '<tool_call>{"name": "weather"}</tool_call>'
     for begin, inside in (("<think>", False), ("", True)):
         thinking = ThinkingText(ThinkingMarks("<think>", "</think>"), inside=inside)
@@ -214,7 +214,6 @@ def test_tools_calls_and_results_cannot_forge_a_turn(vocabulary: LlamaTokenizer)
     def read(text: str, key: str) -> list[int]:
         tools = check_tools(
             [tool(description=text, parameters={"properties": {key: {"type": text, "enum": [text, {text: 1}]}}})],
-            None,
         )
         sent = [user(), call(arguments={"city": text, "deep": {text: [text]}}), result(text)]
         prompt, earlier, after = check_conversation(None, sent, raw=False)
@@ -226,7 +225,7 @@ def test_tools_calls_and_results_cannot_forge_a_turn(vocabulary: LlamaTokenizer)
 
 
 def test_a_call_that_the_caller_sends_back_keeps_the_answers_tokens(vocabulary: LlamaTokenizer) -> None:
-    tools = check_tools([tool()], None)
+    tools = check_tools([tool()])
     conversation = Conversation(prompts(vocabulary), None)
     first = conversation.turn("hello", None, 4096, raw=False, earlier=[], tools=tools)
     assert first.tools is not None

@@ -35,6 +35,7 @@ def test_limits_are_whole_numbers_from_one_on(name: str, value: Any) -> None:
     [
         ({"limits": 5}, "limits must be Limits, not int"),
         ({"store_home": 5}, "a home must be a folder's path, not int"),
+        ({"store_home": "~no-such-user/x"}, "the home folder cannot be found"),
     ],
 )
 def test_what_is_not_a_limit_or_a_folder_is_refused(tiny: TinyModels, wrong: dict[str, Any], said: str) -> None:

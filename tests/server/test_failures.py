@@ -56,8 +56,6 @@ def test_a_killed_drafter_changes_no_text(tiny: TinyModels) -> None:
 
 def test_a_server_ends_although_a_client_takes_nothing(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "LONGEST_WRITE_S", 0.5)
-    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8000, "stream": True}
-    content = json.dumps(body).encode()
     with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
         server.wait_until(lambda: server.service.keeper.state == "ready")
         for each in server.server._own_sockets:  # connections inherit it
@@ -65,8 +63,7 @@ def test_a_server_ends_although_a_client_takes_nothing(tiny: TinyModels, monkeyp
         with socket.socket() as own:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             own.connect(("127.0.0.1", server.port))
-            own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
-            own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+            server.send_chat(own, "hello", max_tokens=8000, stream=True)
             server.wait_until(lambda: server.service.queue.running == 1)
             assert server.server.stop()
             server.wait_until(lambda: server.service.queue.running == 0)
@@ -103,10 +100,8 @@ def test_requests_of_all_kinds_leave_no_thread_and_no_file(slow: Running) -> Non
         for thread in threads:
             thread.start()
         for _ in range(3):  # clients that leave
-            content = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000}).encode()
             with slow.connect() as own:
-                own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
-                own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+                slow.send_chat(own, "hello", max_tokens=4000)
         for thread in threads:
             thread.join()
         slow.wait_until(lambda: slow.service.queue.running == 0 and slow.service.connections() == 0)

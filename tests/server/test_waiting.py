@@ -32,11 +32,8 @@ LONG = "hello " * 500  # half a second of reading for the slow model
 def test_a_client_that_leaves_ends_its_answer(slow: Running) -> None:
     before = len(slow.lines)
     for stream in (True, False):
-        body = {"messages": [{"role": "user", "content": "hello"}], "stream": stream, "max_tokens": 4000}
         with slow.connect() as own:
-            content = json.dumps(body).encode()
-            own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
-            own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+            slow.send_chat(own, "hello", stream=stream, max_tokens=4000)
             slow.wait_until(lambda: slow.service.queue.running == 1)
             if stream:
                 assert own.recv(100).startswith(b"HTTP/1.1 200")
@@ -55,10 +52,8 @@ def test_a_client_that_leaves_ends_its_answer(slow: Running) -> None:
 @pytest.mark.parametrize("early", [b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_a_client_that_sent_more_and_leaves_ends_its_answer(slow: Running, early: bytes) -> None:
     before = len(slow.lines)
-    content = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8000}).encode()
     with slow.connect() as own:
-        own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
-        own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+        slow.send_chat(own, "hello", max_tokens=8000)
         slow.wait_until(lambda: slow.service.queue.running == 1)
         own.sendall(early)
         time.sleep(0.1)  # it arrives in a separate packet
@@ -67,10 +62,8 @@ def test_a_client_that_sent_more_and_leaves_ends_its_answer(slow: Running, early
 
 
 def test_early_requests_of_one_client_are_not_kept_without_limit(slow: Running) -> None:
-    content = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3000}).encode()
     with slow.connect() as own:
-        own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
-        own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
+        slow.send_chat(own, "hello", max_tokens=3000)
         slow.wait_until(lambda: slow.service.queue.running == 1)
         own.settimeout(0.3)
         with pytest.raises(TimeoutError):

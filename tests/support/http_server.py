@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -43,6 +44,13 @@ class Running:
 
     def chat(self, text: str, **body: Any) -> httpx.Response:
         return self.post(messages=[{"role": "user", "content": text}], **body)
+
+    @staticmethod
+    def send_chat(own: socket.socket, text: str, **body: Any) -> None:
+        """Send a chat's request on an open connection, and leave its answer to the caller."""
+        content = json.dumps({"messages": [{"role": "user", "content": text}], **body}).encode()
+        own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
+        own.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(content), content))
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), WAIT_S)
