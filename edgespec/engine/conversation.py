@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 from edgespec.engine.control_names import Messages, Prompt, SpelledNames, encode, read_messages
-from edgespec.engine.request_checks import check_messages
+from edgespec.engine.messages import check_messages
 from edgespec.engine.tool_checks import Message
 from edgespec.engine.tool_use import ToolUse, for_template, tool_use
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError

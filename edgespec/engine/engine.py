@@ -25,7 +25,8 @@ from edgespec.engine.drafter_offer import DrafterOffer
 from edgespec.engine.events import Done, LoadProgress, Text
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.pair_measurements import PairMeasurements
-from edgespec.engine.request_checks import check_messages, check_path, check_system
+from edgespec.engine.messages import check_messages, check_system
+from edgespec.engine.request_checks import check_path
 from edgespec.engine.saved_session import SavedSession
 from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError

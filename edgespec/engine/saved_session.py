@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from edgespec.engine.conversation import Conversation, ConversationState
 from edgespec.engine.loaded_pair import LoadedPair
-from edgespec.engine.request_checks import check_messages
+from edgespec.engine.messages import check_messages
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, SessionFileError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.json_object import Fields

@@ -22,18 +22,17 @@ from edgespec.engine.answer import AnswerTask, AnswerText, Generation
 from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
+from edgespec.engine.messages import check_conversation, check_system
 from edgespec.engine.request_checks import (
     busy,
     check_bias,
-    check_conversation,
     check_path,
     check_request,
-    check_system,
 )
 from edgespec.engine.saved_session import write_session
 from edgespec.engine.started_answer import StartedAnswer
 from edgespec.engine.tool_checks import check_tools, choose_tools
-from edgespec.engine.tool_use import shaping
+from edgespec.engine.call_events import shaping
 from edgespec.engine.why_no_drafts import why_no_drafts
 from edgespec.errors import ClosedError, EdgespecError, RewindError
 from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix

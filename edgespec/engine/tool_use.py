@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from edgespec.engine.events import Done, Event, Text
 from edgespec.errors import InvalidRequestError
 from edgespec.text.thinking import ThinkingText
 from edgespec.text.tokenizer import Tokenizer
@@ -36,7 +35,7 @@ class ToolUse:
 
     def split(self, text: str, thinking: ThinkingText | None) -> tuple[str, tuple[ToolCall, ...]]:
         """The text without its calls, and the calls, of a whole answer."""
-        events = CallEvents(self, thinking)
+        events = CallParts(self, thinking)
         parts = [*events.parts(text), *events.rest()]
         said = "".join(part for part in parts if isinstance(part, str))
         return said, tuple(part for part in parts if isinstance(part, ToolCall))
@@ -79,8 +78,8 @@ def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-class CallEvents:
-    """Turns the events of an answer into events whose texts leave calls out. Thinking holds no calls."""
+class CallParts:
+    """Splits an answer's text into text and calls as it comes. Thinking holds no calls."""
 
     def __init__(self, use: ToolUse, thinking: ThinkingText | None) -> None:
         self._calls = use.parser()
@@ -102,20 +101,3 @@ class CallEvents:
         for piece, thought in pieces:
             found += [piece] if thought else self._calls.feed(piece)
         return found
-
-    def shaped(self, event: Event) -> list[Event]:
-        """The events in place of one event."""
-        if isinstance(event, Done):
-            return [*(Text(part) if isinstance(part, str) else part for part in self.rest()), event]
-        if not isinstance(event, Text):
-            return [event]
-        parts = self.parts(event.text)
-        first = parts.pop(0) if parts and isinstance(parts[0], str) else ""
-        assert isinstance(first, str)
-        own = replace(event, text=first, lengths=())
-        return [own, *(Text(part) if isinstance(part, str) else part for part in parts)]
-
-
-def shaping(use: ToolUse | None, thinking: ThinkingText | None) -> Callable[[Event], list[Event]]:
-    """What turns each event of an answer into the events that its reader gets."""
-    return (lambda event: [event]) if use is None else CallEvents(use, thinking).shaped

@@ -14,7 +14,7 @@ from edgespec.engine.answer import AnswerText
 from edgespec.engine.conversation import Conversation, PromptFormat
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Notice, Round, Text
-from edgespec.engine.request_checks import check_conversation
+from edgespec.engine.messages import check_conversation
 from edgespec.engine.session import Session
 from edgespec.engine.tool_checks import MOST_TOOLS, check_tools
 from edgespec.engine.tool_use import tool_use
