@@ -25,7 +25,7 @@ from benchmarks.batched_clients import closed_loop
 from edgespec import Done, Engine, Round, Sampling, Session, Text
 from edgespec.bench.equality import FullTrees
 from edgespec.bench.suite import builtin_suite
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.hardware.machine import describe_machine
 from edgespec.interfaces.policy import RoundRecord
 

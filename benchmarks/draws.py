@@ -33,7 +33,7 @@ from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_nat
 from edgespec.runtimes.native.runtime import frequent_head_ids, frequent_head_rows
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
-from edgespec.text.choice import open_tokenizer
+from edgespec.text.tokenizers.choice import open_tokenizer
 
 SAMPLINGS = {
     "greedy": Sampling(),

@@ -34,7 +34,7 @@ from benchmarks.score_distance import (
     tokens_to_predict,
     windows,
 )
-from edgespec.bench import quality
+from edgespec.decoding import scores
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
@@ -79,7 +79,7 @@ def side_by_side(
         for model in models.values():
             sequence = model.open(len(inputs))
             open_here.callback(sequence.close)
-            streams.append(quality.teacher_forced_rows(sequence, inputs))
+            streams.append(scores.teacher_forced_rows(sequence, inputs))
         for rows in zip(*streams, strict=True):
             yield dict(zip(models, rows, strict=True))
 
@@ -94,20 +94,20 @@ def compare(models: Mapping[str, LoadedModel], tokens: Sequence[int], kl_tokens:
     agreed: dict[str, list[bool]] = {name: [] for name in divergences}
     for window in windows(tokens, WINDOW):
         done = 0
-        for scores in side_by_side(models, window[:-1]):
-            reference = scores[FLOAT32]
+        for computed in side_by_side(models, window[:-1]):
+            reference = computed[FLOAT32]
             following = window[done + 1 : done + 1 + len(reference)]
             done += len(reference)
-            for name, rows in scores.items():
+            for name, rows in computed.items():
                 left = kl_tokens - len(divergences.get(name, ()))
-                losses[name] += quality.token_losses(rows, following).tolist()
+                losses[name] += scores.token_losses(rows, following).tolist()
                 if name != FLOAT32 and left > 0:
                     divergences[name] += kl_divergences(reference[:left], rows[:left]).tolist()
                     agreed[name] += agreements(reference[:left], rows[:left]).tolist()
     return {
         "tokens": len(losses[FLOAT32]),
         "kl_tokens": min(map(len, divergences.values())),
-        "perplexity": {name: quality.perplexity(own) for name, own in losses.items()},
+        "perplexity": {name: scores.perplexity(own) for name, own in losses.items()},
         "mean_kl_nats": {name: float(np.mean(own)) for name, own in divergences.items()},
         "argmax_agreement": {name: float(np.mean(own)) for name, own in agreed.items()},
     }

@@ -26,8 +26,8 @@ from typing import Any
 
 from benchmarks.processes import ROOT
 from edgespec.bench.suite import builtin_suite
-from edgespec.cli.ending import Ending
-from edgespec.cli.interrupts import Interrupts
+from edgespec.cli.terminal.ending import Ending
+from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Round, Text
 from edgespec.engine.session import Session

@@ -30,7 +30,7 @@ from benchmarks.score_distance import (
     tokens_to_predict,
     windows,
 )
-from edgespec.bench import quality
+from edgespec.decoding import scores
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
@@ -48,7 +48,7 @@ LLAMA_FLASH = {"llama": False, "llama_flash": True}  # flash attention of llama.
 def rows_of(model: LoadedModel, tokens: Sequence[int], block: int) -> Iterator[npt.NDArray[np.float32]]:
     """Teacher-forced scores, ``block`` rows per forward."""
     with closing(model.open(len(tokens))) as sequence:
-        yield from quality.teacher_forced_rows(sequence, tokens, rows_at_once=block)
+        yield from scores.teacher_forced_rows(sequence, tokens, rows_at_once=block)
 
 
 def losses_of(model: LoadedModel, tokens: Sequence[int]) -> list[float]:
@@ -56,20 +56,20 @@ def losses_of(model: LoadedModel, tokens: Sequence[int]) -> list[float]:
     found: list[float] = []
     for window in windows(tokens, WINDOW):
         done = 0
-        for rows in rows_of(model, window[:-1], quality.ROWS_AT_ONCE):
-            found += quality.token_losses(rows, window[done + 1 : done + 1 + len(rows)]).tolist()
+        for rows in rows_of(model, window[:-1], scores.ROWS_AT_ONCE):
+            found += scores.token_losses(rows, window[done + 1 : done + 1 + len(rows)]).tolist()
             done += len(rows)
     return found
 
 
 def divergences_of(models: dict[str, LoadedModel], tokens: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
     """KL divergence of each model from the reference after each token, in nats."""
-    streams = [rows_of(model, tokens, quality.ROWS_AT_ONCE) for model in models.values()]
+    streams = [rows_of(model, tokens, scores.ROWS_AT_ONCE) for model in models.values()]
     found: dict[str, list[float]] = {name: [] for name in models if name != FLOAT32}
     for rows in zip(*streams, strict=True):
-        scores = dict(zip(models, rows, strict=True))
+        computed = dict(zip(models, rows, strict=True))
         for name, own in found.items():
-            own += kl_divergences(scores[FLOAT32], scores[name]).tolist()
+            own += kl_divergences(computed[FLOAT32], computed[name]).tolist()
     return {name: np.array(own) for name, own in found.items()}
 
 
@@ -141,7 +141,7 @@ def measure(model: str, float32: str) -> dict[str, Any]:
             "tokens": TOKENS,
             "held_against": rival,
             **compared(kl, rival),
-            **perplexities_compared({each: quality.perplexity(own) for each, own in losses.items()}),
+            **perplexities_compared({each: scores.perplexity(own) for each, own in losses.items()}),
             **agreements(models[NATIVE], models[rival], text),
         }
 

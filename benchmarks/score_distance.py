@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.bench import quality
 from edgespec.bench.suite import builtin_suite
+from edgespec.decoding import scores
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 
 TOKENS, KL_TOKENS = 4096, 512  # of the text: for the perplexity, and for the KL divergence
 WINDOW = 1024  # tokens that are predicted from an empty cache
@@ -59,7 +59,7 @@ def kl_divergences(reference: npt.NDArray[np.float32], other: npt.NDArray[np.flo
     """
     if reference.shape != other.shape:
         raise ValueError(f"scores of shape {reference.shape} cannot be compared with {other.shape}")
-    true, believed = quality.log_softmax(reference), quality.log_softmax(other)
+    true, believed = scores.log_softmax(reference), scores.log_softmax(other)
     possible = np.isfinite(true)  # 0 log 0 is 0
     difference = np.subtract(true, believed, where=possible, out=np.zeros_like(true))
     # A divergence is never negative; rounding may give -1e-16.

@@ -25,7 +25,7 @@ from edgespec import Done, Engine, Session
 from edgespec.bench.controls import Script
 from edgespec.bench.suite import builtin_suite
 from edgespec.calibration.width_probe import probe_tokens
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.errors import CancelledError
 from edgespec.hardware.machine import describe_machine
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal

@@ -27,7 +27,7 @@ from edgespec.bench.suite import Prompt, first_of_each, load_suite
 from edgespec.drafters.stored import DATASTORE, HISTORY, StoredTextDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.files.stored_text import StoredText, Text
 from edgespec.planning.cost.curve import FREE

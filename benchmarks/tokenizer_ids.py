@@ -16,10 +16,10 @@ from pathlib import Path
 
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
-from edgespec.text.gguf_tokenizer import GgufTokenizer
-from edgespec.text.llama_tokenizer import LlamaTokenizer
-from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.vocabulary import unsupported
+from edgespec.text.tokenizers.gguf import GgufTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
+from edgespec.text.tokenizers.tokenizer import Tokenizer
+from edgespec.text.tokenizers.vocabulary import unsupported
 from tests.support.token_texts import is_of_unicode_16, token_texts
 from tests.support.vocabularies import real_vocabularies
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from edgespec.decoding.round_base import DecodeStats as DecodeStats
     from edgespec.decoding.sampling import Sampling as Sampling
     from edgespec.engine.answer import Generation as Generation
-    from edgespec.engine.assembly import Limits as Limits
-    from edgespec.engine.drafter_offer import DrafterOffer as DrafterOffer
     from edgespec.engine.engine import Engine as Engine
     from edgespec.engine.events import (
         Done as Done,
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
         Round as Round,
         Text as Text,
     )
+    from edgespec.engine.pair.drafter_offer import DrafterOffer as DrafterOffer
+    from edgespec.engine.pair.load import Limits as Limits
     from edgespec.engine.session import Session as Session
     from edgespec.errors import (
         CancelledError as CancelledError,
@@ -54,18 +54,18 @@ if TYPE_CHECKING:
     )
     from edgespec.planning.choice.plan import Plan as Plan
     from edgespec.runtimes.process.settings import WorkerSettings as WorkerSettings
-    from edgespec.text.tool_calls import ToolCall as ToolCall
+    from edgespec.text.conversation.tool_calls import ToolCall as ToolCall
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "DecodeStats": "decoding.round_base",
     "Done": "engine.events",
-    "DrafterOffer": "engine.drafter_offer",
+    "DrafterOffer": "engine.pair.drafter_offer",
     "Engine": "engine.engine",
     "Event": "engine.events",
     "Generation": "engine.answer",
-    "Limits": "engine.assembly",
+    "Limits": "engine.pair.load",
     "Loading": "engine.events",
     "Notice": "engine.events",
     "Plan": "planning.choice.plan",
@@ -74,7 +74,7 @@ _HOMES = {
     "Session": "engine.session",
     "Text": "engine.events",
     "TokenLogprob": "decoding.logprobs",
-    "ToolCall": "text.tool_calls",
+    "ToolCall": "text.conversation.tool_calls",
     "WorkerSettings": "runtimes.process.settings",
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgespec.bench.controls import ReplayDrafter, Script
 from edgespec.drafters.model import KIND
 from edgespec.engine.engine import Engine
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
 from edgespec.interfaces.drafting import Drafter

@@ -14,9 +14,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from edgespec.bench.quality import Logits, log_softmax, teacher_forced_rows
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Sampling
+from edgespec.decoding.scores import Logits, log_softmax, teacher_forced_rows
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.errors import InvalidRequestError

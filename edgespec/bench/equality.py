@@ -12,7 +12,7 @@ from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Sampling, request_of
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
 from edgespec.interfaces.drafting import MOST_NODES, Choice, DraftTree

@@ -15,9 +15,7 @@ from edgespec import __version__
 from edgespec.cli import (
     bench,
     calibrate,
-    chat,
     doctor,
-    export,
     generate,
     history,
     learn,
@@ -27,7 +25,9 @@ from edgespec.cli import (
     serve,
     verify,
 )
-from edgespec.cli.output import State, enable_native_log, prepare_streams, print_error
+from edgespec.cli.chat import chat
+from edgespec.cli.export import export
+from edgespec.cli.terminal.output import State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, InvalidRequestError, ProfileError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

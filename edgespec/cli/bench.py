@@ -32,7 +32,7 @@ from edgespec.cli.options import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import ProgressPrinter, State, note, print_error, print_json
+from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_error, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
@@ -123,7 +123,7 @@ def bench(
     from edgespec.bench.runtimes import REST_S, runtimes_json
     from edgespec.calibration.measurement_store import load_bandwidth
     from edgespec.decoding.sampling import Sampling
-    from edgespec.engine.calibration_report import calibration_report
+    from edgespec.engine.pair.calibration_report import calibration_report
 
     state = state_of(context)
     names = parse_arms(arms)

@@ -17,13 +17,13 @@ from edgespec.cli.options import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import ProgressPrinter, note, print_error, print_json
+from edgespec.cli.terminal.output import ProgressPrinter, note, print_error, print_json
 from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.files.home import home
 from edgespec.hardware.neighbours import BUSY_SHARE
 
 if TYPE_CHECKING:
-    from edgespec.engine.calibration_report import CalibrationReport
+    from edgespec.engine.pair.calibration_report import CalibrationReport
 
 
 def calibrate(
@@ -45,8 +45,8 @@ def calibrate(
     """
     from edgespec.calibration.measurement_store import save_bandwidth
     from edgespec.calibration.timing import FULL, QUICK
-    from edgespec.engine.background_calibration import QUICK_BUDGET_S
-    from edgespec.engine.calibration_report import calibration_report
+    from edgespec.engine.pair.calibration_report import calibration_report
+    from edgespec.engine.pair.calibration_run import QUICK_BUDGET_S
     from edgespec.hardware.bandwidth import measure_read_bandwidth
 
     state = state_of(context)

@@ -16,7 +16,7 @@ import typer
 from edgespec import __version__
 from edgespec.calibration.measurement_store import load_bandwidth
 from edgespec.cli.options import JsonOption
-from edgespec.cli.output import note, print_json
+from edgespec.cli.terminal.output import note, print_json
 from edgespec.errors import EdgespecError, RuntimeUnavailableError
 from edgespec.files.home import Home, home
 from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import suggestions
-from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.options import (
     ContextOption,
     DepthOption,
@@ -31,8 +30,9 @@ from edgespec.cli.options import (
     state_of,
     with_learned_text,
 )
-from edgespec.cli.output import note, read_input, stderr_columns
-from edgespec.cli.status import StatusLine, follow_answer, print_done
+from edgespec.cli.terminal.interrupts import Interrupts
+from edgespec.cli.terminal.output import note, read_input, stderr_columns
+from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.request_checks import check_request
 

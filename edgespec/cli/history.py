@@ -10,8 +10,8 @@ import filelock
 import typer
 
 from edgespec.cli.options import JsonOption, resolve_profile, state_of, with_learned_text
-from edgespec.cli.output import note, print_json
-from edgespec.engine.kept_answers import answers_lock
+from edgespec.cli.terminal.output import note, print_json
+from edgespec.engine.learned.answers import answers_lock
 from edgespec.errors import EdgespecError, StoreLockedError
 from edgespec.files.disk import readable_bytes
 from edgespec.files.home import Home, home

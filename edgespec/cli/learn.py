@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.options import JsonOption, ProfileOption, TargetOption, resolve_profile, state_of
-from edgespec.cli.output import ProgressPrinter, note, print_json
+from edgespec.cli.terminal.output import ProgressPrinter, note, print_json
 from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import readable_bytes
 from edgespec.files.home import home
@@ -38,10 +38,10 @@ def learn(
     The index serves models with the target's vocabulary. A path that is learned again replaces what was learned from
     it. Hidden files, binary files and files larger than 2 MB are left out.
     """
-    from edgespec.engine.text_learner import TextLearner
+    from edgespec.engine.learned.learner import TextLearner
     from edgespec.store.locate import Locator
     from edgespec.store.store import Store
-    from edgespec.text.choice import open_tokenizer
+    from edgespec.text.tokenizers.choice import open_tokenizer
 
     state = state_of(context)
     if forget and not paths:

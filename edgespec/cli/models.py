@@ -12,7 +12,7 @@ import typer
 
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, state_of
-from edgespec.cli.output import ProgressPrinter, State, note, print_json
+from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
@@ -33,7 +33,7 @@ from edgespec.store.references import (
     spec_of_hub_reference,
 )
 from edgespec.store.store import Store, StoredModel
-from edgespec.text.vocabulary import unsupported
+from edgespec.text.tokenizers.vocabulary import unsupported
 
 if TYPE_CHECKING:
     from edgespec.store.hub.quantisations import Quantisation, QuantisationChoice

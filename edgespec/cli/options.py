@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import suggestions
-from edgespec.cli.output import ProgressPrinter, State, note
+from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.files.home import home

@@ -24,8 +24,8 @@ from edgespec.cli.options import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import print_json
-from edgespec.cli.status import EXACTNESS_WORDS
+from edgespec.cli.terminal.output import print_json
+from edgespec.cli.terminal.status import EXACTNESS_WORDS
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.disk import gib

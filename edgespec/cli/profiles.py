@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.options import JsonOption, resolve_profile, state_of
-from edgespec.cli.output import print_json
+from edgespec.cli.terminal.output import print_json
 from edgespec.files.home import home
 from edgespec.profiles.layers import ADVANCED, ADVANCED_KEYS
 from edgespec.profiles.profile import list_profiles

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.log_writer import LogWriter
 from edgespec.cli.options import (
     ContextOption,
     DepthOption,
@@ -29,7 +28,8 @@ from edgespec.cli.options import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import ProgressPrinter, State, note
+from edgespec.cli.terminal.log_writer import LogWriter
+from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError

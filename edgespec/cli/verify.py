@@ -20,8 +20,8 @@ from edgespec.cli.options import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import ProgressPrinter, State, note, print_json
-from edgespec.cli.status import EXACTNESS_WORDS
+from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
+from edgespec.cli.terminal.status import EXACTNESS_WORDS
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import home
 from edgespec.store.catalogue import lookup

@@ -21,8 +21,8 @@ from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats, Rounds, Step
 from edgespec.engine.events import Done, Event, FinishReason, Notice, Round, Text
 from edgespec.errors import CancelledError, InvalidRequestError
-from edgespec.text.thinking import ThinkingText
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.conversation.thinking import ThinkingText
+from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 
 class StopStrings:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edgespec.engine.events import Done, Event, Text
-from edgespec.engine.tool_use import CallParts, ToolUse
-from edgespec.text.thinking import ThinkingText
+from edgespec.text.conversation.thinking import ThinkingText
+from edgespec.text.conversation.tool_use import CallParts, ToolUse
 
 
 class CallEvents:

@@ -12,20 +12,18 @@ from typing import Any, cast
 
 from edgespec.calibration.timing import QUICK, Scope
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.assembly import (
+from edgespec.engine.events import Done, LoadProgress, Text
+from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
+from edgespec.engine.pair.drafter_offer import DrafterOffer
+from edgespec.engine.pair.load import (
     WAITING,
     Limits,
     fastest_plain,
     load_pair,
     resolve_profile,
 )
-from edgespec.engine.background_calibration import CALIBRATION_BUDGET_S, BackgroundCalibration
-from edgespec.engine.conversation import Conversation
-from edgespec.engine.drafter_offer import DrafterOffer
-from edgespec.engine.events import Done, LoadProgress, Text
-from edgespec.engine.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.pair_measurements import PairMeasurements
-from edgespec.engine.messages import check_messages, check_system
+from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
+from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.engine.request_checks import check_path
 from edgespec.engine.saved_session import SavedSession
 from edgespec.engine.session import Session
@@ -44,8 +42,10 @@ from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
-from edgespec.text.thinking import split_thinking
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.conversation.conversation import Conversation
+from edgespec.text.conversation.messages import check_messages, check_system
+from edgespec.text.conversation.thinking import split_thinking
+from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 # How long the processors are observed before they count as idle.
 _LOOK_S = 0.3

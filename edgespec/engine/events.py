@@ -12,7 +12,7 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.files.progress import ProgressEvent
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.plan import Plan
-from edgespec.text.tool_calls import ToolCall
+from edgespec.text.conversation.tool_calls import ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled"]
 

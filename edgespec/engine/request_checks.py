@@ -10,8 +10,8 @@ from pathlib import Path
 from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.answer import StopStrings
-from edgespec.engine.messages import kind_of
 from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.messages import kind_of
 
 
 def check_request(

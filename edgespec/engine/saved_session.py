@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from edgespec.engine.conversation import Conversation, ConversationState
-from edgespec.engine.loaded_pair import LoadedPair
-from edgespec.engine.messages import check_messages
+from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, SessionFileError
+from edgespec.files.checked import Fields
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.files.json_object import Fields
 from edgespec.files.session_file import SessionFile, write_session_file
 from edgespec.interfaces.model import ModelFacts, SavableSequence, Sequence
+from edgespec.text.conversation.conversation import Conversation, ConversationState
+from edgespec.text.conversation.messages import check_messages
 
 # Tokens that a runtime may round a cache up to, and how much more than in this numeric class a token may take in
 # another: 16 bits an element are four times 4 bits.

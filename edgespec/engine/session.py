@@ -19,10 +19,9 @@ from edgespec.decoding.sampling import Chooser, Sampling, seeded
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.engine.answer import AnswerTask, AnswerText, Generation
-from edgespec.engine.conversation import Conversation, Turn
+from edgespec.engine.call_events import shaping
 from edgespec.engine.events import Done
-from edgespec.engine.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.messages import check_conversation, check_system
+from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.request_checks import (
     busy,
     check_bias,
@@ -31,8 +30,6 @@ from edgespec.engine.request_checks import (
 )
 from edgespec.engine.saved_session import write_session
 from edgespec.engine.started_answer import StartedAnswer
-from edgespec.engine.tool_checks import check_tools, choose_tools
-from edgespec.engine.call_events import shaping
 from edgespec.engine.why_no_drafts import why_no_drafts
 from edgespec.errors import ClosedError, EdgespecError, RewindError
 from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
@@ -42,6 +39,9 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
+from edgespec.text.conversation.conversation import Conversation, Turn
+from edgespec.text.conversation.messages import check_conversation, check_system
+from edgespec.text.conversation.tools import check_tools, choose_tools
 
 T = TypeVar("T")
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from edgespec.decoding.sampling import Sampling
 from edgespec.drafters.combination import CombinationState
 from edgespec.engine.answer import AnswerTask
-from edgespec.engine.conversation import Turn
 from edgespec.engine.events import Done
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan
-from edgespec.text.thinking import ThinkingText, split_thinking
-from edgespec.text.tool_calls import ToolCall
+from edgespec.text.conversation.conversation import Turn
+from edgespec.text.conversation.thinking import ThinkingText, split_thinking
+from edgespec.text.conversation.tool_calls import ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

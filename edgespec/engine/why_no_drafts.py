@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.drafters.combination import CombinationState
-from edgespec.engine.loaded_pair import LoadedPair
+from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ModelFileError
-from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, parse_object, read_regular_file
+from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, parse_object, read_regular_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

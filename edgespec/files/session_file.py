@@ -22,7 +22,7 @@ import numpy as np
 
 from edgespec.errors import ModelFileError, SessionFileError
 from edgespec.files.atomic import CHUNK_BYTES, replacing
-from edgespec.files.json_object import Fields, parse_object
+from edgespec.files.checked import Fields, parse_object
 
 _MAGIC = b"edgesess"
 _VERSION = 1

@@ -27,9 +27,9 @@ from edgespec.server.keeper import LoadedEngine
 from edgespec.server.pool import Kept, text_of
 from edgespec.server.schema import MOST_CHOICES, Request
 from edgespec.server.threads import in_thread
-from edgespec.text.thinking import ThinkingText
-from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.tool_calls import ToolCall
+from edgespec.text.conversation.thinking import ThinkingText
+from edgespec.text.conversation.tool_calls import ToolCall
+from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 _SEEDS = 2**64
 # A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.

@@ -7,9 +7,9 @@ from typing import Any
 from edgespec import __version__
 from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import MOST_BIASED
-from edgespec.engine.tool_checks import MOST_TOOLS
 from edgespec.server.messages import MOST_MESSAGES
 from edgespec.server.schema import MOST_CHOICES, MOST_STOPS
+from edgespec.text.conversation.tools import MOST_TOOLS
 
 _NUMBER = {
     "temperature": (0, 100),

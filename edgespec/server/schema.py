@@ -13,11 +13,11 @@ from typing import Any
 
 from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import MOST_BIASED, Sampling
-from edgespec.engine.tool_checks import MOST_TOOLS, check_tools, choose_tools
 from edgespec.errors import InvalidRequestError
 from edgespec.server.errors import ApiError, sentence, unsupported
 from edgespec.server.messages import Message, read_messages
 from edgespec.server.strict_json import check_text, check_texts
+from edgespec.text.conversation.tools import MOST_TOOLS, check_tools, choose_tools
 
 # OpenAI allows 4; editors' lists for some programming languages have 19.
 MOST_STOPS = 32

@@ -10,7 +10,7 @@ from edgespec.bench import arms as module
 from edgespec.bench.arms import ARM_NAMES, ARMS_HELP, DEFAULT_ARMS, open_arm, open_arms, parse_arms, with_fastest
 from edgespec.bench.controls import Script
 from edgespec.engine.engine import Engine
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError
 from edgespec.files.home import Home

@@ -10,7 +10,7 @@ import pytest
 
 import benchmarks.export_quality as module
 from benchmarks.score_distance import agreements, kl_divergences
-from edgespec.bench import quality
+from edgespec.decoding import scores
 from edgespec.export.gguf.files import export_whole
 from edgespec.export.onnx.export import export_onnx
 from tests.support.fake_runtime import FakeModel
@@ -29,9 +29,9 @@ def test_each_model_is_compared_on_every_token_of_the_text_once(monkeypatch: pyt
         parts = []
         for first in (0, 100, 200):
             fed = tokens[first : min(first + 100, 230)]
-            parts += list(quality.teacher_forced_rows(model.open(100), fed))
+            parts += list(scores.teacher_forced_rows(model.open(100), fed))
         rows[name] = np.concatenate(parts)
-        expected = quality.perplexity(quality.token_losses(rows[name], tokens[1:]))
+        expected = scores.perplexity(scores.token_losses(rows[name], tokens[1:]))
         assert found["perplexity"][name] == pytest.approx(expected)
     for name in ("llama", "onnx"):
         first = [each[:130] for each in (rows["float32"], rows[name])]

@@ -19,7 +19,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.fixture
 def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is asked a few prompts: enough to see what is done with its answers."""
-    from edgespec.cli import trimming
+    from edgespec.cli.export import trimming
 
     monkeypatch.setattr(trimming, "calibration_prompts", lambda: PROMPTS)
     monkeypatch.setattr(trimming, "TOKENS_PER_PROMPT", ANSWER_TOKENS)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from rich.cells import cell_len
 
-from edgespec.cli.answer_view import AnswerView
-from edgespec.cli.code_colours import CodeColours
-from edgespec.cli.markdown import Markdown
-from edgespec.cli.terminal_text import Segment
+from edgespec.cli.terminal.answer_view import AnswerView
+from edgespec.cli.terminal.code_colours import CodeColours
+from edgespec.cli.terminal.markdown import Markdown
+from edgespec.cli.terminal.terminal_text import Segment
 from edgespec.engine.events import Text
-from edgespec.text.thinking import ThinkingMarks, ThinkingText
+from edgespec.text.conversation.thinking import ThinkingMarks, ThinkingText
 
 CODE = re.compile("\x1b\\[[0-9;]*m")
 QWEN = ThinkingMarks("<think>", "</think>")

@@ -11,7 +11,7 @@ import pytest
 
 import edgespec.bench.run as run_module
 import edgespec.bench.runtimes as runtimes_module
-import edgespec.engine.assembly as loading_module
+import edgespec.engine.pair.load as loading_module
 from edgespec.bench.runtimes import NamedModel, RuntimeTimes
 from edgespec.cli import bench as module
 from edgespec.export.onnx.export import export_onnx

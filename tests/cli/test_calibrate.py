@@ -21,9 +21,9 @@ import filelock
 import pytest
 
 import edgespec.calibration.measurement_store as measurement_store
-import edgespec.engine.background_calibration as learning_module
+import edgespec.engine.pair.calibration_run as learning_module
 import edgespec.hardware.bandwidth as bandwidth_module
-from edgespec.cli.idle_calibration import IdleCalibration
+from edgespec.cli.chat.idle_calibration import IdleCalibration
 from edgespec.errors import ForwardError, MemoryLimitError
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours

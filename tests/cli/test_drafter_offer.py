@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import DrafterOffer
-from edgespec.cli import drafter_offer
+from edgespec.cli.chat import drafter_offer
 from edgespec.files.home import Home
 from tests.support.command_line import environment, run_cli
 from tests.support.hub_server import HubServer, running

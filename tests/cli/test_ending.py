@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgespec.cli.ending import Ending
+from edgespec.cli.terminal.ending import Ending
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment
 from tests.support.tiny_models import TinyModels

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.cli import trimming
+from edgespec.cli.export import trimming
 from edgespec.errors import EdgespecError
 from edgespec.files import disk
 from edgespec.files.gguf.header import read_header

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.cli import trimming
+from edgespec.cli.export import trimming
 from edgespec.export.trim.vocabtrim import coverage
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.token_rows import always_kept, kept_ids

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.cli.log_writer import CLOSE_S, MOST_CHARACTERS, MOST_LINES, LogWriter
+from edgespec.cli.terminal.log_writer import CLOSE_S, MOST_CHARACTERS, MOST_LINES, LogWriter
 
 
 class Pipe:

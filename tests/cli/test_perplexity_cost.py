@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from edgespec.bench.suite import calibration_prompts
-from edgespec.cli import perplexity_cost
-from edgespec.cli.perplexity_cost import Cost, PerplexityCost, rounded_types
+from edgespec.cli.export import perplexity_cost
+from edgespec.cli.export.perplexity_cost import Cost, PerplexityCost, rounded_types
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.gguf.header import read_header
 from edgespec.placement.prepared import PreparedModel
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.model import load_model
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.support.command_line import InProcess
 from tests.support.exporting import GGUF, succeeded
 from tests.support.fake_runtime import FakeModel

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.chat_commands import SETTINGS, is_command, suggest
-from edgespec.cli.prompt_history import KEPT, PromptHistory
-from edgespec.cli.prompts import Prompt, unquoted
+from edgespec.cli.chat.chat_commands import SETTINGS, is_command, suggest
+from edgespec.cli.chat.prompt_history import KEPT, PromptHistory
+from edgespec.cli.chat.prompts import Prompt, unquoted
 from edgespec.files.home import Home
 
 

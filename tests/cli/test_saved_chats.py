@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from edgespec.cli.chat_commands import COMMANDS, _file_named, is_command, suggest
-from edgespec.cli.talk import Talk
+from edgespec.cli.chat.chat_commands import COMMANDS, _file_named, is_command, suggest
+from edgespec.cli.chat.talk import Talk
 from edgespec.decoding.sampling import Sampling
 from edgespec.errors import EdgespecError, MemoryLimitError, SessionFileError
 from tests.support.command_line import run_cli

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli import output
-from edgespec.cli.idle_calibration import IdleCalibration
-from edgespec.cli.status import StatusLine, stats_lines
+from edgespec.cli.chat.idle_calibration import IdleCalibration
+from edgespec.cli.terminal import output
+from edgespec.cli.terminal.status import StatusLine, stats_lines
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.events import Done

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from edgespec.cli.talk import Talk
+from edgespec.cli.chat.talk import Talk
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError, MemoryLimitError, ModelNotFoundError
-from edgespec.text.thinking import ThinkingMarks
+from edgespec.text.conversation.thinking import ThinkingMarks
 
 TURNS = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "<think>so</think>\n\nhi"})
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from edgespec.engine.answer import AnswerText
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 HARD = [
     b"plain",

@@ -8,12 +8,12 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-import edgespec.engine.background_calibration as module
+import edgespec.engine.pair.calibration_run as module
 from edgespec.calibration.timing import FULL, QUICK
-from edgespec.engine.background_calibration import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Loading
-from edgespec.engine.pair_measurements import MEASURED_BUSY, PairMeasurements
+from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
+from edgespec.engine.pair.measurements import MEASURED_BUSY, PairMeasurements
 from edgespec.errors import ForwardError
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import edgespec.placement.model_pool as pool_module
-from edgespec.engine.assembly import Limits, settled_settings
 from edgespec.engine.engine import Engine
+from edgespec.engine.pair.load import Limits, settled_settings
 from edgespec.errors import ClosedError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home

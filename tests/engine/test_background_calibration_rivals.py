@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from edgespec.calibration.timing import QUICK
-from edgespec.engine.background_calibration import BackgroundCalibration
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Loading
-from edgespec.engine.pair_measurements import PairMeasurements
+from edgespec.engine.pair.calibration_run import BackgroundCalibration
+from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import ClosedError, ModelFileError, WorkerLostError
 from edgespec.files.home import Home
 from edgespec.placement.candidates import Placement
@@ -139,7 +139,7 @@ def test_the_stored_time_is_the_ratio_of_runtimes_times_the_targets_time(
         yield 1.0
         return 0.25
 
-    monkeypatch.setattr("edgespec.engine.background_calibration.measure_plain_ratio", measure)
+    monkeypatch.setattr("edgespec.engine.pair.calibration_run.measure_plain_ratio", measure)
     BackgroundCalibration(engine.pair, QUICK).run()
     assert seen == [(engine.plan.target.runtime, OTHER[engine.plan.target.runtime], 200)]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.bench.comparable import find_comparable
-from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.load import Limits
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError, ModelFileError
 from edgespec.files.model_file import LocatedModel
 from edgespec.placement.memory import memory_needed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import DrafterOffer, Engine, Sampling
-from edgespec.engine.drafter_offer import best_offer
+from edgespec.engine.pair.drafter_offer import best_offer
 from edgespec.files.home import Home
 from edgespec.interfaces.model import ModelFacts
 from edgespec.store import families as table

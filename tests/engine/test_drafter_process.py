@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from edgespec.bench.arms import open_arm
-from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
-from edgespec.engine.pair_measurements import PairMeasurements
+from edgespec.engine.pair.load import Limits
+from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
@@ -212,7 +212,7 @@ def test_a_drafter_process_lost_during_calibration_is_left_out(load: Load, monke
             sequence.close()
             yield 0.0
 
-    monkeypatch.setattr("edgespec.engine.background_calibration.measure_drafter", lose)
+    monkeypatch.setattr("edgespec.engine.pair.calibration_run.measure_drafter", lose)
     with load() as engine:
         engine.calibrate()
         assert "is lost: it was ended by SIGKILL" in str(engine.measurements.drafter_failure)

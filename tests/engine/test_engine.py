@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import edgespec.engine.assembly as loading_module
-from edgespec.engine.assembly import Limits
-from edgespec.engine.control_names import Prompt
+import edgespec.engine.pair.load as loading_module
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Loading
+from edgespec.engine.pair.load import Limits
 from edgespec.engine.request_checks import check_request
 from edgespec.errors import (
     ClosedError,
@@ -37,6 +36,7 @@ from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.native.model import KV_BITS
 from edgespec.runtimes.table import RUNTIMES
+from edgespec.text.conversation.prompt_format import Prompt
 from tests.support.calibrating import fix_plain_ratio
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime, processor_runtimes

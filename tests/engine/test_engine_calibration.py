@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.pair_measurements import PairMeasurements
+from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.files.home import Home
 from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-import edgespec.engine.loaded_pair as module
+import edgespec.engine.pair.loaded_pair as module
 from edgespec.calibration.timing import QUICK
-from edgespec.engine.background_calibration import BackgroundCalibration
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
+from edgespec.engine.pair.calibration_run import BackgroundCalibration
 from edgespec.files.home import Home
 from edgespec.planning.choice.planner import NOT_CALIBRATED
 from tests.support.tiny_models import TinyModels, invent_measurements, require_speculation

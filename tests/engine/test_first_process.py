@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import edgespec.engine.assembly as assembly_module
+import edgespec.engine.pair.load as assembly_module
 from edgespec.calibration.self_check import PASSES, SelfCheck
 from edgespec.engine.engine import Engine
 from edgespec.errors import ForwardError

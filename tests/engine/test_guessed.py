@@ -11,7 +11,7 @@ from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round, Text
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.interfaces.drafting import Context, DraftRequest
 from edgespec.planning.depth.base import FixedDepth

@@ -6,8 +6,6 @@ import re
 
 import pytest
 
-from edgespec.engine.control_names import Prompt
-from edgespec.engine.conversation import Conversation, PromptFormat
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.engine.session import Session
@@ -15,6 +13,8 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
+from edgespec.text.conversation.conversation import Conversation, PromptFormat
+from edgespec.text.conversation.prompt_format import Prompt
 from tests.engine.answers import Forward
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation
 

@@ -15,10 +15,9 @@ import pytest
 
 from edgespec.decoding.round_base import Step
 from edgespec.engine.answer import AnswerTask, Generation
-from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Text
-from edgespec.engine.loaded_pair import ReadAhead
+from edgespec.engine.pair.loaded_pair import ReadAhead
 from edgespec.engine.session import Session
 from edgespec.errors import (
     ClosedError,
@@ -26,6 +25,7 @@ from edgespec.errors import (
     InvalidRequestError,
     RewindError,
 )
+from edgespec.text.conversation.conversation import Conversation, Turn
 from tests.engine.answers import WAIT_S, CallerError, plain_text
 from tests.support.tiny_models import TinyModels, answer, read_all, shown
 from tests.support.watched_sequences import KINDS, is_closed, watch_forwards

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
+from edgespec.engine.pair.load import Limits
 from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
 from edgespec.placement.memory import MemoryEstimate, MemoryUse

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.conversation import Conversation, PromptFormat, first_that_fits
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError, PromptTooLongError
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.conversation.conversation import Conversation, PromptFormat, first_that_fits
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.engine.test_spelled_controls import BOS, END, START, controls, prompts
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer

@@ -12,7 +12,7 @@ from edgespec.bench.equality import FullTrees
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.interfaces.policy import RoundRecord

@@ -10,9 +10,9 @@ import pytest
 
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.model import ModelDrafter
-from edgespec.engine.calibration_report import calibration_report
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
+from edgespec.engine.pair.calibration_report import calibration_report
 from edgespec.files.gguf.records import MASK_TOKEN_KEY
 from edgespec.files.home import Home
 from edgespec.interfaces.drafting import Context, DraftRequest

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.calibration.measurement_store import Measurements
-from edgespec.engine.pair_measurements import PairMeasurements
+from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgespec.calibration.measurement_store import Measurements
-from edgespec.engine.assembly import choose_drafter
-from edgespec.engine.pair_measurements import PairMeasurements
+from edgespec.engine.pair.load import choose_drafter
+from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import ModelFacts
 from edgespec.placement.candidates import NOT_MEASURED, Placement, Placements
@@ -255,7 +255,7 @@ def test_contention_below_the_limit_of_shared_processors_is_raised(
     elsewhere = PairMeasurements(measured, WHOLE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
     for processors, factor, mode in ((4, done / 4.4, "serial"), (8, 1.0, "pipelined")):
         monkeypatch.setattr(
-            "edgespec.engine.pair_measurements.usable_processors", lambda processors=processors: processors
+            "edgespec.engine.pair.measurements.usable_processors", lambda processors=processors: processors
         )
         found = known.costs().contention
         assert found is not None

@@ -15,7 +15,7 @@ from edgespec.bench.controls import Script
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Text
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.depth.base import FixedDepth

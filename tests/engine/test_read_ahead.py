@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from edgespec.engine.loaded_pair import IDLE_S, ReadAhead
+from edgespec.engine.pair.loaded_pair import IDLE_S, ReadAhead
 
 WAIT_S = 20.0
 SOON_S = 0.02

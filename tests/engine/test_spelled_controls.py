@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from edgespec.engine.control_names import Prompt, encode, read_messages, spelled_controls
-from edgespec.engine.conversation import Conversation, PromptFormat
 from edgespec.errors import InvalidRequestError
-from edgespec.text.llama_tokenizer import LlamaTokenizer
-from edgespec.text.tokenizer import ControlToken
+from edgespec.text.conversation.conversation import Conversation, PromptFormat
+from edgespec.text.conversation.prompt_format import Prompt, encode, read_messages, spelled_controls
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
+from edgespec.text.tokenizers.tokenizer import ControlToken
 from tests.support.tiny_gguf import CHATML, VOCABULARY, write_tiny_gguf
 
 BOS, EOS = 1, 2

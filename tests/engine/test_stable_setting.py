@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.width_probe import probe_widths
-from edgespec.engine.assembly import find_stable_model
+from edgespec.engine.pair.load import find_stable_model
 from edgespec.errors import CancelledError, ModelFileError
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe

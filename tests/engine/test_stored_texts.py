@@ -14,11 +14,11 @@ import pytest
 
 from edgespec import Done, Notice, Sampling
 from edgespec.drafters.stored import DATASTORE, HISTORY
-from edgespec.engine import kept_answers, text_learner
 from edgespec.engine.engine import Engine
-from edgespec.engine.kept_answers import MOST_TOKENS, KeptAnswers, answers_path
-from edgespec.engine.stored_texts import learned_path
-from edgespec.engine.text_learner import TextLearner
+from edgespec.engine.learned import answers as kept_answers, learner as text_learner
+from edgespec.engine.learned.answers import MOST_TOKENS, KeptAnswers, answers_path
+from edgespec.engine.learned.learner import TextLearner
+from edgespec.engine.learned.texts import learned_path
 from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import free_bytes
 from edgespec.files.gguf.vocabulary import vocabulary_digest
@@ -26,7 +26,7 @@ from edgespec.files.home import Home
 from edgespec.files.model_file import read_model_file
 from edgespec.files.stored_text import StoredText, Text
 from edgespec.planning.cost.curve import FREE
-from edgespec.text.choice import open_tokenizer
+from edgespec.text.tokenizers.choice import open_tokenizer
 from tests.support.tiny_models import TinyModels, invent_measurements
 
 PROMPT = "Say something."
@@ -112,7 +112,7 @@ def test_processes_that_add_at_the_same_time_lose_no_answer(tmp_path: Path) -> N
     home = Home(tmp_path / "home")
     code = (
         "import sys; from pathlib import Path; from edgespec.files.home import Home\n"
-        "from edgespec.engine.kept_answers import KeptAnswers\n"
+        "from edgespec.engine.learned.answers import KeptAnswers\n"
         "kept = KeptAnswers(Home(Path(sys.argv[1])), bytes(range(32)), 1000)\n"
         "for place in range(15): kept.add([int(sys.argv[2]) + place])\n"
         "kept.close()"

@@ -10,7 +10,7 @@ import pytest
 from edgespec.engine.events import Done, Text
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
-from edgespec.text.thinking import ThinkingText
+from edgespec.text.conversation.thinking import ThinkingText
 from tests.support.tiny_models import TinyModels, read_all
 
 # Like Qwen3's template: earlier thinking is left out, and thinking can be turned off.

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from edgespec.engine.answer import AnswerText
-from edgespec.engine.conversation import Conversation, PromptFormat
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Notice, Round, Text
-from edgespec.engine.messages import check_conversation
 from edgespec.engine.session import Session
-from edgespec.engine.tool_checks import MOST_TOOLS, check_tools
-from edgespec.engine.tool_use import tool_use
 from edgespec.errors import InvalidRequestError
-from edgespec.text.llama_tokenizer import LlamaTokenizer
-from edgespec.text.thinking import ThinkingMarks, ThinkingText
-from edgespec.text.tokenizer import ControlToken
-from edgespec.text.tool_calls import ToolCall
+from edgespec.text.conversation.conversation import Conversation, PromptFormat
+from edgespec.text.conversation.messages import check_conversation
+from edgespec.text.conversation.thinking import ThinkingMarks, ThinkingText
+from edgespec.text.conversation.tool_calls import ToolCall
+from edgespec.text.conversation.tool_use import tool_use
+from edgespec.text.conversation.tools import MOST_TOOLS, check_tools
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
+from edgespec.text.tokenizers.tokenizer import ControlToken
 from tests.engine.test_spelled_controls import BOS, END, START, controls, shown
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
+from edgespec.engine.pair.load import Limits
 from edgespec.errors import InvalidRequestError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home

@@ -17,11 +17,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from edgespec.cli.status import StatusLine
+from edgespec.cli.terminal.status import StatusLine
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Round, Text
-from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import WorkerLostError
 from edgespec.interfaces.model import LoadsInBackground

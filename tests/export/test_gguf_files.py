@@ -22,7 +22,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufArray, GgufHeader
 from edgespec.files.progress import ProgressEvent
 from edgespec.runtimes.llama.library import load
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.export.models import VOCABULARY_SIZE, WIDTH, loads, logits, write_model
 from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -23,7 +23,7 @@ from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.progress import ProgressEvent
 from edgespec.files.safetensors import to_float32
 from edgespec.runtimes.llama.library import load
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.export.hf_models import (
     HEAD_WIDTH,
     HEADS,

@@ -28,7 +28,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.progress import ProgressEvent
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.support.whole_onnx import DecoderGraph, write_fake_worker, write_folder
 
 PYTHON = Path(sys.executable)

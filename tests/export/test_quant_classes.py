@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.cli.export_report import quantisation_by_class
+from edgespec.cli.export.export_report import quantisation_by_class
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import TensorInfo
 

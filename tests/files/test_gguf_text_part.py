@@ -21,7 +21,7 @@ from edgespec.runtimes.native.model import NativeSettings, load_native
 from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
-from edgespec.text.choice import open_tokenizer
+from edgespec.text.tokenizers.choice import open_tokenizer
 from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels

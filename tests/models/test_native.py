@@ -17,7 +17,7 @@ from edgespec.interfaces.model import Model, Sequence
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.support.kernel_calls import require_native
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]

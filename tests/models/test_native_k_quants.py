@@ -14,7 +14,7 @@ from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.runtimes.native.runtime import FREQUENT_HEAD_ROWS, frequent_head_ids, frequent_head_rows
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.models.test_native import Text, divergence, run, scores
 from tests.support.kernel_calls import require_native
 

@@ -34,7 +34,7 @@ import sys, threading, time
 from pathlib import Path
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 
 good, bad = map(Path, sys.argv[1:])
 try:

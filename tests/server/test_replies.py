@@ -26,7 +26,7 @@ from edgespec.server.errors import ApiError, api_error
 from edgespec.server.metrics import Metrics
 from edgespec.server.replies import Head, fingerprint, timings, usage, whole
 from edgespec.server.schema import Request
-from edgespec.text.thinking import ThinkingMarks, ThinkingText
+from edgespec.text.conversation.thinking import ThinkingMarks, ThinkingText
 from tests.support.tiny_models import TinyModels
 
 MARKS = ThinkingMarks("<think>", "</think>")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import MOST_BIASED
-from edgespec.engine.tool_checks import MOST_TOOLS
 from edgespec.server.errors import ApiError
 from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import MOST_CHOICES, MOST_STOPS, Request, read_chat, read_completion
 from edgespec.server.strict_json import MOST_NESTED, MOST_NESTING, parse_body
+from edgespec.text.conversation.tools import MOST_TOOLS
 
 HI = [{"role": "user", "content": "hi"}]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import edgespec.engine.background_calibration as learning_module
+import edgespec.engine.pair.calibration_run as learning_module
 from edgespec.calibration.timing import measure_contention
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home

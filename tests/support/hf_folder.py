@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufArray, GgufHeader
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 
 __all__ = [
     "BYTE_CHARACTERS",

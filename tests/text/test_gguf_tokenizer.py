@@ -14,11 +14,11 @@ from hypothesis import given, settings, strategies as st
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
-from edgespec.text.choice import open_tokenizer
-from edgespec.text.gguf_tokenizer import GgufTokenizer
-from edgespec.text.llama_tokenizer import LlamaTokenizer
-from edgespec.text.vocabulary import unsupported
-from edgespec.text.word_splits import WORD_SPLITS
+from edgespec.text.tokenizers.choice import open_tokenizer
+from edgespec.text.tokenizers.gguf import GgufTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
+from edgespec.text.tokenizers.vocabulary import unsupported
+from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.token_texts import CLASS_PROBE, is_of_unicode_16, token_texts
 from tests.support.vocabularies import (
@@ -228,7 +228,7 @@ def test_without_llama_cpp_an_unsupported_vocabulary_is_refused_with_the_reason(
 
     path = write_vocabulary(tmp_path / "v.gguf", LETTERS, model=model, pre=pre)
     assert unsupported(read_header(path)) == reason
-    monkeypatch.setattr("edgespec.text.choice.load", missing)
+    monkeypatch.setattr("edgespec.text.tokenizers.choice.load", missing)
     with pytest.raises(
         RuntimeUnavailableError, match=f"needs llama.cpp, because {reason}; llama.cpp is not installed"
     ) as caught:

@@ -13,14 +13,14 @@ from typing import Any
 import jinja2
 import pytest
 
-from edgespec.engine.control_names import encode, read_messages, spelled_controls
 from edgespec.errors import InvalidRequestError, TemplateError
 from edgespec.files.home import home
 from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
-from edgespec.text.tokenizer import ControlToken
-from edgespec.text.tool_calls import CallText, call_format, split_calls
+from edgespec.text.conversation.prompt_format import encode, read_messages, spelled_controls
+from edgespec.text.conversation.tool_calls import CallText, call_format, split_calls
+from edgespec.text.tokenizers.tokenizer import ControlToken
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.real_templates import real_templates, reference
 

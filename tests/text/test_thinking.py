@@ -7,7 +7,14 @@ from hypothesis import given, strategies as st
 
 from edgespec.files.home import home
 from edgespec.text.chat_template.template import ChatTemplate
-from edgespec.text.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, split_thinking, thinking_marks
+from edgespec.text.conversation.thinking import (
+    SWITCH,
+    ThinkingMarks,
+    ThinkingText,
+    has_switch,
+    split_thinking,
+    thinking_marks,
+)
 from tests.support.real_templates import real_templates
 
 QWEN = ThinkingMarks("<think>", "</think>")

@@ -19,8 +19,8 @@ from edgespec.errors import ClosedError, EdgespecError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.thread import WorkerThread
-from edgespec.text.gguf_tokenizer import GgufTokenizer
-from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.tokenizers.gguf import GgufTokenizer
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 
 UNKNOWN, BOS, FIRST_BYTE = 0, 1, 3
@@ -238,7 +238,7 @@ def test_an_interrupted_load_of_a_vocabulary_frees_it(path: Path, monkeypatch: p
         llama_model_free = freed.append
 
     monkeypatch.setattr(WorkerThread, "run", interrupted)
-    monkeypatch.setattr("edgespec.text.llama_tokenizer.load", lambda: SimpleNamespace(api=Api))
+    monkeypatch.setattr("edgespec.text.tokenizers.llama_cpp.load", lambda: SimpleNamespace(api=Api))
     with pytest.raises(KeyboardInterrupt):
         LlamaTokenizer(path)
     assert freed == ["a model"]

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from edgespec.text.tool_calls import (
+from edgespec.text.conversation.tool_calls import (
     HERMES,
     LLAMA,
     MISTRAL,

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.files.checked import Fields, read_fields
 from edgespec.files.gguf.records import MASK_TOKEN_KEY
-from edgespec.files.json_object import Fields, read_fields
 
 CONFIG = "config.json"
 _MOST_BYTES = 1 << 20  # real files have a few kB

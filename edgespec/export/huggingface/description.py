@@ -14,8 +14,8 @@ from typing import Protocol
 from edgespec.errors import InvalidRequestError
 from edgespec.export.huggingface.config import CONFIG, Value, mask_token_of
 from edgespec.export.packages import require
+from edgespec.files.checked import Fields, read_fields
 from edgespec.files.gguf.records import MASK_TOKEN_KEY
-from edgespec.files.json_object import Fields, read_fields
 
 _MOST_BYTES = 1 << 20  # real files have a few kB
 _MOST_POSITIONS, _MOST_WIDTH, _MOST_HEADS, _MOST_TOKENS = 2**31 - 1, 2**20, 2**14, 2**20

@@ -18,8 +18,8 @@ from edgespec.export.huggingface.tokenizer import Vocabulary, read_vocabulary
 from edgespec.export.packages import require
 from edgespec.export.staging import mask_note, staged_folder
 from edgespec.files.atomic import sha256_file, write_json
+from edgespec.files.checked import DOWNLOAD_AGAIN
 from edgespec.files.gguf.header import read_header
-from edgespec.files.json_object import DOWNLOAD_AGAIN
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.files.safetensors import read_safetensors_folder
 from edgespec.runtimes.llama.library import load

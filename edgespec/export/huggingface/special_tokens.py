@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ModelFileError
-from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, read_fields, read_regular_file
+from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, read_fields, read_regular_file
 
 _MOST_BYTES = 16 << 20  # tokenizer_config.json lists all added tokens: gemma's has 1.2 MB
 _MOST_TEMPLATE_BYTES = 1 << 20  # the limit of one value in a GGUF header; real templates stay under 100 kB

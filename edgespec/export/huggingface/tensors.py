@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.huggingface.config import ModelConfig, rope_factors
 from edgespec.export.packages import require
-from edgespec.files.json_object import DOWNLOAD_AGAIN
+from edgespec.files.checked import DOWNLOAD_AGAIN
 from edgespec.files.safetensors import SafeTensor, to_float32
 
 EMBEDDING, HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"

@@ -17,7 +17,7 @@ from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.huggingface.config import Value
 from edgespec.export.huggingface.pretokenizers import SPACE, byte_level_name, sentencepiece_prefix
 from edgespec.export.huggingface.special_tokens import SpecialTokens, read_special_tokens
-from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, is_text, read_fields
+from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, is_text, read_fields
 
 TOKENIZER = "tokenizer.json"
 _MOST_BYTES = 64 << 20  # the largest known tokenizer.json, gemma's, has 33 MB

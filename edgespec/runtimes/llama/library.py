@@ -23,7 +23,8 @@ INSTALL_HINT = (
     "install it with `pip install 'edgespec[llama]'`; without a prebuilt wheel this compiles for about 5 minutes"
 )
 
-# What runtimes/llama/model.py and text/llama_tokenizer.py call; a build without one of these functions is too old.
+# What runtimes/llama/model.py and text/tokenizers/llama_cpp.py call. A build without one of these functions is too
+# old.
 _NEEDED = (
     "llama_backend_init",
     "llama_print_system_info",

@@ -1,0 +1,197 @@
+"""``edgespec chat``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated
+
+import typer
+
+from edgespec.cli import history
+from edgespec.cli.chat.chat_commands import Ask, Commands, Leave, is_command, suggest
+from edgespec.cli.chat.drafter_offer import open_with_offer
+from edgespec.cli.chat.idle_calibration import IdleCalibration
+from edgespec.cli.chat.prompts import FIRST, FURTHER, LinePrompts, Prompt, Prompts
+from edgespec.cli.chat.talk import Talk
+from edgespec.cli.options import (
+    ContextOption,
+    DepthOption,
+    DraftOption,
+    ExactnessOption,
+    JsonOption,
+    MinPOption,
+    ModelArgument,
+    NoThinkOption,
+    ProfileOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    ThreadsOption,
+    TopKOption,
+    TopPOption,
+    check_thinking,
+    open_engine,
+    resolve_profile,
+    sampling_of,
+    state_of,
+)
+from edgespec.cli.terminal.ending import Ending
+from edgespec.cli.terminal.interrupts import Interrupts
+from edgespec.cli.terminal.output import note, print_error, unechoed
+from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.home import home
+
+
+def chat(
+    context: typer.Context,
+    model: ModelArgument = None,
+    profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    context_length: ContextOption = None,
+    depth: DepthOption = None,
+    exactness: ExactnessOption = None,
+    threads: ThreadsOption = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")] = None,
+    no_think: NoThinkOption = False,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Chat with a model. Reads one prompt a line if stdin is not a terminal.
+
+    On a terminal, answers are sampled with the settings that the model's file or its makers recommend. From a pipe
+    and with --json, decoding is greedy.
+    """
+    state = state_of(context)
+    if model is not None and target is not None:
+        raise InvalidRequestError("the model was named twice", hint="give MODEL or --target MODEL")
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    sampling_of(Sampling(), **drawn)  # reports wrong values before a model is loaded
+    flags = {"context": context_length, "depth": depth, "exactness": exactness, "threads": threads}
+    chosen = history.for_chat(resolve_profile(profile, target=model or target, draft=draft, **flags))
+
+    def load(another: str | None) -> Engine:
+        # A drafter named on the command line is for the first model only.
+        own = draft if another is None or draft == "none" else None
+        other = resolve_profile(profile, target=another or model or target, draft=own, **flags)
+        return open_engine(history.for_chat(other), state)
+
+    interactive, prompts = sys.stdin.isatty(), _prompts()
+    silent = unechoed if prompts.drawn else nullcontext
+    given = {name: value for name, value in drawn.items() if value is not None}
+    with (
+        open_with_offer(chosen, state, as_json=json, silent=silent) as engine,
+        Talk(engine, load, system=system, think=not no_think, drawn=given, as_file=interactive and not json) as talk,
+    ):
+        if interactive and not json:
+            note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
+        check_thinking(engine, think=not no_think)
+        status = StatusLine(measuring=interactive and engine.can_calibrate)
+        _Chat(talk, state.ending, status, as_json=json, max_tokens=max_tokens).run(prompts, silent, interactive)
+
+
+def _prompts() -> Prompts:
+    """The reader of prompts that fits stdin: with an editor on a capable terminal, else line by line."""
+    if not sys.stdin.isatty():
+        return LinePrompts()
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return LinePrompts(FIRST, FURTHER)
+    from edgespec.cli.chat.editing import EditedPrompts
+    from edgespec.cli.chat.prompt_history import PromptHistory
+
+    return EditedPrompts(PromptHistory(home()), suggest)
+
+
+class _Chat:
+    def __init__(
+        self, talk: Talk, ending: Ending, status: StatusLine, *, as_json: bool, max_tokens: int | None
+    ) -> None:
+        self._talk = talk
+        self._commands = Commands(talk)
+        self._ending = ending
+        self._as_json = as_json
+        self._max_tokens = max_tokens
+        self._status = status
+        self._failed = False
+        # Used only if prompts are typed: from a pipe the next prompt is available immediately.
+        self._idle = IdleCalibration(talk.engine)
+
+    def run(self, prompts: Prompts, silent: Callable[[], AbstractContextManager[None]], interactive: bool) -> None:
+        """Answer prompts until the chat ends. Within ``silent``, the terminal does not show typed keys."""
+        with Interrupts(self._talk, self._ending).installed() as interrupts, self._idle:
+            while True:
+                try:
+                    try:
+                        prompt = prompts.read()
+                        self._say_what_was_measured()
+                    except EdgespecError as error:  # a line that is not UTF-8; the chat continues with the next line
+                        self._fail(error)
+                        continue
+                    with silent():
+                        asked = None if prompt is None else self._to_answer(prompt)
+                    if asked is None:
+                        break
+                    if not asked.strip():
+                        continue
+                    with interrupts.answering(), silent():
+                        self._answer(asked)
+                    if self._ending.number is not None:
+                        raise KeyboardInterrupt
+                    if interactive:
+                        self._idle.engine = self._talk.engine
+                        self._status.measuring |= self._talk.engine.can_calibrate
+                        self._idle.start()
+                except KeyboardInterrupt:
+                    if interrupts.leaving or self._ending.number is not None or not interactive:
+                        raise
+                    # A terminal that we do not draw needs a line break after the typed text.
+                    note(f"{'' if prompts.drawn else chr(10)}Ctrl-C again within 2 s, or /exit, leaves", dim=True)
+        if self._failed and not interactive:
+            raise typer.Exit(1)
+
+    def _say_what_was_measured(self) -> None:
+        line = self._idle.stop()
+        if line is not None:
+            note(line, dim=True)
+
+    def _to_answer(self, prompt: Prompt) -> str | None:
+        """Run commands; return the text to answer, "" if there is none, None if the chat ends."""
+        if prompt.quoted or not is_command(prompt.text):
+            return prompt.text[1:] if prompt.text.startswith("//") and not prompt.quoted else prompt.text
+        try:
+            match self._commands.obey(prompt.text.strip()):
+                case Leave():
+                    return None
+                case Ask(again):
+                    return again
+        except EdgespecError as error:
+            if self._talk.session.closed:  # no model is loaded any more
+                raise
+            print_error(error, as_json=False)
+        return ""
+
+    def _answer(self, prompt: str) -> None:
+        talk = self._talk
+        talk.asked = prompt
+        try:
+            generation = talk.session.generate(prompt, max_tokens=self._max_tokens, sampling=talk.sampling)
+            talk.last = follow_answer(generation, as_json=self._as_json, guesses=self._commands.shows_guesses)
+            print_done(talk.last, self._status, as_json=self._as_json)
+        except EdgespecError as error:
+            self._fail(error)
+
+    def _fail(self, error: EdgespecError) -> None:
+        """Report an error. The chat continues, and the conversation does not contain the failed prompt."""
+        self._failed = True
+        print_error(error, as_json=self._as_json)

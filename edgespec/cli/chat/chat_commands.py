@@ -1,0 +1,289 @@
+"""The chat's slash commands."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.cli.chat.talk import Talk
+from edgespec.cli.options import check_thinking
+from edgespec.cli.suggestions import Suggestion, for_model
+from edgespec.cli.terminal.output import note, stdout_is_rich
+from edgespec.cli.terminal.status import STATS_COLUMNS, stats_lines
+from edgespec.errors import InvalidRequestError
+from edgespec.files.disk import readable_bytes
+
+# Each command's usage, and what the command does.
+COMMANDS = (
+    ("/help", "this list"),
+    ("/retry", "answer the last prompt again, with another seed"),
+    ("/undo", "remove the last prompt and its answer"),
+    ("/set", "show the sampling settings; to change one: /set temperature 0.7"),
+    ("/system TEXT", 'set the system message; "none" removes it; without TEXT, show it'),
+    ("/save FILE", "save the conversation to a file, with what the model has read of it"),
+    ("/load FILE", "continue a saved conversation instead of this one"),
+    ("/model NAME", "switch to another model; without NAME, show the current one"),
+    ("/guesses", "turn the shading of guessed tokens on or off"),
+    ("/copy", "copy the last answer to the clipboard"),
+    ("/clear", "forget the conversation"),
+    ("/stats", "show times and counts of the last answer"),
+    ("/plan", "show where models run, which drafter guesses, and why"),
+    ("/exit", "leave the chat (also Ctrl-D)"),
+)
+
+# Keys and marks, listed by /help after the commands.
+_KEYS = (
+    ("//", "starts a prompt that begins with a slash"),
+    ('"""', "starts and ends a prompt of several lines; pasted lines need no marks"),
+    ("Alt-Enter", "starts a new line (also Ctrl-J)"),
+    ("Ctrl-C", "stops the answer; twice leaves the chat"),
+)
+
+_GUESS = (
+    "A guess is a token proposed by a smaller model or copied from the text. The model checks several guesses in one "
+    "pass and keeps those that it would have written itself."
+)
+
+# Settings of /set: names of fields of Sampling, with their types and common values.
+SETTINGS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "temperature": (float, ("0", "0.7", "1")),
+    "top-p": (float, ("0.8", "0.95", "1")),
+    "top-k": (int, ("0", "20", "40")),
+    "min-p": (float, ("0", "0.05")),
+    "repeat-penalty": (float, ("1", "1.1")),
+    "presence-penalty": (float, ("0", "1.5")),
+    "frequency-penalty": (float, ("0",)),
+    "seed": (int, ("none",)),
+}
+
+# Characters that every terminal accepts (the limit of hterm and of old tmux). Some terminals drop longer copies.
+_LONGEST_COPY = 74_994
+
+# tmux answers within milliseconds; the limit is for a tmux server that hangs.
+_TMUX_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The command ends the chat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The command asks the model to answer ``prompt``."""
+
+    prompt: str
+
+
+def is_command(text: str) -> bool:
+    """Whether a prompt is a command. A prompt of several lines is a command only if the command's name exists."""
+    if not text.startswith("/") or text.startswith("//"):
+        return False
+    return "\n" not in text.strip() or text.split(maxsplit=1)[0] in _names()
+
+
+def suggest(before: tuple[str, ...], word: str) -> Iterable[Suggestion]:
+    """Completions of ``word``, which follows the words ``before`` in a command."""
+    match before:
+        case ():
+            return ((usage.split()[0], what) for usage, what in COMMANDS)
+        case ("/set",):
+            return ((name, "") for name in SETTINGS)
+        case ("/set", name) if name in SETTINGS:
+            return ((value, "") for value in SETTINGS[name][1])
+        case ("/model",):
+            return for_model(word)
+    return ()
+
+
+def _names() -> set[str]:
+    return {usage.split()[0] for usage, _ in COMMANDS} | {"/quit", "/bye"}
+
+
+class Commands:
+    """Runs the commands of one chat."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self.shows_guesses = False
+
+    def obey(self, line: str) -> Leave | Ask | None:
+        """Run a command and return what the chat has to do next, if anything. Raises EdgespecError."""
+        name, *rest = line.split(maxsplit=1)
+        text, talk = (rest[0] if rest else None), self._talk
+        match name:
+            case "/exit" | "/quit" | "/bye":
+                return Leave()
+            case "/help":
+                _print_help()
+            case "/clear":
+                talk.session.clear()
+                talk.asked = None
+                note("the conversation was cleared", dim=True)
+            case "/retry":
+                return self._retry()
+            case "/undo":
+                undone = talk.take_back()
+                note("there is nothing to undo" if undone is None else f"undone: {_shortened(undone)}", dim=True)
+            case "/set":
+                self._set(text.split() if text else [])
+            case "/system":
+                self._set_system(text)
+            case "/save":
+                path = _file_named(name, text)
+                size = talk.session.save(path)
+                note(f"{_turns(talk)} saved to {path} ({readable_bytes(size)})", dim=True)
+            case "/load":
+                talk.restore(path := _file_named(name, text))
+                note(f"{_turns(talk)} loaded from {path}; the next prompt continues the conversation", dim=True)
+            case "/model":
+                self._set_model(text)
+            case "/guesses":
+                self._show_guesses()
+            case "/copy":
+                self._copy()
+            case "/stats":
+                for line in ["no answer yet"] if talk.last is None else stats_lines(talk.last):
+                    note(line, hang=STATS_COLUMNS)
+            case "/plan":
+                for reason in talk.engine.plan.reasons:
+                    note(f"- {reason}")
+            case other:
+                note(f"{other} is not a command; /help lists the commands, and // starts a prompt with a slash")
+        return None
+
+    def _retry(self) -> Ask | None:
+        talk = self._talk
+        again = talk.take_back()
+        if again is None:
+            note("there is no answer to try again", dim=True)
+            return None
+        if talk.sampling.greedy:
+            note("greedy decoding gives the same answer again; /set temperature 0.7 samples another", dim=True)
+        else:
+            talk.set(seed=None)
+        return Ask(again)
+
+    def _set_system(self, text: str | None) -> None:
+        session = self._talk.session
+        if text is not None:
+            session.system = None if text.strip().lower() == "none" else text
+        own = session.system
+        note("there is no system message" if own is None else f"system message: {_shortened(own)}", dim=True)
+
+    def _set(self, words: list[str]) -> None:
+        """Change the setting that ``words`` name, if any, and show all settings."""
+        if words:
+            self._talk.set(**_setting(words))
+        for name in SETTINGS:
+            value = getattr(self._talk.sampling, name.replace("-", "_"))
+            note(f"{name:18}{'random for each answer' if value is None else value}")
+
+    def _set_model(self, model: str | None) -> None:
+        talk = self._talk
+        if model is not None:
+            model = _expanded(model)
+            talk.switch(model)
+            check_thinking(talk.engine, think=talk.think)
+        ready = "continues the conversation" if talk.session.messages else "is ready"
+        now = "answers" if model is None else ready
+        note(f"{talk.engine.plan.target.model} {now}", dim=True)
+
+    def _show_guesses(self) -> None:
+        if not self.shows_guesses and not stdout_is_rich():
+            note("guesses are shown in colours, and this terminal shows no colours")
+            return
+        self.shows_guesses = not self.shows_guesses
+        if self.shows_guesses:
+            note("from the next answer on, tokens that were guessed correctly are shaded")
+        else:
+            note("guesses are no longer shaded", dim=True)
+
+    def _copy(self) -> None:
+        last = self._talk.last
+        if last is None:
+            note("no answer yet")
+            return
+        marks = self._talk.engine.pair.prompts.thinking
+        text = last.text if last.reasoning is None or marks is None else marks.answer_in(last.text)
+        note(copy(text or last.text), dim=True)
+
+
+def copy(text: str) -> str:
+    """Put a text into the terminal's clipboard and return a message about the result."""
+    count = f"{len(text)} character{'' if len(text) == 1 else 's'}"
+    named = os.environ.get("TERM", "" if sys.platform == "win32" else "dumb")  # Windows sets no TERM
+    if not sys.stdout.isatty() or named in ("dumb", "linux"):
+        return "this terminal has no clipboard"
+    tmux = shutil.which("tmux") if os.environ.get("TMUX") else None
+    if tmux is not None:  # by default tmux ignores escape codes for the clipboard
+        command = [tmux, "load-buffer", "-w", "-"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(command, input=text.encode(), capture_output=True, check=True, timeout=_TMUX_S)
+            return f"{count} copied into tmux's buffer, and to the clipboard if the terminal allows it"
+    encoded = base64.b64encode(text.encode()).decode()
+    sys.stdout.write(f"\x1b]52;c;{encoded}\x07")
+    sys.stdout.flush()
+    long = "; some terminals drop a text of this length" if len(encoded) > _LONGEST_COPY else ""
+    return f"{count} sent to the terminal, which copies them if it supports OSC 52 (most do){long}"
+
+
+def _print_help() -> None:
+    width = max(len(usage) for usage, _ in (*COMMANDS, *_KEYS)) + 2
+    for usage, what in (*COMMANDS, *_KEYS):
+        note(f"{usage:{width}}{what}", hang=width)
+    note(_GUESS)
+
+
+def _setting(words: list[str]) -> dict[str, Any]:
+    """The field of Sampling to change, and its new value. Raises InvalidRequestError."""
+    name = words[0].lower().replace("_", "-")
+    if name not in SETTINGS:
+        raise InvalidRequestError(f"there is no setting {words[0]!r}", hint=f"settings: {', '.join(SETTINGS)}")
+    if len(words) != 2:
+        raise InvalidRequestError(f"/set {name} takes one value", hint="for example /set temperature 0.7")
+    if name == "seed" and words[1].lower() in ("none", "drawn"):
+        return {"seed": None}
+    kind = SETTINGS[name][0]
+    try:
+        return {name.replace("-", "_"): kind(words[1])}
+    except ValueError as error:
+        what = "a whole number" if kind is int else "a number"
+        hint = f"for example /set {name} {'7' if kind is int else '0.7'}"
+        raise InvalidRequestError(f"{name} must be {what}, got {words[1]!r}", hint=hint) from error
+
+
+def _file_named(command: str, text: str | None) -> Path:
+    """The file that a command names. Raises InvalidRequestError without one."""
+    if text is None:
+        raise InvalidRequestError(f"{command} takes a file", hint=f"for example {command} talk.session")
+    path = text.strip()
+    quoted = len(path) > 2 and path[0] == path[-1] and path[0] in "'\""  # as in a shell
+    return Path(_expanded(path[1:-1] if quoted else path))
+
+
+def _expanded(path: str) -> str:
+    """A path as a shell would expand it."""
+    if path.startswith("~"):
+        with contextlib.suppress(RuntimeError):
+            return str(Path(path).expanduser())
+    return path
+
+
+def _turns(talk: Talk) -> str:
+    count = sum(message["role"] == "user" for message in talk.session.messages)
+    return f"{count} turn{'' if count == 1 else 's'}"
+
+
+def _shortened(text: str) -> str:
+    """A text on one line, cut after 60 characters."""
+    return textwrap.shorten(text, 60, placeholder=" …")

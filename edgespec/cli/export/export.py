@@ -1,0 +1,283 @@
+"""``edgespec export``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.cli import suggestions
+from edgespec.cli.export.export_folder import FolderRequest, export_if_folder
+from edgespec.cli.export.export_report import Written
+from edgespec.cli.options import JsonOption, TargetOption, default_threads, state_of
+from edgespec.cli.terminal.output import ProgressPrinter, State, note
+from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.files.atomic import sha256_file, sha256_of_parts
+from edgespec.files.home import home
+from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import ProgressCallback, ProgressEvent
+from edgespec.store.locate import Locator
+from edgespec.store.store import Store
+
+if TYPE_CHECKING:
+    from edgespec.cli.export.trimming import Trimming, TrimRequest
+
+FORMATS = ("gguf", "onnx")
+ONNX_QUANTS = ("keep", "q4")  # as in export_onnx
+
+
+def export(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Catalogue name, path, or hf:ORG/REPO[@REV][/FILE].",
+            autocompletion=suggestions.for_model,
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="gguf|onnx", help="What to write.", autocompletion=suggestions.one_of("gguf", "onnx")
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write; replaces an earlier export there.")
+    ],
+    quant: Annotated[
+        str, typer.Option("--quant", metavar="NAME", help="keep, or re-quantise all matrices to q4, q4_0, q8_0, ...")
+    ] = "keep",
+    trim_vocab: Annotated[
+        str | None,
+        typer.Option(
+            "--trim-vocab", metavar="N|auto", help="Make a drafter with only the N most used rows of the output head."
+        ),
+    ] = None,
+    trim_from: Annotated[
+        list[Path] | None,
+        typer.Option("--trim-from", metavar="FILE", help="Text whose tokens choose the rows (repeatable)."),
+    ] = None,
+    static_cache: Annotated[
+        int | None,
+        typer.Option("--static-cache", metavar="N", help="Fixed shapes for NPUs, with a cache for N tokens."),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option("--python", metavar="PATH", help="Python with Optimum installed, for Hugging Face folders."),
+    ] = None,
+    target: TargetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write a model as GGUF or ONNX. It is copied, re-quantised, or made a drafter with a trimmed output head.
+
+    --trim-vocab keeps the rows of the most frequent tokens: in the texts of --trim-from, or in the target's answers
+    to built-in prompts. `auto` measures which number of rows is fastest. Use such a drafter with --draft DIR.
+
+    A Hugging Face folder (safetensors) is converted to GGUF directly, and to ONNX with Optimum, which runs in a
+    separate environment (created on first use) or in the interpreter of --python.
+    """
+    state = state_of(context)
+    form = _checked(to, quant, trim_vocab, tuple(trim_from or ()), target, static_cache)
+    request = FolderRequest(
+        to=to,
+        output=output,
+        quant=form.quant,
+        python=python,
+        trimmed=form.trim is not None,
+        static_cache=form.static_cache,
+    )
+    if export_if_folder(model, request, state, as_json=json):
+        return
+    source = _located(model, output, state)
+    if form.static_cache is not None:
+        from edgespec.export.onnx.export import check_static_cache
+
+        check_static_cache(form.static_cache, source.header.context_length)  # before an hour of counting rows
+    trimming: Trimming | None = None
+    if form.trim is not None:
+        from edgespec.cli.export.trimming import choose_rows
+
+        # ONNX models are not timed; llama.cpp's times are used, with Q4_0 for 4 bits.
+        timed_quant = "q4_0" if (to, form.quant) == ("onnx", "q4") else form.quant
+        trimming = choose_rows(source, form.trim, quant=timed_quant, folder=output, state=state)
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+        provenance = {
+            "name": source.name,
+            "sha256": _sha256(source, progress),
+            "licence": _licence(source),
+        }
+        if to == "onnx":
+            manifest = _write_onnx(source, output, form, trimming, provenance, progress)
+        else:
+            manifest = _write_gguf(source, output, form.quant, trimming, provenance, progress)
+    from edgespec.cli.export.perplexity_cost import cost_of_rounding
+
+    trimmed = trimming is not None and trimming.kept is not None
+    # "keep" rounds to 8 bits at most, which hardly changes the perplexity, and measuring would need memory.
+    keeps = form.quant == "keep"
+    try:
+        cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
+    except KeyboardInterrupt:
+        note(f"{output} is complete; only its perplexity was not measured")
+        raise
+    Written(
+        folder=output,
+        source_name=source.name,
+        bytes_before=source.header.bytes_per_forward,
+        manifest=manifest,
+        trimming=trimming,
+        cost=cost,
+    ).tell(state, as_json=json)
+
+
+# ------------------------------------------------------------------------------------------ what is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    quant: str
+    trim: TrimRequest | None
+    static_cache: int | None
+
+
+def _checked(
+    to: str,
+    quant: str,
+    trim_vocab: str | None,
+    texts: tuple[Path, ...],
+    target: str | None,
+    static_cache: int | None,
+) -> _Form:
+    """Check the options that need no model. Raises InvalidRequestError."""
+    if to not in FORMATS:
+        raise InvalidRequestError(f"unknown format {to!r}", hint=f"--to takes {' or '.join(FORMATS)}")
+    if static_cache is not None and to != "onnx":
+        raise InvalidRequestError("--static-cache is for ONNX models only", hint="add --to onnx, or leave it out")
+    quant = quant.lower()
+    if to == "onnx" and quant not in ONNX_QUANTS:
+        raise InvalidRequestError(
+            f"an ONNX model cannot be quantised to {quant!r}",
+            hint=f"with --to onnx, --quant takes {' or '.join(ONNX_QUANTS)}",
+        )
+    if to == "gguf" and quant != "keep":
+        from edgespec.export.gguf.quantize import find_quant
+
+        find_quant(quant)
+    if trim_vocab is None:
+        for option, given in (("--trim-from", bool(texts)), ("--target", target is not None)):
+            if given:
+                raise InvalidRequestError(
+                    f"{option} chooses which rows of the vocabulary to keep, and without --trim-vocab all are kept",
+                    hint="add --trim-vocab N or --trim-vocab auto",
+                )
+        return _Form(quant=quant, trim=None, static_cache=static_cache)
+    from edgespec.cli.export.trimming import TrimRequest
+
+    trim = TrimRequest(rows=_rows(trim_vocab), texts=texts, target=target)
+    return _Form(quant=quant, trim=trim, static_cache=static_cache)
+
+
+def _rows(text: str) -> int | None:
+    """A number of rows; None for ``auto``."""
+    if text == "auto":
+        return None
+    # No vocabulary needs more than ten digits, and Python refuses to read very long numbers.
+    if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) < 1:
+        raise InvalidRequestError(
+            f"--trim-vocab takes a number of rows or auto, not {text!r}", hint="for example --trim-vocab 16384"
+        )
+    return int(text)
+
+
+def _located(model: str, output: Path, state: State) -> LocatedModel:
+    """Locate the model, downloading it if missing, and check that it can be exported to ``output``."""
+    from edgespec.export.gguf.files import check_destination
+    from edgespec.export.staging import check_replaceable
+
+    check_replaceable(Path(os.path.realpath(output)))  # before anything is downloaded
+
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+        source = Locator(store=Store(home()), download=not state.offline, progress=progress).locate(model)
+    if source.drafts_only:
+        raise InvalidRequestError(
+            f"{source.name} already is a drafter with a trimmed output head", hint="export the model it was made from"
+        )
+    if source.onnx is not None:
+        raise InvalidRequestError(
+            f"{source.name} is an ONNX model, and only GGUF files can be exported",
+            hint="export the model it was made from",
+        )
+    if not source.header.tensors:
+        raise ModelFileError(source.path, "the file holds no weights", hint="export a GGUF file with weights")
+    check_destination(source.path, output)
+    return source
+
+
+def _sha256(source: LocatedModel, progress: ProgressCallback) -> str:
+    """SHA-256 of the source's content, by which a trimmed drafter's whole model is found later."""
+    if source.identity.startswith("sha256:"):
+        return source.identity.removeprefix("sha256:")
+
+    def tell(done: int, total: int) -> None:
+        progress(ProgressEvent(stage="hashing", source=source.name, done_bytes=done, total_bytes=total))
+
+    try:
+        return sha256_of_parts([sha256_file(part.path, tell) for part in source.header.parts])
+    except OSError as error:
+        raise ModelFileError(source.path, f"the file cannot be read: {error.strerror or error}") from error
+
+
+def _licence(source: LocatedModel) -> str | None:
+    """The licence stated by the catalogue, the store or the file; None if none states it."""
+    if source.identity.startswith("sha256:"):
+        stored = Store(home()).find(source.name)
+        known = source.licence or (None if stored is None else stored.licence)
+        if known:
+            return known
+    stated = source.header.metadata.get("general.license")
+    return stated if isinstance(stated, str) else None
+
+
+# ----------------------------------------------------------------------------------------------- writing
+
+
+def _write_gguf(
+    source: LocatedModel,
+    folder: Path,
+    quant: str,
+    trimming: Trimming | None,
+    provenance: Mapping[str, Any],
+    progress: ProgressCallback,
+) -> Mapping[str, Any]:
+    from edgespec.export.gguf.files import KEEP, export_trimmed, export_whole
+
+    more: dict[str, Any] = {
+        **provenance,
+        "quant": quant,
+        "threads": 1 if quant == KEEP else default_threads(),
+        "notes": None if trimming is None else trimming.as_json(),
+        "progress": progress,
+    }
+    if trimming is None or trimming.kept is None:
+        return export_whole(source.path, folder, **more)
+    return export_trimmed(source.path, folder, kept=trimming.kept, **more)
+
+
+def _write_onnx(
+    source: LocatedModel,
+    folder: Path,
+    form: _Form,
+    trimming: Trimming | None,
+    provenance: Mapping[str, Any],
+    progress: ProgressCallback,
+) -> Mapping[str, Any]:
+    kept, notes = (None, None) if trimming is None else (trimming.kept, trimming.as_json())
+    more: dict[str, Any] = {"quant": form.quant, "static_cache": form.static_cache, "kept": kept, "notes": notes}
+    from edgespec.export.onnx.export import export_onnx
+
+    return export_onnx(source.path, folder, **more, progress=progress, **provenance)

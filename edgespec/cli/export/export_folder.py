@@ -1,0 +1,142 @@
+"""``edgespec export`` of a Hugging Face folder: to GGUF with edgespec's converter, to ONNX with Optimum."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.cli.export.export_report import Written
+from edgespec.cli.options import default_threads
+from edgespec.cli.terminal.output import ProgressPrinter, State
+from edgespec.errors import InvalidRequestError
+from edgespec.files.home import home
+from edgespec.files.progress import ProgressCallback
+from edgespec.store.catalogue import catalogue
+from edgespec.store.references import HubReference, LocalPath, parse_reference, spec_of_hub_reference
+from edgespec.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderRequest:
+    """The options of the command line, without the model."""
+
+    to: str
+    output: Path
+    quant: str
+    python: Path | None
+    trimmed: bool
+    static_cache: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """A folder with config.json and safetensors, and the model's name."""
+
+    name: str
+    path: Path
+
+
+def export_if_folder(model: str, request: FolderRequest, state: State, *, as_json: bool) -> bool:
+    """Export the folder that ``model`` names and print the report; False if ``model`` is not a folder.
+
+    A hub repository without GGUF files is downloaded first. Raises EdgespecError.
+    """
+    source = _find(model, request, state)
+    if source is None:
+        if request.python is not None:
+            raise InvalidRequestError(
+                f"--python is only for Hugging Face folders, and {model} is not one",
+                hint="leave out --python",
+            )
+        return False
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+        write = _write_onnx if request.to == "onnx" else _write_gguf
+        manifest = write(source, request, progress)
+    Written(
+        folder=request.output,
+        source_name=source.name,
+        bytes_before=None,
+        manifest=manifest,
+        trimming=None,
+        cost=None,
+    ).tell(state, as_json=as_json)
+    return True
+
+
+def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
+    """The folder to export; None if ``model`` is not one. The options are checked before anything is downloaded."""
+    from edgespec.export.huggingface.gguf import is_model_folder
+
+    reference = parse_reference(model, catalogue().keys())
+    if isinstance(reference, LocalPath):
+        path = reference.path
+        # Repositories of GGUF files have a config.json as well.
+        if not is_model_folder(path) or (any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
+            return None
+        _check(model, request)
+        return _Source(name=path.resolve().name, path=path)
+    if (
+        not isinstance(reference, HubReference)
+        or reference.filename is not None
+        or Store(home()).find(spec_of_hub_reference(reference).name) is not None  # the store has its GGUF
+    ):
+        return None
+    from edgespec.store.hub.folder import fetch_hub_folder, list_hub_folder
+
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+        folder = list_hub_folder(reference, offline=state.offline, progress=progress)
+        if not folder.is_model_folder:
+            return None
+        _check(model, request)
+        path = fetch_hub_folder(folder, offline=state.offline, progress=progress)
+    return _Source(name=folder.repo.rpartition("/")[2], path=path)
+
+
+def _check(model: str, request: FolderRequest) -> None:
+    """Raise InvalidRequestError for options that folders do not support, or an output that must not be replaced."""
+    from edgespec.export.staging import check_replaceable
+
+    if request.python is not None and request.to != "onnx":
+        raise InvalidRequestError(
+            f"--python is only for --to onnx, and {model} is exported to {request.to}",
+            hint="leave out --python",
+        )
+    first = f"first `edgespec export {model} --to gguf -o DIR`, then export DIR"
+    if request.trimmed:
+        raise InvalidRequestError(
+            "only a GGUF's output head can be trimmed, and this is a Hugging Face folder", hint=first
+        )
+    if request.static_cache is not None:
+        raise InvalidRequestError("--static-cache needs a GGUF, and this is a Hugging Face folder", hint=first)
+    check_replaceable(Path(os.path.realpath(request.output)))
+
+
+def _write_gguf(source: _Source, request: FolderRequest, progress: ProgressCallback) -> Mapping[str, Any]:
+    from edgespec.export.gguf.files import KEEP
+    from edgespec.export.huggingface.gguf import export_from_folder
+
+    return export_from_folder(
+        source.path,
+        request.output,
+        name=source.name,
+        quant=request.quant,
+        threads=1 if request.quant == KEEP else default_threads(),
+        progress=progress,
+    )
+
+
+def _write_onnx(source: _Source, request: FolderRequest, progress: ProgressCallback) -> Mapping[str, Any]:
+    from edgespec.export.onnx.from_folder import export_folder_to_onnx
+
+    return export_folder_to_onnx(
+        source.path,
+        request.output,
+        name=source.name,
+        home=home(),
+        quant=request.quant,
+        python=request.python,
+        progress=progress,
+    )

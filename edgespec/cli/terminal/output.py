@@ -1,0 +1,315 @@
+"""Output: answers and JSON go to stdout, everything else to stderr, without colours unless it is a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TextIO, TypeVar
+
+from edgespec.cli.terminal.ending import Ending
+from edgespec.engine.events import Loading
+from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.disk import megabytes
+from edgespec.files.progress import ProgressEvent
+
+SCHEMA_VERSION = 1
+
+T = TypeVar("T")
+
+# Seconds between progress lines without a terminal, so that a log stays readable.
+_PLAIN_INTERVAL_S = 10.0
+
+# At four characters a token, enough for a context of four million tokens.
+MOST_INPUT_BYTES = 16_000_000
+
+# A piped file arrives sooner. After this many seconds, a message says that stdin is awaited.
+_PATIENCE_S = 3.0
+
+# Lines are wrapped to at least this many columns.
+NARROWEST = 20
+
+
+@dataclass(slots=True)
+class State:
+    """The shared options, the signal handler (``ending``), and whether the JSON object was printed (``answered``)."""
+
+    debug: bool = False
+    offline: bool = False
+    json: bool = False
+    answered: bool = False
+    ending: Ending = field(default_factory=Ending)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether progress is hidden: with ``--json``, unless ``--debug`` is given too."""
+        return self.json and not self.debug
+
+
+def prepare_streams() -> bool:
+    """Make the standard streams usable; False if stdout is closed.
+
+    A character that the output's encoding lacks becomes ``?``. A closed stdin reads as empty.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        return False
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return True
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one object on one line of stdout. Numbers that are not finite become null (not measured)."""
+    # ASCII escapes keep every character in an output encoding other than UTF-8.
+    everything = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    whole = {"schema_version": SCHEMA_VERSION, **_finite(value)}
+    sys.stdout.write(json.dumps(whole, ensure_ascii=not everything, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_error(error: EdgespecError, *, as_json: bool) -> None:
+    """Print an error and its hint on stderr, and with ``as_json`` also as an object on stdout."""
+    note(f"edgespec: {error.message}")
+    if error.hint:
+        note(f"hint: {error.hint}")
+    if as_json:
+        print_json({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
+
+
+def decode_input(data: bytes) -> str:
+    """Decode bytes from stdin. Raises InvalidRequestError if they are not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"stdin is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
+        ) from error
+
+
+def read_input() -> str:
+    """Read all of stdin as text. After ``_PATIENCE_S``, a message on stderr says that stdin is awaited.
+
+    Raises InvalidRequestError if stdin is longer than any prompt, binary, or not UTF-8.
+    """
+    waiting = threading.Timer(_PATIENCE_S, _say_what_is_awaited)
+    waiting.daemon = True
+    waiting.start()
+    try:
+        data = sys.stdin.buffer.read(MOST_INPUT_BYTES + 1)
+    finally:
+        waiting.cancel()
+    if len(data) > MOST_INPUT_BYTES:
+        raise InvalidRequestError(
+            f"stdin holds more than {megabytes(MOST_INPUT_BYTES)}", hint="no model can read this much; give a part"
+        )
+    if (zero := data.find(0)) >= 0:
+        raise InvalidRequestError(
+            f"stdin is not text (a zero at byte {zero})", hint="give a text file, or only the text of a document"
+        )
+    return decode_input(data.removeprefix(b"\xef\xbb\xbf"))
+
+
+def _say_what_is_awaited() -> None:
+    note("waiting for the end of stdin; add `</dev/null` to read nothing from stdin", dim=True)
+
+
+def note(message: str, *, dim: bool = False, hang: int | None = None) -> None:
+    """Print a message on stderr, wrapped between words on a terminal.
+
+    Continuation lines are indented by ``hang`` columns if there is room, else by two more than the first line.
+    """
+    columns = stderr_columns()
+    if columns is not None:
+        message = "\n".join(_wrapped(line, columns, hang) for line in message.split("\n"))
+    if dim and stderr_is_rich():
+        message = f"\x1b[2m{message}\x1b[0m"
+    print(message, file=sys.stderr, flush=True)
+
+
+def _wrapped(line: str, columns: int, hang: int | None) -> str:
+    """The line wrapped to ``columns``; see ``note`` for ``hang``."""
+    if len(line) <= columns:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2 if hang is None or hang > columns - NARROWEST else hang)
+    return textwrap.fill(
+        line, max(NARROWEST, columns), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def stderr_columns() -> int | None:
+    """Width of stderr's terminal in columns; None if stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        return None
+    if not os.environ.get("COLUMNS"):
+        with suppress(OSError, ValueError):  # shutil measures stdout, which may be a pipe
+            return os.get_terminal_size(sys.stderr.fileno()).columns or shutil.get_terminal_size().columns
+    return shutil.get_terminal_size().columns
+
+
+def stderr_is_rich() -> bool:
+    """Whether stderr is a terminal that shows colours and progress bars."""
+    return _is_rich(sys.stderr)
+
+
+def stdout_is_rich() -> bool:
+    """Whether stdout is a terminal that shows colours."""
+    return _is_rich(sys.stdout)
+
+
+def _is_rich(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """The terminal does not echo keys typed within the block; the next read of stdin receives the keys.
+
+    An echo would appear within the answer's text and break its lines.
+    """
+    with _without(local="ECHO"):
+        yield
+
+
+@contextmanager
+def enter_as_key() -> Iterator[None]:
+    """Within the block, Enter is read as a carriage return, which differs from Ctrl-J."""
+    with _without(input="ICRNL"):
+        yield
+
+
+@contextmanager
+def _without(*, input: str | None = None, local: str | None = None) -> Iterator[None]:
+    """Switch a terminal mode off, by its name in ``termios``. Without a terminal, do nothing."""
+    try:
+        import termios
+    except ImportError:  # on Windows, keys are not shown before they are read
+        yield
+        return
+    try:
+        number = sys.stdin.fileno()
+        before = termios.tcgetattr(number)
+    except (OSError, ValueError, termios.error):
+        yield
+        return
+    changed = list(before)
+    for place, name in ((0, input), (3, local)):
+        if name is not None:
+            changed[place] &= ~getattr(termios, name)
+    termios.tcsetattr(number, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(number, termios.TCSANOW, before)
+
+
+def enable_native_log() -> None:
+    """Show the library's and the native code's log on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logger = logging.getLogger("edgespec")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+
+
+class ProgressPrinter:
+    """Shows the progress of loading and downloads: a bar on a terminal, else a line every few seconds."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar: Any = None
+        self._task: Any = None
+        self._label = ""
+        self._last_line_at = 0.0
+
+    def __call__(self, event: Loading | ProgressEvent) -> None:
+        if self._quiet:
+            return
+        if isinstance(event, Loading):
+            self._show(event.stage, event.fraction, None, None)
+            return
+        if event.note is not None:
+            self._finish()
+            note(f"{event.source}: {event.note}")
+            return
+        fraction = event.done_bytes / event.total_bytes if event.total_bytes else None
+        self._show(f"{event.stage} {event.source}", fraction, event.done_bytes, event.total_bytes)
+
+    def follow(self, steps: Generator[float, None, T], label: str) -> T:
+        """Run ``steps``, which yield the finished fraction, and return their result."""
+        with closing(steps):
+            while True:
+                try:
+                    self(Loading(label, next(steps)))
+                except StopIteration as done:
+                    result: T = done.value
+                    return result
+
+    def _show(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
+        if stderr_is_rich():
+            self._show_bar(label, fraction, done, total)
+            return
+        now = time.monotonic()
+        if label != self._label or now - self._last_line_at >= _PLAIN_INTERVAL_S:
+            amount = "" if done is None or not total else f" {done / 1e6:.0f} of {megabytes(total)}"
+            percent = "" if fraction is None or amount else f" {100 * fraction:.0f} %"
+            note(f"{label}{amount}{percent}")
+            self._label, self._last_line_at = label, now
+
+    def _show_bar(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn as SpeedColumn,
+        )
+
+        if label != self._label:
+            self._finish()
+            columns = [TextColumn("{task.description}"), BarColumn(bar_width=24)]
+            if total:
+                columns += [DownloadColumn(), SpeedColumn(), TimeRemainingColumn()]
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(label, total=total or (1.0 if fraction is not None else None))
+            self._label = label
+        self._bar.update(self._task, completed=done if total else fraction or 0.0)
+
+    def _finish(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._label = ""
+
+    @contextmanager
+    def shown(self) -> Iterator[ProgressPrinter]:
+        """Use the printer within a block; the progress bar is removed at its end."""
+        try:
+            yield self
+        finally:
+            self._finish()

@@ -1,0 +1,1 @@
+"""Texts and answers that a drafter copies from."""

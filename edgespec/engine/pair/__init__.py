@@ -1,0 +1,1 @@
+"""A target with its drafters: found, measured, ranked, loaded and calibrated."""

@@ -1,0 +1,292 @@
+"""Finds a drafter for a target: the one named for it, else a smaller model on this machine with the same vocabulary.
+
+Reading a header takes 10 to 30 ms, mostly for the vocabulary. The results are noted (store/file_notes.py), so a later
+start reads no header again. A found file only drafts: the text stays the target's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.engine.events import Loading, LoadProgress
+from edgespec.engine.pair.drafter_gain import MOST_SHARE, Judgement, judge_drafter
+from edgespec.errors import CancelledError, EdgespecError
+from edgespec.files.gguf.vocabulary import compare_vocabularies
+from edgespec.files.model_file import LocatedModel
+from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.reasons import Reason
+from edgespec.placement.prepared import Preparation
+from edgespec.planning.choice.options import Rejected
+from edgespec.planning.choice.planner import PlanRequest
+from edgespec.profiles.profile import Profile
+from edgespec.runtimes.process.frames import facts_from_json, facts_to_json
+from edgespec.store.families import Family, family_of
+from edgespec.store.file_notes import FileNote, FileNotes
+from edgespec.store.found import Places
+from edgespec.store.locate import Locator
+from edgespec.store.on_disk import FileOnDisk, files_on_disk
+
+# How long one start may read headers without a note; the next start continues. A choice: about sixty files.
+SEARCH_S = 1.5
+
+_UNREADABLE = "it cannot be read"
+_TOO_LARGE = ("cannot_pay", "not_expected_to_pay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDrafter:
+    """The drafter's file, or the reason for none (``off``).
+
+    ``program`` is the other program that keeps the file, if the search found it there. ``considered`` are the other
+    files on this machine, each with the reason why it does not draft.
+    """
+
+    file: LocatedModel | None = None
+    off: str | None = None
+    program: str | None = None
+    considered: tuple[Rejected, ...] = ()
+
+
+def find_drafter(
+    profile: Profile, target: LocatedModel, locator: Locator, search: Callable[[], FoundDrafter]
+) -> FoundDrafter:
+    """The drafter that the profile or the catalogue names, else the one that ``search`` finds.
+
+    A missing drafter is an error only if the profile names it. Raises what locating raises for such a drafter.
+    """
+    if profile.draft == "none" or profile.depth == 0:
+        return FoundDrafter()
+    if profile.draft != "auto":
+        located = locator.locate_to_run(profile.draft)
+        off = _other_vocabulary(target, located)
+        return FoundDrafter(file=located) if off is None else FoundDrafter(off=off)
+    if target.drafter is None:
+        return search()
+    try:
+        located = locator.locate_to_run(target.drafter)
+    except CancelledError:
+        raise
+    except EdgespecError as error:
+        found, named = search(), error.message + (f"; {error.hint}" if error.hint else "")
+        return found if found.file is not None else replace(found, off=named)
+    off = _other_vocabulary(target, located)
+    return FoundDrafter(file=located) if off is None else FoundDrafter(off=off)
+
+
+def _other_vocabulary(target: LocatedModel, drafter: LocatedModel) -> str | None:
+    difference = compare_vocabularies(target.header, drafter.header)
+    return None if difference is None else f"{drafter.name} has another vocabulary: {difference.reason}"
+
+
+def none_known(target: LocatedModel, target_bytes: int) -> str:
+    """A sentence that no drafter is known for the target, and which models would do."""
+    family = family_of(target.header, target.name)
+    said = f"no drafter is known for {target.name}"
+    if family is not None and family.why_no_drafter is not None:
+        said += f": {family.why_no_drafter}"
+    fitting = smaller_drafters(family, target_bytes)
+    return (
+        f"{said}; any small model with the same vocabulary works: --draft {fitting[0] if fitting else 'hf:ORG/REPO'}"
+    )
+
+
+def smaller_drafters(family: Family | None, target_bytes: int) -> list[str]:
+    """MODEL arguments of the family's drafters that read clearly fewer bytes a token than ``target_bytes``."""
+    drafters = () if family is None else family.drafters
+    return [drafter.model for drafter in drafters if drafter.draft_bytes <= MOST_SHARE * target_bytes]
+
+
+class DrafterSearch:
+    """One search for one target: which files on this machine could draft, and which of them gains most.
+
+    ``facts`` are the target's in its chosen settings, ``allowed_bytes`` the memory for both models. ``request`` is
+    the plan's, for the drafter alone. ``clock`` is in seconds.
+    """
+
+    def __init__(
+        self,
+        target: LocatedModel,
+        facts: ModelFacts,
+        prepare: Preparation,
+        locator: Locator,
+        measurements: Measurements,
+        request: PlanRequest,
+        allowed_bytes: int,
+        tell: LoadProgress,
+        *,
+        search_s: float = SEARCH_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._target = target
+        self._facts = facts
+        self._prepare = prepare
+        self._locator = replace(locator, download=False)  # a file that is gone is not fetched again
+        self._measurements = measurements
+        self._request = request
+        self._allowed_bytes = allowed_bytes
+        self._tell = tell
+        self._search_s = search_s
+        self._clock = clock
+        self._notes = FileNotes(locator.store.home)
+        self._until: float | None = None
+        self._why_not: dict[FileOnDisk, Reason] = {}
+        self._key = _description_key(prepare, facts)
+
+    def run(self) -> FoundDrafter:
+        """The drafter with the largest expected gain. Raises CancelledError."""
+        files = files_on_disk(self._locator.store, Places.of(os.environ, Path.home()))
+        own = self._target.path.resolve()
+        judged = [(file, judgement) for file in files if file.path != own and (judgement := self._judged(file))]
+        judged.sort(key=lambda pair: pair[1].order)
+        found = FoundDrafter(off=self._why_none(judged))
+        best: FileOnDisk | None = None
+        for file, judgement in judged:
+            if judgement.why_not is not None:
+                self._why_not[file] = judgement.why_not
+            elif best is not None:
+                self._why_not[file] = Reason("other_drafter", f"{best.name} has at least the same expected gain")
+            elif (located := self._locate(file)) is not None:
+                best, found = file, FoundDrafter(file=located, program=file.program)
+        for file in files:
+            if file.path == own:
+                self._notes.of(file).drafter = None if best is None else best.name
+        self._notes.save(files)
+        considered = tuple(_rejected(file, self._why_not[file]) for file in files if file in self._why_not)
+        return replace(found, considered=considered)
+
+    def _why_none(self, judged: Sequence[tuple[FileOnDisk, Judgement]]) -> str:
+        """Why there is no drafter: the reason against the best file with the target's vocabulary."""
+        for file, judgement in judged[:1]:
+            why = judgement.why_not
+            if why is not None:
+                anyway = f" (--draft {file.name} uses it anyway)" if why.code in _TOO_LARGE else ""
+                return f"{file.name} has the target's vocabulary: {why.text}{anyway}"
+        return none_known(self._target, self._facts.bytes_per_forward)
+
+    def _judged(self, file: FileOnDisk) -> Judgement | None:
+        """The file's expected gain; None if it cannot draft, with the reason in ``_why_not``."""
+        if file.bytes >= self._target.weight_bytes:
+            self._why_not[file] = Reason("not_smaller", "it is as large as the target")
+            return None
+        note, key = self._notes.of(file), self._key
+        if not _is_known(note, self._target.identity, key):
+            if not self._has_time():
+                self._why_not[file] = Reason("not_looked_at", "it was not read yet: the next start continues")
+                return None
+            self._look_at(file, note)
+        reason = _refusal(note, self._target.identity, key)
+        if reason is not None:
+            self._why_not[file] = reason
+            return None
+        described = note.described[key]
+        drafter = facts_from_json(described["facts"])
+        return judge_drafter(self._measurements, self._facts, drafter, self._request, self._allowed_bytes)
+
+    def _has_time(self) -> bool:
+        now = self._clock()
+        if self._until is None:
+            self._until = now + self._search_s
+            self._tell(Loading("looking for a drafter on this machine"))
+        if self._locator.cancelled is not None and self._locator.cancelled():
+            raise CancelledError("loading was cancelled")
+        return now < self._until
+
+    def _look_at(self, file: FileOnDisk, note: FileNote) -> None:
+        """Read the file's header and note the result."""
+        try:
+            located = self._locator.locate(file.name)
+            note.refused = _no_drafter(located)
+            if note.refused is None:
+                difference = compare_vocabularies(self._target.header, located.header)
+                note.vocabularies[self._target.identity] = None if difference is None else difference.reason
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            note.refused = f"{_UNREADABLE}: {error.message}"
+            return
+        if note.refused is not None or note.vocabularies[self._target.identity] is not None:
+            return
+        try:
+            note.described[self._key] = {"facts": facts_to_json(self._prepare.drafter(located).facts)}
+        except EdgespecError as error:
+            note.described[self._key] = {"refused": error.message}
+
+    def _locate(self, file: FileOnDisk) -> LocatedModel | None:
+        """Locate the file again: it may have changed since the note."""
+        try:
+            located = self._locator.locate_to_run(file.name)
+            different = _other_vocabulary(self._target, located)
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            self._why_not[file] = Reason("unreadable", f"{_UNREADABLE}: {error.message}")
+            return None
+        if different is not None:
+            self._why_not[file] = Reason("other_vocabulary", different)
+        return located if different is None else None
+
+
+def _description_key(prepare: Preparation, target: ModelFacts) -> str:
+    """A hash of everything except the file that a drafter's facts depend on."""
+    profile = prepare.profile
+    depends = (
+        *(target.runtime, target.build, sorted(target.settings.items()), prepare.threads),
+        *(profile.draft_runtime, profile.draft_device, profile.draft_head, profile.draft_weights),
+        profile.draft_isolation,
+        importlib.util.find_spec("llama_cpp") is not None,
+    )
+    return hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
+
+
+def _is_known(note: FileNote, identity: str, key: str) -> bool:
+    """Whether the note makes reading the header unnecessary."""
+    if note.refused is not None:
+        return True
+    return identity in note.vocabularies and (
+        note.vocabularies[identity] is not None or _usable(note.described.get(key))
+    )
+
+
+def _usable(described: Any) -> bool:
+    if not isinstance(described, dict):
+        return False
+    if isinstance(described.get("refused"), str):
+        return True
+    try:
+        facts_from_json(described.get("facts"))
+    except EdgespecError:  # another version's note, or an edited one
+        return False
+    return True
+
+
+def _refusal(note: FileNote, identity: str, key: str) -> Reason | None:
+    if note.refused is not None:
+        return Reason("unreadable" if note.refused.startswith(_UNREADABLE) else "not_a_drafter", note.refused)
+    different = note.vocabularies[identity]
+    if different is not None:
+        return Reason("other_vocabulary", f"another vocabulary: {different}")
+    refused = note.described[key].get("refused")
+    return None if refused is None else Reason("cannot_run", str(refused))
+
+
+def _no_drafter(located: LocatedModel) -> str | None:
+    """Why a file cannot draft for any target; None if it may."""
+    metadata = located.header.metadata
+    if metadata.get("general.type", "model") != "model":
+        return "it is not a complete model"
+    if metadata.get(f"{located.header.architecture}.pooling_type", 0) != 0:
+        return "it makes embeddings, not text"
+    return None
+
+
+def _rejected(file: FileOnDisk, reason: Reason) -> Rejected:
+    keeper = "" if file.program is None else f" ({file.program})"
+    return Rejected(what=f"{file.name}{keeper}", verdict=reason, target=None)

@@ -1,0 +1,378 @@
+"""A loaded target with its drafters and their plan: the state that sessions and calibrations share."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.decoding.pipelined.budget import Budget
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.stored import KINDS
+from edgespec.drafters.trimmed import TrimmedHeadDrafter
+from edgespec.engine.events import Loading, LoadProgress
+from edgespec.engine.learned.texts import StoredTexts
+from edgespec.engine.pair.drafter_gain import judge_drafter
+from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer
+from edgespec.engine.pair.measurements import PairMeasurements
+from edgespec.errors import ClosedError, EdgespecError
+from edgespec.files.home import Home
+from edgespec.hardware.machine import Machine, power_source
+from edgespec.interfaces.drafting import Drafter
+from edgespec.interfaces.model import Model, ModelFacts
+from edgespec.interfaces.policy import DepthPolicy
+from edgespec.placement.memory import MemoryEstimate, memory_needed
+from edgespec.placement.model_pool import ModelPool, OpenSession
+from edgespec.planning.choice.options import Ranking, Rejected
+from edgespec.planning.choice.plan import Plan
+from edgespec.planning.choice.planner import PlanRequest, make_plan
+from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
+from edgespec.planning.depth.control import DepthControl, make_policy
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
+from edgespec.profiles.profile import Profile
+from edgespec.runtimes.background import BackgroundModel
+from edgespec.runtimes.runtime import LoadedModel
+from edgespec.store.families import Family, family_of
+from edgespec.text.conversation.conversation import PromptFormat
+from edgespec.text.tokenizers.tokenizer import Tokenizer
+
+S = TypeVar("S", bound=OpenSession)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Who drafts for one answer and how far. A session with a Speculation ignores the plan: to measure and compare.
+
+    A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` replaces the
+    engine's, for example by the same weights in another setting. ``budget`` is called for each answer: if it gives a
+    Budget, drafting and verifying are pipelined, else serial. Without ``trees`` a serial round proposes a chain
+    only, also if the target scores trees.
+    """
+
+    drafters: tuple[Drafter, ...]
+    policy: DepthPolicy
+    depth_cap: int
+    target: Model | None = None
+    budget: Callable[[], Budget | None] | None = None
+    trees: bool = True
+
+
+class LoadedPair:
+    """Target, drafters, tokenizer and measurements, their plan, and the sessions that use them."""
+
+    def __init__(
+        self,
+        *,
+        profile: Profile,
+        machine: Machine,
+        home: Home,
+        target: LoadedModel,
+        tokenizer: Tokenizer,
+        pool: ModelPool,
+        request: PlanRequest,
+        probe: WidthProbe | None,
+        store: Measurements,
+        notices: tuple[str, ...] = (),
+        most_threads: int | None = None,
+        considered: tuple[Rejected, ...] = (),
+    ) -> None:
+        self.profile = profile
+        self.machine = machine
+        self.home = home
+        self.target = target
+        self.tokenizer = tokenizer
+        self.prompts = PromptFormat(
+            target.facts.name, tokenizer, target.header.chat_template, target.header.context_length
+        )
+        self.pool = pool
+        self.request = request
+        self.probe = probe
+        self.considered = considered  # files on this machine that do not draft, with reasons
+        self._notices = notices  # for the reader of the next answer
+        self.most_threads = most_threads or target.settings.threads  # fewer threads may be faster
+        self.lock = threading.RLock()
+        self.closed = False
+        # Weak: a server opens thousands of sessions, and the pair must not keep them alive.
+        self.sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Weak references to methods that end a running calibration, and that free the memory only it needs.
+        self.on_new_power: Callable[[], Callable[[], None] | None] = lambda: None
+        self.on_answer: Callable[[], Callable[[], None] | None] = lambda: None
+        stored = StoredTexts.open(profile, home, target.header)
+        self._notices += stored.notices
+        self.answers = stored.answers  # the history of answers; None if it is off
+        drafters: list[Drafter] = []
+        if profile.lookup:
+            drafters += [LookupDrafter(), *stored.drafters]
+        if pool.drafter is not None:
+            drafters.append(_model_drafter(pool))
+        self.drafters: tuple[Drafter, ...] = tuple(drafters)
+        self.measurements = self._measurements_in(store)
+        self.read_ahead = ReadAhead(self)
+        costs = self.costs()
+        self.ranking: Ranking | None = None
+        self.plan: Plan = self._plan_by(costs)
+        self.policy: DepthPolicy = self._policy_by(costs)
+
+    # ----------------------------------------------------------------------------------------- facts
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.target.facts.vocabulary_size
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether the target's cache can drop rejected tokens."""
+        return self.target.facts.can_rewind
+
+    @property
+    def depth_cap_allowed(self) -> int:
+        """The largest depth that keeps the requested exactness, whether or not the plan drafts."""
+        if not self.can_rewind or self.probe is None:
+            return 0
+        return WIDEST - 1 if self.profile.exactness == "near" else self.probe.depth_cap
+
+    @property
+    def family(self) -> Family | None:
+        """The target's model family; None if unknown."""
+        return family_of(self.target.header, self.pool.target.name)
+
+    def drafter_offer(self) -> DrafterOffer | None:
+        """A drafter to fetch for a target without one, if it is expected to be faster than plain decoding."""
+        request, target = replace(self.request, sources=("model",)), self.target.facts
+        if self.profile.draft != "auto" or request.depth == 0 or self.pool.drafter is not None or not self.can_rewind:
+            return None
+
+        def expected_speedup(drafter: ModelFacts) -> float | None:
+            allowed = self.pool.left_bytes + self.session_memory.total_bytes
+            judged = judge_drafter(self.measurements.store, target, drafter, request, allowed)
+            return None if judged.why_not is not None else judged.speedup
+
+        offer = best_offer(self.family, target, expected_speedup)
+        here = {one.what for one in self.considered}  # already on this machine, and it does not draft
+        return None if offer is None or offer.model in here else offer
+
+    @property
+    def session_memory(self) -> MemoryEstimate:
+        """The memory of the target with one session."""
+        return memory_needed(self.pool.target, self.target.settings, self.request.context_length)
+
+    @property
+    def answering(self) -> bool:
+        """Whether an answer is running, or waits for its reader."""
+        with self.lock:  # no session may be added during the loop
+            return any(session.answering for session in self.sessions)
+
+    def admit(self, make: Callable[[], S]) -> S:
+        """The session that ``make`` opens, if there is memory for it. Raises ClosedError, MemoryLimitError."""
+        with self.lock:
+            if self.closed:
+                raise ClosedError("this engine is closed")
+            self.pool.memory.require_session()
+            session = make()
+            self.sessions.add(session)
+            self.pool.count_session(session)
+        return session
+
+    def speculation(self) -> Speculation:
+        """The current plan."""
+        return Speculation(
+            drafters=self.drafters, policy=self.policy, depth_cap=self.plan.depth_cap, budget=self.pipeline_budget
+        )
+
+    def pipeline_budget(self) -> Budget | None:
+        """The budget of each round of one answer if the plan is pipelined; else None."""
+        if self.plan.mode != "pipelined":
+            return None
+        return MeasuredBudget(self.plan.depth_cap, self.costs())
+
+    def costs(self) -> Costs:
+        """The current estimates of times and costs."""
+        return replace(self.measurements.costs(), load_s=self.pool.load_s)
+
+    def prepare_drafter(self, tell: LoadProgress) -> None:
+        """Lay out the drafter's weights if the plan uses the drafter and later loads can map the result.
+
+        Runs once on a machine and takes seconds, before the first answer. A failure is not raised here: the answer
+        that drafts reports it.
+        """
+        drafter, own = self.plan.drafter, self.pool.drafter
+        if own is None or drafter is None or drafter.model is None or not self.plan.depth_cap or not own.will_prepare:
+            return
+        tell(Loading(f"preparing {own.file.name}, once on this machine"))
+        with contextlib.suppress(EdgespecError):
+            self.pool.drafter_model().wait()
+
+    # ------------------------------------------------------------------------------------------ plan
+
+    def replan(self) -> None:
+        """Plan again from the stored measurements. The next answers follow the new plan."""
+        self.probe = self.measurements.widths() or self.probe
+        costs = self.costs()
+        self.plan = self._plan_by(costs)
+        if isinstance(self.policy, DepthControl):
+            pipelined = self.plan.mode == "pipelined"
+            self.policy.replan(costs, self.plan.depth_cap, self.measurements.priors, pipelined=pipelined)
+        else:
+            self.policy = self._policy_by(costs)
+
+    def _plan_by(self, costs: Costs) -> Plan:
+        """The best way of the ranking, as a plan."""
+        near = self.profile.exactness == "near"
+        # The longest context at which drafting keeps the requested exactness; None: any length.
+        self.exact_length = None if near else exact_length(self.probe, self.target.facts)
+        allowed = self.pool.left_bytes + self.session_memory.total_bytes
+        self.ranking = self.measurements.ranking(self.request, self.probe, costs, self.pool.places, allowed)
+        facts, notes = self.target.facts, self.measurements.notes
+        return make_plan(self.request, facts, self.probe, notes, costs, self.ranking)
+
+    def _policy_by(self, costs: Costs) -> DepthPolicy:
+        name = self.profile.depth_policy if self.profile.depth == "auto" else "fixed"
+        known, pipelined = self.measurements, self.plan.mode == "pipelined"
+        return make_policy(name, self.plan.depth_cap, costs, known.priors, known.history, pipelined=pipelined)
+
+    def begin_answer(self) -> None:
+        """Prepare for an answer: stop reading ahead, free calibration memory, follow the power source."""
+        self.read_ahead.put_off()
+        if (free := self.on_answer()) is not None:
+            free()
+        with self.lock:  # sessions answer in parallel
+            self._notices += self.follow_power()
+
+    def take_notices(self) -> tuple[str, ...]:
+        """The pending notices for the reader of an answer. Each notice is returned once."""
+        with self.lock:
+            notices, self._notices = self._notices, ()
+        if self.answers is not None and (damage := self.answers.take_notice()) is not None:
+            notices += (damage,)
+        if notices:
+            self.measurements.place_announced()
+        return notices
+
+    def follow_power(self) -> tuple[str, ...]:
+        """Plan again if the machine switched between battery and mains: each has its own measurements.
+
+        Returns a notice if there is a new plan. A source that cannot be read counts as unchanged.
+        """
+        now = power_source()
+        with self.lock:
+            if self.closed or now is None or now == self.machine.power_source:
+                return ()
+            self.machine = replace(self.machine, power_source=now)
+            self.measurements = self._measurements_in(self.measurements.store.on_power(now))
+            if (give_up := self.on_new_power()) is not None:
+                give_up()
+            self.replan()
+        return (f"the machine runs on {now} now: planned again",)
+
+    def adopt(self, *, threads: int) -> bool:
+        """Run the target's weights with another number of threads; False while a session is open."""
+        with self.lock:
+            if self.closed or any(not session.closed for session in self.sessions):
+                return False
+            other = self.target.with_settings(threads=threads)
+            self.target.close()
+            self.target, self.probe = other, None
+            self.pool.use_threads(other.settings.threads)  # drafters use the target's threads
+            self.pool.load_prepared()
+            self.measurements = self._measurements_in(self.measurements.store)
+            self.replan()  # the old plan's depths belong to another numeric class
+        return True
+
+    def _measurements_in(self, store: Measurements) -> PairMeasurements:
+        """The stored measurements of the target and its drafter in their current settings."""
+        drafter = self.pool.drafter
+        facts = None if drafter is None else drafter.facts
+        stored_texts = [drafter.kind for drafter in self.drafters if drafter.kind in KINDS]
+        sources, longest = self.request.sources, self.request.context_length
+        return PairMeasurements(store, self.target.facts, facts, sources, longest, stored_texts)
+
+
+def _model_drafter(pool: ModelPool) -> Drafter:
+    """Drafts with the pool's model; with a trimmed head, only while its head covers the text."""
+    # Weak references: a forgotten engine must not be kept alive by its own drafter.
+    open_drafter, open_whole = weakref.WeakMethod(pool.drafter_model), weakref.WeakMethod(pool.whole_drafter_model)
+    drafter = ModelDrafter(lambda: _called(open_drafter))
+    kept_ids = None if pool.drafter is None else pool.drafter.file.kept_ids
+    if kept_ids is None:
+        return drafter
+    whole = None if pool.whole_drafter is None else ModelDrafter(lambda: _called(open_whole))
+    return TrimmedHeadDrafter(drafter, whole, kept_ids.tolist())
+
+
+def _called(method: weakref.WeakMethod[Callable[[], BackgroundModel]]) -> Model:
+    alive = method()
+    if alive is None:
+        raise ClosedError("this engine is gone")
+    return alive()
+
+
+# Idle time before the drafter reads ahead: a program asks again within milliseconds, a person types for seconds. A
+# choice between the two.
+IDLE_S = 0.5
+
+
+class Answers(Protocol):
+    """Knows whether an answer is running."""
+
+    @property
+    def answering(self) -> bool:
+        """Whether an answer is running."""
+
+
+class Reader(Protocol):
+    """A session whose drafter reads ahead."""
+
+    def read_ahead(self) -> object:
+        """Begin to read, and return immediately."""
+
+    def stop_reading(self) -> None:
+        """Stop reading soon."""
+
+
+class ReadAhead:
+    """Lets the drafter read the conversation of the latest answer after ``idle_s`` without an answer.
+
+    Thread-safe. Keeps no engine and no session alive.
+    """
+
+    def __init__(self, owner: Answers, idle_s: float = IDLE_S) -> None:
+        self._owner = weakref.ref(owner)
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._reader: Callable[[], Reader | None] = lambda: None
+
+    def when_idle(self, reader: Reader) -> None:
+        """Start the idle time: an answer of ``reader`` ended."""
+        self._reader = weakref.ref(reader)
+        timer = threading.Timer(self._idle_s, _begin, (self._owner, self._reader))
+        timer.daemon, timer.name = True, "edgespec-read-ahead"
+        self._exchange(timer)
+
+    def put_off(self) -> None:
+        """Stop reading, because an answer or a measurement begins."""
+        self._exchange(None)
+        reader = self._reader()
+        if reader is not None:
+            reader.stop_reading()
+
+    def _exchange(self, timer: threading.Timer | None) -> None:
+        with self._lock:
+            before, self._timer = self._timer, timer
+            if before is not None:
+                before.cancel()
+            if timer is not None:
+                with contextlib.suppress(RuntimeError):  # the thread limit is reached: skip reading ahead
+                    timer.start()
+
+
+def _begin(reference: Callable[[], Answers | None], reading: Callable[[], Reader | None]) -> None:
+    owner, reader = reference(), reading()
+    if owner is not None and reader is not None and not owner.answering:
+        reader.read_ahead()

@@ -1,0 +1,1 @@
+"""Messages in, and what an answer consists of."""

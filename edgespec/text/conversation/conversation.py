@@ -1,0 +1,384 @@
+"""From messages to tokens: the model's own template, and one conversation's text and history."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
+from edgespec.interfaces.drafting import common_prefix
+from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.conversation.messages import check_messages
+from edgespec.text.conversation.prompt_format import Messages, Prompt, SpelledNames, encode, read_messages
+from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
+from edgespec.text.conversation.tool_calls import ToolCall
+from edgespec.text.conversation.tool_use import ToolUse, for_template, tool_use
+from edgespec.text.conversation.tools import Message
+from edgespec.text.tokenizers.tokenizer import Tokenizer
+
+# Share of the context kept free for the answer when a conversation outgrows it.
+_ANSWER_SHARE = 4
+
+
+class PromptFormat:
+    """A model's prompt format: its tokenizer, its chat template if it has one, its longest context.
+
+    ``longest`` is the model's context length in tokens; None if its file does not say.
+    """
+
+    def __init__(self, name: str, tokenizer: Tokenizer, template: str | None, longest: int | None) -> None:
+        self.tokenizer = tokenizer
+        self.longest = longest
+        self.thinking: ThinkingMarks | None = thinking_marks(template)
+        self.has_thinking_switch = has_switch(template)
+        self._has_calls = template is not None and "tool_calls" in template
+        self._name = name
+        self._source = template
+        self._template: ChatTemplate | None = None  # compiled at its first use
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model can chat; otherwise it can only continue ``raw`` text."""
+        return self._source is not None
+
+    def render(self, messages: Messages, tools: Messages = (), *, think: bool = True) -> str:
+        """The prompt text of a conversation and its tools, by the model's own template.
+
+        Without ``think`` a template with a thinking switch leaves thinking out. Raises TemplateError.
+        """
+        if self._template is None:
+            if self._source is None:
+                raise TemplateError(
+                    f"{self._name} has no chat template",
+                    hint="use `--raw` to continue plain text, or an instruction-tuned model",
+                )
+            bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
+            self._template = ChatTemplate(self._source, bos_token=bos, eos_token=eos)
+        # Always passed: some templates leave thinking out by default.
+        extra: dict[str, Any] = {SWITCH: think} if self.has_thinking_switch else {}
+        return self._template.render(messages, extra=extra | {"tools": tools} if tools else extra)
+
+    def tool_use(self, tools: Sequence[Message]) -> ToolUse | None:
+        """How the model uses these tools; None without tools. Raises InvalidRequestError if it cannot."""
+        return tool_use(self._name, self._source, self.tokenizer, tools) if tools else None
+
+    def read(
+        self, messages: Messages, tools: Messages = (), *, think: bool = True, known: SpelledNames | None = None
+    ) -> Prompt:
+        """``render``, with the places where a message spells out a control token's name.
+
+        ``known``: what the conversation's earlier messages spell out. Raises TemplateError, InvalidRequestError.
+        """
+        if not self._has_calls and any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+            raise InvalidRequestError(f"{self._name} cannot read calls: its chat template has no place for them")
+        own = [for_template(message) for message in messages]
+        spelled = SpelledNames(self.tokenizer) if known is None else known
+        return read_messages(self.tokenizer, partial(self.render, think=think), own, spelled.of, tools)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Tokens of a prompt; a begin-of-sequence token is added unless the text begins with one."""
+        bos = self.tokenizer.bos_token
+        return encode(self.tokenizer, prompt, add_bos=not (bos and prompt.text.startswith(bos)))
+
+    def request_tokens(self, text: str) -> list[int]:
+        """Tokens of a conversation with one message; of the text itself for a model that cannot chat."""
+        return self.encode(self.read([{"role": "user", "content": text}]) if self.has_template else Prompt(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A prompt as the model reads it. ``message`` is None for plain text outside the conversation.
+
+    ``dropped`` old messages were left out because the conversation outgrew the context; ``notice`` says so.
+    ``earlier`` replaces the conversation before the message (None: it stays).
+    ``after`` are calls and results that follow the message, ``tools`` what the answer may call.
+    """
+
+    message: str | None
+    text: str
+    tokens: list[int]
+    dropped: int = 0
+    notice: str | None = None
+    earlier: tuple[Message, ...] | None = None
+    after: tuple[Message, ...] = ()
+    tools: ToolUse | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationState:
+    """A conversation as it can be copied and saved.
+
+    ``rendered`` is the text of the ``history``'s tokens, "" if unknown.
+    """
+
+    system: str | None
+    messages: tuple[Message, ...]
+    history: tuple[int, ...]
+    rendered: str = ""
+
+
+class Conversation:
+    """The messages so far, and the ``history``: the tokens in the caches now or last."""
+
+    def __init__(
+        self,
+        prompts: PromptFormat,
+        system: str | None,
+        messages: Messages = (),
+        *,
+        think: bool = True,
+    ) -> None:
+        self._prompts = prompts
+        self._think = think
+        # Not shared with others: how fast a message is read would tell that it was read before.
+        self._known = SpelledNames(prompts.tokenizer)
+        self._messages: list[Message] = check_messages(messages)
+        self._gone: list[Message] = []  # dropped from the front of the messages
+        self._rendered = ""  # the text of the history's tokens
+        self.system = system
+        self.history: list[int] = []
+
+    @staticmethod
+    def of(prompts: PromptFormat, state: ConversationState, *, think: bool = True) -> Conversation:
+        """The conversation with that state."""
+        made = Conversation(prompts, state.system, state.messages, think=think)
+        made.history = list(state.history)
+        made._rendered = state.rendered
+        return made
+
+    @property
+    def state(self) -> ConversationState:
+        """What ``of`` makes this conversation from."""
+        return ConversationState(
+            system=self.system,
+            messages=tuple(self._messages),
+            history=tuple(self.history),
+            rendered=self._rendered,
+        )
+
+    @property
+    def state_to_save(self) -> ConversationState:
+        """``state`` without tokens that the messages do not spell: of turns that were removed, and of raw text."""
+        state = self.state
+        if self._rendered or not state.history:
+            return state
+        shared = 0
+        with contextlib.suppress(EdgespecError):  # a template may refuse a conversation without a message
+            own = self._prompts.encode(self._prompts.read(self.messages, think=self._think, known=self._known))
+            shared = common_prefix(self.history, own)
+        return replace(state, history=state.history[:shared])
+
+    def copy(self) -> Conversation:
+        """The same conversation, to be continued separately."""
+        return Conversation.of(self._prompts, self.state, think=self._think)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation so far, beginning with the system message if there is one."""
+        return tuple(deepcopy([*self._head, *self._messages]))
+
+    def clear(self) -> None:
+        """Forget the messages, but keep the system message and the history."""
+        self._messages.clear()
+        self._gone.clear()
+        self._rendered = ""
+
+    def undo(self) -> str | None:
+        """Remove the last turn, but keep the history. Returns the turn's prompt; None without a turn."""
+        if not self._messages:
+            return None
+        self._rendered = ""
+        while self._messages[-1]["role"] != "user":
+            del self._messages[-1]
+        prompt: str = self._messages.pop()["content"]
+        return prompt
+
+    @property
+    def system(self) -> str | None:
+        """The system message."""
+        return str(self._head[0]["content"]) if self._head else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self._head: list[Message] = [] if text is None else [{"role": "system", "content": text}]
+        self._rendered = ""
+
+    def forget_text(self) -> None:
+        """Forget the history's text: the next prompt is tokenised as a whole."""
+        self._rendered = ""
+
+    def turn(
+        self,
+        prompt: str,
+        max_tokens: int | None,
+        context_length: int,
+        *,
+        raw: bool,
+        earlier: Sequence[Message] | None = None,
+        after: Sequence[Message] = (),
+        tools: Sequence[Message] = (),
+        keep_all: bool = False,
+    ) -> Turn:
+        """The next turn, or ``raw`` text unchanged. ``earlier`` replaces the conversation so far.
+
+        ``after`` are calls and results that follow the prompt. All messages have been checked. With ``keep_all`` no
+        turn is dropped.
+
+        Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
+        """
+        if raw:
+            turn = Turn(message=None, text=prompt, tokens=self._prompts.encode(Prompt(prompt)))
+        else:
+            use = self._prompts.tool_use(tools)
+            turn = self._next(prompt, max_tokens, context_length, earlier, after, use, keep_all=keep_all)
+        if not turn.tokens:
+            raise InvalidRequestError("the prompt is empty", hint="give at least one character")
+        if len(turn.tokens) >= context_length:
+            larger = self._prompts.longest is None or self._prompts.longest > context_length
+            raise PromptTooLongError(
+                f"the prompt has {len(turn.tokens)} tokens, which exceeds the available context size of "
+                f"{context_length} tokens",
+                hint=f"shorten the prompt{' or use a larger --context' if larger else ''}",
+            )
+        return turn
+
+    def _next(
+        self,
+        prompt: str,
+        max_tokens: int | None,
+        context: int,
+        earlier: Sequence[Message] | None,
+        after: Sequence[Message],
+        tools: ToolUse | None,
+        *,
+        keep_all: bool,
+    ) -> Turn:
+        """The conversation with ``prompt`` added, without the oldest turns if it would not fit.
+
+        Whole turns are dropped, the oldest first, and a few more than needed: after a drop the rest is read again,
+        which must not happen at every later turn.
+        """
+        reserve = min(max_tokens or context, context // _ANSWER_SHARE)
+        head, messages = (self._head, self._messages) if earlier is None else _split(earlier)
+        kept = list(messages)
+        if not keep_all and earlier is not None and (head, messages) == (self._head, [*self._gone, *self._messages]):
+            kept = list(self._messages)  # the others were dropped before: what is kept stays in the cache
+        shown = () if tools is None else tools.tools
+
+        @cache
+        def read(first: int) -> tuple[Prompt, list[int]]:
+            """The prompt, and its tokens, with the kept messages from number ``first`` on."""
+            whole = [*head, *kept[first:], {"role": "user", "content": prompt}, *after]
+            asked = self._prompts.read(whole, shown, think=self._think, known=self._known)
+            return asked, self._encode(asked, own=earlier is None and not shown)
+
+        def fits(first: int, room: int) -> bool:
+            # A message has at least one token.
+            return len(kept) - first < room and len(read(first)[1]) + reserve <= room
+
+        first, notice = 0, None
+        if not keep_all and kept and not fits(0, context):
+            asked_at = [place for place, message in enumerate(kept) if message["role"] == "user"]
+            room = context - context // _ANSWER_SHARE
+            first = first_that_fits([*asked_at[1:], len(kept)], lambda place: fits(place, room))
+            notice = self._dropped(sum(place < first for place in asked_at), context)
+        asked, tokens = read(first)
+        return Turn(
+            message=prompt,
+            text=asked.text,
+            tokens=tokens,
+            dropped=len(messages) - len(kept) + first,
+            notice=notice,
+            earlier=None if earlier is None else (*head, *messages),
+            after=tuple(after),
+            tools=tools,
+        )
+
+    def _dropped(self, turns: int, context: int) -> str:
+        """A sentence for the user about dropped turns, and how to keep more of them."""
+        larger = min(2 * context, self._prompts.longest or 2 * context)
+        more = f"--context {larger} keeps more" if larger > context else "this model's context is not larger"
+        oldest = "turn was" if turns == 1 else f"{turns} turns were"
+        return f"the conversation outgrew the context: the oldest {oldest} dropped ({more})"
+
+    def _encode(self, prompt: Prompt, *, own: bool) -> list[int]:
+        """Tokens of ``prompt``. If its messages are the session's ``own``, the history's tokens are kept.
+
+        Tokenising an answer again could give other tokens, and the cache would be lost. A caller's messages are
+        tokenised as a whole, so an answer to them does not depend on what is in the cache.
+        """
+        tokenizer = self._prompts.tokenizer
+        if own and self._rendered and prompt.text.startswith(self._rendered):
+            kept = self.history
+            if kept and kept[-1] in tokenizer.stop_ids:
+                kept = kept[:-1]  # the template writes the end of the turn itself
+            return [*kept, *encode(tokenizer, prompt, len(self._rendered))]
+        return self._prompts.encode(prompt)
+
+    def thinking(self, turn: Turn) -> ThinkingText | None:
+        """Separates thinking, which the template may have opened, from the answer; None if there is none."""
+        marks = self._prompts.thinking
+        if marks is None or turn.message is None:
+            return None
+        return ThinkingText(marks, inside=marks.open_in(turn.text))
+
+    def begin(self, turn: Turn, history: list[int]) -> None:
+        """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""
+        if turn.earlier is not None:
+            self._head, self._messages = _split(turn.earlier)
+            self._gone = []
+        self._gone += self._messages[: turn.dropped]
+        del self._messages[: turn.dropped]
+        self.history = history
+
+    def end(
+        self, turn: Turn, answer: str, answer_ids: list[int], calls: tuple[str, Sequence[ToolCall]] | None = None
+    ) -> None:
+        """End the turn: it joins the conversation unless the answer is empty.
+
+        ``calls``: the answer without its calls, and the calls; None if it has none.
+        """
+        del self.history[len(turn.tokens) + len(answer_ids) :]
+        self._rendered = ""
+        if turn.message is None or not answer:  # templates insist on alternating roles
+            return
+        content, called = (answer, ()) if calls is None else calls
+        self._messages += [{"role": "user", "content": turn.message}, *turn.after]
+        self._messages.append({"role": "assistant", "content": content, **_as_messages(called)})
+        # After a stop string the tokens hold more than the text: the text is tokenised again.
+        if self._prompts.tokenizer.detokenize(answer_ids) == answer:
+            self._rendered = turn.text + answer
+
+
+def first_that_fits(places: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The first of the ascending ``places`` that ``fits``, as all later ones do. The last is not looked at.
+
+    Looks at late places first: what begins at an early one may be far longer.
+    """
+    high, step = len(places) - 1, 1
+    while (low := high - step) >= 0 and fits(places[low]):
+        high, step = low, 2 * step
+    low = max(low, -1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(places[middle]) else (middle, high)
+    return places[high]
+
+
+def _as_messages(calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """The calls as a message holds them."""
+    if not calls:
+        return {}
+    functions = [(call.id, {"name": call.name, "arguments": call.arguments}) for call in calls]
+    return {"tool_calls": [{"id": own, "type": "function", "function": function} for own, function in functions]}
+
+
+def _split(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """The system message, if there is one, and the others."""
+    own = list(messages)
+    head = own[:1] if own and own[0]["role"] == "system" else []
+    return head, own[len(head) :]

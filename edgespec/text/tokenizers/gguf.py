@@ -1,0 +1,258 @@
+"""The tokenizer of a GGUF, built with Hugging Face's ``tokenizers``: the same ids as llama.cpp's.
+
+BPE (Sennrich et al., 2016) with a letter for each byte (GPT-2, Radford et al., 2019), and SentencePiece's BPE with
+scores and with bytes for text outside the vocabulary (Kudo and Richardson, 2018).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Regex, Tokenizer as Merger, models, pre_tokenizers
+
+from edgespec.errors import ClosedError, InvalidRequestError, ModelFileError
+from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.text.tokenizers.tokenizer import ControlToken
+from edgespec.text.tokenizers.vocabulary import SENTENCEPIECE, Kind, Special, Vocabulary, scores, strings
+
+_BLANK = "\u2581"  # SentencePiece's letter for a blank
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+# Longer pieces are never merged: they have too many splits to try. Gemma 3's longest has 31 characters.
+_LONGEST_PIECE = 512
+# From this many characters on, other threads run while text is cut: a million takes seconds. Shorter ones take less
+# than changing threads.
+_LONG_TEXT = 10_000
+_ASCII_BLANKS = " \t\n\v\f\r"
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's letter for each byte: printable bytes are themselves, other bytes are U+0100 and up, in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_letters()
+
+
+class GgufTokenizer:
+    """Text to ids and back. Implements Tokenizer; thread-safe.
+
+    Only for files without a reason in ``vocabulary.unsupported``. Raises ModelFileError if the file's tables
+    contradict each other.
+    """
+
+    def __init__(self, header: GgufHeader) -> None:
+        self._vocabulary = vocabulary = Vocabulary(header)
+        self._is_sentencepiece = vocabulary.model == SENTENCEPIECE
+        make = _sentencepiece if self._is_sentencepiece else _bpe
+        try:
+            self._merger = make(header, vocabulary)
+        except BaseException as error:  # the library raises no narrower type
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
+            reason = _odd_merge(header, vocabulary) or f"its tokenizer cannot be built: {error}"
+            raise ModelFileError(header.path, reason, hint=DOWNLOAD_AGAIN) from error
+        self._pieces: dict[int, bytes] = {}
+        self._closed = False
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self._vocabulary.texts)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self._vocabulary.stop_ids
+
+    @property
+    def bos_token(self) -> str:
+        return self._text_of(self._vocabulary.bos)
+
+    @property
+    def eos_token(self) -> str:
+        return self._text_of(self._vocabulary.eos)
+
+    def _text_of(self, token: int | None) -> str:
+        return "" if token is None else self._vocabulary.texts[token]
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the model expects a begin-of-sequence token before raw text."""
+        return self._vocabulary.adds_bos
+
+    @property
+    def special_texts(self) -> list[str]:
+        """Texts of the special tokens, which are matched before words; control tokens included."""
+        return [special.text for special in self._vocabulary.specials]
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        self._check_open()
+        bos = self._vocabulary.bos
+        ids = [bos] if add_bos and self.adds_bos and bos is not None else []
+        begins = True  # at the start of the text, and after a special token
+        for part in self._parts(text.encode("utf-8", "replace").decode("utf-8"), special=special):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(self._merge(part, begins=begins))
+            begins = isinstance(part, int)
+        return ids
+
+    def _merge(self, text: str, *, begins: bool) -> list[int]:
+        if self._is_sentencepiece:
+            blank = " " if begins and self._vocabulary.adds_blank else ""
+            text = (blank + text).replace(" ", _BLANK)
+        try:
+            # The library keeps the interpreter's lock in ``encode``, but not for a batch.
+            if len(text) < _LONG_TEXT:
+                found: list[int] = self._merger.encode(text, add_special_tokens=False).ids
+            else:
+                found = self._merger.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise InvalidRequestError(
+                "the text cannot be cut into words", hint="it may hold millions of blanks in a row: shorten them"
+            ) from error
+        return [token for token in found if token < self.vocabulary_size]
+
+    def _parts(self, text: str, *, special: bool) -> list[int | str]:
+        """The special tokens in the text, and the texts between them."""
+        parts: list[int | str] = [text] if text else []
+        if not self._may_hold_special.search(text):
+            return parts
+        for one in self._vocabulary.specials:
+            if (special or not one.is_control) and one.text in text:
+                parts = [
+                    part for old in parts for part in ([old] if isinstance(old, int) else _cut(old, one))
+                ]  # fmt: skip
+        return parts
+
+    @cached_property
+    def _may_hold_special(self) -> re.Pattern[str]:
+        starts = {one.text[:2] for one in self._vocabulary.specials}
+        return re.compile("|".join(map(re.escape, sorted(starts))) if starts else r"\b\B")
+
+    def control_token(self, token: int) -> ControlToken | None:
+        self._check_open()
+        return self._vocabulary.controls.get(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        known = self._pieces.get(token)
+        if known is None:
+            self._check_open()
+            known = self._pieces[token] = self._piece(token)
+        return known
+
+    def _piece(self, token: int) -> bytes:
+        vocabulary = self._vocabulary
+        if not 0 <= token < self.vocabulary_size or token in vocabulary.stop_ids:
+            return b""
+        kind, text = vocabulary.kinds[token], vocabulary.texts[token]
+        if kind == Kind.USER_DEFINED:
+            return text.encode()
+        if kind == Kind.BYTE:
+            found = _BYTE.fullmatch(text)
+            return bytes([int(found[1], 16)]) if found else b""
+        if kind != Kind.NORMAL:
+            return b""
+        if self._is_sentencepiece:
+            return text.replace(_BLANK, " ").encode()
+        # Only damaged vocabularies have letters that encode no byte.
+        return b"".join(bytes([_BYTES[letter]]) if letter in _BYTES else letter.encode() for letter in text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens``, invalid UTF-8 replaced."""
+        return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this tokenizer is closed")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closed = True
+
+
+def _cut(text: str, special: Special) -> Iterator[int | str]:
+    """Split a text at a special token: the texts between, and the token's id at each occurrence."""
+    first, *others = text.split(special.text)
+    if first:
+        yield first
+    for other in others:
+        yield special.token
+        rest = other.lstrip(_ASCII_BLANKS) if special.strips_right else other
+        if rest:
+            yield rest
+
+
+class _Merges(Sequence[tuple[str, str]]):
+    """A lazy list of pairs: a list of 150 000 tuples takes Python's garbage collector 0.1 s."""
+
+    def __init__(self, pairs: Iterator[tuple[str, str]]) -> None:
+        self._pairs = pairs
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self._pairs
+
+    def __len__(self) -> int:
+        return 0  # unknown; the library only reserves memory by it
+
+    def __getitem__(self, index: object) -> Any:
+        raise IndexError(index)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether the error is a panic of the library's native code, which has no importable type."""
+    return type(error).__name__ == "PanicException"
+
+
+def _odd_merge(header: GgufHeader, vocabulary: Vocabulary) -> str | None:
+    """The error of the first merge whose result is not a token; None without one."""
+    for merge in strings(header, "tokenizer.ggml.merges"):
+        first, _, second = merge.partition(" ")
+        if first + second not in vocabulary.ids:
+            return f"its merge {merge[:40]!r} makes no token"
+    return None
+
+
+def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
+    split, ids = vocabulary.split, vocabulary.ids
+    assert split is not None  # checked by ``unsupported``
+    # Some vocabularies lack rare bytes. Such a byte gives no id, and its neighbours are not merged.
+    lacking = [letter for letter in _BYTES if letter not in ids]
+    ids = {**ids, **{letter: len(ids) + place for place, letter in enumerate(lacking)}}
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for merge in strings(header, "tokenizer.ggml.merges"):
+            first, _, second = merge.partition(" ")
+            if first + second not in ids:  # some such pairs would make the library panic
+                raise ValueError(merge)
+            yield first, second
+
+    merges = _Merges(pairs())
+    merger = Merger(models.BPE(vocab=ids, merges=merges, ignore_merges=split.whole_words))
+    cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns]
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    merger.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters])
+    return merger
+
+
+def _sentencepiece(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
+    """SentencePiece merges neighbours whose joined text is a piece, best score first."""
+    ids, texts, own = vocabulary.ids, vocabulary.texts, scores(header)
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for token in sorted(range(len(texts)), key=lambda token: -own[token]):
+            text = texts[token]
+            if len(text) > _LONGEST_PIECE:
+                continue
+            for place in range(1, len(text)):
+                if text[:place] in ids and text[place:] in ids:
+                    yield text[:place], text[place:]
+
+    return Merger(models.BPE(vocab=ids, merges=_Merges(pairs()), byte_fallback=True))

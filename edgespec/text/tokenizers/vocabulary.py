@@ -1,0 +1,196 @@
+"""A GGUF's vocabulary: texts and kinds of its tokens, which of them end an answer, and which are never shown.
+
+llama.cpp is the reference. Where a file leaves something open, llama.cpp decides by the texts of tokens; the tables
+here state the same facts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from edgespec.errors import ModelFileError
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.text.tokenizers.tokenizer import ControlToken
+from edgespec.text.tokenizers.word_splits import WORD_SPLITS
+
+BPE, SENTENCEPIECE = "gpt2", "llama"  # tokenizer.ggml.model
+
+
+class Kind(IntEnum):
+    """tokenizer.ggml.token_type: llama.h's LLAMA_TOKEN_TYPE_*."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Tokens that end an answer in any vocabulary that has them.
+_ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+})  # fmt: skip
+# Fill-in-the-middle tokens, by the metadata key that may name a different token.
+_FILL_IN = {
+    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+                "<|code_prefix|>", "<|prefix|>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+                "<|code_suffix|>", "<|suffix|>"),
+    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+                "<|code_middle|>", "<|middle|>"),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}  # fmt: skip
+_FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
+_OLDER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
+# gpt-oss marks its channels with these tokens; they are shown.
+_SHOWN = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
+
+# Default begin- and end-of-sequence ids.
+_DEFAULT_ENDS = {BPE: (11, 11), SENTENCEPIECE: (1, 2)}
+
+# In Phi-3 every special token strips the blanks after it, except these. The file does not say so.
+_PHI_3 = re.compile("phi-?3", re.IGNORECASE)
+_PHI_3_KEEPS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+
+def unsupported(header: GgufHeader) -> str | None:
+    """Why our tokenizer does not support this vocabulary, in a few words; None if it does."""
+    model, split = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre")
+    if model == SENTENCEPIECE:
+        return None if "tokenizer.ggml.scores" in header.metadata else "its pieces have no scores"
+    if model != BPE:
+        return f"its tokenizer is {model!r}"
+    if "tokenizer.ggml.merges" not in header.metadata:
+        return "it has no merges"
+    return None if split in WORD_SPLITS else f"its pre-tokenizer is {split!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Special:
+    """A token that is matched before words; ``is_control``: only if control tokens are requested."""
+
+    token: int
+    text: str
+    is_control: bool
+    strips_right: bool
+
+
+class Vocabulary:
+    """The tokens of a file. Raises ModelFileError if they contradict each other.
+
+    ``texts`` are spelled as in the file: BPE with a letter for each byte, SentencePiece with ▁ for a blank. ``ids``
+    are the ids by text. ``specials`` are in matching order, longest first; ``controls`` are the control tokens among
+    them. ``split`` is how text is cut into words, for BPE only. ``adds_bos``: the model expects a begin-of-sequence
+    token before raw text. ``adds_blank``: SentencePiece prepends a blank to the text.
+    """
+
+    def __init__(self, header: GgufHeader) -> None:
+        _ = header.vocabulary_size  # raises if the file has no vocabulary
+        self._header = header
+        self.model = str(header.metadata["tokenizer.ggml.model"])
+        self.texts = [
+            text or f"[EMPTY_{token}]" for token, text in enumerate(strings(header, "tokenizer.ggml.tokens"))
+        ]
+        self.ids = {text: token for token, text in enumerate(self.texts)}
+        if len(self.ids) != len(self.texts):
+            twice = next(token for token, text in enumerate(self.texts) if self.ids[text] != token)
+            raise ModelFileError(header.path, f"tokens {twice} and {self.ids[self.texts[twice]]} have the same text")
+        kinds = [int(kind) for kind in header.values("tokenizer.ggml.token_type")]
+        self.kinds: list[int] = kinds or [Kind.NORMAL] * len(self.texts)
+        bos, eos = _DEFAULT_ENDS[self.model]
+        self.bos = self._token_named("bos", bos)
+        self.eos = self._token_named("eos", eos)
+        self.stop_ids = self._find_stops()
+        self.split = WORD_SPLITS.get(str(header.metadata.get("tokenizer.ggml.pre"))) if self.model == BPE else None
+        usual = self.split is None or self.split.adds_bos
+        self.adds_bos = self.bos is not None and self._flag("add_bos_token", usual)
+        self.adds_blank = self.model == SENTENCEPIECE and self._flag("add_space_prefix", True)
+        self.specials = self._find_specials()
+        self.controls = {
+            special.token: ControlToken(text=special.text, strips_right=special.strips_right)
+            for special in self.specials
+            if special.is_control
+        }
+
+    def _flag(self, name: str, usual: bool) -> bool:
+        stated = self._header.metadata.get(f"tokenizer.ggml.{name}")
+        return stated if isinstance(stated, bool) else usual
+
+    def _find_specials(self) -> tuple[Special, ...]:
+        kinds = (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
+        found = [token for token, kind in enumerate(self.kinds) if kind in kinds]
+        found.sort(key=lambda token: -len(self.texts[token].encode()))
+        name = self._header.metadata.get("general.name")
+        strips = isinstance(name, str) and _PHI_3.search(name) is not None
+        return tuple(
+            Special(
+                token=token,
+                text=self.texts[token],
+                is_control=self.kinds[token] != Kind.USER_DEFINED,
+                strips_right=strips and self.texts[token] not in _PHI_3_KEEPS,
+            )
+            for token in found
+        )
+
+    def _token_named(self, name: str, default: int | None = None) -> int | None:
+        """The token id under this name in the file's metadata, if valid; else ``default``."""
+        stated = self._header.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        for token in (stated, default):
+            if isinstance(token, int) and 0 <= token < len(self.texts):
+                return token
+        return None
+
+    def _find_stops(self) -> frozenset[int]:
+        """The ids that end an answer. Also sets the kinds of tokens with a well-known text."""
+        stops = {self.ids[text] for text in _ENDS if text in self.ids}
+        for name, texts in _FILL_IN.items():
+            token = self._token_named(name)
+            if token is None and name in _OLDER_KEYS:
+                token = self._token_named(_OLDER_KEYS[name])
+            if token is None:
+                found = [self.ids[text] for text in texts if text in self.ids]
+                for token in found:
+                    self.kinds[token] = Kind.CONTROL
+            if token is not None and name in _FILL_IN_ENDS:
+                stops.add(token)
+        for token in stops - {self._token_named(name) for name in _FILL_IN_ENDS}:
+            self.kinds[token] = Kind.CONTROL
+        for token in (self.ids[text] for text in _SHOWN if text in self.ids):
+            self.kinds[token] = Kind.USER_DEFINED
+        named = (self.eos, self._token_named("eot"), self._token_named("eom"))
+        stops.update(token for token in named if token is not None)
+        self._take_back(stops)
+        return frozenset(stops)
+
+    def _take_back(self, stops: set[int]) -> None:
+        """Remove tokens that look like an end and are not one in this vocabulary."""
+
+        def ends(text: str) -> bool:
+            return self.ids.get(text) in stops
+
+        calls = ends("<|call|>") or ends("<|calls|>")
+        if ends("<|end|>") and calls and (ends("<|return|>") or ends("<|flush|>")):
+            stops.remove(self.ids["<|end|>"])
+            self.kinds[self.ids["<|end|>"]] = Kind.USER_DEFINED
+        if ends("</s>") and ends("<|tool_response>"):
+            stops.remove(self.ids["</s>"])
+            self.kinds[self.ids["</s>"]] = Kind.NORMAL
+
+
+def strings(header: GgufHeader, key: str) -> Iterator[str]:
+    """A table's texts, with bytes that are not UTF-8 as ``\\xNN``."""
+    return map(str, header.values(key))
+
+
+def scores(header: GgufHeader) -> list[float]:
+    """Each token's score: a higher score is merged first."""
+    return [float(score) for score in header.values("tokenizer.ggml.scores")]
