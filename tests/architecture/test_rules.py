@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
-MAX_LINES = 500
-ONE_THING = "One file because"
+MAX_LINES = 700
 
 RUNTIME_SETTINGS = {"LlamaSettings", "NativeSettings", "OnnxSettings"}
 # "llama" is also an architecture and "onnx" a format: each counts as a runtime only if the other side of the
@@ -82,17 +81,9 @@ def misshapen(package: Path) -> list[str]:
     for source in sources(package):
         if source.path.name == "utils.py":
             wrong.append(f"{source.path}:1: a module says what it is about, and utils says nothing")
-        if source.lines > MAX_LINES and not says_why_it_is_one(source):
-            wrong.append(
-                f"{source.path}:{source.lines}: longer than {MAX_LINES} lines, "
-                f"and its docstring has no sentence that begins with {ONE_THING!r}"
-            )
+        if source.lines > MAX_LINES:
+            wrong.append(f"{source.path}:{source.lines}: longer than {MAX_LINES} lines")
     return wrong
-
-
-def says_why_it_is_one(source: Source) -> bool:
-    words = " ".join((ast.get_docstring(source.tree) or "").split())
-    return any(sentence.startswith(f"{ONE_THING} ") for sentence in words.replace("? ", ". ").split(". "))
 
 
 # -------------------------------------------------------------------------------------- errors stand alone
@@ -194,7 +185,7 @@ def test_only_the_command_line_package_prints() -> None:
     assert not wrong, report(wrong)
 
 
-def test_source_files_are_short_or_explained_and_well_named() -> None:
+def test_source_files_are_short_and_well_named() -> None:
     wrong = misshapen(PACKAGE)
     assert not wrong, report(wrong)
 
@@ -276,16 +267,6 @@ def test_a_long_file_and_a_utils_module_are_detected(house: Path) -> None:
     put(house, "engine/engine.py", "x = 1\n" * (MAX_LINES + 1))
     put(house, "text/utils.py", "")
     assert len(misshapen(house)) == 2
-
-
-def test_a_long_file_with_a_stated_reason_is_allowed(house: Path) -> None:
-    for docstring, fits in (
-        ('"""Everything.\n\nOne file because\nits parts change together.\n"""\n', True),
-        ('"""Everything. This is One file because I say so."""\n', False),
-        ("# One file because it was never cut.\n", False),
-    ):
-        put(house, "engine/engine.py", docstring + "x = 1\n" * (MAX_LINES + 1))
-        assert (misshapen(house) == []) is fits
 
 
 @pytest.mark.parametrize(
