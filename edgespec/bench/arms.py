@@ -19,6 +19,7 @@ from edgespec.planning.cost.curve import FREE
 from edgespec.planning.depth.base import POLICY_NAMES, FixedDepth
 from edgespec.planning.depth.control import DepthControl, make_policy
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
+from edgespec.profiles.layers import OLD_POLICY_NAMES
 
 PLAIN, AGAIN, FASTEST, PLANNED = "plain", "again", "fastest", "planned"
 DEFAULT_ARMS = (PLAIN, AGAIN, PLANNED)
@@ -55,7 +56,8 @@ class Arm:
 
 def parse_arms(names: str | None) -> tuple[str, ...]:
     """Parse a comma-separated list of arms; plain decoding always comes first. Raises InvalidRequestError."""
-    wanted = [name.strip() for name in (names or ",".join(DEFAULT_ARMS)).split(",") if name.strip()]
+    given = [name.strip() for name in (names or ",".join(DEFAULT_ARMS)).split(",") if name.strip()]
+    wanted = [OLD_POLICY_NAMES.get(name, name) for name in given]
     for name in wanted:
         if name not in ARM_NAMES and not _DEPTH.fullmatch(name):
             raise InvalidRequestError(f'there is no arm "{name}"', hint=f"arms: {ARMS_HELP}")

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgespec.errors import ProfileError
@@ -21,6 +22,9 @@ INHERITS = "inherits"
 
 # The table of rarely used keys. Profiles of 0.1.0 have these keys at the top level, where they are still read.
 ADVANCED = "advanced"
+
+# Earlier names of depth policies: profiles, options and benchmark arms may still use them.
+OLD_POLICY_NAMES = {"bandit": "cost"}
 
 # A profile is a page of text. The bound prevents reading a wrong file, such as a model, into memory.
 MAX_FILE_BYTES = 1_000_000
@@ -79,9 +83,14 @@ def _text(allowed: str) -> _Key:
     return _Key(allowed, lambda value: isinstance(value, str) and bool(value.strip()), made=str.strip)
 
 
-def _choice(*choices: str) -> _Key:
+def _choice(*choices: str, old: Mapping[str, str] = MappingProxyType({})) -> _Key:
+    """One of ``choices``, or an earlier name of one: ``old`` maps it to the name of today."""
     allowed = " or ".join(f'"{choice}"' for choice in choices)
-    return _Key(allowed, lambda value: isinstance(value, str) and value in choices)
+    return _Key(
+        allowed,
+        lambda value: isinstance(value, str) and (value in choices or value in old),
+        made=lambda value: old.get(value, value),
+    )
 
 
 def _integer(low: int, high: int, *, auto: bool, what: str = "an integer") -> _Key:
@@ -110,7 +119,7 @@ KEYS: Mapping[str, _Key] = {
     # Longer chains are hardly ever accepted whole, and every width up to the maximum must be probed for exactness.
     "depth": _integer(0, 16, auto=True),
     "mode": _choice("auto", "serial", "pipelined"),
-    "depth_policy": _choice("cost", "fixed", "entropy", "confidence", "bandit"),
+    "depth_policy": _choice("cost", "fixed", "entropy", "confidence", old=OLD_POLICY_NAMES),
     "rule": _choice("keyed", "rejection"),
     "exactness": _choice("stable", "near"),
     "threads": _integer(1, 1024, auto=True),

@@ -36,7 +36,7 @@ class Profile:
     draft: str
     context: int
     depth: int | Auto
-    depth_policy: Literal["cost", "fixed", "entropy", "confidence", "bandit"]
+    depth_policy: Literal["cost", "fixed", "entropy", "confidence"]
     mode: Literal["auto", "serial", "pipelined"]
     rule: Literal["keyed", "rejection"]
     exactness: Literal["stable", "near"]

@@ -59,6 +59,7 @@ def test_the_default_arms_are_plain_again_and_planned() -> None:
         ("depth-2,depth-2,planned,depth-2", ("plain", "depth-2", "planned")),
         ("planned,,again,", ("plain", "planned", "again")),
         (",", ("plain",)),
+        ("bandit,fixed", ("plain", "cost", "fixed")),
         ("depth-0,oracle-depth-12,lookup-depth-1,model-depth-2,pipelined-depth-2",
          ("plain", "depth-0", "oracle-depth-12", "lookup-depth-1", "model-depth-2", "pipelined-depth-2")),
     ],
@@ -196,7 +197,6 @@ def test_each_answer_of_a_pipelined_arm_has_its_own_budget(engine: Engine) -> No
         ("fixed", FixedDepth),
         ("entropy", FixedDepth),
         ("confidence", FixedDepth),
-        ("bandit", DepthControl),
     ],
 )
 def test_a_policy_arm_uses_all_drafters_of_the_engine(engine: Engine, name: str, kind: type) -> None:

@@ -332,7 +332,6 @@ POLICIES = {
     "fixed": FixedDepth,
     "entropy": FixedDepth,
     "confidence": FixedDepth,
-    "bandit": DepthControl,
 }
 
 
@@ -349,8 +348,7 @@ def test_each_depth_policy_follows_a_new_plan(load: Callable[..., Engine], name:
         session.clear()
         done = answer(session.generate(REPEATING, max_tokens=100))
         assert done.token_ids == expected.token_ids
-        if name != "bandit":  # the same as "cost"
-            assert done.stats.rounds_by_source
+        assert done.stats.rounds_by_source
 
 
 def test_a_depth_given_as_a_number_uses_the_fixed_policy(load: Callable[..., Engine]) -> None:

@@ -22,7 +22,6 @@ KINDS = {
     "entropy": FixedDepth,
     "confidence": FixedDepth,
     "cost": DepthControl,
-    "bandit": DepthControl,
 }
 GATES = {"fixed": type(None), "entropy": EntropyGate, "confidence": ConfidenceGate}
 SOURCES = [Source(text=always(0.9))]
@@ -54,7 +53,7 @@ def begun(policy: DepthPolicy) -> AnswerPolicy:
 
 def test_only_the_cost_policy_is_plain_without_measured_times() -> None:
     depths = {name: begun(make_policy(name, 4)).allow("model").depth for name in POLICY_NAMES}
-    assert depths == {"fixed": 4, "entropy": 4, "confidence": 4, "cost": 0, "bandit": 0}
+    assert depths == {"fixed": 4, "entropy": 4, "confidence": 4, "cost": 0}
 
 
 def test_costs_priors_and_history_reach_the_cost_policy() -> None:

@@ -232,7 +232,7 @@ def _plan_request(
         context_length=context_length,
         sources=source_names(profile, drafting=drafter is not None),
         drafter_off=drafter_off,
-        weighs_alternatives=profile.depth_policy in ("cost", "bandit"),
+        weighs_alternatives=profile.depth_policy == "cost",
         mode=profile.mode,
     )
     if drafter is None:

@@ -2,8 +2,7 @@
 
 ``fixed`` drafts the same depth always. ``entropy`` stops a chain when the drafter is unsure (SVIP, Zhang et al.,
 2024). ``confidence`` stops a chain when some token is likely to be rejected (the rule of SpecDec++, Huang et al.,
-2024). The default, ``cost``, is planning/depth/control.py; profiles may also call the default ``bandit``, its earlier
-name.
+2024). The default, ``cost``, is planning/depth/control.py.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.live_times import PlainTimes
 
-PolicyName = Literal["fixed", "entropy", "confidence", "cost", "bandit"]
+PolicyName = Literal["fixed", "entropy", "confidence", "cost"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 OFF = Allowance(0)

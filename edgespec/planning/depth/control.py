@@ -34,7 +34,7 @@ def make_policy(
     pipelined: bool = False,
 ) -> DepthPolicy:
     """Make the policy ``name``; only the ``cost`` policy uses ``costs``, ``priors`` and ``history``."""
-    if name in ("cost", "bandit"):
+    if name == "cost":
         return DepthControl(costs or Costs(), depth_cap, priors, history, pipelined=pipelined)
     gate = {"fixed": None, "entropy": EntropyGate, "confidence": ConfidenceGate}[name]
     return FixedDepth(depth_cap + (pipelined and depth_cap > 0), gate=gate)
