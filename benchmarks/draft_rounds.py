@@ -27,7 +27,8 @@ from typing import Any
 
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.lookup import LookupDrafter, match_confidence
-from edgespec.interfaces.drafting import Context, DraftRequest, DraftTree
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftRequest, DraftTree
 from edgespec.planning.depth.price import choose_nodes
 
 MOST_NODES = 7

@@ -28,7 +28,8 @@ from edgespec.calibration.width_probe import probe_tokens
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.errors import CancelledError
 from edgespec.hardware.machine import describe_machine
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, Outcome, Proposal
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import (
     ContextCurves,

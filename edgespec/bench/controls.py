@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, Outcome, Proposal
 
 
 class Script:

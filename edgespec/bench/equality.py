@@ -15,7 +15,8 @@ from edgespec.engine.events import Done, Round
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
-from edgespec.interfaces.drafting import MOST_NODES, Choice, DraftTree
+from edgespec.interfaces.counted_text import MOST_NODES
+from edgespec.interfaces.drafting import Choice, DraftTree
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.choice.plan import Exactness, Plan
 from edgespec.planning.cost.widths import WidthProbe, width_classes

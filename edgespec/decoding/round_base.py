@@ -20,7 +20,8 @@ from edgespec.decoding.logprobs import TokenLogprob, token_logprob
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
-from edgespec.interfaces.drafting import MOST_NODES, CountedText, Proposal
+from edgespec.interfaces.counted_text import MOST_NODES, CountedText
+from edgespec.interfaces.drafting import Proposal
 from edgespec.interfaces.model import ALONE, BatchedSequence, Company, Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.interfaces.rows import Distribution, Rows

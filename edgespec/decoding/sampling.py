@@ -19,7 +19,8 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 
 from edgespec.errors import InvalidRequestError
-from edgespec.interfaces.drafting import ChainGate, CountedText, Draft
+from edgespec.interfaces.counted_text import CountedText
+from edgespec.interfaces.drafting import ChainGate, Draft
 from edgespec.interfaces.drawing import (
     INCREMENT,
     MOST_DRAWN,

@@ -10,7 +10,8 @@ from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import LoopLimits, Rounds, Step, first_chain, height, valid_length
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import verify_tree
-from edgespec.interfaces.drafting import NOTHING, Context, DraftState, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence, TreeSequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 

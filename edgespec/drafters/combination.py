@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from edgespec.errors import CancelledError, EdgespecError
+from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import (
     NOTHING,
     ChainGate,
-    Context,
     Drafter,
     DraftRequest,
     DraftsBranches,

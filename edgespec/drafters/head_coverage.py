@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
-from edgespec.interfaces.drafting import Context
+from edgespec.interfaces.counted_text import Context
 
 # Recent tokens that are counted: some five lines of text. Eleven tokens in another language are enough to be noticed,
 # and chance moves the share by only 3.2 % (one standard deviation at a coverage of 93 %).

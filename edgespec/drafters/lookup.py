@@ -12,16 +12,8 @@ from collections.abc import Callable, Sequence
 
 from edgespec.drafters.text_index import EarlierText, Match, TextIndex
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
-from edgespec.interfaces.drafting import (
-    NOTHING,
-    ChainGate,
-    Context,
-    DraftRequest,
-    DraftTree,
-    Outcome,
-    Proposal,
-    admitted,
-)
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftTree, Outcome, Proposal, admitted
 
 KIND = "lookup"
 

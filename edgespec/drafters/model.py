@@ -15,18 +15,8 @@ from edgespec.drafters.one_pass import MOST_TOKENS, RowsWithout, mask_of
 from edgespec.drafters.text_index import TextIndex
 from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
-from edgespec.interfaces.drafting import (
-    NOTHING,
-    ChainGate,
-    Context,
-    CountedText,
-    Draft,
-    DraftRequest,
-    Outcome,
-    Proposal,
-    common_prefix,
-    values_trees,
-)
+from edgespec.interfaces.counted_text import Context, CountedText, common_prefix
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Draft, DraftRequest, Outcome, Proposal, values_trees
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
-from edgespec.interfaces.drafting import common_prefix
+from edgespec.interfaces.counted_text import common_prefix
 
 # Earlier places that are compared, most recent first: bounds the time on text that repeats one phrase thousands of
 # times.

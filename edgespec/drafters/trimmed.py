@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from edgespec.drafters.head_coverage import HeadCoverage
 from edgespec.drafters.model import KIND
 from edgespec.errors import CancelledError, ClosedError, EdgespecError
+from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import (
     NOTHING,
     ChainGate,
-    Context,
     Drafter,
     DraftRequest,
     DraftsBranches,

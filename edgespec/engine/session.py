@@ -32,7 +32,8 @@ from edgespec.engine.saved_session import write_session
 from edgespec.engine.started_answer import StartedAnswer
 from edgespec.engine.why_no_drafts import why_no_drafts
 from edgespec.errors import ClosedError, EdgespecError, RewindError
-from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
+from edgespec.interfaces.counted_text import Context, common_prefix
+from edgespec.interfaces.drafting import DraftRequest
 from edgespec.interfaces.model import Model, Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason

@@ -1,155 +1,17 @@
-"""What a drafter takes and returns: the context, proposals, their outcomes, and the gates of a depth policy.
+"""What a drafter takes and returns: proposals, their outcomes, and the gates of a depth policy.
 
 Everything here works on token ids. docs/glossary.md defines the words (round, width, depth, committed, ...).
 """
 
 from __future__ import annotations
 
-import math
 from collections import abc
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
-import numpy as np
-
-from edgespec.interfaces.drawing import Seen
+from edgespec.interfaces.counted_text import MOST_NODES, Context
 from edgespec.interfaces.rows import Distribution, Rows
-
-# Nodes of the largest tree that is verified: with the text's last token 64 rows, the most that a forward scores
-# (runtimes/sequence.py).
-MOST_NODES = 63
-
-
-class Context:
-    """What a drafter sees: ``committed_length`` committed tokens, then possibly assumed ones.
-
-    A view without a copy. Between two calls the tokens grow, or change after ``committed_length``; a drafter calls
-    ``common_prefix`` to see how far it agrees. ``wants_tree``: the caller can verify a tree of at most
-    ``most_nodes`` nodes. ``wants_alternatives``: how many ``Proposal.alternatives`` of each token it uses otherwise.
-    ``window`` and ``patience_s`` are those of an Allowance (interfaces/policy.py): how much of the text a drafter
-    must have read, and how long reading may take.
-    """
-
-    __slots__ = (
-        "committed_length",
-        "hindsight",
-        "most_nodes",
-        "patience_s",
-        "tokens",
-        "wants_alternatives",
-        "wants_tree",
-        "window",
-    )
-
-    def __init__(
-        self,
-        tokens: list[int],
-        committed_length: int | None = None,
-        *,
-        wants_alternatives: int = 0,
-        wants_tree: bool = False,
-        most_nodes: int = MOST_NODES,
-    ) -> None:
-        self.tokens = tokens
-        self.committed_length = len(tokens) if committed_length is None else committed_length
-        self.wants_alternatives = wants_alternatives
-        self.wants_tree = wants_tree
-        self.most_nodes = most_nodes
-        self.window: int | None = None
-        self.patience_s = math.inf
-        self.hindsight = 0
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def common_prefix(self, known: list[int]) -> int:
-        """Number of leading tokens that ``known`` shares with this context."""
-        return common_prefix(known, self.tokens)
-
-
-_Run = TypeVar("_Run", list[int], str)
-
-
-def common_prefix(left: _Run, right: _Run) -> int:
-    """Number of leading tokens or characters that both share; whole comparisons first, since they usually decide."""
-    shorter = min(len(left), len(right))
-    # Slices are copies, which would take longer than the comparison.
-    if (left if shorter == len(left) else left[:shorter]) == (right if shorter == len(right) else right[:shorter]):
-        return shorter
-    low, high = 0, shorter  # left[:low] agrees, left[:high] does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-class CountedText(abc.Sequence[int]):
-    """A text that grows and shrinks at its end, with the number of occurrences of each token.
-
-    Counting starts when ``seen`` is first read. From then on a token takes the same time at any text length.
-    """
-
-    def __init__(self, tokens: abc.Iterable[int] = ()) -> None:
-        self.tokens = list(tokens)
-        self._places: dict[int, int] | None = None  # each token's column in the arrays; None: not counted yet
-        self._arrays = np.zeros((2, 0), dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.tokens[index]
-
-    def extend(self, tokens: abc.Iterable[int]) -> None:
-        before = len(self.tokens)
-        self.tokens.extend(tokens)
-        if self._places is not None:
-            for token in self.tokens[before:]:
-                self._count(self._places, token)
-
-    def cut(self, length: int) -> None:
-        """Keep the first ``length`` tokens."""
-        if self._places is not None:
-            for token in self.tokens[length:]:
-                self._forget(self._places, token)
-        del self.tokens[length:]
-
-    def follow(self, tokens: list[int]) -> None:
-        """Become ``tokens``: cut what the two texts do not share, and count the rest."""
-        self.cut(common_prefix(self.tokens, tokens))
-        self.extend(tokens[len(self.tokens) :])
-
-    @property
-    def seen(self) -> Seen:
-        """A view, valid until the text changes."""
-        if self._places is None:
-            self._places = {}
-            for token in self.tokens:
-                self._count(self._places, token)
-        tokens, occurrences = self._arrays[:, : len(self._places)]
-        return Seen(tokens, occurrences)
-
-    def _count(self, places: dict[int, int], token: int) -> None:
-        place = places.setdefault(token, len(places))
-        if place == self._arrays.shape[1]:
-            self._arrays = np.pad(self._arrays, ((0, 0), (0, place + 1)))  # twice as many
-        self._arrays[0, place] = token
-        self._arrays[1, place] += 1
-
-    def _forget(self, places: dict[int, int], token: int) -> None:
-        place = places[token]
-        self._arrays[1, place] -= 1
-        if not self._arrays[1, place]:  # the last column moves here
-            del places[token]
-            last = len(places)
-            self._arrays[:, place] = self._arrays[:, last]
-            self._arrays[1, last] = 0
-            if place < last:
-                places[int(self._arrays[0, place])] = place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

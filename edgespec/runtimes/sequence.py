@@ -27,7 +27,7 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
-from edgespec.interfaces.drafting import MOST_NODES
+from edgespec.interfaces.counted_text import MOST_NODES
 from edgespec.interfaces.drawing import Drawn, DrawRequest
 from edgespec.interfaces.model import Model, ModelFacts, Sequence
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows

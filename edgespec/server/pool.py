@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError, MemoryLimitError
-from edgespec.interfaces.drafting import common_prefix
+from edgespec.interfaces.counted_text import common_prefix
 from edgespec.server.messages import Message
 from edgespec.server.schema import Request
 

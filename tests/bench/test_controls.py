@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 
 from edgespec.bench.controls import ReplayDrafter, ReplayState, Script
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, Outcome
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftRequest, Outcome
 
 VOCABULARY = 20
 KNOWN = [3, 5, 7, 9, 11, 19]

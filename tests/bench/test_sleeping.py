@@ -11,7 +11,8 @@ from benchmarks.sleeping_drafter import SleepingDrafter, SleepingState
 from edgespec.bench.controls import Script
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.errors import CancelledError
-from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, Outcome
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftRequest, Outcome
 
 VOCABULARY = 20
 TEXT = [place * 7 % VOCABULARY for place in range(400)]

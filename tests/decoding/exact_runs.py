@@ -16,7 +16,8 @@ import numpy as np
 from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.interfaces.drafting import ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import ChainGate, Outcome, Proposal
 from edgespec.interfaces.rows import Distribution, FloatArray, Rows
 from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.law import Conditional, Law, as_array

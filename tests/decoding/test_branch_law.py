@@ -12,7 +12,8 @@ import pytest
 from edgespec.decoding.pipelined import correction_branches as branches
 from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import second_choice
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Proposal
 from tests.decoding import exact_runs
 from tests.decoding.exact_runs import PROMPT, SIZE, Decisions, Drawing, positive
 from tests.decoding.law import Conditional, Law, plain_law, random_conditional

@@ -18,7 +18,8 @@ from edgespec.decoding.sampling import Chooser
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import CancelledError, ForwardError
-from edgespec.interfaces.drafting import ChainGate, Context, DraftRequest, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import ChainGate, DraftRequest, Proposal
 from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.test_loop import GREEDY, KNOWN, PLAIN, PROMPT, TEXT_RULES, TOKENS, VOCABULARY_SIZE, Answer, start
 from tests.decoding.test_pipeline import Submit, at_once, check, intact, pipelined

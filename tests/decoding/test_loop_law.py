@@ -11,7 +11,8 @@ from edgespec.decoding.sampling import Chooser, Sampling, distribution
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter
-from edgespec.interfaces.drafting import ChainGate, Context, DraftRequest, DraftState, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import ChainGate, DraftRequest, DraftState, Proposal
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.planning.depth.base import ConfidenceGate, EntropyGate, FixedDepth
 from tests.decoding.chi_square import chi_square, threshold

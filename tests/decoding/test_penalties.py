@@ -16,7 +16,8 @@ from edgespec.decoding.sampling import Chooser, Rule, Sampling, request_of
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import NonFiniteLogitsError
-from edgespec.interfaces.drafting import ChainGate, Context, DraftRequest, DraftState, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import ChainGate, DraftRequest, DraftState, Proposal
 from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.test_loop import PROMPT, TOKENS, VOCABULARY_SIZE, Answer, start
 from tests.decoding.test_pipeline import Late, pipelined

@@ -18,7 +18,8 @@ from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.errors import CancelledError, ForwardError, NonFiniteLogitsError, RewindError
-from edgespec.interfaces.drafting import ChainGate, Context, DraftState, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import ChainGate, DraftState, Proposal
 from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.test_loop import (
     DRAFTERS,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgespec.errors import ForwardError
-from edgespec.interfaces.drafting import Context, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import Proposal
 from tests.decoding.test_loop import GREEDY, KNOWN, PLAIN, PROMPT, TEXT_RULES, TOKENS, start
 from tests.decoding.test_pipeline import Late, at_once, check, pipelined
 from tests.support import scripted_drafters as scripted

@@ -18,7 +18,8 @@ from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.decoding.verify import TreeVerdict
 from edgespec.errors import CancelledError, ForwardError, NonFiniteLogitsError
-from edgespec.interfaces.drafting import ChainGate, Context, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import ChainGate, Proposal
 from edgespec.interfaces.model import TreeSequence
 from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.exact_runs import PROMPT as ONE, SIZE, Decisions, Drawing, ExactChooser, positive

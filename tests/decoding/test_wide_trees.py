@@ -14,7 +14,8 @@ from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
-from edgespec.interfaces.drafting import MOST_NODES, Context, DraftRequest, DraftTree, Proposal
+from edgespec.interfaces.counted_text import MOST_NODES, Context
+from edgespec.interfaces.drafting import DraftRequest, DraftTree, Proposal
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS

@@ -14,7 +14,8 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, ForwardError, MemoryLimitError
-from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, DraftsBranches, DraftState, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftRequest, DraftsBranches, DraftState, Proposal
 from edgespec.interfaces.drawing import penalised
 from edgespec.interfaces.policy import Allowance
 from edgespec.interfaces.rows import Distribution

@@ -10,7 +10,8 @@ import pytest
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.errors import CancelledError, ForwardError
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, DraftState, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, Outcome, Proposal
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.planning.depth.base import FixedDepth
 from tests.support.scripted_drafters import Raising, Scripted

@@ -15,15 +15,8 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.trimmed import TrimmedHeadDrafter, TrimmedHeadState
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError
 from edgespec.export.trim.vocabtrim import lost_allowed
-from edgespec.interfaces.drafting import (
-    NOTHING,
-    Context,
-    DraftRequest,
-    DraftState,
-    ExplainsSilence,
-    Outcome,
-    Proposal,
-)
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftRequest, DraftState, ExplainsSilence, Outcome, Proposal
 from tests.support.fake_runtime import FakeModel
 from tests.support.gates import Gate
 from tests.support.scripted_drafters import Raising, Scripted

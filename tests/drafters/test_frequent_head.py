@@ -15,7 +15,8 @@ from edgespec.drafters.head_coverage import (
 )
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import MemoryLimitError
-from edgespec.interfaces.drafting import Context, DraftRequest, DraftState
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftRequest, DraftState
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.kernel_calls import require_native

@@ -12,7 +12,8 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.drafters import model as module
 from edgespec.drafters.model import ModelDraftState
 from edgespec.errors import ForwardError
-from edgespec.interfaces.drafting import Context, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import Proposal
 from tests.drafters.test_model import GREEDY, check_synced, started
 from tests.support.fake_runtime import FakeModel, Faults
 from tests.support.gates import Gate

@@ -9,7 +9,8 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters import text_index
 from edgespec.drafters.lookup import LookupDrafter, LookupDraftState, match_confidence
 from edgespec.drafters.text_index import TextIndex
-from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, DraftTree, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftRequest, DraftTree, Outcome, Proposal
 from tests.support.gates import at_least
 
 

@@ -9,7 +9,8 @@ from edgespec.drafters.combination import Combination
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.errors import CancelledError, ClosedError, WorkerLostError
-from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, ExplainsSilence, LoadsAtLeisure
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftRequest, ExplainsSilence, LoadsAtLeisure
 from edgespec.interfaces.model import LoadsInBackground
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.depth.base import FixedDepth

@@ -12,7 +12,8 @@ from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution,
 from edgespec.drafters import model as module
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
-from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftRequest, Outcome, Proposal
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.gates import Gate, at_least, at_most_nats
 

@@ -19,7 +19,8 @@ from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.drafters.one_pass import MOST_TOKENS, RowsWithout, mask_of
 from edgespec.errors import ForwardError, RewindError
-from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, Outcome
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftRequest, Outcome
 from edgespec.interfaces.drawing import DrawRequest, Measure
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.interfaces.rows import Rows

@@ -15,7 +15,8 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters import model as reading
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.errors import CancelledError
-from edgespec.interfaces.drafting import Context, DraftRequest
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftRequest
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 
 LONG = [place % 9 for place in range(200)]

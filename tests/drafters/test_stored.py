@@ -15,7 +15,8 @@ from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.lookup import LookupDrafter, LookupDraftState, match_confidence
 from edgespec.drafters.stored import DATASTORE, HISTORY, StoredTextDrafter
 from edgespec.files.stored_text import StoredText, Text
-from edgespec.interfaces.drafting import Context, DraftRequest, DraftTree
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftRequest, DraftTree
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
 from tests.decoding.chi_square import chi_square, threshold

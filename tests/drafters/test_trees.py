@@ -12,10 +12,10 @@ from edgespec.drafters.combination import CombinationState, seen_alternatives
 from edgespec.drafters.lookup import LookupDrafter, match_confidence
 from edgespec.drafters.model import MOST_ALTERNATIVES, ModelDrafter, ModelDraftState
 from edgespec.errors import ForwardError
+from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import (
     NOTHING,
     Choice,
-    Context,
     DraftRequest,
     DraftState,
     DraftTree,

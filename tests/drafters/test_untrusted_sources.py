@@ -15,7 +15,8 @@ from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter
-from edgespec.interfaces.drafting import Context, DraftRequest, DraftTree, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftRequest, DraftTree, Proposal
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
 from edgespec.planning.depth.base import FixedDepth

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from edgespec.drafters.combination import CombinationState
-from edgespec.interfaces.drafting import NOTHING, Context, DraftState, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, DraftState, Outcome, Proposal
 from tests.drafters.test_combination import Depths
 from tests.support.gates import Gate, at_least
 from tests.support.scripted_drafters import Scripted

@@ -5,7 +5,8 @@ from __future__ import annotations
 from edgespec import Done, Round
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.pair.loaded_pair import Speculation
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, Outcome, Proposal
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve
 from edgespec.planning.depth.control import DepthControl

@@ -13,7 +13,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round, Text
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
-from edgespec.interfaces.drafting import Context, DraftRequest
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftRequest
 from edgespec.planning.depth.base import FixedDepth
 from tests.engine.answers import plain_text
 from tests.support.budgets import FixedBudget

@@ -15,7 +15,8 @@ from edgespec.engine.events import Done, Round
 from edgespec.engine.pair.calibration_report import calibration_report
 from edgespec.files.gguf.records import MASK_TOKEN_KEY
 from edgespec.files.home import Home
-from edgespec.interfaces.drafting import Context, DraftRequest
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftRequest
 from edgespec.interfaces.model import Model
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.runtimes.llama.context import LlamaSettings

@@ -11,7 +11,7 @@ import pytest
 from edgespec.drafters.model import ModelDraftState
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
-from edgespec.interfaces.drafting import Context
+from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.reasons import Reason
 from tests.engine.answers import plain_text
 from tests.support.tiny_models import answer

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edgespec.errors import NonFiniteLogitsError, StaleRowsError
-from edgespec.interfaces.drafting import common_prefix
+from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.rows import Rows
 from tests.support.fake_runtime import FakeModel, FakeSequence
 

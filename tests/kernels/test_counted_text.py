@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import Sampling, request_of
-from edgespec.interfaces.drafting import CountedText
+from edgespec.interfaces.counted_text import CountedText
 from edgespec.interfaces.drawing import Seen, draw_from
 from edgespec.runtimes.native.draws import NativeDraws
 from edgespec.runtimes.native.library import NativeLibrary

@@ -18,7 +18,8 @@ import pytest
 from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.interfaces.drafting import ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import ChainGate, Outcome, Proposal
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.planning.cost.round_simulation import SimulatedPair

@@ -18,7 +18,8 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import CancelledError, ClosedError, ForwardError, InvalidRequestError, MemoryLimitError
 from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
 from edgespec.files.onnx.folder import read_onnx_folder
-from edgespec.interfaces.drafting import Context, DraftRequest
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftRequest
 from edgespec.interfaces.model import Model
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.onnx import session as onnx_session, static as onnx_static

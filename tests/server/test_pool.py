@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
 from edgespec.errors import ClosedError, MemoryLimitError
-from edgespec.interfaces.drafting import common_prefix
+from edgespec.interfaces.counted_text import common_prefix
 from edgespec.server.pool import LEAST_COPIED, Kept, SessionPool, is_worth, text_of
 from edgespec.server.schema import Request
 from tests.support.tiny_models import TinyModels, answer

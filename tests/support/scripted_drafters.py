@@ -8,7 +8,8 @@ import numpy as np
 
 from edgespec.decoding.sampling import Purpose, Sampling, distribution, draw
 from edgespec.errors import EdgespecError
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Outcome, Proposal
 from edgespec.interfaces.rows import Distribution
 from tests.support.fake_runtime import FakeModel, noise_words
 

@@ -16,7 +16,8 @@ from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Outcome, Proposal
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.costs import Costs

@@ -13,7 +13,8 @@ from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Outcome, Proposal
 from edgespec.interfaces.model import ALONE, Company
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.interfaces.reasons import Reason

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from edgespec.interfaces.drafting import Context, DraftRequest, DraftTree
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftRequest, DraftTree
 from tests.support.scripted_drafters import Scripted
 
 

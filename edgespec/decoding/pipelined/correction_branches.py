@@ -17,7 +17,8 @@ from threading import Event
 
 from edgespec.decoding.pipelined.in_flight import Drafted, PutForward, Submit, UntilDone
 from edgespec.decoding.round_base import second_choice, valid_length
-from edgespec.interfaces.drafting import ChainGate, Context, DraftsBranches, DraftState, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import ChainGate, DraftsBranches, DraftState, Proposal
 
 
 @dataclass(frozen=True, slots=True)

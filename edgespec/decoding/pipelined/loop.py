@@ -29,7 +29,8 @@ from edgespec.decoding.round_base import LoopLimits, Rounds, Step, second_choice
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict
 from edgespec.errors import CancelledError, EdgespecError
-from edgespec.interfaces.drafting import Context, DraftState, Outcome, Proposal
+from edgespec.interfaces.counted_text import Context
+from edgespec.interfaces.drafting import DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import deque
 
-from edgespec.interfaces.drafting import MOST_NODES
+from edgespec.interfaces.counted_text import MOST_NODES
 from edgespec.interfaces.model import ALONE, Company
 from edgespec.planning.cost.curve import ContextCurves
 

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
-from edgespec.interfaces.drafting import common_prefix
+from edgespec.interfaces.counted_text import common_prefix
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation.messages import check_messages
 from edgespec.text.conversation.prompt_format import Messages, Prompt, SpelledNames, encode, read_messages
