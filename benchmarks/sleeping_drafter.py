@@ -29,7 +29,7 @@ from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.errors import CancelledError
 from edgespec.hardware.machine import describe_machine
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, Outcome, Proposal
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, Proposal
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import (
     ContextCurves,
@@ -84,10 +84,8 @@ class SleepingDrafter:
         """Holds nothing."""
 
 
-class SleepingState:
+class SleepingState(DraftState):
     """One session's state of the sleeping drafter."""
-
-    free = False
 
     def __init__(
         self,
@@ -100,9 +98,6 @@ class SleepingState:
         self._drafter, self._script, self._vocabulary_size = drafter, script, vocabulary_size
         self._token_s, self._clock = token_s, clock
         self._cancelled = threading.Event()
-
-    def lag(self, context: Context) -> int:
-        return 0
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         tokens: list[int] = []
@@ -125,17 +120,11 @@ class SleepingState:
             forwards=len(tokens),
         )
 
-    def observe(self, outcome: Outcome) -> None:
-        """Learns nothing."""
-
     def cancel(self) -> None:
         self._cancelled.set()
 
     def reset_cancel(self) -> None:
         self._cancelled.clear()
-
-    def close(self) -> None:
-        """Holds nothing."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, Outcome, Proposal
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, Proposal
 
 
 class Script:
@@ -36,16 +36,13 @@ class ReplayDrafter:
         """Holds nothing."""
 
 
-class ReplayState:
+class ReplayState(DraftState):
     """One session's replay."""
 
     free = True
 
     def __init__(self, script: Script, vocabulary_size: int, kind: str, *, wrong: bool) -> None:
         self._script, self._vocabulary_size, self._kind, self._wrong = script, vocabulary_size, kind, wrong
-
-    def lag(self, context: Context) -> int:
-        return 0
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         tokens = list(self._script.tokens[len(context) : len(context) + depth])
@@ -56,15 +53,3 @@ class ReplayState:
         if not tokens:
             return NOTHING
         return Proposal(tokens=tuple(tokens), sources=(self._kind,) * len(tokens), drafted_by=self._kind)
-
-    def observe(self, outcome: Outcome) -> None:
-        """Learns nothing."""
-
-    def cancel(self) -> None:
-        """Do nothing: a proposal takes microseconds."""
-
-    def reset_cancel(self) -> None:
-        """See ``cancel``."""
-
-    def close(self) -> None:
-        """Holds nothing."""

@@ -21,16 +21,10 @@ from edgespec.interfaces.drafting import (
     ChainGate,
     Drafter,
     DraftRequest,
-    DraftsBranches,
     DraftState,
     DraftTree,
-    ExplainsSilence,
-    GrowsTree,
-    LoadsAtLeisure,
     Outcome,
     Proposal,
-    ReadsAhead,
-    SkipsText,
     TreeGate,
     admitted,
     values_trees,
@@ -90,7 +84,7 @@ class _Free:
     first: bool = False
 
 
-class CombinationState:
+class CombinationState(DraftState):
     """One session's states of the combined drafters.
 
     A free drafter is asked in every round, even if the policy lets it draft nothing: the text that follows shows
@@ -98,31 +92,33 @@ class CombinationState:
     says why: losing a drafter never ends an answer. The session replaces ``depth`` between answers.
     """
 
-    free = False
-
     def __init__(self, parts: Sequence[tuple[str, DraftState]], depth: AnswerPolicy) -> None:
         self._parts = tuple(parts)
-        self._growing = {kind: state for kind, state in parts if state.free and isinstance(state, GrowsTree)}
+        self._growing = {kind: state for kind, state in parts if state.free and state.grows_trees}
         self._watched: deque[_Watched] = deque(maxlen=_WATCHED)
         self._allowed: dict[str, Allowance] = {}  # of the free drafters, in this round
         self.depth = depth
         self.failures: dict[str, str] = {}
 
     @property
+    def parts(self) -> Sequence[DraftState]:
+        return [state for _, state in self._parts]
+
+    @property
     def silences(self) -> dict[str, str]:
         """Why drafters that are on have nothing to propose for the latest text, by kind."""
-        parts = ((kind, state.silent_because) for kind, state in self._parts if isinstance(state, ExplainsSilence))
+        parts = ((kind, state.silent_because) for kind, state in self._parts)
         return {kind: reason for kind, reason in parts if reason is not None}
 
     def lag(self, context: Context) -> int:
         return min((state.lag(context) for _, state in self._parts), default=0)
 
-    def _readers(self) -> list[ReadsAhead]:
+    def _readers(self) -> list[DraftState]:
         """The drafters that may be useful in the next answer."""
         return [
             state
             for kind, state in self._parts
-            if isinstance(state, ReadsAhead) and kind not in self.failures and _may_pay(self.depth.why_off(kind))
+            if not state.free and kind not in self.failures and _may_pay(self.depth.why_off(kind))
         ]
 
     @property
@@ -131,16 +127,11 @@ class CombinationState:
 
     def read_ahead(self, context: Context) -> list[Future[None]]:
         """Let the drafters read the rest of the text; a failure shows again when they draft, and is reported then."""
-        readings = []
+        readings: list[Future[None]] = []
         for state in self._readers():
             with contextlib.suppress(EdgespecError):
-                readings.append(state.read_ahead(context))
-        return [reading for reading in readings if reading is not None]
-
-    def stop_reading(self) -> None:
-        for _, state in self._parts:
-            if isinstance(state, ReadsAhead):
-                state.stop_reading()
+                readings += state.read_ahead(context)
+        return readings
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         self._judge_watched(context)
@@ -212,12 +203,11 @@ class CombinationState:
     def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
         """What a drafter that takes time proposes, together with the guesses of the free drafters."""
         lag = state.lag(context)
-        if isinstance(state, LoadsAtLeisure) and not state.ready:
+        if not state.ready:
             if self.depth.buys_load(kind, lag):
                 state.load()
             return NOTHING
-        unread = state.unread(context) if isinstance(state, SkipsText) else 0
-        allowance = self.depth.allow(kind, lag, unread)
+        allowance = self.depth.allow(kind, lag, state.unread(context))
         allowed = min(depth, allowance.depth)
         if allowed < 1:
             return NOTHING
@@ -261,21 +251,21 @@ class CombinationState:
         return self._allowed[kind]
 
     @property
+    def drafts_branches(self) -> bool:
+        return self._brancher()[1].drafts_branches
+
+    @property
     def forks(self) -> bool:
-        brancher = self._brancher()
-        return brancher is not None and brancher[1].forks
+        return self._brancher()[1].forks
 
     def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         """Ask the first drafter that can branch. The policy is not asked: the caller has measured the gain."""
-        brancher = self._brancher()
-        if brancher is None:
-            return NOTHING
-        kind, state = brancher
+        kind, state = self._brancher()
         return self._or_nothing(kind, partial(state.branch, context, depth, gate))
 
-    def _brancher(self) -> tuple[str, DraftsBranches] | None:
+    def _brancher(self) -> tuple[str, DraftState]:
         parts = ((kind, state) for kind, state in self._parts if kind not in self.failures)
-        return next(((kind, state) for kind, state in parts if isinstance(state, DraftsBranches)), None)
+        return next(((kind, state) for kind, state in parts if state.drafts_branches), ("", DraftState()))
 
     def _judge_watched(self, context: Context) -> None:
         """Report watched proposals to the policy once the text shows which tokens were right."""
@@ -310,18 +300,6 @@ class CombinationState:
                 state.observe(outcome)
             except EdgespecError as error:
                 self.failures[kind] = error.message
-
-    def cancel(self) -> None:
-        for _, state in self._parts:
-            state.cancel()
-
-    def reset_cancel(self) -> None:
-        for _, state in self._parts:
-            state.reset_cancel()
-
-    def close(self) -> None:
-        for _, state in self._parts:
-            state.close()
 
 
 def _chain(idea: Proposal, gate: ChainGate | None, most: int) -> _Free:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from edgespec.drafters.text_index import EarlierText, Match, TextIndex
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftTree, Outcome, Proposal, admitted
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, DraftTree, Proposal, admitted
 
 KIND = "lookup"
 
@@ -56,20 +56,17 @@ class LookupDrafter:
         """Do nothing: there are no resources."""
 
 
-class LookupDraftState:
+class LookupDraftState(DraftState):
     """Copies from the text of an index."""
 
     free = True
+    grows_trees = True
 
     def __init__(self, request: DraftRequest, index: EarlierText, kind: str) -> None:
         self._stop_ids = request.stop_ids
         self._index = index
         self._kind = kind
         self._latest: tuple[Context, int, list[Match]] | None = None  # a text, its length, the matches of its end
-
-    def lag(self, context: Context) -> int:
-        """0, since indexing takes microseconds a token."""
-        return 0
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         """A copy of what followed the longest match; of several, the first of the index."""
@@ -151,15 +148,6 @@ class LookupDraftState:
             for end, length in found
             if after(end) == token and after(end + 1) is not None
         ]
-
-    def observe(self, outcome: Outcome) -> None:
-        """Do nothing: the next proposal indexes committed tokens."""
-
-    def cancel(self) -> None:
-        """Do nothing: a proposal takes microseconds."""
-
-    def reset_cancel(self) -> None:
-        """Do nothing."""
 
     def close(self) -> None:
         self._index.clear()

@@ -16,7 +16,7 @@ from edgespec.drafters.text_index import TextIndex
 from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.counted_text import Context, CountedText, common_prefix
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Draft, DraftRequest, Outcome, Proposal, values_trees
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Draft, DraftRequest, DraftState, Proposal, values_trees
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
@@ -83,7 +83,7 @@ class _Cache:
         return tokens[count:]
 
 
-class ModelDraftState:
+class ModelDraftState(DraftState):
     """One session's cache of the drafter.
 
     Before the model is loaded, and between the loss of its process and the restart, the state proposes nothing, and
@@ -102,7 +102,8 @@ class ModelDraftState:
     A one-pass drafter (one_pass.py) gets masks in the place of guesses, and its chain takes one forward.
     """
 
-    free = False
+    drafts_branches = True
+    forks = False
 
     def __init__(self, model: Model, request: DraftRequest) -> None:
         self._model = model
@@ -121,20 +122,19 @@ class ModelDraftState:
         self._index: TextIndex | None = None  # of the text; None: the model gets no guesses
         self._mask: int | None = None  # the mask token of a one-pass drafter
         self._usual_lag = _ORDINARY_LAG_TOKENS
-        self.forks = False
 
-    def read_ahead(self, context: Context) -> Future[None] | None:
+    def read_ahead(self, context: Context) -> list[Future[None]]:
         if self._reading is not None and not self._reading.done():
-            return self._reading
+            return [self._reading]
         if self._closed or not self.ready or not self._lacks(context):
-            return None
+            return []
         cache = self._take_up(context) or self._open()
         if cache is None or len(context) > cache.sequence.context_length:
-            return None
+            return []
         context.window = len(context) if cache.start else None
         stop = self._stop = threading.Event()
         self._reading = cache.sequence.submit(lambda: self._read_on(cache, context, stop))
-        return self._reading
+        return [self._reading]
 
     def _lacks(self, context: Context) -> bool:
         return self.lag(context) + self.unread(context) >= _LEAST_SLICE
@@ -438,9 +438,6 @@ class ModelDraftState:
         """Scores of the target's ids only, without a mask: a drafter's vocabulary may be padded at its end."""
         own = rows.first(self._request.vocabulary_size) if self._padded else rows
         return own if self._mask is None else RowsWithout(own, self._mask)
-
-    def observe(self, outcome: Outcome) -> None:
-        """Do nothing: the cache follows the context at the next proposal."""
 
     def cancel(self) -> None:
         self._cancelled = True

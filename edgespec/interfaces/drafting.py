@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import abc
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, TypeGuard
 
 from edgespec.interfaces.counted_text import MOST_NODES, Context
 from edgespec.interfaces.rows import Distribution, Rows
@@ -140,20 +140,88 @@ class DraftRequest:
     stop_ids: frozenset[int] = frozenset()
 
 
-class DraftState(Protocol):
-    """One session's drafter. It reads what it lacks of each context it receives."""
+class DraftState:
+    """One session's drafter. It reads what it lacks of each context it receives.
+
+    A subclass overrides what it can do. The base class can do nothing: it proposes nothing and is always ready.
+    """
+
+    @property
+    def parts(self) -> abc.Sequence[DraftState]:
+        """The states that this one consists of: they are cancelled and closed with it."""
+        return ()
 
     @property
     def free(self) -> bool:
         """Whether proposing takes negligible time; the caller may then ask only to see whether guesses are right."""
+        return False
+
+    @property
+    def grows_trees(self) -> bool:
+        """Whether ``grow`` adds guesses; asked of free states only."""
+        return False
+
+    @property
+    def drafts_branches(self) -> bool:
+        """Whether ``branch`` may propose anything."""
+        return False
+
+    @property
+    def ready(self) -> bool:
+        """Whether loading has ended. Until then proposals are empty; ``propose`` raises a failed load's error."""
+        return True
+
+    @property
+    def silent_because(self) -> str | None:
+        """Why the latest proposal was empty; None if the state may draft."""
+        return None
+
+    @property
+    def forks(self) -> bool:
+        """Whether the latest proposal stays cached during a branch, so that a branch costs only its own forwards."""
+        return False
+
+    def load(self) -> None:
+        """Begin to load the model on a separate thread, and return immediately. Idempotent."""
 
     def lag(self, context: Context) -> int:
         """Tokens of ``context`` that must be read before proposing, except the last one."""
+        return 0
+
+    def unread(self, context: Context) -> int:
+        """Tokens skipped at the beginning of ``context``. Reading them means reading the whole context again."""
+        return 0
+
+    def read_ahead(self, context: Context) -> list[Future[None]]:
+        """Begin to read the rest of ``context``, and return immediately; empty if there is nothing to read.
+
+        The next call of any other method stops the reading, and waits for one short forward at most.
+        """
+        return []
+
+    def stop_reading(self) -> None:
+        """Make the reading stop soon. Any thread may call it."""
+        for part in self.parts:
+            part.stop_reading()
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         """Tokens to follow ``context``: a chain of at most ``depth``, or a tree of no longer paths.
 
         Fewer, or none, are always allowed.
+        """
+        return NOTHING
+
+    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        """Continue the latest proposal with another token in one place.
+
+        As ``propose``, but a function of the context alone: under the rejection rule nothing is drawn here.
+        """
+        return NOTHING
+
+    def grow(self, context: Context, tree: DraftTree, chain: int, believes: abc.Callable[[float], float]) -> None:
+        """Add guesses after the text and after each node of the tree's first ``chain`` nodes, which are a chain.
+
+        ``believes`` turns the state's confidence into a probability.
         """
 
     def observe(self, outcome: Outcome) -> None:
@@ -161,67 +229,18 @@ class DraftState(Protocol):
 
     def cancel(self) -> None:
         """Make a ``propose`` in flight raise CancelledError; callable from any thread."""
+        for part in self.parts:
+            part.cancel()
 
     def reset_cancel(self) -> None:
         """Forget an earlier ``cancel``."""
+        for part in self.parts:
+            part.reset_cancel()
 
     def close(self) -> None:
         """Free the drafter's resources. Idempotent."""
-
-
-@runtime_checkable
-class LoadsAtLeisure(Protocol):
-    """A DraftState whose model loads on a separate thread during the answer. Other states are always ready."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether loading has ended. Until then proposals are empty; ``propose`` raises a failed load's error."""
-
-    def load(self) -> None:
-        """Begin to load the model, and return immediately. Idempotent."""
-
-
-@runtime_checkable
-class SkipsText(Protocol):
-    """A DraftState that can begin in the middle of the text."""
-
-    def unread(self, context: Context) -> int:
-        """Tokens skipped at the beginning of ``context``. Reading them means reading the whole context again."""
-
-
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """A DraftState that may read a text between requests."""
-
-    def read_ahead(self, context: Context) -> Future[None] | None:
-        """Begin to read the rest of ``context``, and return immediately; None if there is nothing to read.
-
-        The next call of any other method stops the reading, and waits for one short forward at most.
-        """
-
-    def stop_reading(self) -> None:
-        """Make the reading stop soon. Any thread may call it."""
-
-
-@runtime_checkable
-class ExplainsSilence(Protocol):
-    """A DraftState that can say why it proposes nothing for a while."""
-
-    @property
-    def silent_because(self) -> str | None:
-        """Why the latest proposal was empty; None if the state may draft."""
-
-
-@runtime_checkable
-class DraftsBranches(Protocol):
-    """A DraftState that can draft branches: continuations of its latest proposal with another token in one place."""
-
-    @property
-    def forks(self) -> bool:
-        """Whether the latest proposal stays cached during a branch, so that a branch costs only its own forwards."""
-
-    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """As ``propose``, but a function of the context alone: under the rejection rule nothing is drawn here."""
+        for part in self.parts:
+            part.close()
 
 
 class Drafter(Protocol):
@@ -347,14 +366,3 @@ class DraftTree:
             above = 1.0 if parent < 0 else reached[parent]
             reached.append(odds * above if level <= self.most_depth else 0.0)
         return reached
-
-
-@runtime_checkable
-class GrowsTree(Protocol):
-    """A free DraftState that adds its guesses to a tree of other guesses."""
-
-    def grow(self, context: Context, tree: DraftTree, chain: int, believes: abc.Callable[[float], float]) -> None:
-        """Add guesses after the text and after each node of the tree's first ``chain`` nodes, which are a chain.
-
-        ``believes`` turns the state's confidence into a probability.
-        """

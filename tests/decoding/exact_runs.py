@@ -17,7 +17,7 @@ from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import ChainGate, Outcome, Proposal
+from edgespec.interfaces.drafting import ChainGate, DraftState, Proposal
 from edgespec.interfaces.rows import Distribution, FloatArray, Rows
 from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.law import Conditional, Law, as_array
@@ -121,17 +121,12 @@ class ExactChooser(Chooser):
         return int(self._decisions.draw(list(enumerate(probs.tolist()))))
 
 
-class Drawing:
+class Drawing(DraftState):
     """Draws each token from ``draft`` given the tokens before it, or copies the likeliest if ``copies``."""
-
-    free = False
 
     def __init__(self, decisions: Decisions, draft: Conditional, *, copies: bool, lengths: Sequence[int]) -> None:
         self._decisions, self._draft, self._copies, self._lengths = decisions, draft, copies, lengths
         self._asked = 0
-
-    def lag(self, context: Context) -> int:
-        return 0
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         # The length of a chain does not depend on its tokens.
@@ -151,14 +146,6 @@ class Drawing:
 
     def _drawn(self, own: Sequence[Fraction], position: int, stream: int) -> int:
         return int(self._decisions.draw(list(enumerate(own))))
-
-    def observe(self, outcome: Outcome) -> None: ...
-
-    def cancel(self) -> None: ...
-
-    def reset_cancel(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def law_of(

@@ -34,7 +34,7 @@ def best(probs: Sequence[Fraction], but: int | None = None) -> int:
 class Branching(Drawing):
     """Names an alternative of each token, and continues each with the likeliest tokens."""
 
-    forks = True
+    forks = drafts_branches = True
     draws_branches = False
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:

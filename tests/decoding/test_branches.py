@@ -36,7 +36,7 @@ class Unsure(scripted.Scripted):
     ``others(right, place)`` replaces the right alternative, ``branched`` records lengths and depths of its branches.
     """
 
-    forks = True
+    forks = drafts_branches = True
 
     def __init__(
         self,

@@ -471,7 +471,7 @@ def test_drafting_that_begins_after_the_target_is_done_ends_immediately(branchin
     goes_on: list[bool] = []
 
     class Asking(scripted.Scripted):
-        forks = True
+        forks = drafts_branches = True
 
         def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
             assert gate is not None

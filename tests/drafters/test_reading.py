@@ -230,13 +230,13 @@ def test_the_drafter_reports_how_many_tokens_it_skipped() -> None:
 def test_text_that_was_read_ahead_is_not_read_again() -> None:
     model = FakeModel(seed=1)
     state = started(model)
-    reading = state.read_ahead(told(LONG))
+    (reading,) = state.read_ahead(told(LONG))
     assert reading is not None
     reading.result(20.0)
     assert only(model).tokens == LONG
     assert max(only(model).log.widths) <= 16, "slices are short, so a request hardly waits"
     widths = len(only(model).log.widths)
-    assert state.read_ahead(told(LONG)) is None, "nothing is left to read"
+    assert state.read_ahead(told(LONG)) == [], "nothing is left to read"
     assert state.lag(told([*LONG, 5])) == 0
     assert list(state.propose(told([*LONG, 5]), 2).tokens) == likeliest(model, [*LONG, 5], 2)
     assert only(model).log.widths[widths:] == [1, 1]
@@ -246,7 +246,7 @@ def test_reading_ahead_includes_the_skipped_text() -> None:
     model = FakeModel(seed=1)
     state = started(model)
     state.propose(told(LONG, 32), 1)
-    reading = state.read_ahead(told(LONG))
+    (reading,) = state.read_ahead(told(LONG))
     assert reading is not None
     reading.result(20.0)
     assert (only(model).tokens, state.unread(told(LONG))) == (LONG, 0)
@@ -263,22 +263,22 @@ def test_stop_reading_takes_effect_after_the_current_slice(monkeypatch: pytest.M
 
     with monkeypatch.context() as patched:
         patched.setattr(FakeSequence, "forward", told_meanwhile)
-        reading = state.read_ahead(told(LONG))
+        (reading,) = state.read_ahead(told(LONG))
     assert reading is not None
     assert reading.done()
     assert state.lag(told(LONG)) == len(LONG) - 1 - 16
-    assert state.read_ahead(told(LONG)) is not None
+    assert state.read_ahead(told(LONG))
     assert state.lag(told(LONG)) == 0
     state.close()
-    assert state.read_ahead(told(LONG)) is None
+    assert state.read_ahead(told(LONG)) == []
 
 
 def test_a_proposal_waits_for_the_one_reading_in_progress() -> None:
     state = started(FakeModel(seed=1))
-    assert state.read_ahead(told(LONG)) is not None
+    assert state.read_ahead(told(LONG))
     under_way: Future[None] = Future()
     state._reading = under_way
-    assert state.read_ahead(told(LONG * 2)) is under_way
+    assert state.read_ahead(told(LONG * 2)) == [under_way]
     threading.Timer(0.05, under_way.set_result, (None,)).start()
     assert state.lag(told(LONG)) == 0
     assert under_way.done()
@@ -286,5 +286,5 @@ def test_a_proposal_waits_for_the_one_reading_in_progress() -> None:
 
 def test_a_text_longer_than_the_drafters_context_is_not_read_ahead() -> None:
     state = started(FakeModel(seed=1), context_length=64)
-    assert state.read_ahead(told(LONG)) is None
-    assert state.read_ahead(told(LONG[:10])) is None, "drafting itself reads such a short text"
+    assert state.read_ahead(told(LONG)) == []
+    assert state.read_ahead(told(LONG[:10])) == [], "drafting itself reads such a short text"

@@ -59,6 +59,8 @@ class Garbage(Scripted):
 class Growing(Garbage):
     """Adds nodes of any token and odds below any node, those of others included."""
 
+    grows_trees = True
+
     def grow(self, context: Context, tree: DraftTree, chain: int, believes: Callable[[float], float]) -> None:
         for token in self.some(range(-5, VOCABULARY_SIZE + 5)):
             tree.add(self.source.randint(-1, len(tree) - 1), token, self.source.choice(ODDS), "garbage")
@@ -104,7 +106,7 @@ def test_garbage_in_trees_of_63_nodes_changes_no_token(kind: type[Garbage], rule
 class Misleading(Scripted):
     """Proposes anything, with alternatives of any token and parents of any kind, and drafts such branches."""
 
-    forks = True
+    forks = drafts_branches = True
 
     def __init__(self, source: random.Random) -> None:
         super().__init__(lambda tokens, depth: [])

@@ -6,7 +6,7 @@ from edgespec import Done, Round
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, Outcome, Proposal
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, Outcome, Proposal
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve
 from edgespec.planning.depth.control import DepthControl
@@ -16,7 +16,7 @@ PROMPT = "Say something."
 CHEAP = Costs(curves=ContextCurves(contexts=(0,), curves=(Curve(widths=(1, 8), forward_s=(1e-3, 1.1e-3)),)))
 
 
-class Remembering:
+class Remembering(DraftState):
     """Guesses that the text continues as a known answer did. The class is both drafter and state."""
 
     kind = "remembering"
@@ -29,9 +29,6 @@ class Remembering:
     def start(self, request: DraftRequest) -> Remembering:
         return self
 
-    def lag(self, context: Context) -> int:
-        return 0
-
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         place = len(context.tokens)
         guesses = tuple(self.known[place : place + depth])
@@ -40,12 +37,6 @@ class Remembering:
 
     def observe(self, outcome: Outcome) -> None:
         self.told.append(outcome.accepted)
-
-    def cancel(self) -> None: ...
-
-    def reset_cancel(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def test_an_unknown_source_drafts_from_the_first_round_is_learned_from_and_changes_no_text(tiny: TinyModels) -> None:

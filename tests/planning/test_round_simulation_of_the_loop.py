@@ -19,7 +19,7 @@ from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import ChainGate, Outcome, Proposal
+from edgespec.interfaces.drafting import ChainGate, DraftState, Proposal
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.planning.cost.round_simulation import SimulatedPair
@@ -58,7 +58,7 @@ class Target:
         self.length = length
 
 
-class Drafter:
+class Drafter(DraftState):
     """Drafts from ``begun_s`` on, one token after the other, until it has enough or sees that it was stopped."""
 
     def __init__(self, clock: Clock, token_s: float, hand_over_s: float, right: list[bool]) -> None:
@@ -76,12 +76,6 @@ class Drafter:
                 break
         self.ended_s = at_s + self._half_s
         return Proposal(tokens=tuple(tokens), drafted_by="model", forwards=len(tokens))
-
-    def observe(self, outcome: Outcome) -> None: ...
-
-    def cancel(self) -> None: ...
-
-    def reset_cancel(self) -> None: ...
 
 
 class Landing(Future[T]):

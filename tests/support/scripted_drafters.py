@@ -9,18 +9,20 @@ import numpy as np
 from edgespec.decoding.sampling import Purpose, Sampling, distribution, draw
 from edgespec.errors import EdgespecError
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Outcome, Proposal
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftState, Outcome, Proposal
 from edgespec.interfaces.rows import Distribution
 from tests.support.fake_runtime import FakeModel, noise_words
 
 KIND = "scripted"
 
 
-class Scripted:
-    """A DraftState that calls ``script(tokens, depth)`` and records its calls.
+class Scripted(DraftState):
+    """A drafter that calls ``script(tokens, depth)`` and records its calls.
 
     It has no confidences, so gates are only recorded. ``behind`` is its reported lag.
     """
+
+    free = False
 
     def __init__(
         self, script: Callable[[list[int], int], Sequence[int]], *, free: bool = False, behind: int = 0

@@ -17,7 +17,7 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Outcome, Proposal
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftState, Proposal
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.costs import Costs
@@ -162,8 +162,8 @@ def noise(deviation: float, chance: random.Random) -> float:
     return math.exp(chance.gauss(0.0, deviation)) if deviation else 1.0
 
 
-class SimulatedDrafter:
-    """A DraftState with the accuracy and confidence of ``text`` and the times of ``cost``."""
+class SimulatedDrafter(DraftState):
+    """A drafter with the accuracy and confidence of ``text`` and the times of ``cost``."""
 
     def __init__(
         self, kind: str, text: Text, cost: DraftCost, machine: Machine, time: Time, seed: int, prompt_tokens: int
@@ -218,15 +218,6 @@ class SimulatedDrafter:
             forwards=0 if self.free else forwards,
             confidences=() if text.confidence == "none" and self.free else tuple(confidences),
         )
-
-    def observe(self, outcome: Outcome) -> None:
-        """Learn nothing."""
-
-    def cancel(self) -> None: ...
-
-    def reset_cancel(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

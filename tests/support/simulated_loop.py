@@ -14,7 +14,7 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Outcome, Proposal
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftState, Proposal
 from edgespec.interfaces.model import ALONE, Company
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.interfaces.reasons import Reason
@@ -43,8 +43,10 @@ class _Target:
         self.length = length
 
 
-class _Drafter:
-    """A DraftState with the course's accuracy."""
+class _Drafter(DraftState):
+    """A drafter with the course's accuracy."""
+
+    free = False
 
     def __init__(self, course: Course, *, free: bool) -> None:
         self._course, self.free = course, free
@@ -87,14 +89,6 @@ class _Drafter:
             confidences=tuple(drafted.sure),
             hindsight=tuple(drafted.hindsight),
         )
-
-    def observe(self, outcome: Outcome) -> None: ...
-
-    def cancel(self) -> None: ...
-
-    def reset_cancel(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class _Answer:

@@ -16,7 +16,7 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftTree, Outcome, Proposal
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftState, DraftTree, Proposal
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.curve import DraftCost
@@ -35,10 +35,11 @@ class Copying:
     length: int = 7
 
 
-class Copies:
+class Copies(DraftState):
     """A free source that grows trees. Its guesses at a place are a function of the place and the seed."""
 
     free = True
+    grows_trees = True
 
     def __init__(self, copying: Copying, seed: int, prompt_tokens: int) -> None:
         self._copying, self._seed, self._prompt_tokens = copying, seed, prompt_tokens
@@ -64,9 +65,6 @@ class Copies:
                 break
         return guesses
 
-    def lag(self, context: Context) -> int:
-        return 0
-
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         guesses = tuple(self._guesses(len(context))[:depth])
         if not guesses:
@@ -81,14 +79,6 @@ class Copies:
             parent = start
             for token in self._guesses(len(context) + start + 1):
                 parent = tree.add(parent, token, believes(self._copying.rate) * tree.left_over(parent), "lookup")
-
-    def observe(self, outcome: Outcome) -> None: ...
-
-    def cancel(self) -> None: ...
-
-    def reset_cancel(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TreeTarget(Target):

@@ -25,6 +25,8 @@ class Bushy:
 
 
 class BushyState(Scripted):
+    grows_trees = True
+
     def __init__(self, seed: int, vocabulary_size: int) -> None:
         super().__init__(lambda tokens, depth: [], free=True)
         self._random, self._vocabulary_size = random.Random(seed), vocabulary_size

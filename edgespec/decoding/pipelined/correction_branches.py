@@ -18,7 +18,7 @@ from threading import Event
 from edgespec.decoding.pipelined.in_flight import Drafted, PutForward, Submit, UntilDone
 from edgespec.decoding.round_base import second_choice, valid_length
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import ChainGate, DraftsBranches, DraftState, Proposal
+from edgespec.interfaces.drafting import ChainGate, DraftState, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Branches:
     """
 
     def __init__(self, drafter: DraftState, submit: Submit, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._drafter = drafter if isinstance(drafter, DraftsBranches) else None
+        self._drafter = drafter
         self._submit = submit
         self._clock = clock
         self._known: list[Branch] = []
@@ -110,12 +110,12 @@ class Branches:
     @property
     def possible(self) -> bool:
         """Whether the drafter can draft branches."""
-        return self._drafter is not None
+        return self._drafter.drafts_branches
 
     @property
     def forks(self) -> bool:
         """Whether the drafter's own chain stays cached during a branch."""
-        return self._drafter is not None and self._drafter.forks
+        return self._drafter.forks
 
     @property
     def at_work(self) -> bool:
@@ -145,7 +145,7 @@ class Branches:
         Branches start at pending tokens and, if time remains, at tokens of ``main``.
         """
         drafter, clock, known = self._drafter, self._clock, tuple(self._known)
-        if drafter is None or growth.most < 1:
+        if growth.most < 1:
             return
         start, text = len(history), list(history)
         places = [_place(each.piece.proposal, each.place, growth.vocabulary_size) for each in pending]
@@ -248,7 +248,7 @@ def _has(known: Sequence[Branch], start: int, tokens: list[int]) -> bool:
 
 
 def _drafted(
-    drafter: DraftsBranches, text: list[int], tokens: list[int], depth: int, gate: ChainGate, growth: Growth
+    drafter: DraftState, text: list[int], tokens: list[int], depth: int, gate: ChainGate, growth: Growth
 ) -> Proposal:
     """The valid part of a branch. None of its tokens counts as drawn at random."""
     context = Context([*text, *tokens], len(text), wants_alternatives=1)
