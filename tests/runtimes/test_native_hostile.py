@@ -226,7 +226,7 @@ def test_head_counts_for_another_number_of_layers_are_refused(tmp_path: Path) ->
     path = write_tiny_gguf(tmp_path / "tiny.gguf", vocabulary=VOCABULARY[:20])
     header = read_header(path)
     changed = replace(header, metadata={**header.metadata, "llama.attention.head_count_kv": (2, 2, 2)})
-    with pytest.raises(ModelFileError, match="key-value heads for 3 layers"):
+    with pytest.raises(ModelFileError, match="head_count_kv for 3 layers"):
         read_layout(changed)
 
 

@@ -97,8 +97,12 @@ def test_the_layout_of_gemma3_has_windows_except_in_every_sixth_layer(tmp_path: 
     insane = {**header.metadata, "gemma3.attention.sliding_window_pattern": 0}
     with pytest.raises(ModelFileError, match="pattern"):
         read_layout(replace(header, metadata=insane))
-    each = {**header.metadata, "gemma3.attention.sliding_window_pattern": (True,) * 13}
-    assert "pattern is not one number" in str(unsupported_reason(replace(header, metadata=each)))
+    each = {**header.metadata, "gemma3.attention.sliding_window_pattern": (True, False, *[True] * 11)}
+    listed = read_layout(replace(header, metadata=each))
+    assert [layer.window for layer in listed.layers] == [30, 0, *[30] * 11]
+    too_few = {**header.metadata, "gemma3.attention.sliding_window_pattern": (True,) * 12}
+    with pytest.raises(ModelFileError, match="lists 12 of 13 layers"):
+        read_layout(replace(header, metadata=too_few))
 
 
 def test_the_largest_gemma3_scales_attention_by_embedding_per_head(tmp_path: Path) -> None:
@@ -123,10 +127,7 @@ UNSUPPORTED: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     ),
     "differ in length": lambda h: with_metadata(h, attention__key_length=16, attention__value_length=32),
     "layers differ": lambda h: with_metadata(h, attention__head_count_kv=(2, 1)),
-    "share a key": lambda h: with_metadata(h, attention__head_count_kv=4),
-    "feed-forward": lambda h: with_metadata(h, feed_forward_length=100),
-    "not one number": lambda h: with_metadata(h, feed_forward_length=(128, 128)),
-    "missing": lambda h: with_metadata(h, feed_forward_length=None),
+    "their feed_forward_length": lambda h: with_metadata(h, feed_forward_length=(128, 96)),
 }
 
 
@@ -139,6 +140,20 @@ def test_unsupported_models_are_refused_with_the_reason(header: GgufHeader, word
     with pytest.raises(RuntimeUnavailableError, match="native runtime does not run") as caught:
         read_layout(changed)
     assert reason in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"width": 48, "heads": 3, "kv_heads": 1}, "the length 48 of its embedding is not a multiple of 32"),
+        ({"kv_heads": 4}, "1 heads of 16 elements share a key"),
+        ({"head_length": 24}, "2 heads of 24 elements share a key"),
+    ],
+)
+def test_lengths_that_the_kernels_do_not_divide_are_refused(
+    tmp_path: Path, sizes: dict[str, Any], words: str
+) -> None:
+    assert unsupported_reason(read_header(write_tiny_gguf(tmp_path / "tiny.gguf", **sizes))) == words
 
 
 CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
@@ -157,6 +172,10 @@ CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "bad epsilon": lambda h: with_metadata(h, attention__layer_norm_rms_epsilon=float("nan")),
     "bad base": lambda h: with_metadata(h, rope__freq_base=-1.0),
     "no factor": lambda h: with_metadata(h, rope__scaling__type="linear"),
+    "no feed-forward length": lambda h: with_metadata(h, feed_forward_length=None),
+    "a feed-forward length for each of other layers": lambda h: with_metadata(h, feed_forward_length=(128,) * 3),
+    "a text for a number": lambda h: with_metadata(h, attention__sliding_window="wide"),
+    "more heads than columns": lambda h: with_metadata(h, attention__head_count=66),
 }
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgespec.architectures.table import ARCHITECTURES
 from edgespec.errors import DownloadError
 from edgespec.files.disk import gib, megabytes
 from edgespec.files.gguf.names import is_auxiliary, part_name
@@ -17,7 +18,6 @@ from edgespec.store.hub.listing import HubListing
 
 # The types of our kernels (runtimes/native). The store must not import runtimes: a test compares the two sets.
 KERNEL_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
-KERNEL_ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3", "gemma3"})
 
 # A decoding step reads all weights once, so four bits are the fastest that our kernels run. Q4_K_M is the usual
 # compromise between size and loss (README of llama.cpp's quantize tool). Larger types follow.
@@ -88,7 +88,7 @@ def quantisation_name(filename: str) -> str | None:
 
 def runs_natively(name: str | None, architecture: str | None) -> bool | None:
     """Whether our kernels run a quantisation of that name; None if the name does not tell."""
-    if architecture is not None and architecture not in KERNEL_ARCHITECTURES:
+    if architecture is not None and architecture not in ARCHITECTURES:
         return False
     if name is None or name.startswith("UD-"):  # mixtures of types that differ for each model
         return None

@@ -1,0 +1,407 @@
+"""What a decoder is: its sizes, the tensors of its layers, norms, windows, ropes and scales, read and checked.
+
+The facts come from a Mapping with llama.cpp's keys: a GGUF header's metadata, or what a config.json became. Every
+reader of a model (kernels, ONNX graph, conversion) asks here, so that all of them see the same model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+from edgespec.errors import ModelFileError
+
+EMBEDDING, HEAD, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+
+DEFAULT_ROPE_BASE = 10_000.0  # llama.cpp's, for a file that states none
+
+Length: TypeAlias = Literal["width", "queries", "keys", "head", "inner"]
+"""A length by its name in ``Sizes``."""
+
+
+class UnsupportedError(Exception):
+    """Why edgespec does not compute this model, in a few words."""
+
+
+@runtime_checkable
+class _LongArray(Protocol):
+    """An array that was left in the file."""
+
+    def values(self) -> Iterator[object]: ...
+
+
+class Facts:
+    """A model's metadata, each value checked when it is read, and the shapes of its tensors by name.
+
+    Keys are given without the architecture's name. A shape has its fastest dimension first, as in GGUF.
+    """
+
+    def __init__(
+        self, path: Path, architecture: str, values: Mapping[str, object], tensors: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.path, self.tensors = path, tensors
+        self._architecture, self._values = architecture, values
+
+    def wrong(self, reason: str) -> ModelFileError:
+        """The error that the file contradicts itself."""
+        return ModelFileError(self.path, reason)
+
+    def value(self, key: str) -> object:
+        """The value, with an array as a tuple; None if the file does not state it."""
+        value = self._values.get(f"{self._architecture}.{key}")
+        return tuple(value.values()) if isinstance(value, _LongArray) else value
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+        """A whole number, which may be stated for each layer if all layers have the same. Without a default it is
+        needed. Raises UnsupportedError if layers differ, ModelFileError."""
+        value = self._stated(key, default)
+        if isinstance(value, tuple):
+            if len(value) != self.integer("block_count"):
+                raise self.wrong(f"it states {key} for {len(value)} layers, but has another number of layers")
+            if len(set(value)) != 1:
+                raise UnsupportedError(f"its layers differ in their {key}")
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.wrong(f"its {key} is {value!r:.40}: a whole number of at least {least} is needed")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number. Without a default it is needed. Raises ModelFileError."""
+        value = self._stated(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.wrong(f"its {key} is {value!r:.40}: a positive number is needed")
+        return float(value)
+
+    def _stated(self, key: str, default: float | None) -> object:
+        value = self.value(key)
+        if value is None and default is None:
+            raise self.wrong(f"it does not state {self._architecture}.{key}")
+        return default if value is None else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Counts and lengths. ``width`` is the embedding's, ``inner`` the feed-forward's, ``head`` that of one head, all
+    in elements; ``context`` is in tokens."""
+
+    layers: int
+    context: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+
+    @property
+    def queries(self) -> int:
+        return self.heads * self.head
+
+    @property
+    def keys(self) -> int:
+        return self.kv_heads * self.head
+
+    def __getitem__(self, length: Length) -> int:
+        found: int = getattr(self, length)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """A tensor that every layer has: its name, the rows of its parts in order, and its columns (None: a vector)."""
+
+    name: str
+    parts: Mapping[str, Length]
+    columns: Length | None = None
+
+
+def vector(name: str, length: Length) -> TensorForm:
+    return TensorForm(name, {name: length})
+
+
+def matrix(name: str, rows: Length, columns: Length) -> TensorForm:
+    return TensorForm(name, {name: rows}, columns)
+
+
+def stacked(name: str, columns: Length, **parts: Length) -> TensorForm:
+    """One matrix in the file that holds several, one below the other."""
+    return TensorForm(name, parts, columns)
+
+
+ATTENTION_NORM, FEED_FORWARD_NORM = vector("attn_norm", "width"), vector("ffn_norm", "width")
+QUERIES = matrix("attn_q", "queries", "width")
+KEYS, VALUES = matrix("attn_k", "keys", "width"), matrix("attn_v", "keys", "width")
+ATTENDED = matrix("attn_output", "width", "queries")
+GATE, UP, DOWN = (
+    matrix("ffn_gate", "inner", "width"),
+    matrix("ffn_up", "inner", "width"),
+    matrix("ffn_down", "width", "inner"),
+)
+HEAD_NORMS = (vector("attn_q_norm", "head"), vector("attn_k_norm", "head"))
+POST_NORMS = (vector("post_attention_norm", "width"), vector("post_ffw_norm", "width"))
+PLAIN_LAYER = (ATTENTION_NORM, QUERIES, KEYS, VALUES, ATTENDED, FEED_FORWARD_NORM, GATE, UP, DOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary position embedding (Su et al., 2021): angles are position / scale / base**(2i / length) / factors[i].
+
+    ``factors`` is the tensor with the divisors, ``long_factors`` the one that replaces it in contexts longer than the
+    model's original one.
+    """
+
+    base: float
+    scale: float = 1.0
+    factors: str | None = None
+    long_factors: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """What the embedding, the outputs of both halves of a layer, attention scores and logits are multiplied by.
+
+    ``score`` None: by one over the root of a head's length.
+    """
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    score: float | None = None
+    logit: float = 1.0
+
+
+def no_windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
+    """Attention sees all positions. Raises UnsupportedError if the file says otherwise."""
+    window = facts.integer("attention.sliding_window", 0)
+    if 0 < window < sizes.context:
+        raise UnsupportedError(f"its attention has a sliding window of {window}, and its context is {sizes.context}")
+    return (0,) * sizes.layers
+
+
+def one_rope(facts: Facts) -> tuple[Rope, ...]:
+    """The rope of layers that see all positions. Raises UnsupportedError, ModelFileError."""
+    return (
+        Rope(
+            base=facts.number("rope.freq_base", DEFAULT_ROPE_BASE),
+            scale=_rope_scale(facts),
+            factors=ROPE_FACTORS if ROPE_FACTORS in facts.tensors else None,
+        ),
+    )
+
+
+def _rope_scale(facts: Facts) -> float:
+    kind = facts.value("rope.scaling.type")
+    if kind not in (None, "none", "linear"):
+        raise UnsupportedError(f"its rope scaling is {kind!r:.40}")
+    # A factor without a type is linear; rope.scale_linear is its old name. llama.cpp writes 0 for no scaling.
+    key = "rope.scaling.factor" if kind == "linear" or facts.value("rope.scaling.factor") is not None else None
+    key = key or "rope.scale_linear"
+    if kind == "none" or facts.value(key) == 0:
+        return 1.0
+    return facts.number(key, None if kind == "linear" else 1.0)
+
+
+def no_scales(_facts: Facts, _sizes: Sizes) -> Scales:
+    return Scales()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """How a family of models is computed, by llama.cpp's name.
+
+    ``layer`` lists the tensors of a layer in the order of computation. ``biases``: the matrices that may have one.
+    ``neighbours``: rotary embedding pairs neighbouring elements of a head instead of halves. ``divides_angles``: the
+    file may hold divisors of the rotary angles. ``gelu``: the gate is GELU (tanh form) instead of SiLU. ``windows``
+    returns the positions that a row of each layer sees, 0 for all; ``ropes`` the rope of layers that see all, then
+    that of the others if it differs.
+    """
+
+    name: str
+    layer: tuple[TensorForm, ...] = PLAIN_LAYER
+    biases: frozenset[str] = frozenset()
+    neighbours: bool = False
+    divides_angles: bool = False
+    gelu: bool = False
+    windows: Callable[[Facts, Sizes], tuple[int, ...]] = no_windows
+    ropes: Callable[[Facts], tuple[Rope, ...]] = one_rope
+    scales: Callable[[Facts, Sizes], Scales] = no_scales
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a layer computes with: rows ``first`` to ``first`` + ``rows`` of a tensor with ``height`` rows.
+
+    ``columns`` is None for a vector. ``bias`` is the tensor with the matrix's bias, of the same ``height``.
+    """
+
+    tensor: str
+    height: int
+    first: int
+    rows: int
+    columns: int | None
+    bias: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The parts of a layer by role, as llama.cpp names them where each is a tensor.
+
+    ``window``: the positions that a row sees, its own counted, 0 for all. ``rope`` is an index into the ropes.
+    """
+
+    parts: Mapping[str, Part]
+    window: int
+    rope: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Everything about a model except its weights. ``rows``: of the embedding and of the head. The embedding is also
+    the head if ``tied``. ``rope_length``: the leading elements of a head that are rotated; ``rope_magnitude``
+    multiplies their cosines and sines. Contexts of more than ``original_context`` tokens use the long factors.
+    """
+
+    architecture: Architecture
+    sizes: Sizes
+    rows: int
+    tied: bool
+    layers: tuple[Layer, ...]
+    ropes: tuple[Rope, ...]
+    rope_length: int
+    rope_magnitude: float
+    original_context: int
+    norm_epsilon: float
+    embedding_scale: float
+    residual_scale: float
+    score_scale: float
+    logit_scale: float
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of the model with its shape, fastest dimension first, in the order of computation."""
+        sizes = self.sizes
+        found: dict[str, tuple[int, ...]] = {EMBEDDING: (sizes.width, self.rows)}
+        factors = {each for rope in self.ropes for each in (rope.factors, rope.long_factors) if each is not None}
+        found |= dict.fromkeys(sorted(factors), (self.rope_length // 2,))
+        for layer in self.layers:
+            for part in layer.parts.values():
+                found[part.tensor] = (part.height,) if part.columns is None else (part.columns, part.height)
+                if part.bias is not None:
+                    found[part.bias] = (part.height,)
+        found[OUTPUT_NORM] = (sizes.width,)
+        if not self.tied:
+            found[HEAD] = (sizes.width, self.rows)
+        return found
+
+
+def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
+    """The model's shape, with every tensor's shape checked. ``rows``: of the embedding and the head in the file.
+
+    Raises UnsupportedError for a property that is not computed here, ModelFileError for a file that contradicts
+    itself.
+    """
+    _refuse_variants(facts)
+    sizes = read_sizes(facts)
+    rope_length = facts.integer("rope.dimension_count", sizes.head)
+    if not 0 < rope_length <= sizes.head or rope_length % 2:
+        raise facts.wrong(f"{rope_length} of {sizes.head} elements of a head cannot be rotated")
+    ropes, scales = architecture.ropes(facts), architecture.scales(facts, sizes)
+    if not architecture.divides_angles and any(rope.factors == ROPE_FACTORS for rope in ropes):
+        raise UnsupportedError(f"it has a tensor {ROPE_FACTORS}")
+    shape = Shape(
+        architecture=architecture,
+        sizes=sizes,
+        rows=rows,
+        tied=HEAD not in facts.tensors,
+        layers=_layers(architecture, sizes, facts, len(ropes)),
+        ropes=ropes,
+        rope_length=rope_length,
+        rope_magnitude=facts.number("rope.scaling.attn_factor", 1.0),
+        original_context=facts.integer("rope.scaling.original_context_length", sizes.context),
+        norm_epsilon=facts.number("attention.layer_norm_rms_epsilon"),
+        embedding_scale=scales.embedding,
+        residual_scale=scales.residual,
+        score_scale=1.0 / math.sqrt(sizes.head) if scales.score is None else scales.score,
+        logit_scale=scales.logit,
+    )
+    _check_tensors(shape, facts)
+    return shape
+
+
+def read_sizes(facts: Facts) -> Sizes:
+    """Counts and lengths that fit each other. Raises UnsupportedError, ModelFileError."""
+    width, heads = facts.integer("embedding_length"), facts.integer("attention.head_count")
+    kv_heads = facts.integer("attention.head_count_kv", heads)
+    if not 0 < heads <= width:
+        raise facts.wrong(f"{heads} attention heads cannot share {width} columns")
+    if kv_heads < 1 or heads % kv_heads:
+        raise facts.wrong(f"{heads} attention heads cannot share {kv_heads} key-value heads")
+    head = facts.integer("attention.key_length", width // heads)
+    if head != facts.integer("attention.value_length", width // heads):
+        raise UnsupportedError("its attention keys and values differ in length")
+    return Sizes(
+        layers=facts.integer("block_count"),
+        context=facts.integer("context_length"),
+        width=width,
+        inner=facts.integer("feed_forward_length"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head=head,
+    )
+
+
+def _refuse_variants(facts: Facts) -> None:
+    if facts.integer("expert_count", 0):
+        raise UnsupportedError("it is a mixture of experts")
+    if facts.value("attention.causal") is False:
+        raise UnsupportedError("its attention is not causal")
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if facts.value(cap):
+            raise UnsupportedError(f"it has {cap}")
+
+
+def _layers(architecture: Architecture, sizes: Sizes, facts: Facts, ropes: int) -> tuple[Layer, ...]:
+    return tuple(
+        Layer(
+            parts=MappingProxyType(dict(_parts(architecture, sizes, facts, f"blk.{number}"))),
+            window=window,
+            rope=1 if window and ropes > 1 else 0,
+        )
+        for number, window in enumerate(architecture.windows(facts, sizes))
+    )
+
+
+def _parts(architecture: Architecture, sizes: Sizes, facts: Facts, block: str) -> Iterator[tuple[str, Part]]:
+    for form in architecture.layer:
+        bias = f"{block}.{form.name}.bias" if form.name in architecture.biases else None
+        first, height = 0, sum(sizes[length] for length in form.parts.values())
+        for role, length in form.parts.items():
+            yield (
+                role,
+                Part(
+                    tensor=f"{block}.{form.name}.weight",
+                    height=height,
+                    first=first,
+                    rows=sizes[length],
+                    columns=None if form.columns is None else sizes[form.columns],
+                    bias=bias if bias in facts.tensors else None,
+                ),
+            )
+            first += sizes[length]
+
+
+def _check_tensors(shape: Shape, facts: Facts) -> None:
+    """Whether the file has exactly the tensors of the shape."""
+    wanted = shape.tensors()
+    for name, lengths in wanted.items():
+        if name not in facts.tensors:
+            raise facts.wrong(f"tensor {name} is missing")
+        found = facts.tensors[name]
+        # Trailing ones carry no information: some writers pad shapes with ones.
+        if found[: len(lengths)] != lengths or math.prod(found[len(lengths) :]) != 1:
+            raise facts.wrong(f"tensor {name} has shape {found}, not {lengths}")
+    strange = next((name for name in facts.tensors if name not in wanted), None)
+    if strange is not None:
+        raise UnsupportedError(f"it has a tensor {strange}")
