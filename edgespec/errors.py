@@ -47,7 +47,11 @@ class EdgespecError(Exception):
 
 
 class InvalidRequestError(EdgespecError):
-    """An argument is out of range or conflicts with another argument."""
+    """An argument is out of range or conflicts with another argument; ``param`` names it where one is at fault."""
+
+    def __init__(self, message: str, *, hint: str | None = None, param: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
 
 
 class ProfileError(EdgespecError):

@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
 from edgespec.errors import InvalidRequestError
+from edgespec.files.checked import Range, ranges_of
 from edgespec.interfaces.counted_text import CountedText
 from edgespec.interfaces.drafting import ChainGate, Draft
 from edgespec.interfaces.drawing import (
@@ -48,6 +49,8 @@ _SEEDS = 10**9
 # Tokens whose scores a request may change. Bias is for words, not for a vocabulary: on an AMD EPYC 300 tokens take
 # about 40 microseconds at each token of the answer.
 MOST_BIASED = 300
+# A bias of these sizes forbids a token, or forces it.
+BIASES = Range(-100, 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,34 +65,23 @@ class Sampling:
     in its Done. Raises InvalidRequestError for a value of the wrong type or out of its range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
+    temperature: Annotated[float, Range(0, 100)] = 0.0
+    top_k: Annotated[int, Range(0)] = 0
+    top_p: Annotated[float, Range(0, 1, above=True)] = 1.0
+    min_p: Annotated[float, Range(0, 1)] = 0.0
+    repeat_penalty: Annotated[float, Range(0, 10, above=True)] = 1.0
+    presence_penalty: Annotated[float, Range(-10, 10)] = 0.0
+    frequency_penalty: Annotated[float, Range(-10, 10)] = 0.0
+    seed: Annotated[int | None, Range(0, 2**64 - 1)] = None
     rule: Rule = "keyed"
     logit_bias: Mapping[int, float] | _Bias = ()
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, _plain(each.name, getattr(self, each.name)))
-        checks = (
-            ("temperature", 0 <= self.temperature <= 100, "0 to 100"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
-            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
-            ("min_p", 0 <= self.min_p <= 1, "0 to 1"),
-            ("repeat_penalty", 0 < self.repeat_penalty <= 10, "above 0, at most 10"),
-            ("presence_penalty", -10 <= self.presence_penalty <= 10, "-10 to 10"),
-            ("frequency_penalty", -10 <= self.frequency_penalty <= 10, "-10 to 10"),
-            ("seed", self.seed is None or 0 <= self.seed < 2**64, "0 to 2^64 - 1"),
-            ("rule", self.rule in ("keyed", "rejection"), "keyed or rejection"),
-        )
-        for name, fits, allowed in checks:
-            if not fits:
-                raise InvalidRequestError(f"{name} cannot be {getattr(self, name)}", hint=f"allowed: {allowed}")
+        for name, allowed in RANGES.items():
+            object.__setattr__(self, name, _within(allowed, name, getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _pairs(self.logit_bias))
+        if self.rule not in get_args(Rule):
+            raise _wrong("rule", f"rule cannot be {self.rule!r:.40}", "keyed or rejection")
 
     def __str__(self) -> str:
         """The settings that are on: "greedy", or "temperature 0.7, top-p 0.95, seed 1"."""
@@ -116,6 +108,11 @@ class Sampling:
         return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
+# The ranges of the fields that are numbers, by name.
+RANGES = ranges_of(Sampling)
+_WHOLE = ("top_k", "seed")
+
+
 def seeded(sampling: Sampling) -> Sampling:
     """The same with a random seed if a seed is needed and there is none."""
     if sampling.greedy or sampling.seed is not None:
@@ -129,37 +126,39 @@ def _pairs(value: Any) -> _Bias:
     if not isinstance(given, list | tuple) or any(
         not isinstance(each, list | tuple) or len(each) != 2 for each in given
     ):
-        raise InvalidRequestError(f"logit_bias maps tokens to numbers, not {type(value).__name__} {value!r:.40}")
+        raise _wrong("logit_bias", f"logit_bias maps tokens to numbers, not {type(value).__name__} {value!r:.40}")
     if len(given) > MOST_BIASED:
-        raise InvalidRequestError(f"logit_bias names {len(given)} tokens", hint=f"allowed: at most {MOST_BIASED}")
+        raise _wrong("logit_bias", f"logit_bias names {len(given)} tokens", f"at most {MOST_BIASED}")
     found = dict[int, float]()
     for token, bias in given:
         if not isinstance(token, Integral) or isinstance(token, bool) or not 0 <= int(token) < 2**31:
-            raise InvalidRequestError(f"logit_bias names tokens by id, not by {type(token).__name__} {token!r:.40}")
-        if not isinstance(bias, Real) or isinstance(bias, bool) or not -100 <= bias <= 100:  # type: ignore[operator]
-            raise InvalidRequestError(
-                f"logit_bias of token {token} cannot be {bias!r:.40}", hint="allowed: -100 to 100"
-            )
+            shown = f"{type(token).__name__} {token!r:.40}"
+            raise _wrong("logit_bias", f"logit_bias names tokens by id, not by {shown}")
+        if not isinstance(bias, Real) or isinstance(bias, bool) or not BIASES.admits(cast(float, bias)):
+            shown = f"logit_bias of token {token} cannot be {bias!r:.40}"
+            raise _wrong("logit_bias", shown, BIASES.wanted("a number"))
         if int(token) in found:
-            raise InvalidRequestError(f"logit_bias names token {token} twice")
+            raise _wrong("logit_bias", f"logit_bias names token {token} twice")
         found[int(token)] = float(bias)
     return tuple(sorted(found.items()))
 
 
-def _plain(name: str, value: Any) -> object:
+def _within(allowed: Range, name: str, value: Any) -> float | None:
     """The value, with another library's number as Python's own: other number types overflow and round differently."""
-    if name == "logit_bias":
-        return _pairs(value)
-    wanted, own, kind = {
-        "top_k": (Integral, int, "a whole number"),
-        "seed": (Integral, int, "a whole number"),
-        "rule": (str, str, "text"),
-    }.get(name, (Real, float, "a number"))
-    if name == "seed" and value is None:
+    if value is None and name == "seed":
         return None
-    if isinstance(value, wanted) and not isinstance(value, bool):
-        return value if isinstance(value, int) else own(value)
-    raise InvalidRequestError(f"{name} is {kind}, not {type(value).__name__} {value!r:.40}")
+    own: Any
+    wanted, own, noun = (Integral, int, "a whole number") if name in _WHOLE else (Real, float, "a number")
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        raise _wrong(name, f"{name} is {noun}, not {type(value).__name__} {value!r:.40}")
+    number: float = value if isinstance(value, int) else own(value)
+    if not allowed.admits(number):
+        raise _wrong(name, f"{name} cannot be {number}", allowed.wanted(noun))
+    return number
+
+
+def _wrong(name: str, message: str, allowed: str | None = None) -> InvalidRequestError:
+    return InvalidRequestError(message, hint=None if allowed is None else f"allowed: {allowed}", param=name)
 
 
 class Purpose(IntEnum):

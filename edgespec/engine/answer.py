@@ -35,9 +35,11 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         """Raises InvalidRequestError for an empty stop string and for a text in place of a list."""
         if isinstance(stops, str):
-            raise InvalidRequestError("stop strings must be a list of texts, not one text")
+            raise InvalidRequestError("stop strings must be a list of texts, not one text", param="stop")
         if any(not stop for stop in stops):
-            raise InvalidRequestError("a stop string is empty; it would stop before the first character")
+            raise InvalidRequestError(
+                "a stop string is empty; it would stop before the first character", param="stop"
+            )
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
         self._stopped = False

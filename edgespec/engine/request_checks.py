@@ -27,23 +27,28 @@ def check_request(
     """The prompt. Raises InvalidRequestError for arguments of ``Session.generate`` that no model accepts."""
     if not isinstance(prompt, str):
         raise InvalidRequestError(
-            f"the prompt must be text, not {kind_of(prompt)}", hint="a whole conversation is given as messages="
+            f"the prompt must be text, not {kind_of(prompt)}",
+            hint="a whole conversation is given as messages=",
+            param="prompt",
         )
     if not raw and not prompt.strip():
-        raise InvalidRequestError("the prompt is empty", hint="give at least one character")
+        raise InvalidRequestError("the prompt is empty", hint="give at least one character", param="prompt")
     for name, value, least in (("max_tokens", max_tokens, 1), ("depth", depth, 0), ("logprobs", logprobs, 0)):
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-            raise InvalidRequestError(f"{name} must be a whole number, not {kind_of(value)}")
+            raise InvalidRequestError(f"{name} must be a whole number, not {kind_of(value)}", param=name)
         if value is not None and value < least:
-            raise InvalidRequestError(f"{name} must be {f'at least {least}' if least else '0 or more'}, not {value}")
+            allowed = f"at least {least}" if least else "0 or more"
+            raise InvalidRequestError(f"{name} must be {allowed}, not {value}", param=name)
     if logprobs is not None and logprobs > MOST_TOP:
-        raise InvalidRequestError(f"logprobs can be at most {MOST_TOP}, not {logprobs}")
+        raise InvalidRequestError(f"logprobs can be at most {MOST_TOP}, not {logprobs}", param="logprobs")
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidRequestError(
-            f"sampling must be a Sampling, not {kind_of(sampling)}", hint="for example Sampling(temperature=0.7)"
+            f"sampling must be a Sampling, not {kind_of(sampling)}",
+            hint="for example Sampling(temperature=0.7)",
+            param="sampling",
         )
     if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
-        raise InvalidRequestError(f"stop strings must be a list of texts, not {kind_of(stop)}")
+        raise InvalidRequestError(f"stop strings must be a list of texts, not {kind_of(stop)}", param="stop")
     StopStrings(stop)
     return prompt
 
@@ -53,7 +58,8 @@ def check_bias(sampling: Sampling, vocabulary_size: int) -> None:
     highest = max(dict(sampling.logit_bias), default=0)
     if highest >= vocabulary_size:
         raise InvalidRequestError(
-            f"logit_bias names token {highest}, and this model's tokens are 0 to {vocabulary_size - 1}"
+            f"logit_bias names token {highest}, and this model's tokens are 0 to {vocabulary_size - 1}",
+            param="logit_bias",
         )
 
 

@@ -7,8 +7,9 @@ import math
 import stat
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar, get_type_hints
 
 from edgespec.errors import ModelFileError
 
@@ -18,6 +19,38 @@ _LONGEST_SHOWN = 64  # characters of a wrong value in a message: enough for a na
 
 _Pairs: TypeAlias = list[tuple[str, Any]]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """An annotation: a number from ``least`` to ``most``; with ``above``, larger than ``least``.
+
+    ``noun`` names the number in messages.
+    """
+
+    least: float
+    most: float = math.inf
+    noun: str = ""
+    above: bool = False
+
+    def admits(self, value: float) -> bool:
+        """Whether the number is in the range. False for NaN."""
+        return (self.least < value if self.above else self.least <= value) and value <= self.most
+
+    def wanted(self, noun: str) -> str:
+        """Such as "a whole number from 1 to 9"."""
+        least, most = (str(end) if isinstance(end, int) else f"{end:g}" for end in (self.least, self.most))
+        bounded = self.most < math.inf
+        if self.above:
+            return f"{self.noun or noun} above {least}" + (f" and up to {most}" if bounded else "")
+        return f"{self.noun or noun} " + (f"from {least} to {most}" if bounded else f"of at least {least}")
+
+
+def ranges_of(record: type) -> dict[str, Range]:
+    """The ranges that annotate the fields of a record, by name."""
+    hints = get_type_hints(record, include_extras=True)
+    found = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: each for name, notes in found.items() for each in notes if isinstance(each, Range)}
 
 
 def read_regular_file(path: Path, most_bytes: int) -> bytes:

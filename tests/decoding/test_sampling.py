@@ -347,6 +347,7 @@ def test_sampling_options_outside_their_ranges_are_refused(
             Sampling(**{name: value})  # type: ignore[arg-type]
         assert name in caught.value.message
         assert caught.value.hint
+        assert caught.value.param == name
 
 
 @pytest.mark.parametrize(
@@ -358,12 +359,14 @@ def test_sampling_options_outside_their_ranges_are_refused(
         ("top_k", True, "top_k is a whole number, not bool True"),
         ("top_p", [0.5], r"top_p is a number, not list \[0.5\]"),
         ("seed", "5", "seed is a whole number, not str '5'"),
-        ("rule", None, "rule is text, not NoneType None"),
+        ("rule", None, "rule cannot be None"),
+        ("rule", ["keyed"], "rule cannot be"),
     ],
 )
 def test_sampling_options_of_the_wrong_type_are_refused(name: str, value: object, words: str) -> None:
-    with pytest.raises(InvalidRequestError, match=words):
+    with pytest.raises(InvalidRequestError, match=words) as caught:
         Sampling(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.param == name
 
 
 @pytest.mark.parametrize(
@@ -403,6 +406,7 @@ def test_a_wrong_bias_is_refused(bias: Any, words: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         Sampling(logit_bias=bias)
     assert caught.value.message.startswith(words)
+    assert caught.value.param == "logit_bias"
 
 
 def test_a_bias_is_kept_as_pairs_by_ascending_token() -> None:

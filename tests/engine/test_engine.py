@@ -93,8 +93,9 @@ WRONG_TYPES: dict[str, tuple[tuple[object, ...], dict[str, object], str]] = {
 def test_arguments_of_a_wrong_type_are_refused_with_a_readable_message(tiny: TinyModels, case: str) -> None:
     arguments, settings, words = WRONG_TYPES[case]
     with tiny.load(draft="none") as engine, engine.session() as session:
-        with pytest.raises(InvalidRequestError, match=re.escape(words)):
+        with pytest.raises(InvalidRequestError, match=re.escape(words)) as caught:
             session.generate(*arguments, **settings)  # type: ignore[arg-type]
+        assert caught.value.param == next(iter(settings), "prompt")
         assert say_hello(engine, max_tokens=np.int64(2)).token_ids
         assert answer(session.generate("hello", max_tokens=2)).text, "the session still works"
 

@@ -296,6 +296,7 @@ def test_wrong_tools_are_refused(session: Session, tools: Any, choice: Any, said
     with pytest.raises(InvalidRequestError) as raised:
         session.generate("hello", tools=tools, tool_choice=choice)
     assert raised.value.message.startswith(said)
+    assert raised.value.param == ("tools" if choice is None else "tool_choice")
     assert session.messages == ()
 
 

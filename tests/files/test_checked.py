@@ -1,15 +1,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 from edgespec.errors import ModelFileError
-from edgespec.files.checked import Fields, is_text, parse_object, read_fields, read_regular_file
+from edgespec.files.checked import Fields, Range, is_text, parse_object, ranges_of, read_fields, read_regular_file
 
 PATH = Path("config.json")
+
+
+@dataclass
+class Record:
+    name: str
+    size: Annotated[int, "bytes", Range(1)]
+    share: Annotated[float | None, Range(0, 1)] = None
 
 
 def fields(**values: Any) -> Fields:
@@ -125,3 +133,23 @@ def test_half_a_surrogate_pair_is_refused_as_text() -> None:
     assert not is_text("\ud83d")
     with pytest.raises(ModelFileError, match="a string is needed"):
         fields(a="\ud83d").text("a")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "inside", "outside", "words"),
+    [
+        (Range(0, 100), [0, 0.5, 100], [-1e-9, 100.5, 10**400, float("nan")], "a number from 0 to 100"),
+        (Range(0, 1, above=True), [1e-300, 1], [0, 1.5, float("nan")], "a number above 0 and up to 1"),
+        (Range(1), [1, 10**400, float("inf")], [0, float("nan")], "a number of at least 1"),
+    ],
+)
+def test_a_range_has_its_ends_and_says_so(
+    allowed: Range, inside: list[float], outside: list[float], words: str
+) -> None:
+    assert all(allowed.admits(value) for value in inside)
+    assert not any(allowed.admits(value) for value in outside)
+    assert allowed.wanted("a number") == words
+
+
+def test_ranges_are_read_from_a_records_annotations() -> None:
+    assert ranges_of(Record) == {"size": Range(1), "share": Range(0, 1)}

@@ -39,18 +39,23 @@ def choose_tools(own: tuple[Message, ...], choice: object) -> tuple[Message, ...
     if isinstance(choice, Mapping) and isinstance(choice.get("function"), Mapping):
         name = choice["function"].get("name")
     if name != "required" and name not in names:
-        raise InvalidRequestError(f"tool_choice must be auto or none, not {choice!r:.40}")
+        raise InvalidRequestError(f"tool_choice must be auto or none, not {choice!r:.40}", param="tool_choice")
     raise InvalidRequestError(
         "a call cannot be forced: that needs answers bound to a grammar, which this version does not have",
         hint="use tool_choice auto, and ask for the call in the prompt",
+        param="tool_choice",
     )
 
 
 def check_tools(tools: object, *, raw: bool = False) -> tuple[Message, ...]:
     """The tools in their usual form. Raises InvalidRequestError."""
-    own = _listed(tools)
-    if own and raw:
-        raise InvalidRequestError("tools need the model's chat template, which raw text leaves out")
+    try:
+        own = _listed(tools)
+        if own and raw:
+            raise InvalidRequestError("tools need the model's chat template, which raw text leaves out")
+    except InvalidRequestError as error:
+        error.param = "tools"
+        raise
     return own
 
 
