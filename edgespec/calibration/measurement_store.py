@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import filelock
-
 from edgespec.calibration.timing import ModelTimes
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, StoreLockedError
 from edgespec.files.atomic import write_json
+from edgespec.files.locks import locked
+from edgespec.files.progress import Job
 from edgespec.hardware.bandwidth import BandwidthMeasurement
 from edgespec.hardware.machine import Machine
 from edgespec.interfaces.model import ModelFacts
@@ -194,21 +195,18 @@ class Measurements:
 
         Two calibrations in parallel would disturb each other. ``waiting`` is called before a wait.
         """
-        try:
-            self.create(lock_folder)
-            lock = filelock.FileLock(lock_folder / "calibration.lock", timeout=0)
-            _acquire(lock, waiting if wait else None)
-        except filelock.Timeout:
-            yield False
-            return
-        # without a place for locks no other process has one either
-        except (OSError, EdgespecError, NotImplementedError):
-            yield True
-            return
-        try:
-            yield True
-        finally:
-            lock.release()
+        with ExitStack() as held:
+            try:
+                self.create(lock_folder)
+                told = Job(progress=lambda _event: waiting())
+                path, timeout_s = lock_folder / "calibration.lock", math.inf if wait else 0.0
+                held.enter_context(locked(path, "calibrating", told, timeout_s=timeout_s))
+                alone = True
+            except StoreLockedError:
+                alone = False
+            except (OSError, EdgespecError, NotImplementedError):
+                alone = True  # without a folder for locks no other process holds one either
+            yield alone
 
     def _load_timing(
         self, kind: str, key: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], T], *models: ModelFacts
@@ -326,17 +324,6 @@ class Measurements:
     def _path(self, kind: str, key: Mapping[str, Any]) -> Path:
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
         return self.folder / f"{kind}-{digest}.json"
-
-
-def _acquire(lock: filelock.BaseFileLock, waiting: Callable[[], object] | None) -> None:
-    """Raises filelock.Timeout if another process holds the lock and ``waiting`` is None."""
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        if waiting is None:
-            raise
-        waiting()
-        lock.acquire(timeout=-1)
 
 
 def _said(error: OSError, path: Path) -> str:

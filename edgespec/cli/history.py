@@ -6,13 +6,12 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import filelock
 import typer
 
 from edgespec.cli.options import JsonOption, resolve_profile, state_of, with_learned_text
 from edgespec.cli.terminal.output import note, print_json
 from edgespec.engine.learned.answers import answers_lock
-from edgespec.errors import EdgespecError, StoreLockedError
+from edgespec.errors import EdgespecError
 from edgespec.files.disk import readable_bytes
 from edgespec.files.home import Home, home
 from edgespec.files.stored_text import DamagedTextError, StoredText
@@ -75,8 +74,6 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
         with answers_lock(place) if place.answers.is_dir() else contextlib.nullcontext():
             for path in [*(each.path for each in kept), *place.answers.glob("*.damaged")]:
                 path.unlink(missing_ok=True)
-    except filelock.Timeout as error:
-        raise StoreLockedError("another process is writing the history", hint="try again") from error
     except OSError as error:
         raise EdgespecError(
             f"the history cannot be removed: {error.strerror or error}: {error.filename}",

@@ -1,9 +1,11 @@
-"""Progress events of long file operations, always delivered on the caller's thread."""
+"""Long operations on files: what they tell, always on the caller's thread, and how they are ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from edgespec.errors import CancelledError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +23,51 @@ class ProgressEvent:
     note: str | None = None
 
 
-ProgressCallback = Callable[[ProgressEvent], None]
+ProgressCallback = Callable[[ProgressEvent], object]
 """Receives events. An exception of the callback ends the operation and reaches the caller."""
 
 Cancelled = Callable[[], bool]
 """Called at least every few hundred milliseconds; True ends the operation with CancelledError."""
+
+
+def _untold(_event: ProgressEvent) -> None:
+    """Nobody follows the operation."""
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Who follows a long operation and may end it."""
+
+    progress: ProgressCallback = _untold
+    cancelled: Cancelled = _never
+
+    @classmethod
+    def of(cls, progress: ProgressCallback | None, cancelled: Cancelled | None) -> Job:
+        """From the arguments of a public function, which may be None."""
+        return cls(progress or _untold, cancelled or _never)
+
+    def tell(
+        self,
+        stage: str,
+        source: str,
+        *,
+        done_bytes: int = 0,
+        total_bytes: int | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Report a ProgressEvent of these fields."""
+        event = ProgressEvent(stage=stage, source=source, done_bytes=done_bytes, total_bytes=total_bytes, note=note)
+        self.progress(event)
+
+    def check(self, message: str) -> None:
+        """Raise CancelledError with this message if the operation was cancelled."""
+        if self.cancelled():
+            raise CancelledError(message)
+
+
+QUIET = Job()
+"""Nobody follows the operation or ends it."""

@@ -11,7 +11,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import filelock
+from edgespec.errors import StoreLockedError
+from edgespec.files.locks import locked
 
 MARK = "removed"
 
@@ -63,6 +64,6 @@ def sweep(place: Path, lock_of: Callable[[Path], Path]) -> None:
     with contextlib.suppress(OSError):
         marked = [entry for entry in place.iterdir() if is_marked(entry)]
         for folder in marked:
-            with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(lock_of(folder), timeout=0):
+            with contextlib.suppress(OSError, StoreLockedError), locked(lock_of(folder), "using it", timeout_s=0):
                 if is_marked(folder):
                     delete(folder)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import filelock
 
 from edgespec.errors import (
     CancelledError,
@@ -21,11 +18,11 @@ from edgespec.errors import (
     EdgespecError,
     HashMismatchError,
     ModelNotFoundError,
-    StoreLockedError,
 )
 from edgespec.files.atomic import remove_stale_temporaries, sha256_file, sha256_of_parts
 from edgespec.files.home import Home
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.locks import locked
+from edgespec.files.progress import QUIET, Cancelled, Job, ProgressCallback, ProgressEvent
 from edgespec.hardware.machine import memory_bytes
 from edgespec.store import leftovers
 from edgespec.store.manifest import BadManifest, FileRecord, Manifest, read_manifest, write_manifest
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 
 # The largest catalogue model (1.1 GB) takes 19 minutes at 1 MB/s, and another process may be fetching it.
 LOCK_TIMEOUT_S = 30 * 60.0
-LOCK_POLL_S = 0.2
 
 _PLAIN_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}[a-z0-9]")
 # Names that Windows reserves for devices, with any ending.
@@ -244,7 +240,7 @@ class Store:
         found = self._find_sound(spec.name, progress, cancelled)
         if found is not None:
             return found
-        with self._locked(spec.name, progress, cancelled):
+        with self._locked(spec.name, Job.of(progress, cancelled)):
             found = self._find_sound(spec.name, progress, cancelled)
             if found is not None:
                 return found
@@ -386,7 +382,7 @@ class Store:
         if (not folder.is_dir() or leftovers.is_marked(folder)) and not parts.is_dir():
             self._sweep()
             raise ModelNotFoundError(f"{name} is not on this machine", hint="`edgespec models` lists those that are")
-        with self._locked(name, None, None):
+        with self._locked(name, QUIET):
             kept: tuple[Path, ...] = ()
             with contextlib.suppress(BadManifest):
                 manifest = read_manifest(folder)
@@ -406,33 +402,10 @@ class Store:
                         ) from error
             return RemovedModel(name=name, freed_bytes=freed, kept=kept, in_use=tuple(in_use))
 
-    @contextmanager
-    def _locked(self, name: str, progress: ProgressCallback | None, cancelled: Cancelled | None) -> Iterator[None]:
-        """Hold the model's lock. The operating system releases it when a process dies, so no lock is ever stale."""
+    def _locked(self, name: str, job: Job) -> AbstractContextManager[None]:
+        """Hold the model's lock."""
         path = self._home.create(self._home.locks) / f"{folder_key(name)}.lock"
-        lock = filelock.FileLock(path)
-        deadline, told = time.monotonic() + self._lock_timeout_s, False
-        while True:
-            try:
-                lock.acquire(timeout=LOCK_POLL_S)
-                break
-            except filelock.Timeout:
-                pass
-            if progress is not None and not told:
-                note = f"another process is fetching or removing {name}"
-                progress(ProgressEvent(stage="waiting for another process", source="store", note=note))
-                told = True
-            if cancelled is not None and cancelled():
-                raise CancelledError(f"waiting for {name} was cancelled")
-            if time.monotonic() > deadline:
-                raise StoreLockedError(
-                    f"another process has held the lock on {name} for {self._lock_timeout_s:.0f} s",
-                    hint=f"wait for that process or end it, then try again (the lock is {path})",
-                )
-        try:
-            yield
-        finally:
-            lock.release()
+        return locked(path, f"fetching or removing {name}", job, timeout_s=self._lock_timeout_s)
 
 
 def _stored(manifest: Manifest, folder: Path) -> StoredModel:

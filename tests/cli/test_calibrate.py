@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ import edgespec.hardware.bandwidth as bandwidth_module
 from edgespec.cli.chat.idle_calibration import IdleCalibration
 from edgespec.errors import ForwardError, MemoryLimitError
 from edgespec.files.home import Home
+from edgespec.files.locks import locked
+from edgespec.files.progress import Job
 from edgespec.hardware import neighbours
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.neighbours import Used
@@ -252,18 +255,16 @@ def test_a_second_calibration_waits_and_says_so(
 ) -> None:
     home = Home(here.home)
     held, told = threading.Event(), threading.Event()
-    acquire = measurement_store._acquire
 
-    def acquire_and_tell(lock: filelock.BaseFileLock, waiting: Callable[[], object] | None) -> None:
-        assert waiting is not None
-        acquire(lock, lambda: (waiting(), told.set()))
+    def locked_and_told(path: Path, doing: str, job: Job, *, timeout_s: float) -> AbstractContextManager[None]:
+        return locked(path, doing, Job(lambda event: (job.progress(event), told.set())), timeout_s=timeout_s)
 
     def hold() -> None:
         with filelock.FileLock(home.create(home.locks) / "calibration.lock"):
             held.set()
             told.wait(WAIT_S)
 
-    monkeypatch.setattr(measurement_store, "_acquire", acquire_and_tell)
+    monkeypatch.setattr(measurement_store, "locked", locked_and_told)
     other = threading.Thread(target=hold)
     other.start()
     assert held.wait(WAIT_S)

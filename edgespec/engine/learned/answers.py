@@ -7,14 +7,15 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import filelock
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import EdgespecError
 from edgespec.files.home import Home
+from edgespec.files.locks import locked
 from edgespec.files.stored_text import (
     DamagedTextError,
     StoredText,
@@ -41,9 +42,9 @@ def answers_path(home: Home, vocabulary: bytes) -> Path:
     return home.answers / f"{vocabulary.hex()}.text"
 
 
-def answers_lock(home: Home) -> filelock.FileLock:
+def answers_lock(home: Home) -> AbstractContextManager[None]:
     """The lock under which files of answers are changed. Raises EdgespecError, OSError."""
-    return filelock.FileLock(home.create(home.locks) / "answers.lock", timeout=_LOCK_WAIT_S)
+    return locked(home.create(home.locks) / "answers.lock", "writing the history", timeout_s=_LOCK_WAIT_S)
 
 
 class KeptAnswers:
@@ -92,7 +93,7 @@ class KeptAnswers:
                     self._home.create(self._home.answers)
                     self.text.save(self.path)
                     self._stamp = _stamp(self.path)
-        except (OSError, EdgespecError, NotImplementedError, filelock.Timeout):
+        except (OSError, EdgespecError, NotImplementedError):
             # A full disk, a home that cannot be written, a lock held for long: the answer is kept in memory.
             if not kept:
                 self.text = self._with(answer)

@@ -9,13 +9,13 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import numpy as np
 
 from edgespec.engine.learned.texts import LEARNED, learned_path
-from edgespec.errors import EdgespecError, InvalidRequestError, StoreLockedError
+from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.gguf.vocabulary import vocabulary_digest
 from edgespec.files.home import Home
+from edgespec.files.locks import locked
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.stored_text import (
     DamagedTextError,
@@ -107,26 +107,20 @@ class TextLearner:
 
     def _replace(self, roots: tuple[str, ...], found: list[Text], skipped: Counter[str]) -> Learned:
         """Put ``found`` in the place of the texts below ``roots``. Other processes wait."""
-        lock = filelock.FileLock(self._home.create(self._home.locks) / "learned.lock", timeout=_LOCK_WAIT_S)
-        try:
-            with lock:
-                before, notice = self._texts()
-                texts = [text for text in before if not _is_below(text.name, roots)]
-                removed, room = len(before) - len(texts), self._most - count_tokens(texts)
-                added = 0
-                for text in found:
-                    if len(text.tokens) + 1 > room:
-                        skipped["no_room"] += 1
-                        continue
-                    texts.append(text)
-                    room -= len(text.tokens) + 1
-                    added += 1
-                self._save(texts)
-        except filelock.Timeout as error:
-            raise StoreLockedError(
-                f"another process is learning and has not finished within {_LOCK_WAIT_S:.0f} s",
-                hint="try again later",
-            ) from error
+        lock = self._home.create(self._home.locks) / "learned.lock"
+        with locked(lock, "learning", timeout_s=_LOCK_WAIT_S):
+            before, notice = self._texts()
+            texts = [text for text in before if not _is_below(text.name, roots)]
+            removed, room = len(before) - len(texts), self._most - count_tokens(texts)
+            added = 0
+            for text in found:
+                if len(text.tokens) + 1 > room:
+                    skipped["no_room"] += 1
+                    continue
+                texts.append(text)
+                room -= len(text.tokens) + 1
+                added += 1
+            self._save(texts)
         return self._described(
             texts,
             added_files=added,

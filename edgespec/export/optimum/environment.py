@@ -13,20 +13,17 @@ import re
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-import filelock
-
-from edgespec.errors import CancelledError, DownloadError, EdgespecError, StoreLockedError
+from edgespec.errors import CancelledError, DownloadError, EdgespecError
 from edgespec.export.optimum.process import POLL_S, check_interpreter, end_group, last_line, start_group
 from edgespec.files.atomic import remove_stale_temporaries, sync_folder, temporary_name, write_json
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.home import Home
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.locks import locked
+from edgespec.files.progress import Cancelled, Job, ProgressCallback, ProgressEvent
 
 # Versions tested together. onnxruntime's 4-bit quantizer needs onnx-ir.
 TORCH = "torch==2.13.0"
@@ -83,7 +80,8 @@ def prepare_environment(
     run = run or run_logged
     folder = environment_folder(home, pins)
     home.create(home.tools)
-    with _locked(home, lock_timeout_s, progress, cancelled):
+    lock, doing = home.create(home.locks) / "optimum-environment.lock", "creating the environment for Optimum"
+    with locked(lock, doing, Job.of(progress, cancelled), timeout_s=lock_timeout_s):
         if (found := find_environment(home, pins)) is not None:  # another process has created it
             return found
         remove_stale_temporaries(home.tools)
@@ -173,30 +171,3 @@ def run_logged(command: Sequence[str], scratch: Path, tick: Callable[[], None]) 
             end_group(process)
         log.seek(0)
         return process.returncode, log.read()[-64 * 1024 :]
-
-
-@contextmanager
-def _locked(
-    home: Home, timeout_s: float, progress: ProgressCallback | None, cancelled: Cancelled | None
-) -> Iterator[None]:
-    """Hold the lock of all environments; the operating system releases it when a process dies."""
-    path = home.create(home.locks) / "optimum-environment.lock"
-    lock = filelock.FileLock(path)
-    deadline = time.monotonic() + timeout_s
-    while True:
-        with contextlib.suppress(filelock.Timeout):
-            lock.acquire(timeout=POLL_S)
-            break
-        if cancelled is not None and cancelled():
-            raise CancelledError("waiting for another process was cancelled")
-        if time.monotonic() > deadline:
-            raise StoreLockedError(
-                f"another process has been creating the environment for Optimum for {timeout_s:.0f} s",
-                hint=f"let that process finish or end it, then try again (the lock is {path})",
-            )
-        if progress is not None:
-            progress(ProgressEvent(stage="waiting for another process that creates", source="the environment"))
-    try:
-        yield
-    finally:
-        lock.release()

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import filelock
-
 from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError
 from edgespec.files.atomic import CHUNK_BYTES, sha256_file, sync_folder
 from edgespec.files.disk import SLACK_BYTES, disk_errors, readable_bytes, require_space
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.locks import locked
+from edgespec.files.progress import Cancelled, Job, ProgressCallback, ProgressEvent
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.http import HubHttp, hub_settings
 from edgespec.store.references import HubFile
@@ -203,19 +202,10 @@ class _Download:
 
     def _fetched(self) -> FetchedHubFile:
         self._folder.prepare()
-        lock = filelock.FileLock(self._folder.lock(self._resolved.etag))
-        while True:  # another program may hold the lock during its own download
-            try:
-                lock.acquire(timeout=0.2)
-                break
-            except filelock.Timeout:
-                self._status.stage = "waiting for another process"
-                if self._stopped():
-                    raise CancelledError("waiting for another download was cancelled") from None
-        try:
+        waiting = Job(lambda event: setattr(self._status, "stage", event.stage), self._stopped)
+        # Another program may hold the lock during its own download.
+        with locked(self._folder.lock(self._resolved.etag), f"downloading {self._wanted.label}", waiting):
             return self._already_here() or self._download()
-        finally:
-            lock.release()
 
     def _full(self, error: DiskSpaceError) -> DiskSpaceError:
         """The same error, with a hint for the next attempt."""

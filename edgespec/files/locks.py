@@ -1,0 +1,47 @@
+"""Locks between processes. The operating system releases a lock when its process dies, so none is ever stale."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from edgespec.errors import StoreLockedError
+from edgespec.files.progress import QUIET, Job
+
+# A wait that a person notices is told and can be ended after this time.
+POLL_S = 0.2
+
+
+@contextlib.contextmanager
+def locked(path: Path, doing: str, job: Job = QUIET, *, timeout_s: float = math.inf) -> Iterator[None]:
+    """Hold the lock at ``path``, which processes hold while they are ``doing`` something, as in "fetching tiny".
+
+    A wait is told once, and asks the job whether to go on. Raises StoreLockedError after ``timeout_s`` seconds,
+    CancelledError, OSError, and NotImplementedError where the file system has no locks.
+    """
+    lock = filelock.FileLock(path)
+    deadline, told = time.monotonic() + timeout_s, False
+    while True:
+        try:
+            lock.acquire(timeout=min(POLL_S, timeout_s))
+            break
+        except filelock.Timeout:
+            pass
+        if not told:
+            job.tell("waiting for another process", "waiting", note=f"another process is {doing}")
+            told = True
+        job.check(f"waiting for another process that is {doing} was cancelled")
+        if time.monotonic() >= deadline:
+            raise StoreLockedError(
+                f"another process has been {doing} for {timeout_s:.0f} s",
+                hint=f"wait for that process or end it, then try again (the lock is {path})",
+            )
+    try:
+        yield
+    finally:
+        lock.release()
