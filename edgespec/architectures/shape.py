@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
@@ -278,6 +278,15 @@ class Shape:
     residual_scale: float
     score_scale: float
     logit_scale: float
+
+    def in_context(self, tokens: int) -> Shape:
+        """The same model with a context of ``tokens``, and with only the rope factors that apply to it."""
+        is_long = tokens > self.original_context
+        ropes = (
+            replace(rope, factors=(rope.long_factors if is_long else None) or rope.factors, long_factors=None)
+            for rope in self.ropes
+        )
+        return replace(self, sizes=replace(self.sizes, context=tokens), ropes=tuple(ropes))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of the model with its shape, fastest dimension first, in the order of computation."""

@@ -12,9 +12,11 @@ import numpy.typing as npt
 import onnx
 import pytest
 
+from edgespec.architectures.shape import Rope
+from edgespec.architectures.table import ARCHITECTURES as KNOWN
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.onnx.architectures import ARCHITECTURES as KNOWN, Rope, describe_model, rope_tables
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.onnx.model import describe_model, rope_tables
 from edgespec.export.onnx.tables import ALIGNMENT, Stored, TablePlan, plan_tables
 from edgespec.files.gguf.header import read_header
 from tests.export.models import write_model
@@ -88,7 +90,13 @@ def test_other_types_rounded_to_8_bits_change_logits_little(quant: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    "more", [{"rope_factors": 1.0}, {"rope_scale": 4.0}, {"extra": {"rope.scaling.type": "none"}}]
+    "more",
+    [
+        {"rope_factors": 1.0},
+        {"rope_scale": 4.0},
+        {"extra": {"rope.scaling.type": "none"}},
+        {"extra": {"rope.scaling.attn_factor": 1.25}},
+    ],
 )
 def test_onnx_graphs_with_rope_scaling_give_llama_cpps_logits(more: dict[str, Any], tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", **more)
@@ -316,9 +324,11 @@ def test_every_onnx_architecture_is_tested() -> None:
 
 
 def test_an_unknown_architecture_is_refused_by_the_onnx_export(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="gemma2 cannot be exported") as raised:
+    with pytest.raises(
+        InvalidRequestError, match="is gemma2, and edgespec computes llama, qwen2, qwen3, gemma3"
+    ) as raised:
         describe_model(read_header(write_model(tmp_path / "a.gguf", "gemma2")))
-    assert "llama, qwen2, qwen3, gemma3" in (raised.value.hint or "")
+    assert "--to gguf" in (raised.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -326,11 +336,10 @@ def test_an_unknown_architecture_is_refused_by_the_onnx_export(tmp_path: Path) -
     [
         ({"extra_tensor": "blk.0.attn_sinks.weight"}, InvalidRequestError, "attn_sinks"),
         ({"extra": {"rope.scaling.type": "yarn"}}, InvalidRequestError, "yarn"),
-        ({"extra": {"rope.scaling.attn_factor": 1.5}}, InvalidRequestError, "attention factor"),
-        ({"extra": {"final_logit_softcapping": 30.0}}, InvalidRequestError, "soft-capped"),
-        ({"extra": {"rope.scaling.factor": float("nan")}}, ModelFileError, "not a number"),
-        ({"extra": {"rope.scaling.factor": -1.0}}, ModelFileError, "negative"),
-        ({"head_length": 24}, InvalidRequestError, "heads of 24"),
+        ({"extra": {"final_logit_softcapping": 30.0}}, InvalidRequestError, "it has final_logit_softcapping"),
+        ({"extra": {"rope.scaling.factor": float("nan")}}, ModelFileError, "factor is nan: a positive number"),
+        ({"extra": {"rope.scaling.factor": -1.0}}, ModelFileError, "factor is -1.0: a positive number"),
+        ({"head_length": 24}, InvalidRequestError, "its heads have 24 elements"),
     ],
 )
 def test_models_with_unsupported_features_are_refused_by_the_onnx_export(
@@ -342,12 +351,12 @@ def test_models_with_unsupported_features_are_refused_by_the_onnx_export(
 
 def test_a_missing_tensor_or_a_wrong_shape_is_refused_by_the_onnx_export(tmp_path: Path) -> None:
     header = read_header(write_tiny_model(tmp_path / "a.gguf"))
-    shape = describe_model(header)
     without = replace(header, tensors=tuple(t for t in header.tensors if t.name != "blk.1.ffn_up.weight"))
-    with pytest.raises(ModelFileError, match=r"no tensor blk\.1\.ffn_up"):
-        plan_tables(without, shape, "keep", None)
-    with pytest.raises(ModelFileError, match=r"ffn_gate\.weight has the shape"):
-        plan_tables(header, replace(shape, feed_forward_length=97), "keep", None)
+    with pytest.raises(ModelFileError, match=r"tensor blk\.1\.ffn_up\.weight is missing"):
+        describe_model(without)
+    longer = replace(header, metadata={**header.metadata, "llama.feed_forward_length": 97})
+    with pytest.raises(ModelFileError, match=r"ffn_gate\.weight has shape"):
+        describe_model(longer)
 
 
 def test_an_unknown_onnx_quantisation_is_refused(tmp_path: Path) -> None:
@@ -360,33 +369,23 @@ def test_an_unknown_onnx_quantisation_is_refused(tmp_path: Path) -> None:
 
 
 def test_rope_tables_hold_cosines_and_sines_of_the_angles() -> None:
-    cosines, sines = rope_tables(Rope(base=100.0), np.array([0, 1, 7]), 4, None)
+    cosines, sines = rope_tables(Rope(base=100.0), np.array([0, 1, 7]), 4)
     assert cosines.dtype == sines.dtype == np.float32
     np.testing.assert_allclose(cosines, np.cos([[0, 0], [1, 0.1], [7, 0.7]]), rtol=1e-6)
     np.testing.assert_allclose(sines, np.sin([[0, 0], [1, 0.1], [7, 0.7]]), rtol=1e-6)
-    halved, _ = rope_tables(Rope(base=100.0, scale=0.5), np.array([2, 14]), 4, None)
+    halved, _ = rope_tables(Rope(base=100.0, scale=2.0), np.array([2, 14]), 4)
     np.testing.assert_allclose(halved, cosines[1:], rtol=1e-6)
     factors = np.array([1, 2], dtype=np.float32)
-    divided, _ = rope_tables(Rope(base=100.0, factored=True), np.array([7]), 4, factors)
+    divided, _ = rope_tables(Rope(base=100.0), np.array([7]), 4, factors)
     np.testing.assert_allclose(divided, np.cos([[7, 0.35]]), rtol=1e-6)
-    ignored, _ = rope_tables(Rope(base=100.0), np.array([7]), 4, factors)
-    np.testing.assert_allclose(ignored, cosines[2:], rtol=1e-6)
+    larger = rope_tables(Rope(base=100.0), np.array([0, 1, 7]), 4, magnitude=1.5)
+    np.testing.assert_allclose(larger, 1.5 * np.array([cosines, sines]), rtol=1e-6)
 
 
 def test_gemma_has_a_window_in_the_layers_of_its_pattern(tmp_path: Path) -> None:
-    header = read_header(write_tiny_model(tmp_path / "a.gguf", "gemma3", layers=6))
-    blocks = describe_model(header).blocks
-    assert [block.window for block in blocks] == [WINDOW, WINDOW, None] * 2
-    assert [block.rope.base for block in blocks] == [10000.0, 10000.0, 20000.0] * 2
-    key = "gemma3.attention.sliding_window_pattern"
-    by_default = {name: value for name, value in header.metadata.items() if name != key}
-    assert [block.window for block in describe_model(replace(header, metadata=by_default)).blocks] == [WINDOW] * 5 + [
-        None
-    ]
-    listed = {**header.metadata, key: (True, False) * 3}
-    assert [block.window for block in describe_model(replace(header, metadata=listed)).blocks] == [WINDOW, None] * 3
-    with pytest.raises(ModelFileError, match="pattern"):
-        describe_model(replace(header, metadata={**header.metadata, key: (True, False)}))
+    shape = describe_model(read_header(write_tiny_model(tmp_path / "a.gguf", "gemma3", layers=6)))
+    assert [layer.window for layer in shape.layers] == [WINDOW, WINDOW, 0] * 2
+    assert [shape.ropes[layer.rope].base for layer in shape.layers] == [10000.0, 10000.0, 20000.0] * 2
 
 
 def test_only_small_constants_are_stored_inside_the_graph(tmp_path: Path) -> None:

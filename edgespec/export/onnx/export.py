@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.architectures.shape import Rope, Shape
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
 from edgespec.export.gguf.parts import Part, Rows, Span, check_kept, open_source, read_part, tokenizer_parts
-from edgespec.export.onnx.architectures import ModelShape, describe_model, rope_tables
+from edgespec.export.onnx.model import describe_model, rope_tables
 from edgespec.export.onnx.tables import RopeTable, Table, TablePlan, plan_tables
 from edgespec.export.onnx.weights import float_rows, pack_rows
 from edgespec.export.packages import require
@@ -88,7 +88,8 @@ def export_onnx(
     header = read_header(source)
     shape = describe_model(header)
     ids = None if kept is None else check_kept(np.asarray(kept), header.vocabulary_size)
-    plan = plan_tables(header, _limited(shape, static_cache), quant, ids)
+    shape = _limited(shape, static_cache)
+    plan = plan_tables(header, shape, quant, ids)
     graph: bytes = build_graph(shape, plan).SerializeToString()
     tokenizer = tokenizer_parts(header)
     if source.resolve().is_relative_to(folder.resolve()):
@@ -116,15 +117,15 @@ def export_onnx(
             "source": {"name": name, "sha256": sha256, "bytes": header.file_bytes},
             "edgespec": metadata.version("edgespec"),
             "architecture": header.architecture,
-            "vocabulary_size": shape.vocabulary_size,
+            "vocabulary_size": shape.rows,
             "kept": None if ids is None else len(ids),
             "quant": quant,
-            "context_length": shape.context_length,
-            "block_count": len(shape.blocks),
-            "embedding_length": shape.embedding_length,
-            "head_count": shape.head_count,
-            "head_count_kv": shape.head_count_kv,
-            "key_length": shape.head_length,
+            "context_length": header.context_length,
+            "block_count": shape.sizes.layers,
+            "embedding_length": shape.sizes.width,
+            "head_count": shape.sizes.heads,
+            "head_count_kv": shape.sizes.kv_heads,
+            "key_length": shape.sizes.head,
             "kv_type": "f32",
             "cache": SHARED if static_cache is None else ROWS,
             "static_cache": static_cache,
@@ -141,20 +142,19 @@ def export_onnx(
     return manifest
 
 
-def _limited(shape: ModelShape, static_cache: int | None) -> ModelShape:
-    """The shape with the context limited to the length of a fixed cache. Raises InvalidRequestError."""
-    if static_cache is None:
-        return shape
-    check_static_cache(static_cache, shape.context_length)
-    return replace(shape, context_length=static_cache)
+def _limited(shape: Shape, static_cache: int | None) -> Shape:
+    """The shape for the context of the graph: that of a fixed cache, if any. Raises InvalidRequestError."""
+    if static_cache is not None:
+        check_static_cache(static_cache, shape.sizes.context)
+    return shape.in_context(static_cache or shape.sizes.context)
 
 
-def _window(shape: ModelShape) -> int | None:
+def _window(shape: Shape) -> int | None:
     """The sliding window in tokens, which is the same for all layers with a window."""
-    return next((block.window for block in shape.blocks if block.window is not None), None)
+    return next((layer.window for layer in shape.layers if layer.window), None)
 
 
-def _graph_builder(static_cache: int | None) -> Callable[[ModelShape, TablePlan], Any]:
+def _graph_builder(static_cache: int | None) -> Callable[[Shape, TablePlan], Any]:
     require("onnx", "exporting to ONNX")
     from edgespec.export.onnx.graph import build_graph
     from edgespec.export.onnx.static_graph import build_static_graph
@@ -280,14 +280,14 @@ def _converted(
 
 def _write_constants(
     reader: _Reader,
-    shape: ModelShape,
+    shape: Shape,
     plan: TablePlan,
     ids: npt.NDArray[np.int32] | None,
     out: _Output,
     told: _Told,
 ) -> None:
-    factors = _rope_factors(reader)
     for table in plan.ropes.values():
+        factors = _rope_factors(reader, table.rope)
         for which, stored in enumerate((table.cosines, table.sines)):
             out.pad_to(stored.offset)
             for rows in _rope_rows(shape, table, factors, which):
@@ -303,19 +303,19 @@ def _write_constants(
 
 
 def _rope_rows(
-    shape: ModelShape, table: RopeTable, factors: npt.NDArray[np.float32] | None, which: int
+    shape: Shape, table: RopeTable, factors: npt.NDArray[np.float32] | None, which: int
 ) -> Iterator[npt.NDArray[np.float32]]:
     """The rows of the table of cosines (``which`` 0) or sines (1), in pieces."""
     positions, half = table.cosines.shape
     at_once = max(1, _CHUNK_WEIGHTS // half)
     for first in range(0, positions, at_once):
         some = np.arange(first, min(first + at_once, positions))
-        yield rope_tables(table.rope, some, shape.head_length, factors)[which]
+        yield rope_tables(table.rope, some, shape.rope_length, factors, magnitude=shape.rope_magnitude)[which]
 
 
-def _rope_factors(reader: _Reader) -> npt.NDArray[np.float32] | None:
+def _rope_factors(reader: _Reader, rope: Rope) -> npt.NDArray[np.float32] | None:
     for tensor in reader.header.tensors:
-        if tensor.name == "rope_freqs.weight":
+        if tensor.name == rope.factors:
             factors: npt.NDArray[np.float32] = float_rows(next(reader.rows(tensor, None)), tensor.type_name)[0]
             return factors
     return None

@@ -16,7 +16,6 @@ al., 2023), SkipSimplifiedLayerNormalization (RMSNorm, Zhang and Sennrich, 2019)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.export.onnx.architectures import Block, ModelShape
+from edgespec.architectures.shape import Layer, Shape
 from edgespec.export.onnx.tables import Stored, Table, TablePlan
 from edgespec.export.onnx.weights import BLOCK
 from edgespec.files.onnx.artefact import DATA_NAME
@@ -47,7 +46,7 @@ _ELEMENTS = {
 TO_THE_END = np.iinfo(np.int64).max
 
 
-def build_graph(shape: ModelShape, plan: TablePlan) -> Any:
+def build_graph(shape: Shape, plan: TablePlan) -> Any:
     """The model as an ``onnx.ModelProto``; all tables are external data in ``model.onnx.data``."""
     return GraphBuilder(shape, plan).build()
 
@@ -55,7 +54,7 @@ def build_graph(shape: ModelShape, plan: TablePlan) -> Any:
 class GraphBuilder:
     """Builder of the graph above. ``static_graph.py`` overrides how the graph takes and returns its cache."""
 
-    def __init__(self, shape: ModelShape, plan: TablePlan) -> None:
+    def __init__(self, shape: Shape, plan: TablePlan) -> None:
         self._shape, self._plan = shape, plan
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}
@@ -75,7 +74,7 @@ class GraphBuilder:
     def _interface(self) -> tuple[list[Any], list[Any]]:
         """Inputs and outputs, without ``kept_ids`` of a trimmed head."""
         shape = self._shape
-        cache = (1, shape.head_count_kv, "capacity", shape.head_length)
+        cache = (1, shape.sizes.kv_heads, "capacity", shape.sizes.head)
         inputs = [
             helper.make_tensor_value_info("input_ids", TensorProto.INT64, (1, "tokens")),
             helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, (1,)),
@@ -83,7 +82,7 @@ class GraphBuilder:
             helper.make_tensor_value_info("first_row", TensorProto.INT64, (1,)),
         ]
         outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, (1, "rows", self._plan.head.rows))]
-        for layer in range(len(shape.blocks)):
+        for layer in range(len(shape.layers)):
             for part in ("key", "value"):
                 past, present = f"past_key_values.{layer}.{part}", f"present.{layer}.{part}"
                 inputs.append(helper.make_tensor_value_info(past, TensorProto.FLOAT, cache))
@@ -93,41 +92,48 @@ class GraphBuilder:
     # ------------------------------------------------------------------------------------------ the model
 
     def _compute(self) -> None:
-        post_norms, blocks = self._shape.architecture.post_norms, self._shape.blocks
+        layers = self._shape.layers
         residual = self._embedding()
         normed = self._norm(residual, "blk.0.attn_norm")
-        for layer, block in enumerate(blocks):
-            name = f"blk.{layer}"
-            attended = self._attention(layer, block, normed)
-            if post_norms:
-                attended = self._norm(attended, f"{name}.post_attention_norm")
+        for number, layer in enumerate(layers):
+            name = f"blk.{number}"
+            attended = self._ended(self._attention(number, layer, normed), layer, f"{name}.post_attention_norm")
             normed, residual = self._add_and_norm(attended, residual, f"{name}.ffn_norm")
-            fed = self._feed_forward(name, normed)
-            if post_norms:
-                fed = self._norm(fed, f"{name}.post_ffw_norm")
-            if layer < len(blocks) - 1:
-                normed, residual = self._add_and_norm(fed, residual, f"blk.{layer + 1}.attn_norm")
+            fed = self._ended(self._feed_forward(name, normed), layer, f"{name}.post_ffw_norm")
+            if number < len(layers) - 1:
+                normed, residual = self._add_and_norm(fed, residual, f"blk.{number + 1}.attn_norm")
             else:
                 normed, _ = self._add_and_norm(self._last_rows(fed), self._last_rows(residual), "output_norm")
-        self._matrix(normed, self._plan.head, "logits")
+        logits, scale = self._plan.head, self._shape.logit_scale
+        if scale == 1.0:
+            self._matrix(normed, logits, "logits")
+        else:
+            self._scaled(self._matrix(normed, logits), scale, "logits")
+
+    def _ended(self, values: str, layer: Layer, norm: str) -> str:
+        """What half of a layer adds: its output, normalised if the layer has that norm, and scaled."""
+        if norm.rpartition(".")[2] in layer.parts:
+            values = self._norm(values, norm)
+        return self._scaled(values, self._shape.residual_scale, f"{values}.scaled")
+
+    def _scaled(self, values: str, scale: float, out: str) -> str:
+        return values if scale == 1.0 else self._add("Mul", [values, self._number(scale)], out)
 
     def _embedding(self) -> str:
         """The tokens' embeddings as float32 (1, S, embedding length); only the needed rows of blocks are unpacked."""
-        table, width = self._plan.tables["embedding"], self._shape.embedding_length
+        table, width = self._plan.tables["embedding"], self._shape.sizes.width
         rows = self._add("Gather", [self._external(table.values), "input_ids"], "embedding.rows", axis=0)
         if table.bits is None:
             values = self._as_float(rows, table.values)
         else:
             values = self._unpacked(rows, table)
             values = self._add("Reshape", [values, self._integers((0, 0, width))], "embedding.values")
-        if not self._shape.architecture.scaled_embedding:
-            return values
-        return self._add("Mul", [values, self._number(math.sqrt(width))], "embedding.scaled")
+        return self._scaled(values, self._shape.embedding_scale, "embedding.scaled")
 
     def _unpacked(self, rows: str, table: Table) -> str:
         assert table.bits is not None
         assert table.scales is not None
-        blocks = self._shape.embedding_length // BLOCK
+        blocks = self._shape.sizes.width // BLOCK
         if table.bits == 4:
             behind = self._integers((-1,))
             halves = [
@@ -144,31 +150,31 @@ class GraphBuilder:
         scales = self._add("Gather", [by_row, "input_ids"], "embedding.scales_of_rows", axis=0)
         return self._add("Mul", [centred, self._as_float(scales, table.scales)], "embedding.blocks")
 
-    def _attention(self, layer: int, block: Block, normed: str) -> str:
-        shape, name = self._shape, f"blk.{layer}"
+    def _attention(self, number: int, layer: Layer, normed: str) -> str:
+        shape, name = self._shape, f"blk.{number}"
         qkv = self._projected(name, normed)
         if len(qkv) == 1:
             qkv = [*qkv, "", ""]
-        rope = self._plan.ropes[block.rope]
+        rope = self._plan.ropes[shape.ropes[layer.rope]]
         inputs = [
             *qkv,
-            f"past_key_values.{layer}.key",
-            f"past_key_values.{layer}.value",
+            f"past_key_values.{number}.key",
+            f"past_key_values.{number}.value",
             "seqlens_k",
             "total_sequence_length",
             self._external(rope.cosines),
             self._external(rope.sines),
         ]
-        outputs = [f"{name}.attended", f"present.{layer}.key", f"present.{layer}.value"]
+        outputs = [f"{name}.attended", f"present.{number}.key", f"present.{number}.value"]
         attributes: dict[str, Any] = {
-            "num_heads": shape.head_count,
-            "kv_num_heads": shape.head_count_kv,
+            "num_heads": shape.sizes.heads,
+            "kv_num_heads": shape.sizes.kv_heads,
             "scale": shape.score_scale,
             "do_rotary": 1,
-            "rotary_interleaved": int(shape.architecture.interleaved),
+            "rotary_interleaved": int(shape.architecture.neighbours),
         }
-        if block.window is not None:
-            attributes["local_window_size"] = block.window
+        if layer.window:
+            attributes["local_window_size"] = layer.window
         self._node("GroupQueryAttention", inputs, outputs, _CONTRIB, attributes)
         return self._matrix(outputs[0], self._plan.tables[f"{name}.attn_output"])
 
@@ -180,13 +186,13 @@ class GraphBuilder:
         query, key, value = (
             self._matrix(normed, self._plan.tables[f"{name}.{part}"]) for part in ("attn_q", "attn_k", "attn_v")
         )
-        if self._shape.architecture.head_norms:
-            query = self._head_norm(query, f"{name}.attn_q_norm", self._shape.head_count)
-            key = self._head_norm(key, f"{name}.attn_k_norm", self._shape.head_count_kv)
+        if f"{name}.attn_q_norm" in self._plan.tables:
+            query = self._head_norm(query, f"{name}.attn_q_norm", self._shape.sizes.heads)
+            key = self._head_norm(key, f"{name}.attn_k_norm", self._shape.sizes.kv_heads)
         return [query, key, value]
 
     def _head_norm(self, values: str, table: str, heads: int) -> str:
-        length = self._shape.head_length
+        length = self._shape.sizes.head
         split = self._add("Reshape", [values, self._integers((0, 0, heads, length))], f"{table}.heads")
         normed = self._norm(split, table)
         return self._add("Reshape", [normed, self._integers((0, 0, heads * length))], f"{table}.joined")
@@ -209,14 +215,14 @@ class GraphBuilder:
     def _norm(self, values: str, table: str) -> str:
         weights = self._external(self._plan.tables[table].values)
         # ONNX Runtime has this operator in ONNX's default domain.
-        attributes = {"axis": -1, "epsilon": self._shape.epsilon, "stash_type": 1}
+        attributes = {"axis": -1, "epsilon": self._shape.norm_epsilon, "stash_type": 1}
         return self._add("SimplifiedLayerNormalization", [values, weights], f"{table}.out", **attributes)
 
     def _add_and_norm(self, values: str, residual: str, table: str) -> tuple[str, str]:
         """The sum of ``values`` and ``residual``, (normalised, plain)."""
         weights = self._external(self._plan.tables[table].values)
         outputs = [f"{table}.out", "", "", f"{table}.sum"]
-        attributes = {"epsilon": self._shape.epsilon}
+        attributes = {"epsilon": self._shape.norm_epsilon}
         self._node("SkipSimplifiedLayerNormalization", [values, residual, weights], outputs, _CONTRIB, attributes)
         return outputs[0], outputs[3]
 

@@ -23,18 +23,18 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
-from edgespec.export.onnx.architectures import Block, ModelShape, Rope
+from edgespec.architectures.shape import Layer, Rope, Shape
 from edgespec.export.onnx.graph import TO_THE_END, GraphBuilder
 from edgespec.export.onnx.tables import TablePlan
 
 
-def build_static_graph(shape: ModelShape, plan: TablePlan, *, capacity: int) -> Any:
+def build_static_graph(shape: Shape, plan: TablePlan, *, capacity: int) -> Any:
     """The model with a cache of ``capacity`` tokens as an ``onnx.ModelProto``; all tables are external data."""
     return _StaticBuilder(shape, plan, capacity).build()
 
 
 class _StaticBuilder(GraphBuilder):
-    def __init__(self, shape: ModelShape, plan: TablePlan, capacity: int) -> None:
+    def __init__(self, shape: Shape, plan: TablePlan, capacity: int) -> None:
         super().__init__(shape, plan)
         self._capacity = capacity
         self._rotations: dict[Rope, tuple[str, str]] = {}
@@ -42,77 +42,78 @@ class _StaticBuilder(GraphBuilder):
 
     def _interface(self) -> tuple[list[Any], list[Any]]:
         shape, rows = self._shape, self._plan.head.rows
-        cache = (1, shape.head_count_kv, self._capacity, shape.head_length)
-        new = (1, shape.head_count_kv, "tokens", shape.head_length)
+        cache = (1, shape.sizes.kv_heads, self._capacity, shape.sizes.head)
+        new = (1, shape.sizes.kv_heads, "tokens", shape.sizes.head)
         inputs = [
             helper.make_tensor_value_info("input_ids", TensorProto.INT64, (1, "tokens")),
             helper.make_tensor_value_info("position_ids", TensorProto.INT64, (1, "tokens")),
             helper.make_tensor_value_info("scored_row", TensorProto.INT64, (1,)),
         ]
-        for kind in _mask_kinds(shape.blocks):
+        for kind in _mask_kinds(shape.layers):
             for part, count in zip(("past", "new"), (self._capacity, "tokens"), strict=True):
                 length = (1, 1, "tokens", count)
                 inputs.append(helper.make_tensor_value_info(f"{part}_{kind}", TensorProto.FLOAT, length))
         outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, (1, 1, rows))]
-        for layer in range(len(shape.blocks)):
+        for layer in range(len(shape.layers)):
             for part in ("key", "value"):
                 past = f"past_key_values.{layer}.{part}"
                 inputs.append(helper.make_tensor_value_info(past, TensorProto.FLOAT, cache))
                 outputs.append(helper.make_tensor_value_info(f"new.{layer}.{part}", TensorProto.FLOAT, new))
         return inputs, outputs
 
-    def _attention(self, layer: int, block: Block, normed: str) -> str:
-        shape, name = self._shape, f"blk.{layer}"
+    def _attention(self, number: int, layer: Layer, normed: str) -> str:
+        shape, sizes, name = self._shape, self._shape.sizes, f"blk.{number}"
+        rope = shape.ropes[layer.rope]
         query, key, value = self._split_heads(name, self._projected(name, normed))
-        query = self._rotated(query, block.rope, f"{name}.query")
-        key = self._rotated(key, block.rope, f"{name}.key")
-        new_key = self._add("Transpose", [key], f"new.{layer}.key", perm=(0, 2, 1, 3))
-        new_value = self._add("Transpose", [value], f"new.{layer}.value", perm=(0, 2, 1, 3))
+        query = self._rotated(query, rope, f"{name}.query")
+        key = self._rotated(key, rope, f"{name}.key")
+        new_key = self._add("Transpose", [key], f"new.{number}.key", perm=(0, 2, 1, 3))
+        new_value = self._add("Transpose", [value], f"new.{number}.value", perm=(0, 2, 1, 3))
         # Stack the queries that share a key-value head: (1, key-value heads, queries per head * W, ...).
         query = self._add("Mul", [query, self._number(shape.score_scale)], f"{name}.scaled")
         query = self._add("Transpose", [query], f"{name}.by_head", perm=(0, 2, 1, 3))
-        together = self._integers((1, shape.head_count_kv, -1, shape.head_length))
+        together = self._integers((1, sizes.kv_heads, -1, sizes.head))
         query = self._add("Reshape", [query, together], f"{name}.queries")
-        kind = _mask_kind(block)
+        kind = _mask_kind(layer)
         scores = [
             self._scores(query, keys, f"{part}_{kind}", f"{name}.{part}")
-            for part, keys in (("past", f"past_key_values.{layer}.key"), ("new", new_key))
+            for part, keys in (("past", f"past_key_values.{number}.key"), ("new", new_key))
         ]
         both = self._add("Concat", scores, f"{name}.scores", axis=3)
         shares = self._add("Softmax", [both], f"{name}.shares", axis=-1)
         past_shares = self._columns(shares, 0, self._capacity, f"{name}.past_shares")
         new_shares = self._columns(shares, self._capacity, TO_THE_END, f"{name}.new_shares")
-        past = self._add("MatMul", [past_shares, f"past_key_values.{layer}.value"], f"{name}.past_seen")
+        past = self._add("MatMul", [past_shares, f"past_key_values.{number}.value"], f"{name}.past_seen")
         new = self._add("MatMul", [new_shares, new_value], f"{name}.new_seen")
         attended = self._add("Add", [past, new], f"{name}.seen")
-        apart = self._integers((1, shape.head_count, -1, shape.head_length))
+        apart = self._integers((1, sizes.heads, -1, sizes.head))
         attended = self._add("Reshape", [attended, apart], f"{name}.heads")
         attended = self._add("Transpose", [attended], f"{name}.by_token", perm=(0, 2, 1, 3))
-        joined = self._integers((0, 0, shape.head_count * shape.head_length))
+        joined = self._integers((0, 0, sizes.queries))
         attended = self._add("Reshape", [attended, joined], f"{name}.attended")
         return self._matrix(attended, self._plan.tables[f"{name}.attn_output"])
 
     def _split_heads(self, name: str, projected: Sequence[str]) -> list[str]:
         """Queries, keys and values, each (1, W, heads, head length)."""
-        shape = self._shape
-        counts = (shape.head_count, shape.head_count_kv, shape.head_count_kv)
+        sizes = self._shape.sizes
+        counts = (sizes.heads, sizes.kv_heads, sizes.kv_heads)
         if len(projected) == 1:
-            sizes = self._integers(tuple(count * shape.head_length for count in counts))
+            lengths = self._integers((sizes.queries, sizes.keys, sizes.keys))
             outputs = [f"{name}.{part}.flat" for part in ("query", "key", "value")]
-            self._node("Split", [projected[0], sizes], outputs, "", {"axis": 2})
+            self._node("Split", [projected[0], lengths], outputs, "", {"axis": 2})
             projected = outputs
         return [
-            self._add("Reshape", [values, self._integers((0, 0, count, shape.head_length))], f"{values}.heads")
+            self._add("Reshape", [values, self._integers((0, 0, count, sizes.head))], f"{values}.heads")
             for values, count in zip(projected, counts, strict=True)
         ]
 
     def _rotated(self, values: str, rope: Rope, name: str) -> str:
         """values (1, W, heads, head length), rotated by the positions; all left elements of pairs come first."""
         cosines, sines = self._rotation(rope)
-        if self._shape.architecture.interleaved:
+        if self._shape.architecture.neighbours:
             left, right = (self._columns(values, start, TO_THE_END, f"{name}.{start}", 2) for start in (0, 1))
         else:
-            half = self._shape.head_length // 2
+            half = self._shape.sizes.head // 2
             left = self._columns(values, 0, half, f"{name}.0")
             right = self._columns(values, half, TO_THE_END, f"{name}.1")
         products = {
@@ -146,7 +147,7 @@ class _StaticBuilder(GraphBuilder):
 
     def _mask(self, name: str) -> str:
         """The mask, repeated for all queries that share a head: (1, 1, queries per head * W, ...)."""
-        sharing = self._shape.head_count // self._shape.head_count_kv
+        sharing = self._shape.sizes.heads // self._shape.sizes.kv_heads
         if sharing == 1:
             return name
         if name not in self._masks:
@@ -162,9 +163,9 @@ class _StaticBuilder(GraphBuilder):
         return self._add("Gather", [values, "scored_row"], f"{values}.scored", axis=1)
 
 
-def _mask_kind(block: Block) -> str:
-    return "mask" if block.window is None else "window_mask"
+def _mask_kind(layer: Layer) -> str:
+    return "window_mask" if layer.window else "mask"
 
 
-def _mask_kinds(blocks: Sequence[Block]) -> list[str]:
-    return ["mask"] if all(block.window is None for block in blocks) else ["mask", "window_mask"]
+def _mask_kinds(layers: Sequence[Layer]) -> list[str]:
+    return ["mask", "window_mask"] if any(layer.window for layer in layers) else ["mask"]

@@ -16,8 +16,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.onnx.architectures import ModelShape, Rope
+from edgespec.architectures.shape import EMBEDDING, HEAD, OUTPUT_NORM, Layer, Part, Rope, Shape
+from edgespec.errors import InvalidRequestError
 from edgespec.export.onnx.weights import BLOCK, PLAIN_TYPES, can_read, exact_bits
 from edgespec.files.gguf.records import GGML_TYPES, GgufHeader, TensorInfo
 
@@ -37,6 +37,8 @@ _ELEMENT_BYTES: Mapping[str, int] = MappingProxyType(
 _PLAIN_ELEMENTS: Mapping[str, Element] = MappingProxyType({"F32": "float32", "F16": "float16", "BF16": "bfloat16"})
 
 Ids: TypeAlias = npt.NDArray[np.int32]
+
+_INPUTS = ("attn_q", "attn_k", "attn_v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +117,11 @@ def _text(tensor: TensorInfo, table: Table) -> str:
     return f"{tensor.type_name} {how} {table.bits}-bit"
 
 
-def plan_tables(header: GgufHeader, shape: ModelShape, quant: str, kept: Ids | None) -> TablePlan:
+def plan_tables(header: GgufHeader, shape: Shape, quant: str, kept: Ids | None) -> TablePlan:
     """Plan the tables of the model of ``header`` at ``quant``; the head has the rows ``kept`` (None: all).
 
-    Raises InvalidRequestError for an unknown quantisation or a tensor that the graph does not use, and
-    ModelFileError for a missing tensor or a wrong shape.
+    ``shape`` was read from the same header. Raises InvalidRequestError for an unknown quantisation or a tensor of a
+    type that cannot be read.
     """
     if quant not in QUANTS:
         raise InvalidRequestError(f"unknown quantisation {quant!r}", hint=f"for ONNX one of {', '.join(QUANTS)}")
@@ -127,93 +129,75 @@ def plan_tables(header: GgufHeader, shape: ModelShape, quant: str, kept: Ids | N
 
 
 class _Planner:
-    def __init__(self, header: GgufHeader, shape: ModelShape, quant: str, kept: Ids | None) -> None:
+    def __init__(self, header: GgufHeader, shape: Shape, quant: str, kept: Ids | None) -> None:
         self._header, self._shape, self._quant, self._kept = header, shape, quant, kept
-        self._left = {tensor.name: tensor for tensor in header.tensors}
+        self._tensors = {tensor.name: tensor for tensor in header.tensors}
         self._tables: dict[str, Table] = {}
 
     def plan(self) -> TablePlan:
-        shape, width = self._shape, self._shape.embedding_length
         self._embedding_and_head()
-        queries, pairs = shape.head_count * shape.head_length, shape.head_count_kv * shape.head_length
-        for layer in range(len(shape.blocks)):
-            block = f"blk.{layer}"
-            self._vector(f"{block}.attn_norm", width)
-            self._attention_inputs(block, queries, pairs)
-            if shape.architecture.head_norms:
-                self._vector(f"{block}.attn_q_norm", shape.head_length)
-                self._vector(f"{block}.attn_k_norm", shape.head_length)
-            self._matrices(f"{block}.attn_output", ["attn_output"], [width], queries)
-            if shape.architecture.post_norms:
-                self._vector(f"{block}.post_attention_norm", width)
-                self._vector(f"{block}.post_ffw_norm", width)
-            self._vector(f"{block}.ffn_norm", width)
-            for name in ("ffn_gate", "ffn_up"):
-                self._matrices(f"{block}.{name}", [name], [shape.feed_forward_length], width)
-            self._matrices(f"{block}.ffn_down", ["ffn_down"], [width], shape.feed_forward_length)
-        self._vector("output_norm", width)
-        self._rope_factors()
-        for name in self._left:
-            raise InvalidRequestError(
-                f"{self._header.path.name} has a tensor {name}, which the ONNX export does not support",
-                hint="export it with `--to gguf`",
-            )
+        for number, layer in enumerate(self._shape.layers):
+            self._layer(f"blk.{number}", layer)
+        self._vector("output_norm", OUTPUT_NORM, self._shape.sizes.width)
+        for rope in self._shape.ropes:
+            if rope.factors is not None:
+                self._take(rope.factors)
         return self._placed()
 
     # ---------------------------------------------------------------------------------------- tables
 
     def _embedding_and_head(self) -> None:
-        shape = self._shape
-        size = (shape.embedding_length, shape.vocabulary_size)
-        embedding = self._take("token_embd.weight", size)
-        tied = "output.weight" not in self._left
-        head = embedding if tied else self._take("output.weight", size)
+        tied, width, count = self._shape.tied, self._shape.sizes.width, self._shape.rows
+        embedding = self._take(EMBEDDING)
+        head = embedding if tied else self._take(HEAD)
         head_bits = self._bits(head, is_head=True)
         # A tied table is also the head, so it gets no fewer bits than a head.
         bits = head_bits if tied else self._bits(embedding, is_head=False)
         if bits is None:  # only plain types: all other types have blocks of at least 32
             element = _PLAIN_ELEMENTS[embedding.type_name]
-            values = Stored(name="embedding.weight", element=element, shape=(size[1], size[0]))
+            values = Stored(name="embedding.weight", element=element, shape=(count, width))
             self._add(Table(name="embedding", role="embedding", tensors=(embedding,), values=values))
             shared = tied and element == "float32"
         else:
             shared = tied and self._kept is None
             # Scales are float16 in the source; only MatMulNBits needs them as float32.
             scales: Element = "float32" if shared else "float16"
-            self._add(self._packed("embedding", "embedding", (embedding,), size[1], size[0], bits, scales))
+            self._add(self._packed("embedding", "embedding", (embedding,), count, width, bits, scales))
         if not (shared and self._kept is None):
-            rows = size[1] if self._kept is None else len(self._kept)
-            self._add(replace(self._table("head", "head", (head,), rows, size[0], head_bits), ids=self._kept))
+            rows = count if self._kept is None else len(self._kept)
+            self._add(replace(self._table("head", "head", (head,), rows, width, head_bits), ids=self._kept))
 
-    def _attention_inputs(self, block: str, queries: int, pairs: int) -> None:
-        """q, k and v as one matrix if their formats agree: two operators fewer."""
-        names, rows = ["attn_q", "attn_k", "attn_v"], [queries, pairs, pairs]
-        found = [self._left.get(f"{block}.{name}.weight") for name in names]
-        forms = {None if each is None else (self._bits(each, is_head=False),) for each in found}
-        biases = {f"{block}.{name}.bias" in self._left for name in names}
-        if not self._shape.architecture.head_norms and None not in forms and len(forms) == len(biases) == 1:
-            self._matrices(f"{block}.attn_qkv", names, rows, self._shape.embedding_length)
-            return
-        for name, count in zip(names, rows, strict=True):
-            self._matrices(f"{block}.{name}", [name], [count], self._shape.embedding_length)
+    def _layer(self, block: str, layer: Layer) -> None:
+        joined = {} if self._inputs_differ(layer) else dict.fromkeys(_INPUTS, "attn_qkv")
+        together: dict[str, list[Part]] = {}
+        for role, part in layer.parts.items():
+            together.setdefault(joined.get(role, role), []).append(part)
+        for name, parts in together.items():
+            if parts[0].columns is None:
+                self._vector(f"{block}.{name}", parts[0].tensor, parts[0].rows)
+            else:
+                self._matrices(f"{block}.{name}", name, parts)
 
-    def _matrices(self, name: str, parts: list[str], rows: list[int], columns: int) -> None:
-        block, _, role = name.rpartition(".")
-        tensors = tuple(
-            self._take(f"{block}.{part}.weight", (columns, count)) for part, count in zip(parts, rows, strict=True)
-        )
-        bits = self._bits(tensors[0], is_head=False)
-        self._add(self._table(name, role, tensors, sum(rows), columns, bits))
-        if f"{block}.{parts[0]}.bias" in self._left:
-            biases = [self._take(f"{block}.{part}.bias", (n,)) for part, n in zip(parts, rows, strict=True)]
-            self._add(self._plain(f"{name}.bias", "biases", tuple(biases), (sum(rows),)))
+    def _inputs_differ(self, layer: Layer) -> bool:
+        """Whether q, k and v cannot be one matrix, which would save two operators."""
+        parts = [layer.parts[role] for role in _INPUTS]
+        forms = {(self._bits(self._tensors[part.tensor], is_head=False), part.bias is None) for part in parts}
+        return len(forms) != 1 or "attn_q_norm" in layer.parts
 
-    def _vector(self, name: str, length: int) -> None:
-        self._add(self._plain(name, "norms", (self._take(f"{name}.weight", (length,)),), (length,)))
+    def _matrices(self, name: str, role: str, parts: list[Part]) -> None:
+        """One table of several parts with the same columns, one below the other."""
+        tensors = tuple(self._rows_of(part.tensor, part) for part in parts)
+        rows, columns = sum(part.rows for part in parts), tensors[0].shape[0]
+        self._add(self._table(name, role, tensors, rows, columns, self._bits(tensors[0], is_head=False)))
+        biases = tuple(self._rows_of(part.bias, part) for part in parts if part.bias is not None)
+        if biases:
+            self._add(self._plain(f"{name}.bias", "biases", biases, (rows,)))
 
-    def _rope_factors(self) -> None:
-        if any(block.rope.factored for block in self._shape.blocks):
-            self._take("rope_freqs.weight", (self._shape.head_length // 2,))
+    def _rows_of(self, tensor: str, part: Part) -> TensorInfo:
+        return self._take(tensor).some_rows(part.first, part.rows, part.height)
+
+    def _vector(self, name: str, tensor: str, length: int) -> None:
+        self._add(self._plain(name, "norms", (self._take(tensor),), (length,)))
 
     def _table(
         self, name: str, role: str, tensors: tuple[TensorInfo, ...], rows: int, columns: int, bits: int | None
@@ -260,16 +244,11 @@ class _Planner:
 
     # --------------------------------------------------------------------------------------- tensors
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        path = self._header.path
-        tensor = self._left.pop(name, None)
-        if tensor is None:
-            raise ModelFileError(path, f"it has no tensor {name}")
-        if tensor.shape != shape:
-            raise ModelFileError(path, f"tensor {name} has the shape {tensor.shape} instead of {shape}")
+    def _take(self, name: str) -> TensorInfo:
+        tensor = self._tensors[name]
         if not can_read(tensor.type_name):
             raise InvalidRequestError(
-                f"{path.name} stores {name} as {tensor.type_name}, which the ONNX export cannot read",
+                f"{self._header.path.name} stores {name} as {tensor.type_name}, which the ONNX export cannot read",
                 hint="export it with `--to gguf`",
             )
         return tensor
@@ -294,9 +273,9 @@ class _Planner:
             scales = None if table.scales is None else place(table.scales)
             tables[name] = replace(table, values=values, scales=scales)
         # One position more than the context: a forward of one row may run with an extra, discarded row.
-        size = (self._shape.context_length + 1, self._shape.head_length // 2)
+        size = (self._shape.sizes.context + 1, self._shape.rope_length // 2)
         ropes = {}
-        for number, rope in enumerate(dict.fromkeys(block.rope for block in self._shape.blocks)):
+        for number, rope in enumerate(dict.fromkeys(self._shape.ropes[layer.rope] for layer in self._shape.layers)):
             cosines = place(Stored(name=f"rope.{number}.cosines", element="float32", shape=size))
             sines = place(Stored(name=f"rope.{number}.sines", element="float32", shape=size))
             ropes[rope] = RopeTable(rope=rope, cosines=cosines, sines=sines)

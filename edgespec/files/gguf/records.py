@@ -186,6 +186,19 @@ class TensorInfo:
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    def some_rows(self, first: int, count: int, height: int) -> TensorInfo:
+        """Rows ``first`` to ``first`` + ``count`` of its ``height``, as a tensor with the same name.
+
+        A row of a vector is one element.
+        """
+        row_bytes, columns = self.byte_count // height, self.elements // height
+        return replace(
+            self,
+            shape=(count,) if columns == 1 else (columns, count),
+            offset=self.offset + first * row_bytes,
+            byte_count=count * row_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
