@@ -214,6 +214,19 @@ class NumericClass:
     settings: Mapping[str, str | int | bool]
     widths: tuple[int, ...]
 
+    @staticmethod
+    def of(facts: ModelFacts, widths: tuple[int, ...]) -> NumericClass:
+        """The class of a model whose ``widths`` were found bit-equal."""
+        return NumericClass(
+            runtime=facts.runtime,
+            build=facts.build,
+            device=facts.device,
+            threads=facts.threads,
+            kv_type=facts.kv_type,
+            settings=dict(facts.settings),
+            widths=widths,
+        )
+
     def as_json(self) -> dict[str, Any]:
         return {
             "runtime": self.runtime,

@@ -7,22 +7,21 @@ reverse. Both compete with a GPU that holds as many layers of the target as fit,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.reasons import Reason
-from edgespec.placement.layer_split import Split, layer_bytes, layers_that_fit
+from edgespec.placement.layer_split import layer_bytes, layers_that_fit
 from edgespec.placement.memory import estimate_memory
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.placement.settings import processor_runtimes
 from edgespec.planning.choice.evaluation import memory_not_known
-from edgespec.planning.choice.options import DrafterOption, Rejected, TargetOption, placed_name
+from edgespec.planning.choice.options import Footprint, Rejected, placed_name
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.planning.choice.settled import Place
-from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.runtimes.runtime import Device, Runtime, Settings
 from edgespec.runtimes.table import RUNTIMES, runtime_of
 
@@ -33,29 +32,29 @@ Known = Callable[[ModelFacts], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A model on one device. ``layers`` is (on the device, total) if only some are on the device.
-
-    ``split`` are the bytes of weights and cache on the device and on the host, ``buffers_bytes`` those of working
-    buffers in the machine's memory, ``memory`` the device whose memory holds the device's part.
-    """
+    """A model on one device. ``buffers_bytes`` are those of working buffers in the machine's memory."""
 
     settings: Settings
     facts: ModelFacts
-    memory: str
-    split: Split
+    footprint: Footprint
     buffers_bytes: int
-    layers: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
         facts = self.facts
         runtime = f" ({facts.runtime})" if facts.device == HOST else ""  # the processor may have two runtimes
-        return f"{placed_name(facts.name, facts.device, self.layers)}{runtime}"
+        return f"{placed_name(facts.name, facts.device, self.footprint.layers)}{runtime}"
 
     @property
     def key(self) -> Place:
         """The key under which this placement is stored."""
-        return self.facts.runtime, self.facts.device, None if self.layers is None else self.layers[0]
+        layers = self.footprint.layers
+        return self.facts.runtime, self.facts.device, None if layers is None else layers[0]
+
+    @property
+    def memory(self) -> str:
+        """The device whose memory holds the device's part."""
+        return self.footprint.memory
 
     def is_of(self, settings: Settings) -> bool:
         """Whether ``settings`` put a model here."""
@@ -69,50 +68,10 @@ class Placement:
     @property
     def needed_bytes(self) -> Mapping[str, int]:
         """Bytes needed of each memory; working buffers are counted in both, as either may hold them."""
+        device_bytes, host_bytes = self.footprint.device_bytes, self.footprint.host_bytes + self.buffers_bytes
         if self.memory == HOST:
-            return {HOST: self.split.device_bytes + self.split.host_bytes + self.buffers_bytes}
-        return {
-            self.memory: self.split.device_bytes + HEADROOM_BYTES,
-            HOST: self.split.host_bytes + self.buffers_bytes,
-        }
-
-    def target_option(self, curve: Curve, depth_cap: int | None, *, eligible: bool = True) -> TargetOption:
-        """This placement of the target, with its measurements."""
-        facts, split = self.facts, self.split
-        return TargetOption(
-            model=facts.name,
-            runtime=facts.runtime,
-            device=facts.device,
-            curve=curve,
-            weights_bytes=split.device_weights + split.host_weights,
-            cache_bytes=split.device_cache + split.host_cache,
-            depth_cap_stable=depth_cap,
-            threads=facts.threads,
-            settings={**facts.settings, "kv_type": facts.kv_type},
-            memory=self.memory,
-            host_bytes=0 if self.memory == HOST else split.host_bytes,
-            layers=self.layers,
-            eligible=eligible,
-        )
-
-    def drafter_option(self, cost: DraftCost, rates: tuple[float, ...], *, eligible: bool = True) -> DrafterOption:
-        """This placement of the drafter, with its measurements."""
-        facts, split = self.facts, self.split
-        on_host = self.memory == HOST
-        return DrafterOption(
-            kind="model",
-            cost=cost,
-            acceptance=rates,
-            model=facts.name,
-            runtime=facts.runtime,
-            device=facts.device,
-            threads=facts.threads,
-            weights_bytes=split.device_weights + (split.host_weights if on_host else 0),
-            cache_bytes=split.device_cache + (split.host_cache if on_host else 0),
-            bytes_per_forward=facts.bytes_per_forward,
-            memory=self.memory,
-            eligible=eligible,
-        )
+            return {HOST: device_bytes + host_bytes}
+        return {self.memory: device_bytes + HEADROOM_BYTES, HOST: host_bytes}
 
     def not_measured(self, *, drafting: bool = False) -> Rejected:
         """The rejection of a placement that was not timed; times are not guessed."""
@@ -302,11 +261,16 @@ def _placement(prepare: Preparation, model: PreparedModel, device: Device | None
     bits = runtime_of(settings).cache_bits(settings)
     layers = layer_bytes(header, bits)
     split = layers.split(0 if settings.device == HOST else some, prepare.context_length)
+    memory = HOST if device is None else device.memory
+    host_bytes = split.host_bytes - model.spared_bytes
     return Placement(
         settings=settings,
         facts=model.facts,
-        memory=HOST if device is None else device.memory,
-        split=replace(split, host_weights=split.host_weights - model.spared_bytes),
+        footprint=Footprint(
+            memory=memory,
+            device_bytes=split.device_bytes + (host_bytes if memory == HOST else 0),
+            host_bytes=0 if memory == HOST else host_bytes,
+            layers=None if some is None else (some, layers.layers),
+        ),
         buffers_bytes=estimate_memory(header, prepare.context_length, bits).buffers_bytes,
-        layers=None if some is None else (some, layers.layers),
     )

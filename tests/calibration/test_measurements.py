@@ -16,26 +16,11 @@ from hypothesis import given, strategies as st
 
 from edgespec.calibration.measurement_store import SCHEMA_VERSION, Measurements
 from edgespec.calibration.timing import ModelTimes
-from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import ContextProbe, WidthProbe
+from tests.support.planning import model_facts
 
-FACTS = ModelFacts(
-    name="model",
-    sha256="sha256:ab",
-    architecture="llama",
-    runtime="llama",
-    build="0.3.36+abc",
-    device="cpu",
-    threads=4,
-    vocabulary_size=1000,
-    trained_context_length=2048,
-    weight_bytes=10**9,
-    bytes_per_forward=10**9,
-    kv_bytes_per_token=1000,
-    kv_type="q8_0",
-    settings={"flash_attention": True, "repack": True},
-)
+FACTS = model_facts("model", kv_type="q8_0", settings={"flash_attention": True, "repack": True})
 
 PROBE = WidthProbe(
     widths=(1, 2, 4),

@@ -22,11 +22,10 @@ from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.costs import Costs
 from tests.support.command_line import InProcess, command, environment
 from tests.support.pages import fenced, read_page
+from tests.support.planning import model_facts
 from tests.support.tiny_models import TinyModels
 
-NUMERIC_CLASS = NumericClass(
-    runtime="native", build="1", device="cpu", threads=2, kv_type="f16", settings={}, widths=(1, 2, 3)
-)
+TARGET = model_facts("qwen2.5-coder-1.5b", runtime="native", threads=2)
 SAMPLED = Sampling(temperature=0.7, seed=12)
 
 
@@ -39,9 +38,9 @@ def plan(
     return Plan(
         mode=mode,
         exactness=exactness,
-        numeric_class=NUMERIC_CLASS,
-        target=PlannedModel(model="qwen2.5-coder-1.5b", runtime="native", device="cpu", threads=2),
-        drafter=None if drafter is None else PlannedDrafter(kind="model", model=drafter),
+        numeric_class=NumericClass.of(TARGET, (1, 2, 3)),
+        target=PlannedModel(TARGET),
+        drafter=None if drafter is None else PlannedDrafter(kind="model", facts=model_facts(drafter)),
         depth_cap=7,
         context_length=4096,
         predicted_tokens_per_s=predicted,

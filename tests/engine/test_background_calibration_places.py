@@ -102,8 +102,8 @@ def test_a_full_calibration_times_every_place_with_room(
         "target on Vulkan0",
         "drafter on Vulkan0, drafting",
     ]
-    considered = {(c.target.device, c.drafter.device) for c in ranking.candidates if c.drafter is not None}
-    considered |= {(r.target.device, r.drafter.device) for r in ranking.rejected if r.target and r.drafter}
+    considered = {(c.target.facts.device, c.drafter.device) for c in ranking.candidates if c.drafter is not None}
+    considered |= {(r.target.facts.device, r.drafter.device) for r in ranking.rejected if r.target and r.drafter}
     assert {("cpu", "cpu"), ("cpu", "Vulkan1")} <= considered
 
 
@@ -140,12 +140,12 @@ def test_a_place_where_timing_fails_stays_unmeasured(engine: Engine, monkeypatch
     engine.calibrate(alternatives=True)
     unmeasured = [refusal.what for refusal in ranked(engine).rejected if refusal.verdict == NOT_MEASURED]
     assert unmeasured == ["target, 2 of 3 layers on Vulkan0", "target on Vulkan1"]
-    assert {candidate.target.device for candidate in ranked(engine).candidates} == {"cpu"}
+    assert {candidate.target.facts.device for candidate in ranked(engine).candidates} == {"cpu"}
 
 
 def test_a_device_found_faster_twice_runs_the_target_from_the_next_load_on(engine: Engine) -> None:
     engine.calibrate(alternatives=True)
-    place = next(place for place in engine.pair.pool.places.targets if place.layers is not None)
+    place = next(place for place in engine.pair.pool.places.targets if place.footprint.layers is not None)
     times = engine.measurements.store.load_times(place.facts)
     assert times is not None
     fast = tuple(tuple(seconds / 1000 for seconds in row) for row in times.forward_s)

@@ -154,6 +154,6 @@ def test_an_unmeasured_place_is_listed_with_its_runtime(load: Load) -> None:
         engine.pair.replan()
         ranking = engine.ranking()
         assert ranking is not None
-        assert {each.target.runtime for each in ranking.candidates} == {"native"}
+        assert {each.target.facts.runtime for each in ranking.candidates} == {"native"}
         (stays,) = [each.what for each in ranking.rejected if each.verdict.code == "target_stays"]
         assert stays.startswith("target on cpu (llama")

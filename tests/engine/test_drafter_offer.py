@@ -15,24 +15,11 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.store import families as table
 from edgespec.store.families import Family, KnownDrafter, parse_families
 from tests.support.other_programs import User
+from tests.support.planning import model_facts
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, put_into_store
 
-FACTS = ModelFacts(
-    name="big",
-    sha256="sha256:b",
-    architecture="qwen3",
-    runtime="native",
-    build="1",
-    device="cpu",
-    threads=2,
-    vocabulary_size=151936,
-    trained_context_length=4096,
-    weight_bytes=3_000_000_000,
-    bytes_per_forward=2_500_000_000,
-    kv_bytes_per_token=100_000,
-    kv_type="f16",
-)
+FACTS = model_facts(runtime="native", bytes_per_forward=2_500_000_000, weight_bytes=3_000_000_000)
 
 
 def family(*drafters: KnownDrafter) -> Family:
@@ -74,7 +61,7 @@ def test_the_drafter_with_the_largest_expected_speedup_is_offered() -> None:
         bytes=400_000_000,
         licence="MIT",
         expected_speedup=1.4,
-        target="sha256:b",
+        target="sha256:big",
     )
     assert asked[1] == replace(
         FACTS, name="b", sha256=None, weight_bytes=400_000_000, bytes_per_forward=7, kv_bytes_per_token=10

@@ -12,6 +12,7 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
+from edgespec.planning.choice.planner import DraftingModel
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
@@ -21,6 +22,7 @@ from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.experience import SAMPLED
 from tests.support.fake_runtime import FakeModel
+from tests.support.planning import request
 from tests.support.tiny_models import invented_times
 
 TARGET = replace(FakeModel().facts, name="big", sha256="sha256:ab", threads=4)
@@ -38,10 +40,12 @@ def store(tmp_path: Path) -> Measurements:
 def knowledge(
     store: Measurements,
     *sources: str,
-    drafter: ModelFacts | None = DRAFTER,
+    drafter: ModelFacts = DRAFTER,
     context_length: int = 2048,
 ) -> PairMeasurements:
-    return PairMeasurements(store, TARGET, drafter, sources, context_length)
+    drafters = (DraftingModel(facts=drafter),) if "model" in sources else ()
+    wanted = request(*sources, drafters=drafters, context_length=context_length)
+    return PairMeasurements(store, TARGET, wanted)
 
 
 def test_an_empty_store_gives_no_times_and_no_acceptance(store: Measurements) -> None:
@@ -61,7 +65,7 @@ def test_measurements_are_missing_until_times_widths_and_contention_are_stored(s
     store.save_widths(TARGET, PROBE)
     assert known.missing
     assert not knowledge(store, "lookup").missing
-    assert not knowledge(store, drafter=None).missing
+    assert not knowledge(store).missing
     store.save_times(DRAFTER, invented_times(0.01))
     assert known.missing, "contention is not known"
     store.save_contention(TARGET, DRAFTER, Contention())
@@ -82,7 +86,7 @@ def test_costs_come_from_the_stored_times(store: Measurements) -> None:
     assert costs.drafts["model"].token_s == 0.01
     assert costs.drafts["model"].lag_token_s == pytest.approx(0.001)
     assert "lookup" not in knowledge(store, "model").costs().drafts
-    assert set(knowledge(store, "lookup", drafter=None).costs().drafts) == {"lookup"}
+    assert set(knowledge(store, "lookup").costs().drafts) == {"lookup"}
 
 
 def test_stored_widths_are_used_only_up_to_their_context_length(store: Measurements) -> None:

@@ -14,11 +14,10 @@ from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import ModelFacts
 from edgespec.placement.candidates import NOT_MEASURED, Placement, Placements
-from edgespec.placement.layer_split import Split
 from edgespec.placement.memory import MemoryEstimate
 from edgespec.placement.prepared import Preparation, PreparedModel
-from edgespec.planning.choice.options import Ranking
-from edgespec.planning.choice.planner import PlanRequest
+from edgespec.planning.choice.options import Footprint, Ranking
+from edgespec.planning.choice.planner import DraftingModel
 from edgespec.planning.choice.ranking import explain, reasons
 from edgespec.planning.choice.settled import Settled
 from edgespec.planning.cost.acceptance import Acceptance
@@ -28,10 +27,9 @@ from edgespec.planning.cost.widths import BORDERS, ContextProbe, WidthProbe
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.runtime import DraftForm
-from tests.support.fake_runtime import FakeModel
+from tests.support.planning import GIB, model_facts, request
 from tests.support.tiny_models import invented_times
 
-GIB = 2**30
 CONTEXT = 1024
 END = BORDERS[-1] + 12
 PROBE = WidthProbe(widths=(1, 2, 3, 4, 5), contexts=(ContextProbe(start=END - 12, positions=12, max_abs_diff={}),))
@@ -40,17 +38,14 @@ PROFILE = replace(
     device="auto",
     draft_device="auto",
 )
-BASE = replace(FakeModel().facts, runtime="llama", kv_type="q8_0", settings={"flash_attention": True, "repack": True})
 
 
 def facts(name: str, device: str, layers: int | None = None) -> ModelFacts:
-    settings = dict(BASE.settings)
+    settings: dict[str, bool | int] = {"flash_attention": True, "repack": True}
     if device != "cpu":
         settings["gpu_layers"] = -1 if layers is None else layers
     size = 8 * GIB if name == "big" else GIB
-    return replace(
-        BASE, name=name, sha256=f"sha256:{name}", device=device, weight_bytes=size, settings=settings, threads=4
-    )
+    return model_facts(name, device=device, weight_bytes=size, kv_type="q8_0", settings=settings)
 
 
 def place(name: str, device: str, device_bytes: int, host_bytes: int, layers: int | None = None) -> Placement:
@@ -58,10 +53,13 @@ def place(name: str, device: str, device_bytes: int, host_bytes: int, layers: in
     return Placement(
         settings=LlamaSettings(threads=4, device=device, gpu_layers=layers, kv_type="q8_0"),
         facts=facts(name, device, layers),
-        memory=device,
-        split=Split(device_weights=device_bytes, device_cache=0, host_weights=host_bytes, host_cache=0),
+        footprint=Footprint(
+            memory=device,
+            device_bytes=device_bytes if on_card else host_bytes,
+            host_bytes=host_bytes if on_card else 0,
+            layers=(layers, 25) if on_card and layers is not None else None,
+        ),
         buffers_bytes=GIB // 4,
-        layers=(layers, 25) if on_card and layers is not None else None,
     )
 
 
@@ -73,9 +71,9 @@ BOTH = Placements(
 )
 
 
-REQUEST = PlanRequest(
-    depth="auto", exactness="stable", context_length=CONTEXT, sources=("model",), drafter_model="small"
-)
+def pair(store: Measurements, at: Placement, drafter: Placement | None = None) -> PairMeasurements:
+    drafters = () if drafter is None else (DraftingModel(facts=drafter.facts),)
+    return PairMeasurements(store, at.facts, request(context_length=CONTEXT, drafters=drafters))
 
 
 @pytest.fixture
@@ -100,9 +98,9 @@ def rank(
     allowed: int = 32 * GIB,
     loaded: bool = True,
 ) -> Ranking:
-    known = PairMeasurements(store, own.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
+    known = pair(store, own, DRAFTING_HERE)
     costs = replace(known.costs(), acceptance={"model": (0.6,)})
-    ranking = known.ranking(REQUEST, known.widths(), costs, places, allowed, loaded=loaded)
+    ranking = known.ranking(known.widths(), costs, places, allowed, loaded=loaded)
     assert ranking is not None
     return ranking
 
@@ -122,14 +120,14 @@ def said(ranking: Ranking) -> list[str]:
 
 def test_without_other_places_only_the_current_one_is_ranked(measured: Measurements) -> None:
     ranking = rank(measured, Placements())
-    assert {candidate.target.device for candidate in ranking.candidates} == {"cpu"}
+    assert {candidate.target.facts.device for candidate in ranking.candidates} == {"cpu"}
     assert not [refusal for refusal in ranking.rejected if refusal.target is None]
     assert [refusal for refusal in rank(measured).rejected if refusal.target is None]
 
 
 def test_unmeasured_places_are_listed_and_not_estimated(measured: Measurements) -> None:
     ranking = rank(measured)
-    assert ranking.best.target.device == "cpu"
+    assert ranking.best.target.facts.device == "cpu"
     unmeasured = [refusal for refusal in ranking.rejected if refusal.target is None]
     assert [(refusal.what, refusal.verdict.text) for refusal in unmeasured] == [
         ("big on Vulkan0", "needs 8.19 GiB on Vulkan0 and 6.00 GiB may be used"),
@@ -144,7 +142,7 @@ def test_unmeasured_places_are_listed_and_not_estimated(measured: Measurements) 
 
 def test_the_notes_say_how_many_layers_are_on_the_card(store: Measurements) -> None:
     def note(at: Placement) -> str:
-        return PairMeasurements(store, at.facts, None, (), CONTEXT).notes[0].text
+        return pair(store, at).notes[0].text
 
     assert note(HERE) == "big on cpu, 4 threads"
     assert note(WHOLE) == "big on Vulkan0, 4 threads"
@@ -153,26 +151,24 @@ def test_the_notes_say_how_many_layers_are_on_the_card(store: Measurements) -> N
 
 def test_without_times_in_the_current_place_there_is_no_ranking(store: Measurements) -> None:
     time_target(store, SOME, 0.01)
-    known = PairMeasurements(store, HERE.facts, None, (), CONTEXT)
-    request = replace(REQUEST, sources=())
-    assert known.ranking(request, None, Costs(), BOTH, 32 * GIB) is None
+    assert pair(store, HERE).ranking(None, Costs(), BOTH, 32 * GIB) is None
 
 
 def test_a_place_with_some_layers_on_the_card_is_compared_and_the_target_stays(measured: Measurements) -> None:
     time_target(measured, SOME, 0.05)
     ranking = rank(measured)
-    assert ranking.best.target.device == "cpu"
+    assert ranking.best.target.facts.device == "cpu"
     (stays,) = [refusal for refusal in ranking.rejected if refusal.verdict.code == "target_stays"]
     assert (stays.what, stays.speedup) == ("big, 12 of 25 layers on Vulkan0", 2.0)
-    assert rank(measured, own=SOME).best.target.layers == (12, 25)
+    assert rank(measured, own=SOME).best.target.footprint.layers == (12, 25)
 
 
 def test_which_place_is_faster_does_not_depend_on_the_drafter(measured: Measurements) -> None:
     """Two calibrations found the card more than 10 % faster, with each kind of drafter."""
-    for drafter in (None, DRAFTING_HERE.facts, DRAFTING_THERE.facts):
+    for drafter in (None, DRAFTING_HERE, DRAFTING_THERE):
         for seconds, faster in ((0.095, False), (0.08, True)):
             time_target(measured, SOME, seconds)
-            known = PairMeasurements(measured, HERE.facts, drafter, ("model",), CONTEXT)
+            known = pair(measured, HERE, drafter)
             measured.save_place(HERE.facts, Settled())
             for count in range(2):
                 assert measured.load_place(HERE.facts).chosen is None
@@ -184,7 +180,7 @@ def test_which_place_is_faster_does_not_depend_on_the_drafter(measured: Measurem
 def test_a_place_without_room_is_not_chosen_by_calibrations(measured: Measurements) -> None:
     time_target(measured, SOME, 0.01)
     crowded = replace(BOTH, memory_bytes={"Vulkan0": GIB})
-    known = PairMeasurements(measured, HERE.facts, None, (), CONTEXT)
+    known = pair(measured, HERE)
     known.settle_place(crowded)
     assert measured.load_place(HERE.facts) == Settled()
     known.settle_place(Placements())
@@ -199,7 +195,7 @@ def test_a_target_split_over_two_devices_is_checked_against_both_memories(measur
     time_target(measured, WHOLE, 0.02)
     roomy_card = replace(BOTH, memory_bytes={"Vulkan0": 16 * GIB})
     own_is_whole = rank(measured, roomy_card, own=WHOLE, allowed=2 * GIB)
-    assert own_is_whole.best.target.device == "Vulkan0"
+    assert own_is_whole.best.target.facts.device == "Vulkan0"
     assert any("12 of 25 layers on Vulkan0: needs 4.00 GiB on cpu" in line for line in said(own_is_whole))
     assert any("big on cpu: needs 8.19 GiB on cpu" in line for line in said(own_is_whole))
 
@@ -251,8 +247,8 @@ def test_contention_below_the_limit_of_shared_processors_is_raised(
     measured.save_times(DRAFTING_HERE.facts, invented_times(0.04))
     measured.save_contention(HERE.facts, DRAFTING_HERE.facts, loaded)
     measured.save_contention(WHOLE.facts, DRAFTING_HERE.facts, loaded)
-    known = PairMeasurements(measured, HERE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
-    elsewhere = PairMeasurements(measured, WHOLE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
+    known = pair(measured, HERE, DRAFTING_HERE)
+    elsewhere = pair(measured, WHOLE, DRAFTING_HERE)
     for processors, factor, mode in ((4, done / 4.4, "serial"), (8, 1.0, "pipelined")):
         monkeypatch.setattr(
             "edgespec.engine.pair.measurements.usable_processors", lambda processors=processors: processors
@@ -291,7 +287,7 @@ def test_another_setting_of_the_current_place_is_not_listed_as_unmeasured(store:
     assert {candidate.target.short_name for candidate in ranking.candidates} == {"big on cpu"}
     assert not any(line.startswith("big on cpu: not measured") for line in said(ranking))
     time_target(store, HERE, 0.09)
-    assert {candidate.target.threads for candidate in rank(store, own=own).candidates} == {2}
+    assert {candidate.target.facts.threads for candidate in rank(store, own=own).candidates} == {2}
 
 
 # --------------------------------------------------------------------------------------------- the drafter's place
@@ -349,7 +345,7 @@ def test_a_drafter_measured_faster_on_the_card_is_placed_there(
     taught = Acceptance()
     for _ in range(50):
         taught.learn((0.9,), (True, True))
-    known = PairMeasurements(measured, HERE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
+    known = pair(measured, HERE, DRAFTING_HERE)
     known.learn_prior("model", taught)
     room_for_one = replace(BOTH, memory_bytes={"Vulkan0": 5 * GIB})
     assert choose(measured, monkeypatch, room_for_one) == "Vulkan0"

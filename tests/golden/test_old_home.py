@@ -25,6 +25,7 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.command_line import InProcess, command, environment
 from tests.support.exporting import is_whole, succeeded
+from tests.support.planning import model_facts
 from tests.support.terminal import EDITING, Terminal
 from tests.support.tiny_models import answer
 
@@ -170,7 +171,7 @@ def test_a_sidecar_is_read_or_replaced(old: Home, name: str) -> None:
 
 def facts_of(key: dict[str, Any]) -> ModelFacts:
     """The parts of a key."""
-    return ModelFacts(
+    return model_facts(
         name=key["model_name"],
         sha256=key["model_sha256"],
         weight_bytes=key["model_bytes"],
@@ -180,11 +181,6 @@ def facts_of(key: dict[str, Any]) -> ModelFacts:
         threads=key.get("threads", 1),
         kv_type=key.get("kv_type", "f16"),
         settings=key.get("settings", {}),
-        architecture="llama",
-        vocabulary_size=1,
-        trained_context_length=1,
-        bytes_per_forward=1,
-        kv_bytes_per_token=1,
     )
 
 

@@ -26,7 +26,7 @@ def test_the_plan_of_the_default_pair_uses_measured_costs(pair: Engine) -> None:
     judged = [*ranking.candidates, *ranking.rejected]
     own = [each for each in judged if each.target == ranking.best.target and each.mode == "serial"]
     for kind in ("lookup", "model"):
-        said = [each.verdict.text for each in own if each.drafter is not None and each.drafter.kind == kind]
+        said = [each.verdict.text for each in own if each.drafter is not None and each.drafter.source == kind]
         assert said
         assert all(re.search(r"\d\.\d\dx", reason) for reason in said), said
     assert any(ranking.best.verdict.text in reason for reason in plan.reasons)

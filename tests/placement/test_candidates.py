@@ -14,7 +14,6 @@ from edgespec.errors import MemoryLimitError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
-from edgespec.hardware.drivers import gpu_drivers
 from edgespec.placement.candidates import (
     Placement,
     Placements,
@@ -27,7 +26,6 @@ from edgespec.placement.candidates import (
 from edgespec.placement.layer_split import layer_bytes
 from edgespec.placement.prepared import Preparation
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
-from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.devices import Device
@@ -216,49 +214,15 @@ def test_a_placement_uses_settings_that_were_measured(cards: Install, target: Lo
 # ------------------------------------------------------------------------------------------------ as options
 
 
-def test_a_target_placement_becomes_a_target_option(cards: Install, target: LocatedModel) -> None:
+def test_a_placements_footprint_is_in_the_memories_that_hold_the_model(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)), gpu("Vulkan1", kind="igpu"))
-    curve = Curve(widths=(1,), forward_s=(0.5,))
-    here, whole, some, shared = (place.target_option(curve, 3) for place in places(target).targets)
-    assert [option.short_name for option in (here, whole, some, shared)] == [
-        "target on cpu",
-        "target on Vulkan0",
-        "target, 2 of 3 layers on Vulkan0",
-        "target on Vulkan1",
-    ]
-    assert [option.memory_name for option in (here, whole, some, shared)] == ["cpu", "Vulkan0", "Vulkan0", "cpu"]
-    bits = KV_TYPES["q8_0"][1]
-    split = layer_bytes(target.header, bits).split(2, CONTEXT)
-    assert some.needed_bytes(0) == split.device_bytes
-    assert some.host_bytes == split.host_bytes
+    here, whole, some, shared = (place.footprint for place in places(target).targets)
+    assert [one.memory for one in (here, whole, some, shared)] == ["cpu", "Vulkan0", "Vulkan0", "cpu"]
+    split = layer_bytes(target.header, KV_TYPES["q8_0"][1]).split(2, CONTEXT)
+    assert (some.device_bytes, some.host_bytes, some.layers) == (split.device_bytes, split.host_bytes, (2, 3))
     assert (here.host_bytes, shared.host_bytes) == (0, 0)
-    assert here.weights_bytes == target.weight_bytes
-    assert shared.needed_bytes(7) == shared.weights_bytes + shared.cache_bytes + 7
-    assert (some.layers, some.depth_cap_stable, some.curve, some.threads) == ((2, 3), 3, curve, 1)
-    assert some.settings == {
-        "flash_attention": True,
-        "repack": True,
-        "gpu_layers": 2,
-        "device_description": "the Vulkan0",
-        "drivers": gpu_drivers(),
-        "kv_type": "q8_0",
-    }
-
-
-def test_a_drafter_placement_becomes_a_drafter_option(
-    cards: Install, target: LocatedModel, drafter: LocatedModel
-) -> None:
-    cards(gpu("Vulkan0"), gpu("Vulkan1", kind="igpu"))
-    cost = DraftCost(token_s=0.1)
-    here, card, shared = (place.drafter_option(cost, (0.5,)) for place in places(target, drafter).drafters)
-    assert [option.short_name for option in (here, card, shared)] == [
-        "drafter on cpu",
-        "drafter on Vulkan0",
-        "drafter on Vulkan1",
-    ]
-    assert [option.memory_name for option in (here, card, shared)] == ["cpu", "Vulkan0", "cpu"]
-    assert here.weights_bytes == drafter.weight_bytes > card.weights_bytes > 0
-    assert (card.cost, card.acceptance, card.kind, card.runtime) == (cost, (0.5,), "model", "llama")
+    assert here.device_bytes > target.weight_bytes
+    assert some.taken(7) == {"Vulkan0": split.device_bytes + 7, "cpu": split.host_bytes}
 
 
 def test_a_placement_without_measurements_is_rejected_as_not_measured(
@@ -308,7 +272,7 @@ def test_an_unmeasured_target_runs_on_the_device_where_it_fits(cards: Install, t
 
 def test_a_target_too_large_for_one_memory_is_split_between_two(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)))
-    some = next(place for place in places(target).targets if place.layers)
+    some = next(place for place in places(target).targets if place.footprint.layers)
     here = places(target).targets[0]
     assert some.needed_bytes["cpu"] < here.needed_bytes["cpu"]
     assert chosen(target, here.needed_bytes["cpu"]) == ("cpu", None)

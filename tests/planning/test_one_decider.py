@@ -6,7 +6,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -22,7 +22,6 @@ from edgespec.planning.choice.planner import (
     depth_cap,
     drafter_options,
     make_plan,
-    target_option,
 )
 from edgespec.planning.choice.ranking import explain
 from edgespec.planning.cost.contention import Contention
@@ -30,9 +29,9 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, best_possible
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WidthProbe
+from tests.support.planning import GIB, drafter_option, model_facts, request, target_option
 
 MACHINES = 300
-GIB = 2**30
 DEVICES = ("cpu", "Vulkan0")
 
 # "1.23x", and every other number of a sentence with its unit.
@@ -58,20 +57,9 @@ class Machine:
 
 
 def facts(device: str) -> ModelFacts:
-    return ModelFacts(
-        name="big",
-        sha256="sha256:ab",
-        architecture="llama",
-        runtime="native" if device == "cpu" else "llama",
-        build="1",
-        device=device,
-        threads=4,
-        vocabulary_size=1000,
-        trained_context_length=2048,
-        weight_bytes=4 * GIB,
-        bytes_per_forward=4 * GIB,
-        kv_bytes_per_token=2**17,
-        kv_type="f16",
+    runtime = "native" if device == "cpu" else "llama"
+    return model_facts(
+        device=device, runtime=runtime, weight_bytes=4 * GIB, bytes_per_forward=4 * GIB, kv_bytes_per_token=2**17
     )
 
 
@@ -85,18 +73,9 @@ def drawn_curve(draw: random.Random, plain_s: float) -> Curve:
 
 def drawn_drafter(draw: random.Random, device: str, plain_s: float, *, eligible: bool) -> DrafterOption:
     rates = tuple(draw.uniform(0.0, 1.0) for _ in range(draw.randint(1, 4))) if draw.random() < 0.7 else ()
-    return DrafterOption(
-        kind="model",
-        cost=DraftCost(token_s=plain_s * draw.choice([0.02, 0.2, 0.5, 1.2]), round_s=plain_s * draw.uniform(0, 0.05)),
-        acceptance=rates,
-        model="small",
-        runtime="native",
-        device=device,
-        weights_bytes=GIB,
-        cache_bytes=GIB // 8,
-        bytes_per_forward=GIB,
-        eligible=eligible,
-    )
+    cost = DraftCost(token_s=plain_s * draw.choice([0.02, 0.2, 0.5, 1.2]), round_s=plain_s * draw.uniform(0, 0.05))
+    small = model_facts("small", runtime="native", device=device, weight_bytes=GIB, bytes_per_forward=GIB)
+    return drafter_option(small, cost, acceptance=rates, eligible=eligible)
 
 
 def drawn_machine(seed: int) -> Machine | None:
@@ -106,22 +85,19 @@ def drawn_machine(seed: int) -> Machine | None:
     target, plain_s = facts(here), draw.uniform(0.005, 0.3)
     probe = None if draw.random() < 0.05 else WidthProbe(widths=tuple(range(1, 2 + draw.choice([0, 1, 2, 3, 7, 11]))))
     cap = depth_cap(target, probe)
-    own = target_option(target, drawn_curve(draw, plain_s), 2048, cap)
+    own = target_option(target, drawn_curve(draw, plain_s), depth_cap_stable=cap)
     targets: list[TargetOption] = [own]
     for device in DEVICES:
         if device != here and draw.random() < 0.7:
-            there = target_option(facts(device), drawn_curve(draw, draw.uniform(0.005, 0.3)), 2048, cap)
-            targets.append(replace(there, eligible=False))
+            curve = drawn_curve(draw, draw.uniform(0.005, 0.3))
+            targets.append(target_option(facts(device), curve, depth_cap_stable=cap, eligible=False))
     at = draw.choice(DEVICES)
     loaded = drawn_drafter(draw, at, plain_s, eligible=True) if draw.random() < 0.9 else None
     sources = draw.choice([("lookup", "model"), ("model",), ("lookup",), ()])
-    request = PlanRequest(
+    wanted = request(
+        *sources,
         depth=draw.choice(["auto"] * 9 + [0, 2]),
         exactness=draw.choice(["stable", "stable", "near"]),
-        context_length=2048,
-        sources=sources,
-        drafter_model="small",
-        drafter_device=at,
         mode=draw.choice(["auto", "auto", "auto", "serial", "pipelined"]),
     )
     contention = None
@@ -136,18 +112,17 @@ def drawn_machine(seed: int) -> Machine | None:
     models = [loaded]
     if draw.random() < 0.5:
         models.append(drawn_drafter(draw, DEVICES[1 - DEVICES.index(at)], plain_s, eligible=False))
-    drafters = [one for model in models for one in drafter_options(request, model) if one.model]
-    drafters += drafter_options(request, None)
+    drafters = drafter_options(wanted, [model for model in models if model is not None])
     memory = dict.fromkeys(DEVICES, 32 * GIB)
-    if request.depth == "auto" and draw.random() < 0.2:
+    if wanted.depth == "auto" and draw.random() < 0.2:
         memory[DEVICES[1 - DEVICES.index(here)]] = GIB
-    both = contention_of(request, costs)
+    both = contention_of(wanted, costs)
     pairs = {} if both is None else {(here, at): both}
-    ranking = decide(request, targets, drafters, memory, pairs)
+    ranking = decide(wanted, targets, drafters, memory, pairs)
     if ranking is None:
-        assert request.asked_depth
+        assert wanted.asked_depth
         return None
-    return Machine(seed, request, costs, cap, ranking, make_plan(request, target, probe, (), costs, ranking))
+    return Machine(seed, wanted, costs, cap, ranking, make_plan(wanted, target, probe, (), costs, ranking))
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgespec.interfaces.policy import RoundRecord
-from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking
-from edgespec.planning.choice.planner import PlanRequest, decide, make_plan
+from edgespec.planning.choice.options import Candidate, Ranking
+from edgespec.planning.choice.planner import decide, make_plan
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import (
@@ -28,6 +28,7 @@ from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.price import LEAST_READ, chain_at_once, drafting_slowness
 from tests.planning.test_plan_made import FACTS
 from tests.planning.test_ranking import APART, ROOMY, drafter, target
+from tests.support.planning import SMALL, model_facts, request
 
 GROWING = Curve(widths=(1, 4, 12), forward_s=(0.010, 0.013, 0.021))  # 1 ms a row
 ONE_PASS = DraftCost(one_pass=GROWING, lag_token_s=0.0005)
@@ -306,27 +307,9 @@ def test_a_right_one_pass_drafter_gains_what_its_forward_leaves(rate: float) -> 
 # ------------------------------------------------------------------------------------------------------ the plan
 
 
-def option(**changes: object) -> DrafterOption:
-    return replace(drafter(), cost=ONE_PASS, **changes)  # type: ignore[arg-type]
-
-
-def request(**changes: object) -> PlanRequest:
-    return PlanRequest(
-        **{  # type: ignore[arg-type]
-            "depth": "auto",
-            "exactness": "stable",
-            "context_length": 512,
-            "sources": ("model",),
-            "drafter_model": "small",
-            "drafter_one_pass": True,
-            **changes,
-        }
-    )
-
-
 def ranked(mode: str = "auto") -> Ranking:
-    one = option(device="GPU0")
-    found = decide(request(mode=mode), [target()], [one], ROOMY, APART)
+    one = replace(drafter("GPU0"), cost=ONE_PASS)
+    found = decide(request("model", mode=mode), [target()], [one], ROOMY, APART)
     assert found is not None
     return found
 
@@ -351,12 +334,12 @@ def test_a_plan_says_that_the_drafter_drafts_all_tokens_in_one_forward(one_pass:
     costs = Costs(plain_s=0.1, drafts={"model": ONE_PASS}, contention=Contention())
     probe = WidthProbe(widths=tuple(range(1, 9)), complete=True)
     for depth in ("auto", 3):
-        wanted = request(depth=depth, drafter_one_pass=one_pass)
+        small = model_facts("small", mask_id=5 if one_pass else None)
+        wanted = request("model", depth=depth, drafters=(replace(SMALL, facts=small),))
         plan = make_plan(wanted, FACTS, probe, (), costs, ranked() if depth == "auto" else None)
         assert ("the drafter drafts all tokens in one forward" in plan.reasons) == one_pass
         assert ("drafter_one_pass" in [reason.code for reason in plan.why]) == one_pass
 
 
 def test_an_unmeasured_one_pass_drafter_has_no_predicted_speed() -> None:
-    assert PlanRequest(depth=3, exactness="stable", context_length=9, sources=()).drafter_one_pass is False
-    assert decide(request(depth=3), [target()], [], ROOMY, APART) is None
+    assert decide(request("model", depth=3), [target()], [], ROOMY, APART) is None

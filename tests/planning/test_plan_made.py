@@ -11,31 +11,14 @@ import pytest
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan
-from edgespec.planning.choice.planner import NOT_CALIBRATED, PlanRequest
+from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WIDEST, ContextProbe, WidthProbe
-from tests.support.planning import plan_pair
+from tests.support.planning import SMALL, model_facts, plan_pair, request
 
-FACTS = ModelFacts(
-    name="big",
-    sha256="sha256:ab",
-    architecture="llama",
-    runtime="llama",
-    build="0.3.36+abc",
-    device="gpu0",
-    threads=4,
-    vocabulary_size=1000,
-    trained_context_length=2048,
-    weight_bytes=1,
-    bytes_per_forward=1,
-    kv_bytes_per_token=1,
-    kv_type="q8_0",
-    settings={"repack": True},
-)
-
-WISH = PlanRequest(depth="auto", exactness="stable", context_length=2048, sources=("lookup",))
+FACTS = model_facts(build="0.3.36+abc", device="gpu0", kv_type="q8_0", settings={"repack": True})
 
 
 def stable_to(width: int) -> WidthProbe:
@@ -59,9 +42,10 @@ def plan(
     facts: ModelFacts = FACTS,
     reasons: Sequence[Reason] = (),
     costs: Costs | None = KNOWN,
+    sources: Sequence[str] = ("lookup",),
     **wish: Any,
 ) -> Plan:
-    return plan_pair(replace(WISH, **wish), facts, probe, reasons, costs or Costs())
+    return plan_pair(request(*sources, **wish), facts, probe, reasons, costs or Costs())
 
 
 def test_a_plan_drafts_within_the_bit_equal_widths() -> None:
@@ -91,7 +75,7 @@ def test_beyond_the_compared_contexts_decoding_is_plain_with_a_reason() -> None:
 
 
 BRANCHING = replace(FACTS, can_branch=True)
-MODEL: dict[str, Any] = {"sources": ("model",), "drafter_model": "small"}
+MODEL: dict[str, Any] = {"sources": ("model",)}
 SHORT, BESIDE = "the drafter reads 49152 of the 151936 rows", "second choices are verified as well"
 
 
@@ -102,18 +86,23 @@ def notes(made: Plan) -> tuple[bool, bool]:
 
 
 def test_a_plan_reports_a_trimmed_head_and_alternatives() -> None:
-    wishes: dict[str, Any] = {**MODEL, "drafter_head": (49152, 151936), "weighs_alternatives": True}
+    short = replace(SMALL, head=(49152, 151936))
+    wishes: dict[str, Any] = {**MODEL, "drafters": (short,), "weighs_alternatives": True}
     assert notes(plan(stable_to(4), facts=BRANCHING, **wishes)) == (True, True)
     assert notes(plan(stable_to(4), **wishes)) == (True, False), "the target cannot score alternatives"
     assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "depth": 2})) == (True, False)
     assert notes(plan(stable_to(4), facts=BRANCHING, **MODEL)) == (False, False)
-    assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "sources": ("lookup",)})) == (False, False)
+    assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "drafters": (), "sources": ("lookup",)})) == (
+        False,
+        False,
+    )
     assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "depth": 0})) == (False, False)
 
 
 def test_a_plan_reports_how_far_its_drafter_is_requantised() -> None:
     said = "the drafter's weights are kept in four bits: 278 MB instead of the file's 392 MB"
-    wishes: dict[str, Any] = {**MODEL, "drafter_bytes": (278_000_000, 391_600_000)}
+    small = replace(SMALL, facts=model_facts("small", weight_bytes=278_000_000), filed_bytes=391_600_000)
+    wishes: dict[str, Any] = {**MODEL, "drafters": (small,)}
     assert said in plan(stable_to(4), **wishes).reasons
     assert said not in plan(stable_to(4), **{**wishes, "depth": 0}).reasons
     assert "four bits" not in " ".join(plan(stable_to(4), **MODEL).reasons)
@@ -222,8 +211,8 @@ def test_near_exactness_is_never_chosen_without_a_request() -> None:
 
 
 def test_a_plan_names_its_drafting_model() -> None:
-    drafter_at: dict[str, Any] = {"drafter_runtime": "onnx", "drafter_device": "gpu1"}
-    made = plan(stable_to(4), sources=("lookup", "model"), drafter_model="small", **drafter_at)
+    small = replace(SMALL, facts=model_facts("small", runtime="onnx", device="gpu1"))
+    made = plan(stable_to(4), sources=("lookup", "model"), drafters=(small,))
     assert made.drafter is not None
     drafter = made.drafter
     assert (drafter.kind, drafter.model, drafter.runtime, drafter.device) == (
@@ -236,7 +225,7 @@ def test_a_plan_names_its_drafting_model() -> None:
 
 def test_every_mode_reports_why_there_is_no_drafting_model() -> None:
     for probe in (None, stable_to(1), stable_to(4)):
-        made = plan(probe, drafter_off="another vocabulary")
+        made = plan(probe, no_model="another vocabulary")
         assert made.drafter_off == "another vocabulary"
         assert "no model drafter: another vocabulary" in made.reasons
 
@@ -271,7 +260,7 @@ def test_a_plan_contains_its_inputs_and_is_repeatable() -> None:
 
 def test_a_plan_as_json() -> None:
     given = [Reason("target_place", "why")]
-    made = plan(stable_to(3), drafter_model="small", sources=("model",), reasons=given).as_json()
+    made = plan(stable_to(3), sources=("model",), reasons=given).as_json()
     assert made["drafter"] == {"kind": "model", "model": "small", "runtime": "llama", "device": "cpu"}
     assert made["target"] == {"model": "big", "runtime": "llama", "device": "gpu0", "threads": 4}
     assert made["numeric_class"]["widths"] == [1, 2, 3]
@@ -287,7 +276,7 @@ def test_a_plan_as_json() -> None:
 
 
 def both(**wish: Any) -> Plan:
-    return plan(stable_to(4), **{"sources": ("lookup", "model"), "drafter_model": "small", **wish})
+    return plan(stable_to(4), **{"sources": ("lookup", "model"), **wish})
 
 
 def test_without_calibration_no_drafter_is_planned_by_default() -> None:
@@ -369,7 +358,7 @@ def test_a_requested_depth_is_planned_even_if_it_loses() -> None:
 
 
 def test_near_exactness_evaluates_depths_beyond_the_bit_equal_widths() -> None:
-    made = plan(stable_to(1), exactness="near", sources=("model",), drafter_model="small")
+    made = plan(stable_to(1), exactness="near", sources=("model",))
     assert (made.exactness, made.depth_cap, made.mode) == ("N", WIDEST - 1, "serial")
     assert any("with 11 right guesses at a time" in reason for reason in made.reasons)
     assert plan(stable_to(1), exactness="near", costs=None).mode == "plain"

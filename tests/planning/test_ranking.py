@@ -18,8 +18,8 @@ from edgespec.planning.cost.curve import FREE, Curve, DraftCost, choose_depth
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
 from edgespec.planning.cost.widths import WIDEST
+from tests.support.planning import GIB, drafter_option, model_facts, target_option
 
-GIB = 2**30
 ROOMY = {"cpu": 32 * GIB, "GPU0": 32 * GIB}
 APART = {("cpu", "GPU0"): Contention(), ("GPU0", "cpu"): Contention()}
 
@@ -33,32 +33,18 @@ def steep(plain_s: float) -> Curve:
     return Curve(widths=(1,), forward_s=(plain_s,))
 
 
-def target(device: str = "cpu", curve: Curve | None = None, **changes: Any) -> TargetOption:
-    values: dict[str, Any] = {
-        "model": "large",
-        "runtime": "llama",
-        "device": device,
-        "curve": curve or flat(0.1),
-        "weights_bytes": 4 * GIB,
-        "cache_bytes": GIB // 2,
-        "depth_cap_stable": 7,
-    }
-    return TargetOption(**{**values, **changes})
+def target(
+    device: str = "cpu", curve: Curve | None = None, *, depth_cap: int | None = 7, **facts: Any
+) -> TargetOption:
+    large = model_facts("large", device=device, **{"weight_bytes": 4 * GIB, **facts})
+    return target_option(large, curve or flat(0.1), depth_cap_stable=depth_cap)
 
 
-def drafter(device: str = "cpu", token_s: float = 0.01, **changes: Any) -> DrafterOption:
-    values: dict[str, Any] = {
-        "kind": "model",
-        "model": "small",
-        "runtime": "llama",
-        "device": device,
-        "cost": DraftCost(token_s=token_s),
-        "acceptance": (0.8,),
-        "weights_bytes": GIB,
-        "cache_bytes": GIB // 4,
-        "bytes_per_forward": GIB,
-    }
-    return DrafterOption(**{**values, **changes})
+def drafter(
+    device: str = "cpu", token_s: float = 0.01, *, acceptance: tuple[float, ...] = (0.8,), weight_bytes: int = GIB
+) -> DrafterOption:
+    small = model_facts("small", device=device, weight_bytes=weight_bytes, bytes_per_forward=GIB)
+    return drafter_option(small, DraftCost(token_s=token_s), acceptance=acceptance)
 
 
 def texts(ranking: Ranking) -> list[str]:
@@ -70,7 +56,7 @@ def best_said(ranking: Ranking) -> list[str]:
     return [reason.text for reason in ranking.best.why]
 
 
-LOOKUP = DrafterOption(kind="lookup", cost=FREE, acceptance=(0.3, 0.6))
+LOOKUP = DrafterOption(source="lookup", cost=FREE, acceptance=(0.3, 0.6))
 
 
 def at_once(
@@ -83,7 +69,7 @@ def at_once(
 
 def placed(ranking: Ranking) -> tuple[str, str, str | None]:
     best = ranking.best
-    return best.mode, best.target.device, best.drafter.device if best.drafter else None
+    return best.mode, best.target.facts.device, best.drafter.device if best.drafter else None
 
 
 def reason_for(ranking: Ranking, words: str) -> str:
@@ -141,7 +127,9 @@ def test_a_drafter_never_takes_the_targets_memory() -> None:
 
 
 def test_two_devices_with_one_memory_share_its_size() -> None:
-    integrated = drafter("Vulkan0", memory="cpu")
+    integrated = drafter("Vulkan0")
+    assert integrated.footprint is not None
+    integrated = replace(integrated, footprint=replace(integrated.footprint, memory="cpu"))
     ranking = rank([target()], [integrated], {"cpu": 6 * GIB})
     assert "on cpu and 1.31 GiB are free with the target loaded" in reason_for(ranking, "Vulkan0")
 
@@ -174,8 +162,8 @@ def test_the_headroom_is_added_for_each_model() -> None:
 
 def test_a_slower_exact_setting_has_to_be_repaid_by_drafting() -> None:
     """Without repacking more widths are bit-equal, and plain decoding is slower: compared with the fastest plain."""
-    fast = target(curve=flat(0.1), settings={"repack": True}, depth_cap_stable=1)
-    exact = target(curve=flat(0.125), settings={"repack": False}, depth_cap_stable=6)
+    fast = target(curve=flat(0.1), settings={"repack": True}, depth_cap=1)
+    exact = target(curve=flat(0.125), settings={"repack": False}, depth_cap=6)
     ranking = rank([fast, exact], [drafter(token_s=0.01)], ROOMY)
     assert ranking.best.target is exact
     assert ranking.best.speedup == pytest.approx(
@@ -186,7 +174,7 @@ def test_a_slower_exact_setting_has_to_be_repaid_by_drafting() -> None:
 
     poor = drafter(token_s=0.01, acceptance=(0.1,))
     ranking = rank([replace(fast, depth_cap_stable=0), exact], [poor], ROOMY)
-    assert (ranking.best.mode, ranking.best.target.settings) == ("plain", {"repack": True})
+    assert (ranking.best.mode, ranking.best.target.facts.settings) == ("plain", {"repack": True})
     assert reason_for(ranking, "repack on") == "no guess keeps plain decoding's text identical there"
     slower = [candidate for candidate in ranking.candidates if candidate.target is exact]
     assert [candidate.mode for candidate in slower] == ["serial", "plain"]
@@ -194,7 +182,7 @@ def test_a_slower_exact_setting_has_to_be_repaid_by_drafting() -> None:
 
 
 def test_the_exactness_level_follows_depth_and_probe() -> None:
-    narrow, unknown = target(depth_cap_stable=2), target(depth_cap_stable=None)
+    narrow, unknown = target(depth_cap=2), target(depth_cap=None)
     assert (rank([narrow], [drafter()], ROOMY).best.depth, rank([narrow], [drafter()], ROOMY).best.exactness) == (
         2,
         "W",
@@ -259,7 +247,7 @@ def test_a_hand_over_slows_both_modes() -> None:
 
 
 def test_a_pipeline_may_verify_one_token_at_a_time() -> None:
-    ranking = rank([target(depth_cap_stable=1)], [drafter("GPU0")], ROOMY, contention=APART, modes=["pipelined"])
+    ranking = rank([target(depth_cap=1)], [drafter("GPU0")], ROOMY, contention=APART, modes=["pipelined"])
     assert (ranking.best.mode, ranking.best.depth) == ("pipelined", 1)
     assert ranking.best.tokens_per_s == pytest.approx(at_once(0.1, 0.01, 0.8, 1)[1].tokens_per_s)
 
@@ -286,7 +274,7 @@ def test_only_requested_modes_and_plain_are_ranked(modes: list[Any]) -> None:
 
 def test_a_gain_within_the_margin_is_rejected() -> None:
     # One token a round that is free to draft: 1.015x if it is always accepted.
-    steep_beyond = target(curve=Curve(widths=(1, 2), forward_s=(0.1, 0.2 / 1.015)), depth_cap_stable=1)
+    steep_beyond = target(curve=Curve(widths=(1, 2), forward_s=(0.1, 0.2 / 1.015)), depth_cap=1)
     ranking = rank([steep_beyond], [LOOKUP], ROOMY)
     assert ranking.best.mode == "plain"
     assert reason_for(ranking, "copies of the text") == "cannot speed this up here (1.01x at best): off"
@@ -306,7 +294,7 @@ def test_a_drafter_without_a_gain_yet_is_ranked_first_with_the_speed_of_plain_de
 
 
 def test_copies_in_addition_to_a_model_change_neither_cost_nor_gain() -> None:
-    alone, both = drafter(), drafter(copies=True)
+    alone, both = drafter(), replace(drafter(), copies=True)
     assert (alone.sources, both.sources) == (("model",), ("lookup", "model"))
     assert replace(LOOKUP, copies=True).sources == ("lookup",)
     ranking = rank([target()], [replace(LOOKUP, acceptance=()), both], ROOMY)
@@ -322,15 +310,15 @@ def test_a_requested_depth_is_ranked_first_whatever_its_speed() -> None:
     assert (best.mode, best.depth, best.verdict.code) == ("serial", 3, "depth_asked")
     assert best.speedup < 1
     assert best.verdict.text.startswith("depth 3 was asked for: 0.")
-    assert rank([target(depth_cap_stable=2)], [poor], ROOMY, asked=3).best.depth == 2
+    assert rank([target(depth_cap=2)], [poor], ROOMY, asked=3).best.depth == 2
     assert rank([target()], [poor], ROOMY).best.depth != 3
     unknown = rank([target()], [replace(poor, acceptance=())], ROOMY, asked=3).best
     assert (unknown.mode, unknown.verdict.code) == ("serial", "depth_asked")
 
 
 def test_ineligible_options_are_evaluated_but_never_ranked_first() -> None:
-    here, there = target(curve=flat(0.1)), target("GPU0", flat(0.01), eligible=False)
-    near, far = drafter(token_s=0.05), drafter("GPU0", 0.001, eligible=False)
+    here, there = target(curve=flat(0.1)), replace(target("GPU0", flat(0.01)), eligible=False)
+    near, far = drafter(token_s=0.05), replace(drafter("GPU0", 0.001), eligible=False)
     ranking = rank([here, there], [near, far], ROOMY, contention=APART)
     assert placed(ranking) == ("serial", "cpu", "cpu")
     assert all(candidate.target is here for candidate in ranking.candidates)
@@ -349,7 +337,7 @@ def test_of_equally_fast_ways_the_simpler_is_ranked_first() -> None:
     assert ranking.candidates[0].drafter is LOOKUP
     # All accepted and drafted in no time: 3 tokens of a round of 0.1 s, serial or pipelined.
     sure = drafter("GPU0", 0.0, acceptance=(1.0,))
-    both = rank([target(depth_cap_stable=2)], [sure], ROOMY, contention=APART)
+    both = rank([target(depth_cap=2)], [sure], ROOMY, contention=APART)
     assert [candidate.mode for candidate in both.candidates] == ["serial", "plain"]
     assert reason_for(both, "pipelined") == "pipelined 3.00x, serial 3.00x: serial"
 
@@ -358,7 +346,7 @@ def test_of_equally_fast_ways_the_simpler_is_ranked_first() -> None:
 
 
 def test_every_candidate_and_every_rejection_is_explained() -> None:
-    targets = [target("cpu"), target("GPU0", flat(0.02), weights_bytes=40 * GIB)]
+    targets = [target("cpu"), target("GPU0", flat(0.02), weight_bytes=40 * GIB)]
     drafters = [drafter("GPU0", 0.02), drafter("cpu", 0.5), LOOKUP]
     ranking = rank(targets, drafters, ROOMY, contention=APART)
     lines = explain(ranking)
@@ -398,12 +386,11 @@ def test_a_candidate_as_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"acceptance": (1.1,)}, {"acceptance": (-0.1,)}, {"device": None}, {"kind": "lookup"}],
+    "changes", [{"acceptance": (1.1,)}, {"acceptance": (-0.1,)}, {"facts": None}, {"footprint": None}]
 )
 def test_an_invalid_drafter_option_is_refused(changes: Mapping[str, Any]) -> None:
     with pytest.raises(ValueError, match="drafter"):
-        drafter(**{"device": "cpu", **changes})
+        replace(drafter(), **changes)
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.0, float("nan"), float("inf")])
@@ -430,9 +417,9 @@ def situations(draw: st.DrawFn) -> tuple[list[TargetOption], list[DrafterOption]
         for step in growth:
             times.append(times[-1] + step * plain_s)
         curve = Curve(widths=(1, 2, 4, 8), forward_s=tuple(times))
-        targets.append(target(device, curve, depth_cap_stable=draw(st.integers(0, 7))))
+        targets.append(target(device, curve, depth_cap=draw(st.integers(0, 7))))
     drafters = [
-        drafter(device, draw(seconds), acceptance=tuple(draw(shapes)), weights_bytes=draw(st.integers(0, 4)) * GIB)
+        drafter(device, draw(seconds), acceptance=tuple(draw(shapes)), weight_bytes=draw(st.integers(0, 4)) * GIB)
         for device in ("cpu", "GPU0")
     ]
     memory = {"cpu": draw(st.integers(5, 12)) * GIB, "GPU0": draw(st.integers(0, 12)) * GIB}
@@ -474,7 +461,7 @@ def test_less_memory_never_raises_the_best_prediction(situation: Any, cpu: int, 
 def test_random_rankings_are_sorted_and_consistent(situation: Any) -> None:
     targets, _, memory = situation
     ranking = ranked(situation)
-    fitting = [one for one in targets if one.needed_bytes(HEADROOM_BYTES) <= memory[one.device]]
+    fitting = [one for one in targets if one.footprint.device_bytes + HEADROOM_BYTES <= memory[one.facts.device]]
     plain_rates = [candidate.tokens_per_s for candidate in ranking.candidates if candidate.mode == "plain"]
     assert plain_rates == pytest.approx(sorted((1 / one.curve.plain_s for one in fitting), reverse=True))
     # Sums in another order differ in the last digits.
@@ -494,7 +481,7 @@ def test_random_rankings_are_sorted_and_consistent(situation: Any) -> None:
 @settings(max_examples=40, deadline=None)
 @given(plain_s=seconds, token_s=seconds, acceptance=st.floats(0.0, 1.0), cap=st.integers(2, 8))
 def test_ranked_rates_equal_the_cost_model(plain_s: float, token_s: float, acceptance: float, cap: int) -> None:
-    one = target(curve=flat(plain_s), depth_cap_stable=cap)
+    one = target(curve=flat(plain_s), depth_cap=cap)
     ranking = rank([one], [drafter("GPU0", token_s, acceptance=(acceptance,))], ROOMY, contention=APART, margin=0.0)
     cost = DraftCost(token_s=token_s)
     serial = choose_depth(one.curve, cost, (acceptance,), cap)

@@ -83,7 +83,7 @@ def test_a_drafter_without_room_is_rejected_with_sizes_until_memory_is_added() -
 def test_with_more_gpu_memory_the_laptop_runs_everything_on_its_gpu() -> None:
     laptop = with_memory(machine_called("laptop-small-gpu"), "CUDA0", 24_000_000_000)
     best = simulate(laptop).best
-    assert (best.target.device, best.drafter and best.drafter.device) == ("CUDA0", "CUDA0")
+    assert (best.target.facts.device, best.drafter and best.drafter.device) == ("CUDA0", "CUDA0")
 
 
 def test_a_described_target_that_fits_nowhere_raises_one_sentence() -> None:
@@ -147,7 +147,9 @@ def test_a_slower_link_slows_a_drafter_on_another_device() -> None:
 
 
 def test_a_model_stays_on_its_allowed_devices() -> None:
-    assert {candidate.target.device for candidate in simulate(machine_called("phone-npu")).candidates} == {"cpu"}
+    assert {candidate.target.facts.device for candidate in simulate(machine_called("phone-npu")).candidates} == {
+        "cpu"
+    }
 
 
 # --------------------------------------------------------------------------------------------- a split target
@@ -155,8 +157,8 @@ def test_a_model_stays_on_its_allowed_devices() -> None:
 
 def test_a_target_too_large_for_the_gpu_is_split_with_the_layers_that_fit() -> None:
     laptop = machine_called("laptop-small-gpu")
-    plain = [c for c in simulate(laptop).candidates if c.mode == "plain" and c.target.device == "CUDA0+cpu"]
-    layers = [c.target.layers[0] for c in plain if c.target.layers is not None]
+    plain = [c for c in simulate(laptop).candidates if c.mode == "plain" and c.target.facts.device == "CUDA0+cpu"]
+    layers = [c.target.footprint.layers[0] for c in plain if c.target.footprint.layers is not None]
     whole = 4_661_000_000 + 8192 * 131_072
     small, large = (w + 8192 * kv + HEADROOM_BYTES for w, kv in ((773_000_000, 32_768), (1_917_000_000, 114_688)))
     room = 5_600_000_000 - HEADROOM_BYTES
@@ -164,7 +166,7 @@ def test_a_target_too_large_for_the_gpu_is_split_with_the_layers_that_fit() -> N
     for candidate in plain:
         assert candidate.memory_bytes["CUDA0"] <= 5_600_000_000
         assert sum(candidate.memory_bytes.values()) == pytest.approx(whole + HEADROOM_BYTES, abs=1)
-        assert f"{candidate.target.layers[0]} of 32 layers on CUDA0+cpu" in candidate.what  # type: ignore[index]
+        assert f"{candidate.target.footprint.layers[0]} of 32 layers on CUDA0+cpu" in candidate.what  # type: ignore[index]
 
 
 def test_a_split_forward_takes_the_sum_of_both_parts() -> None:
@@ -197,7 +199,7 @@ def test_targets_that_fit_or_cannot_be_split_are_not_split() -> None:
 
 def test_a_split_target_is_drafted_for_serially_only() -> None:
     ranking = simulate(machine_called("laptop-small-gpu"))
-    split = [one for one in ranking.candidates if one.target.layers is not None]
+    split = [one for one in ranking.candidates if one.target.footprint.layers is not None]
     assert {one.mode for one in split} == {"plain", "serial"}
     assert "how much CUDA0+cpu and cpu slow each other down is not known" in {
         refusal.verdict.text for refusal in ranking.rejected
@@ -206,9 +208,11 @@ def test_a_split_target_is_drafted_for_serially_only() -> None:
 
 def test_the_hand_over_of_a_split_target_is_that_of_its_farther_part() -> None:
     laptop = machine_called("laptop-small-gpu")
-    near = max(c.tokens_per_s for c in simulate(laptop).candidates if c.mode == "serial" and c.target.layers)
+    near = max(
+        c.tokens_per_s for c in simulate(laptop).candidates if c.mode == "serial" and c.target.footprint.layers
+    )
     slow = replace(laptop, links=((frozenset({"cpu", "CUDA0"}), 0.02),))
-    far = [c for c in simulate(slow).candidates if c.mode == "serial" and c.target.layers]
+    far = [c for c in simulate(slow).candidates if c.mode == "serial" and c.target.footprint.layers]
     assert max(c.tokens_per_s for c in far) < near
     curve = far[0].target.curve
     assert curve.plain_s > 0.02

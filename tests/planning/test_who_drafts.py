@@ -7,35 +7,21 @@ from typing import Any
 
 import pytest
 
-from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.choice.options import Candidate
-from edgespec.planning.choice.planner import NOT_CALIBRATED, PlanRequest
+from edgespec.planning.choice.plan import PlannedDrafter
+from edgespec.planning.choice.planner import NOT_CALIBRATED, DraftingModel
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, choose_depth
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.cost.widths import WidthProbe
-from tests.support.planning import plan_pair, rank_pair
+from tests.support.planning import SMALL, model_facts, plan_pair, rank_pair, request
 
 FLAT = Curve(widths=(1, 16), forward_s=(0.1, 0.1))
 APART = Contention()
 CROWDED = Contention(target_factor=1.9, drafter_factor=2.1)
 SLOW_DRAFTER = DraftCost(token_s=0.05)
-FACTS = ModelFacts(
-    name="big",
-    sha256="sha256:ab",
-    architecture="llama",
-    runtime="native",
-    build="1",
-    device="cpu",
-    threads=4,
-    vocabulary_size=1000,
-    trained_context_length=2048,
-    weight_bytes=1,
-    bytes_per_forward=1,
-    kv_bytes_per_token=1,
-    kv_type="f16",
-)
+FACTS = model_facts(runtime="native")
 
 
 def costs(curve: Curve = FLAT, **known: Any) -> Costs:
@@ -49,24 +35,19 @@ def costs(curve: Curve = FLAT, **known: Any) -> Costs:
     )
 
 
-def request(*sources: str, **wish: Any) -> PlanRequest:
-    values: dict[str, Any] = {"depth": "auto", "exactness": "stable", "context_length": 2048, **wish}
-    return PlanRequest(sources=sources or ("model",), drafter_model="small", **values)
-
-
 def probe(cap: int) -> WidthProbe:
     return WidthProbe(widths=tuple(range(1, cap + 2)))
 
 
 def best(known: Costs, cap: int = 4, *sources: str, **wish: Any) -> Candidate:
-    ranking = rank_pair(request(*sources, **wish), FACTS, probe(cap), known)
+    ranking = rank_pair(request(*(sources or ("model",)), **wish), FACTS, probe(cap), known)
     assert ranking is not None
     return ranking.best
 
 
 def said(known: Costs, cap: int = 4, *sources: str, **wish: Any) -> dict[str, str]:
     """The reasons of the plan, by their codes."""
-    made = plan_pair(request(*sources, **wish), FACTS, probe(cap), (), known)
+    made = plan_pair(request(*(sources or ("model",)), **wish), FACTS, probe(cap), (), known)
     return {reason.code: reason.text for reason in made.why}
 
 
@@ -113,7 +94,7 @@ def test_a_drafter_that_gains_only_if_pipelined_is_planned_pipelined() -> None:
 
 def test_a_drafter_that_gains_in_neither_mode_is_rejected_with_both_figures() -> None:
     known = costs(drafts={"model": DraftCost(token_s=0.3)}, contention=CROWDED)
-    ranking = rank_pair(request(), FACTS, probe(4), known)
+    ranking = rank_pair(request("model"), FACTS, probe(4), known)
     assert ranking is not None
     assert (ranking.best.mode, ranking.best.sources) == ("plain", ())
     assert ranking.best.tokens_per_s == pytest.approx(10)
@@ -141,7 +122,7 @@ def test_copies_of_the_text_do_not_decide_the_mode() -> None:
 
 
 def test_without_times_no_mode_is_chosen() -> None:
-    made = plan_pair(request(), FACTS, probe(4), (), Costs())
+    made = plan_pair(request("model"), FACTS, probe(4), (), Costs())
     assert made.why[-1] == NOT_CALIBRATED
     reasons = said(costs(drafts={}))
     assert reasons["no_model_drafter"] == "no model drafter: it has not been timed"
@@ -163,6 +144,31 @@ def test_a_drafter_that_was_seldom_right_is_planned_if_it_could_pay() -> None:
 
 
 def test_priors_of_other_machines_predict_no_speed_of_this_one() -> None:
-    assert plan_pair(request(), FACTS, probe(4), (), costs()).predicted_tokens_per_s is not None
-    guessed = plan_pair(request(), FACTS, probe(4), (), costs(measured=False))
+    assert plan_pair(request("model"), FACTS, probe(4), (), costs()).predicted_tokens_per_s is not None
+    guessed = plan_pair(request("model"), FACTS, probe(4), (), costs(measured=False))
     assert (guessed.mode, guessed.predicted_tokens_per_s) == ("serial", None)
+
+
+def test_of_several_drafting_models_the_ranking_plans_the_one_that_gains_most() -> None:
+    tiny = DraftingModel(facts=model_facts("tiny"), source="model:tiny")
+    fast = DraftCost(token_s=0.001)
+    known = costs(
+        drafts={"model": SLOW_DRAFTER, "model:tiny": fast}, acceptance={"model": (0.8,), "model:tiny": (0.8,)}
+    )
+    wanted = request("lookup", drafters=(SMALL, tiny))
+    assert wanted.sources == ("lookup", "model", "model:tiny")
+    ranking = rank_pair(wanted, FACTS, probe(4), known)
+    assert ranking is not None
+    assert ranking.best.sources == ("lookup", "model:tiny")
+    assert {candidate.sources for candidate in ranking.candidates if candidate.drafter is not None} == {
+        ("lookup", "model"),
+        ("lookup", "model:tiny"),
+    }
+    plan = plan_pair(wanted, FACTS, probe(4), (), known)
+    assert plan.drafter == PlannedDrafter(kind="lookup+model:tiny", facts=tiny.facts)
+    assert "no model:tiny drafter: it has not been timed" in said(costs(), 4, drafters=(tiny,)).values()
+
+
+def test_two_drafters_cannot_have_one_source() -> None:
+    with pytest.raises(ValueError, match="another source"):
+        request(drafters=(SMALL, SMALL))

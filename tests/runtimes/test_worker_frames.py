@@ -23,7 +23,6 @@ from edgespec.errors import (
     NonFiniteLogitsError,
     WorkerLostError,
 )
-from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.process.frames import (
     MOST_BODY_BYTES,
     Frame,
@@ -37,24 +36,9 @@ from edgespec.runtimes.process.frames import (
     rebuild_error,
     scores_bytes,
 )
+from tests.support.planning import model_facts
 
-FACTS = ModelFacts(
-    name="tiny",
-    sha256=None,
-    architecture="llama",
-    runtime="llama",
-    build="1",
-    device="cpu",
-    threads=2,
-    vocabulary_size=50,
-    trained_context_length=64,
-    weight_bytes=10,
-    bytes_per_forward=9,
-    kv_bytes_per_token=8,
-    kv_type="f16",
-    can_rewind=False,
-    settings={"repack": True, "gpu_layers": -1, "mode": "fast"},
-)
+FACTS = model_facts(vocabulary_size=50, can_rewind=False, settings={"repack": True, "gpu_layers": -1, "mode": "fast"})
 
 
 def stream(data: bytes) -> io.BufferedReader:

@@ -1,26 +1,80 @@
-"""Planning for a pair as if it were loaded, from facts and costs alone."""
+"""Facts of invented models, the ways to run them, and planning for a pair as if it were loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
-from edgespec.planning.choice.options import DrafterOption, Ranking
+from edgespec.planning.choice.options import DrafterOption, Footprint, Ranking, TargetOption
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import (
+    DraftingModel,
     PlanRequest,
     contention_of,
     decide,
     depth_cap,
     drafter_options,
     make_plan,
-    target_option,
 )
 from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.planning.cost.widths import WidthProbe
 
 NO_LIMIT = 2**63
+GIB = 2**30
+
+
+def model_facts(name: str = "big", **changes: Any) -> ModelFacts:
+    """The facts of a tiny model, but for ``changes``."""
+    values: dict[str, Any] = {
+        "name": name,
+        "sha256": f"sha256:{name}",
+        "architecture": "llama",
+        "runtime": "llama",
+        "build": "1",
+        "device": "cpu",
+        "threads": 4,
+        "vocabulary_size": 1000,
+        "trained_context_length": 2048,
+        "weight_bytes": 1,
+        "bytes_per_forward": 1,
+        "kv_bytes_per_token": 1,
+        "kv_type": "f16",
+    }
+    return ModelFacts(**{**values, **changes})
+
+
+# The drafting model of a request that names no other.
+SMALL = DraftingModel(facts=model_facts("small"))
+
+
+def request(*sources: str, **wish: Any) -> PlanRequest:
+    """A request with these sources: ``lookup``, and ``model`` for a model that drafts (default: ``SMALL``)."""
+    models = {"drafters": (SMALL,)} if "model" in sources else {}
+    return PlanRequest(
+        **{
+            "depth": "auto",
+            "exactness": "stable",
+            "context_length": 2048,
+            "copies": "lookup" in sources,
+            **models,
+            **wish,
+        }
+    )
+
+
+def target_option(facts: ModelFacts, curve: Curve, **values: Any) -> TargetOption:
+    """A target that is completely on its device; its cache is 512 MiB."""
+    footprint = Footprint(memory=facts.device, device_bytes=facts.weight_bytes + GIB // 2)
+    return TargetOption(**{"facts": facts, "footprint": footprint, "curve": curve, "depth_cap_stable": 7, **values})
+
+
+def drafter_option(facts: ModelFacts, cost: DraftCost, **values: Any) -> DrafterOption:
+    """A drafter that is completely on its device; its cache is 256 MiB."""
+    footprint = Footprint(memory=facts.device, device_bytes=facts.weight_bytes + GIB // 4)
+    return DrafterOption(**{"source": "model", "cost": cost, "facts": facts, "footprint": footprint, **values})
 
 
 def plan_pair(
@@ -34,20 +88,16 @@ def rank_pair(request: PlanRequest, target: ModelFacts, probe: WidthProbe | None
     """The ranking of an engine with this pair, without measurements of other placements or a memory limit."""
     if costs.curves is None:
         return None
-    cap = depth_cap(target, probe)
-    place = target_option(target, costs.curves.curves[0], request.context_length, cap)
-    cost, model = costs.drafts.get("model"), None
-    if cost is not None:
-        model = DrafterOption(
-            kind="model",
-            cost=cost,
-            acceptance=tuple(costs.acceptance.get("model", ())),
-            model=request.drafter_model or "the drafter",
-            runtime=request.drafter_runtime,
-            device=request.drafter_device,
+    here = target_option(target, costs.curves.curves[0], depth_cap_stable=depth_cap(target, probe))
+    models = [
+        drafter_option(
+            model.facts, cost, source=model.source, acceptance=tuple(costs.acceptance.get(model.source, ()))
         )
-    drafters = [one for one in drafter_options(request, model) if one.kind in costs.drafts]
+        for model in request.drafters
+        if (cost := costs.drafts.get(model.source)) is not None
+    ]
+    drafters = [one for one in drafter_options(request, models) if one.source in costs.drafts]
+    devices = [model.facts.device for model in request.drafters]
     both = contention_of(request, costs)
-    pairs = {} if both is None else {(target.device, request.drafter_device): both}
-    memory = dict.fromkeys((target.device, request.drafter_device), NO_LIMIT)
-    return decide(request, [place], drafters, memory, pairs)
+    pairs = {} if both is None else {(target.device, device): both for device in devices}
+    return decide(request, [here], drafters, dict.fromkeys((target.device, *devices), NO_LIMIT), pairs)

@@ -133,7 +133,7 @@ def test_every_placement_is_calibrated_and_ranked(tiny: TinyModels, home: Home) 
         engine.calibrate(alternatives=True)
         ranking = engine.ranking()
         assert ranking is not None
-        timed = {candidate.target.device for candidate in ranking.candidates}
+        timed = {candidate.target.facts.device for candidate in ranking.candidates}
         assert {own, "cpu", name} == timed
     with tiny.load(context=256, store_home=home, device="auto", draft_device="cpu", gpu_layers="auto") as engine:
-        assert engine.plan.target.device == ranking.best.target.device, "the next start uses what was found"
+        assert engine.plan.target.device == ranking.best.target.facts.device, "the next start uses what was found"

@@ -26,6 +26,7 @@ from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.placement.candidates import Placement, same_place
 from edgespec.placement.settings import fewer_threads, other_caches, setting_words
+from edgespec.planning.choice.options import MODEL
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.runtimes.background import BackgroundModel
 
@@ -334,7 +335,7 @@ class BackgroundCalibration:
         if pair.measurements.unproven:
             agreeing = measure_agreement(pair.target, drafter, map(pair.prompts.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} agrees with {target.name}"
-            pair.measurements.learn_prior("model", (yield from self._labelled(agreeing, label, facts)))
+            pair.measurements.learn_prior(MODEL, (yield from self._labelled(agreeing, label, facts)))
         if not paired or self._afresh:
             both = measure_contention(pair.target, drafter)
             label = f"measuring {target.name} and {facts.name} in parallel"

@@ -11,8 +11,8 @@ from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements
-from edgespec.planning.choice.options import Candidate, Ranking, Rejected
-from edgespec.planning.choice.planner import PlanRequest
+from edgespec.planning.choice.options import MODEL, Candidate, Ranking, Rejected
+from edgespec.planning.choice.planner import DraftingModel, PlanRequest
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 
 # Largest share of the target's bytes that a draft token may read where no times are known. With 0.6 of the tokens
@@ -48,20 +48,20 @@ def judge_drafter(
 
     Times are measured here or on similar machines. The drafter is accepted if it gains with the usual acceptance or
     with that of earlier conversations: one unusual text does not rule out a drafter permanently. ``speedup`` uses the
-    acceptance of earlier conversations. ``request`` is for the model alone; ``allowed_bytes`` are for both models.
+    acceptance of earlier conversations. ``allowed_bytes`` are for both models.
     """
     share = drafter.bytes_per_forward / max(1, target.bytes_per_forward)
-    known = PairMeasurements(store, target, drafter, request.sources, request.context_length)
+    known = PairMeasurements(store, target, replace(request, copies=False, drafters=(DraftingModel(facts=drafter),)))
     costs, probe = known.costs(), known.widths()
     if probe is None and target.bit_equal_by_construction:  # the self-check confirms it once the target is loaded
         probe = WidthProbe(widths=tuple(range(1, WIDEST + 1)), complete=True)
 
     def rank(acceptance: Mapping[str, tuple[float, ...]]) -> Ranking | None:
         known_so_far = replace(costs, acceptance=acceptance)
-        return known.ranking(request, probe, known_so_far, Placements(), allowed_bytes, loaded=False)
+        return known.ranking(probe, known_so_far, Placements(), allowed_bytes, loaded=False)
 
-    usual = _judge(rank({"model": (expected_acceptance("model"),)}), share)
-    if "model" not in known.priors:
+    usual = _judge(rank({MODEL: (expected_acceptance(MODEL),)}), share)
+    if MODEL not in known.priors:
         return usual
     taught = _judge(rank(costs.acceptance), share)
     if usual.why_not is not None:

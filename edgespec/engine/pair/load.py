@@ -33,7 +33,7 @@ from edgespec.placement.memory import memory_needed, require_memory, too_large_w
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.placement.settings import choose_threads, other_settings
-from edgespec.planning.choice.planner import PlanRequest
+from edgespec.planning.choice.planner import DraftingModel, PlanRequest
 from edgespec.planning.cost.margins import SLOWER_ALLOWED, TAKEOVER_CALIBRATIONS
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.profiles.profile import Profile, load_profile
@@ -215,7 +215,7 @@ def _search(
     facts = runtime_of(settings).describe(target, settings)
     if not facts.can_rewind:
         return FoundDrafter()
-    request = replace(_plan_request(prepare.profile, prepare.context_length, None, None), sources=("model",))
+    request = _plan_request(prepare.profile, prepare.context_length, None, None)
     return DrafterSearch(target, facts, prepare, locator, store, request, allowed_bytes, tell).run()
 
 
@@ -226,27 +226,25 @@ def _plan_request(
     drafter_off: str | None,
     program: str | None = None,
 ) -> PlanRequest:
-    request = PlanRequest(
+    return PlanRequest(
         depth=profile.depth,
         exactness=profile.exactness,
         context_length=context_length,
-        sources=source_names(profile, drafting=drafter is not None),
-        drafter_off=drafter_off,
+        copies=profile.lookup,
+        drafters=() if drafter is None else (_drafting(drafter, program),),
+        no_model=drafter_off,
         weighs_alternatives=profile.depth_policy == "cost",
         mode=profile.mode,
     )
-    if drafter is None:
-        return request
-    rows, filed_bytes = drafter.form.head_rows, drafter.file.weight_bytes
-    return replace(
-        request,
-        drafter_model=drafter.file.name,
-        drafter_runtime=drafter.facts.runtime,
-        drafter_device=drafter.settings.device,
-        drafter_head=None if rows is None else (rows, drafter.file.header.vocabulary_size),
-        drafter_bytes=(drafter.facts.weight_bytes, filed_bytes) if drafter.form.requantized else None,
-        drafter_one_pass=drafter.facts.mask_id is not None,
-        drafter_program=program,
+
+
+def _drafting(drafter: PreparedModel, program: str | None) -> DraftingModel:
+    rows, file = drafter.form.head_rows, drafter.file
+    return DraftingModel(
+        facts=drafter.facts,
+        head=None if rows is None else (rows, file.header.vocabulary_size),
+        filed_bytes=file.weight_bytes if drafter.form.requantized else None,
+        program=program,
     )
 
 
@@ -382,11 +380,6 @@ def resolve_profile(profile: Profile | str | None, overrides: Mapping[str, Any],
     return load_profile(profile, environ={}, cwd=Path.cwd(), user_dir=own_home.root, flags=given, only_the_named=True)
 
 
-def source_names(profile: Profile, *, drafting: bool) -> tuple[str, ...]:
-    """The kinds of drafters in use, the cheapest first."""
-    return (*(("lookup",) if profile.lookup else ()), *(("model",) if drafting else ()))
-
-
 def settled_settings(
     store: Measurements,
     prepare: Preparation,
@@ -452,10 +445,10 @@ def choose_drafter(
     if here is None:
         return drafter
     request = _plan_request(profile, prepare.context_length, drafter, None)
-    known = PairMeasurements(store, here.facts, drafter.facts, request.sources, prepare.context_length)
-    ranking = known.ranking(request, known.widths(), known.costs(), places, allowed_bytes, loaded=False)
-    best = None if ranking is None else ranking.best.drafter
-    if best is not None and best.device is not None:
+    known = PairMeasurements(store, here.facts, request)
+    ranking = known.ranking(known.widths(), known.costs(), places, allowed_bytes, loaded=False)
+    best = None if ranking is None or ranking.best.drafter is None else ranking.best.drafter.facts
+    if best is not None:
         drafter = prepare.decided_drafter(drafter.file, best.device, best.runtime)
     return drafter
 

@@ -144,7 +144,7 @@ class LoadedPair:
 
     def drafter_offer(self) -> DrafterOffer | None:
         """A drafter to fetch for a target without one, if it is expected to be faster than plain decoding."""
-        request, target = replace(self.request, sources=("model",)), self.target.facts
+        request, target = self.request, self.target.facts
         if self.profile.draft != "auto" or request.depth == 0 or self.pool.drafter is not None or not self.can_rewind:
             return None
 
@@ -227,7 +227,7 @@ class LoadedPair:
         # The longest context at which drafting keeps the requested exactness; None: any length.
         self.exact_length = None if near else exact_length(self.probe, self.target.facts)
         allowed = self.pool.left_bytes + self.session_memory.total_bytes
-        self.ranking = self.measurements.ranking(self.request, self.probe, costs, self.pool.places, allowed)
+        self.ranking = self.measurements.ranking(self.probe, costs, self.pool.places, allowed)
         facts, notes = self.target.facts, self.measurements.notes
         return make_plan(self.request, facts, self.probe, notes, costs, self.ranking)
 
@@ -279,6 +279,9 @@ class LoadedPair:
             self.target.close()
             self.target, self.probe = other, None
             self.pool.use_threads(other.settings.threads)  # drafters use the target's threads
+            if (drafter := self.pool.drafter) is not None:
+                models = tuple(replace(model, facts=drafter.facts) for model in self.request.drafters)
+                self.request = replace(self.request, drafters=models)
             self.pool.load_prepared()
             self.measurements = self._measurements_in(self.measurements.store)
             self.replan()  # the old plan's depths belong to another numeric class
@@ -286,11 +289,8 @@ class LoadedPair:
 
     def _measurements_in(self, store: Measurements) -> PairMeasurements:
         """The stored measurements of the target and its drafter in their current settings."""
-        drafter = self.pool.drafter
-        facts = None if drafter is None else drafter.facts
         stored_texts = [drafter.kind for drafter in self.drafters if drafter.kind in KINDS]
-        sources, longest = self.request.sources, self.request.context_length
-        return PairMeasurements(store, self.target.facts, facts, sources, longest, stored_texts)
+        return PairMeasurements(store, self.target.facts, self.request, stored_texts)
 
 
 def _model_drafter(pool: ModelPool) -> Drafter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.priors import (
@@ -19,29 +20,26 @@ from edgespec.interfaces.policy import DepthPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placement, Placements, same_place
 from edgespec.planning.choice.evaluation import taken_bytes
-from edgespec.planning.choice.options import DrafterOption, Ranking, Rejected, TargetOption
+from edgespec.planning.choice.options import COPIES, MODEL, DrafterOption, Footprint, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.planner import (
+    DraftingModel,
     PlanRequest,
     contention_of,
     decide,
     depth_cap,
     drafter_options,
-    target_option,
 )
 from edgespec.planning.choice.ranking import HEADROOM_BYTES, Pair
 from edgespec.planning.choice.settled import clearly_faster, usual_seconds
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import FREE, Curve, best_possible
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WidthProbe, holds_for, probe_starts
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.experience import SAMPLED
 from edgespec.runtimes.llama.context import EVERY_LAYER
-
-# Drafters without a model: their cost is negligible.
-_FREE_SOURCES = ("lookup",)
 
 MEASURED_BUSY = Reason(
     "measured_busy",
@@ -51,34 +49,31 @@ MEASURED_BUSY = Reason(
 
 
 class PairMeasurements:
-    """Reads and writes ``store`` for one target, its drafter (None without one) and the sources that may draft.
+    """Reads and writes ``store`` for one target and what may draft for it: ``request`` and ``stored_texts`` say that.
 
-    ``context_length`` is the longest context that the width classes must cover.
+    The request's context is the longest that the width classes must cover.
     """
 
     def __init__(
-        self,
-        store: Measurements,
-        target: ModelFacts,
-        drafter: ModelFacts | None,
-        sources: Sequence[str],
-        context_length: int,
-        stored_texts: Sequence[str] = (),
+        self, store: Measurements, target: ModelFacts, request: PlanRequest, stored_texts: Sequence[str] = ()
     ) -> None:
         self.store = store
         self.target = target
-        self.drafter = drafter
-        self._context_length = context_length
+        self.request = request
         self.drafter_failure: str | None = None  # why the drafter could not be loaded and measured
-        self._sources = tuple(sources)
         self._stored_texts = tuple(stored_texts)
         self.priors: dict[str, AcceptancePrior] = {}
-        learning = (*sources, *stored_texts)
+        learning = (*request.sources, *stored_texts)
         for source in (*learning, *(source + SAMPLED for source in learning)):
             prior = self._load_prior(source)
             if prior is not None and prior != NO_PRIOR:
                 self.priors[source] = prior
-        self.history = self.store.load_history(self.target, self._identity("model"))
+        self.history = self.store.load_history(self.target, self._identity(MODEL))
+
+    @property
+    def drafter(self) -> ModelFacts | None:
+        """The first drafting model; None without one."""
+        return next((model.facts for model in self.request.drafters), None)
 
     def _load_prior(self, source: str) -> AcceptancePrior | None:
         """The stored acceptance. An unusable file is replaced here: without drafting no other code replaces it."""
@@ -119,12 +114,16 @@ class PairMeasurements:
 
     def _widths_of(self, facts: ModelFacts) -> WidthProbe | None:
         probe = self.store.load_widths(facts)
-        return probe if probe is not None and holds_for(probe, facts, self._context_length) else None
+        return probe if probe is not None and holds_for(probe, facts, self.request.context_length) else None
 
     def target_times(self) -> ModelTimes | None:
         """The target's stored times; None without, or if measured for a shorter (faster) context."""
         times = self.store.load_times(self.target)
-        return times if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1] else None
+        return (
+            times
+            if times is not None and times.contexts[-1] >= probe_starts(self.request.context_length)[-1]
+            else None
+        )
 
     def drafter_times(self) -> ModelTimes | None:
         return None if self.drafter is None else self.store.load_times(self.drafter)
@@ -134,24 +133,24 @@ class PairMeasurements:
 
         Estimates are the times of similar machines, scaled to this machine's plain forwards.
         """
-        times, drafter_times = self.target_times(), self.drafter_times()
+        times, models = self.target_times(), self.request.drafters
         plain_s = self.store.plain_s(self.target)
         curves, guessed_s = None if times is None else times.curves, plain_s or self._expected_plain_s()
         if curves is None:
             curves = expected_curves(self.target, guessed_s)
-        drafts = {source: FREE for source in self._sources if source in _FREE_SOURCES}
         acceptance = {source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()}
-        price = None
-        if drafter_times is not None and self.drafter is not None:
-            price = drafter_times.cost_for(self.drafter)
-        drafting = "model" in self._sources and self.drafter is not None and self.drafter_failure is None
-        if price is None and drafting and self.drafter is not None:
-            price = expected_draft_cost(self.drafter, self.target, guessed_s)
-        if price is not None:
-            drafts["model"] = price
-        measured = times is not None and (drafter_times is not None or not drafting)
+        drafts = {COPIES: FREE} if self.request.copies else {}
+        for model in models:
+            if (timed := self.store.load_times(model.facts)) is not None:
+                drafts[model.source] = timed.cost_for(model.facts)
+        untimed = [model for model in models if model.source not in drafts and self.drafter_failure is None]
+        for model in untimed:
+            if (price := expected_draft_cost(model.facts, self.target, guessed_s)) is not None:
+                drafts[model.source] = price
+        measured = times is not None and not untimed
         if not measured and curves is not None:
-            acceptance = {source: (expected_acceptance(source),) for source in drafts} | acceptance
+            expected = {source: COPIES if source == COPIES else MODEL for source in drafts}
+            acceptance = {source: (expected_acceptance(kind),) for source, kind in expected.items()} | acceptance
         drafts |= dict.fromkeys(self._stored_texts, FREE)
         return Costs(
             curves=curves,
@@ -178,12 +177,11 @@ class PairMeasurements:
     @property
     def missing(self) -> bool:
         """Whether a measurement that the plan needs is missing and possible."""
-        if not self._sources:
+        if not self.request.sources:
             return False
-        costs = self.costs()
-        lost = {"model"} if self.drafter_failure is not None else set()
-        unpriced = any(source not in costs.drafts for source in self._sources if source not in lost)
-        unpaired = "model" in self._sources and self.drafter is not None and costs.contention is None and not lost
+        costs, models = self.costs(), () if self.drafter_failure is not None else self.request.drafters
+        unpriced = any(model.source not in costs.drafts for model in models)
+        unpaired = bool(models) and costs.contention is None
         return not costs.measured or unpriced or unpaired or self.widths() is None
 
     @property
@@ -194,12 +192,12 @@ class PairMeasurements:
 
     @property
     def unproven(self) -> bool:
-        """Whether the drafter's acceptance is unknown, and a drafter that is always right would be faster."""
-        return self.drafter_failure is None and "model" not in self.priors and self.may_pay("model")
+        """Whether a drafting model's acceptance is unknown, and it would be faster if it were always right."""
+        unknown = [model.source for model in self.request.drafters if model.source not in self.priors]
+        return self.drafter_failure is None and any(map(self.may_pay, unknown))
 
     def ranking(
         self,
-        request: PlanRequest,
         probe: WidthProbe | None,
         costs: Costs,
         places: Placements,
@@ -209,104 +207,106 @@ class PairMeasurements:
     ) -> Ranking | None:
         """Every measured way to run, the plan first; None without known times.
 
-        The target's place is fixed: other places are only compared (``settle_place``). The drafter may be in any of
-        the ``places`` where it was timed, unless it is ``loaded``. The drafter is judged by its acceptance in earlier
+        The target's place is fixed: other places are only compared (``settle_place``). A drafter may be in any of
+        the ``places`` where it was timed, unless it is ``loaded``. A drafter is judged by its acceptance in earlier
         conversations.
         """
         if costs.curves is None:
             return None
-        here = next((place for place in places.targets if _same_setting(place.facts, self.target)), None)
-        curve, cap = costs.curves.curves[0], depth_cap(self.target, probe)
-        own = target_option(self.target, curve, request.context_length, cap)
-        if here is not None:
-            own = replace(here, facts=self.target).target_option(curve, cap)
-        own = replace(own, measured=costs.measured)
-        drafter = self._drafter_option(request, costs, places)
-        memory = {facts.device: allowed_bytes for facts in (self.target, *filter(None, [self.drafter]))}
+        own = TargetOption(
+            facts=self.target,
+            footprint=self._footprint(self.target, places.targets),
+            curve=costs.curves.curves[0],
+            depth_cap_stable=depth_cap(self.target, probe),
+            measured=costs.measured,
+        )
+        drafters = self._own_drafters(costs, places)
+        memory = dict.fromkeys(
+            (self.target.device, *(model.facts.device for model in self.request.drafters)), allowed_bytes
+        )
         if places.targets or places.drafters:
             memory |= {HOST: allowed_bytes, **places.memory_bytes}
-        for name, needed in taken_bytes(own, drafter if loaded else None, HEADROOM_BYTES).items():
+        for name, needed in taken_bytes(own, drafters if loaded else (), HEADROOM_BYTES).items():
             memory[name] = max(memory.get(name, 0), needed)  # loaded models fit
-        pairs: dict[Pair, Contention] = {}
-        both = contention_of(request, costs)
-        if both is not None and self.drafter is not None:
-            pairs[self.target.device, self.drafter.device] = both
-        targets, models = [own], [drafter]
-        rejected = self._other_places(places, costs, targets, models, pairs, loaded=loaded)
-        drafters = [option for model in models for option in drafter_options(request, model) if option.model]
-        drafters += drafter_options(request, None)
-        ranking = decide(request, targets, drafters, memory, pairs)
-        return None if ranking is None else replace(ranking, rejected=(*ranking.rejected, *rejected))
+        others, refused = self._other_targets(places)
+        moved, untimed = self._other_drafters(drafters, costs, places, loaded=loaded)
+        options = drafter_options(self.request, [*drafters, *moved])
+        ranking = decide(self.request, [own, *others], options, memory, self._pairs(costs, places))
+        return None if ranking is None else replace(ranking, rejected=(*ranking.rejected, *refused, *untimed))
 
-    def _drafter_option(self, request: PlanRequest, costs: Costs, places: Placements) -> DrafterOption | None:
-        """The drafting model in its current place; None without a model or without a known cost."""
-        facts, cost = self.drafter, costs.drafts.get("model")
-        if facts is None or cost is None:
-            return None
-        rates = tuple(costs.acceptance.get("model", ()))
-        at = next((place for place in places.drafters if _same_setting(place.facts, facts)), None)
-        if at is not None:
-            return at.drafter_option(cost, rates)
-        return DrafterOption(
-            kind="model",
-            cost=cost,
-            acceptance=rates,
-            model=facts.name,
-            runtime=facts.runtime,
-            device=facts.device,
-            threads=facts.threads,
-            weights_bytes=facts.weight_bytes,
-            cache_bytes=facts.kv_bytes_per_token * request.context_length,
-            bytes_per_forward=facts.bytes_per_forward,
-        )
+    def _footprint(self, facts: ModelFacts, places: Sequence[Placement]) -> Footprint:
+        """That of the model in its current setting."""
+        here = (place.footprint for place in places if _same_setting(place.facts, facts))
+        return next(here, Footprint.whole(facts, self.request.context_length))
 
-    def _other_places(
-        self,
-        places: Placements,
-        costs: Costs,
-        targets: list[TargetOption],
-        drafters: list[DrafterOption | None],
-        pairs: dict[Pair, Contention],
-        *,
-        loaded: bool,
-    ) -> list[Rejected]:
-        """Add the other timed places and the contention of pairs. Returns the rest with reasons."""
-        rejected: list[Rejected] = []
-        rates = tuple(costs.acceptance.get("model", ()))
+    def _own_drafters(self, costs: Costs, places: Placements) -> list[DrafterOption]:
+        """Each drafting model with a known cost, in its current setting."""
+        return [
+            _drafting(model, costs, cost, self._footprint(model.facts, places.drafters))
+            for model in self.request.drafters
+            if (cost := costs.drafts.get(model.source)) is not None
+        ]
+
+    def _other_targets(self, places: Placements) -> tuple[list[TargetOption], list[Rejected]]:
+        """The target in the other places where it was timed, and the rest with reasons."""
+        timed, refused = list[TargetOption](), list[Rejected]()
         for place in places.targets:
             if _same_setting(place.facts, self.target):
                 continue
             option = self._option_at(place)
             if option is not None:
-                targets.append(option)
+                timed.append(option)
             elif not same_place(place.facts, self.target):  # the target's own setting already stands for its place
-                rejected.append(places.too_small(place) or place.not_measured())
-        known = [(one.device, one.runtime) for one in drafters if one is not None]
-        for place in places.drafters:
-            if (place.facts.device, place.facts.runtime) in known:
+                refused.append(places.too_small(place) or place.not_measured())
+        return timed, refused
+
+    def _other_drafters(
+        self, own: Sequence[DrafterOption], costs: Costs, places: Placements, *, loaded: bool
+    ) -> tuple[list[DrafterOption], list[Rejected]]:
+        """The drafting models in the other places where they were timed, and the rest with reasons."""
+        timed, refused = list[DrafterOption](), list[Rejected]()
+        here = {(one.facts.name, one.facts.device, one.facts.runtime) for one in own if one.facts is not None}
+        for model, place in product(self.request.drafters, places.drafters):
+            facts = place.facts
+            if facts.name != model.facts.name or (facts.name, facts.device, facts.runtime) in here:
                 continue
-            drafting = self.store.load_times(place.facts)
-            if drafting is not None:
-                drafters.append(place.drafter_option(drafting.cost_for(place.facts), rates, eligible=not loaded))
+            times = self.store.load_times(facts)
+            if times is not None:
+                there = _drafting(replace(model, facts=facts), costs, times.cost_for(facts), place.footprint)
+                timed.append(replace(there, eligible=not loaded))
             else:
-                rejected.append(places.too_small(place, drafting=True) or place.not_measured(drafting=True))
+                refused.append(places.too_small(place, drafting=True) or place.not_measured(drafting=True))
+        return timed, refused
+
+    def _pairs(self, costs: Costs, places: Placements) -> dict[Pair, Contention]:
+        """The contention of the target's device with each device that may draft."""
+        pairs: dict[Pair, Contention] = {}
+        both = contention_of(self.request, costs)
+        if both is not None and self.drafter is not None:
+            pairs[self.target.device, self.drafter.device] = both
         for place in places.drafters:
-            both = self._contention(self.target, place.facts)
-            if both is not None:
+            measured = self._contention(self.target, place.facts)
+            if measured is not None:
                 pair = self.target.device, place.facts.device
-                pairs[pair] = both.worse(pairs.get(pair))
-        return rejected
+                pairs[pair] = measured.worse(pairs.get(pair))
+        return pairs
 
     def _option_at(self, place: Placement) -> TargetOption | None:
         """The target as timed in another place for contexts of this length; None without such times."""
         times, probe = self.store.load_times(place.facts), self._widths_of(place.facts)
-        if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1]:
-            stable = None if probe is None else probe.depth_cap
-            return place.target_option(times.curves.curves[0], stable, eligible=False)
-        seconds = self.store.load_plain_s(place.facts)
-        if seconds is None:
+        if times is not None and times.contexts[-1] >= probe_starts(self.request.context_length)[-1]:
+            curve, stable = times.curves.curves[0], None if probe is None else probe.depth_cap
+        elif (seconds := self.store.load_plain_s(place.facts)) is not None:
+            curve, stable = Curve(widths=(1,), forward_s=(seconds,)), 0
+        else:
             return None
-        return place.target_option(Curve(widths=(1,), forward_s=(seconds,)), 0, eligible=False)
+        return TargetOption(
+            facts=place.facts,
+            footprint=place.footprint,
+            curve=curve,
+            depth_cap_stable=stable,
+            eligible=False,
+        )
 
     def settle_place(self, places: Placements) -> None:
         """Compare the target's times here and in other places: change the place once two calibrations agree.
@@ -359,15 +359,28 @@ class PairMeasurements:
         history = policy.history()
         if history.lengths and history != self.history:
             self.history = history
-            self.store.save_history(self.target, self._identity("model"), history)
+            self.store.save_history(self.target, self._identity(MODEL), history)
 
     def _identity(self, source: str) -> str:
         """A source's key in the store; a model's file and weight format are part of it."""
-        if source.removesuffix(SAMPLED) != "model" or self.drafter is None:
+        named = source.removesuffix(SAMPLED)
+        facts = next((model.facts for model in self.request.drafters if model.source == named), None)
+        if facts is None:
             return source
-        weights = self.drafter.settings.get("weights")
+        weights = facts.settings.get("weights")
         kept_as = "" if weights is None else f":{weights}"
-        return f"{source}:{self.drafter.sha256 or self.drafter.name}{kept_as}"
+        return f"{source}:{facts.sha256 or facts.name}{kept_as}"
+
+
+def _drafting(model: DraftingModel, costs: Costs, cost: DraftCost, footprint: Footprint) -> DrafterOption:
+    return DrafterOption(
+        source=model.source,
+        cost=cost,
+        acceptance=tuple(costs.acceptance.get(model.source, ())),
+        facts=model.facts,
+        # The input's embedding, which a drafter on a device leaves in the machine's memory, is not counted.
+        footprint=replace(footprint, host_bytes=0),
+    )
 
 
 def _same_setting(one: ModelFacts, other: ModelFacts) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.files.disk import gib
-from edgespec.interfaces.model import HOST
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.options import Candidate, DrafterOption, Rejected, TargetOption
 from edgespec.planning.choice.plan import Exactness, Mode
@@ -54,15 +53,15 @@ class Evaluation:
 
     def refused(self, memory_bytes: Mapping[str, int]) -> Rejected | None:
         """Why the pair cannot draft in any mode; None if it can."""
-        needed, place = self.drafter.needed_bytes(self.headroom_bytes), self.drafter.memory_name
-        if place is not None:
-            taken = taken_bytes(self.target, None, self.headroom_bytes).get(place, 0)
-            if place not in memory_bytes:
-                return self._reject(memory_not_known(place))
-            left = memory_bytes[place] - taken
+        if self.drafter.footprint is not None:
+            memory, needed = self.drafter.footprint.memory, self.drafter.footprint.device_bytes + self.headroom_bytes
+            taken = self.target.footprint.taken(self.headroom_bytes).get(memory, 0)
+            if memory not in memory_bytes:
+                return self._reject(memory_not_known(memory))
+            left = memory_bytes[memory] - taken
             if needed > left:
                 where = "are free with the target loaded" if taken else "may be used"
-                reason = Reason("no_room", f"needs {gib(needed)} on {place} and {gib(left)} {where}")
+                reason = Reason("no_room", f"needs {gib(needed)} on {memory} and {gib(left)} {where}")
                 return self._reject(reason, needed_bytes=needed, available_bytes=left)
         if self.cap is None:
             return self._reject(
@@ -79,7 +78,7 @@ class Evaluation:
     ) -> list[Candidate | Rejected]:
         """Evaluate the pair in each of ``modes`` open to it; ``known`` says whether it may run pipelined."""
         found: list[Candidate | Rejected] = []
-        if self.drafter.model is None:  # drafting that takes no time is the same in either mode
+        if self.drafter.facts is None:  # drafting that takes no time is the same in either mode
             mode: Mode = "serial" if "serial" in modes else "pipelined"
             return [self._serial(hand_over_s, mode)] if {"serial", "pipelined"} & set(modes) else []
         serial = self._serial(hand_over_s) if "serial" in modes else None
@@ -106,7 +105,7 @@ class Evaluation:
             alone = "pipelined drafting is not predicted for a drafter that drafts all tokens in one forward"
             return self._reject(Reason("drafter_one_pass", alone), mode="pipelined")
         if contention is None:
-            both = f"{self.target.device} and {self.drafter.device}"
+            both = f"{self.target.facts.device} and {self.drafter.device}"
             reason = f"how much {both} slow each other down is not known"
             return self._reject(Reason("contention_not_measured", reason), mode="pipelined")
         pair = SimulatedPair(
@@ -164,16 +163,15 @@ class Evaluation:
             possible_speedup=possible,
             possible_depth=surest.depth,
             drafted_tokens_per_s=drafted.tokens_per_s,
-            memory_bytes=taken_bytes(self.target, self.drafter, self.headroom_bytes),
-            memory_bound_speedup=expected.tokens
-            / (
-                1
-                + self.drafter.cost.forwards(expected.depth)
-                * self.drafter.bytes_per_forward
-                / self.target.weights_bytes
-            ),
+            memory_bytes=taken_bytes(self.target, (self.drafter,), self.headroom_bytes),
+            memory_bound_speedup=expected.tokens / (1 + self._bytes_share(expected.depth)),
             why=(self._verdict(expected, drafted, speedup, most), *said, *repaid),
         )
+
+    def _bytes_share(self, depth: int) -> float:
+        """What the forwards of a draft read, divided by the target's weights."""
+        read = 0 if self.drafter.facts is None else self.drafter.facts.bytes_per_forward
+        return self.drafter.cost.forwards(depth) * read / self.target.facts.weight_bytes
 
     def _verdict(self, expected: _Round, drafted: _Round, speedup: float, most: str) -> Reason:
         """Why the pair is a candidate; ``most`` says what it could bring."""
@@ -286,19 +284,18 @@ def _level(target: TargetOption, depth: int) -> Exactness:
 # -------------------------------------------------------------------------------------------------- in words
 
 
-def memory_not_known(place: str) -> Reason:
+def memory_not_known(device: str) -> Reason:
     """The reason for a device whose memory size is unknown."""
-    return Reason("memory_not_known", f"how much memory {place} has is not known")
+    return Reason("memory_not_known", f"how much memory {device} has is not known")
 
 
-def taken_bytes(target: TargetOption, drafter: DrafterOption | None, headroom_bytes: int) -> dict[str, int]:
-    """Bytes that target and drafter take of each memory."""
-    taken = {target.memory_name: target.needed_bytes(headroom_bytes)}
-    if target.host_bytes:
-        taken[HOST] = taken.get(HOST, 0) + target.host_bytes
-    if drafter is not None and drafter.memory_name is not None:
-        place = drafter.memory_name
-        taken[place] = taken.get(place, 0) + drafter.needed_bytes(headroom_bytes)
+def taken_bytes(target: TargetOption, drafters: Iterable[DrafterOption], headroom_bytes: int) -> dict[str, int]:
+    """Bytes that target and drafters take of each memory."""
+    taken = target.footprint.taken(headroom_bytes)
+    for drafter in drafters:
+        if drafter.footprint is not None:
+            for memory, needed in drafter.footprint.taken(headroom_bytes).items():
+                taken[memory] = taken.get(memory, 0) + needed
     return taken
 
 

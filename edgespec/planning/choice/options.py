@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
+from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Exactness, Mode
 from edgespec.planning.cost.curve import Curve, DraftCost
+
+# The sources that propose copies of the text, and the first drafting model. The measurement store and the statistics
+# use these names.
+COPIES, MODEL = "lookup", "model"
 
 
 def placed_name(model: str, device: str, layers: tuple[int, int] | None) -> str:
@@ -18,92 +23,89 @@ def placed_name(model: str, device: str, layers: tuple[int, int] | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetOption:
-    """The target in one configuration. All options of a ranking are the same model.
+class Footprint:
+    """The bytes of a model's weights and cache, and in whose memory they are.
 
-    ``depth_cap_stable`` is the deepest depth whose widths are bit-equal to plain decoding in this configuration; None
-    if not measured. ``memory`` names the device whose memory holds the target, if not ``device``; ``host_bytes`` of
-    the bytes are in the machine's own memory. ``layers`` is (on the device, total) if only some are on the device.
-    ``eligible`` is False for a configuration that this plan cannot use. ``measured`` is False for times estimated
-    from other machines.
+    ``device_bytes`` are in ``memory``, named by the device that owns it; ``host_bytes`` stay in the machine's own.
+    ``layers`` is (on the device, total) if only some are on the device.
     """
 
-    model: str
-    runtime: str
-    device: str
-    curve: Curve
-    weights_bytes: int
-    cache_bytes: int
-    depth_cap_stable: int | None
-    threads: int = 1
-    settings: Mapping[str, str | int | bool] = field(default_factory=dict)
-    memory: str | None = None
+    memory: str
+    device_bytes: int
     host_bytes: int = 0
     layers: tuple[int, int] | None = None
+
+    @staticmethod
+    def whole(facts: ModelFacts, context_length: int) -> Footprint:
+        """A model that is completely on its device, in a memory of the device's own name."""
+        cache_bytes = facts.kv_bytes_per_token * context_length
+        return Footprint(memory=facts.device, device_bytes=facts.weight_bytes + cache_bytes)
+
+    def taken(self, headroom_bytes: int) -> dict[str, int]:
+        """Bytes taken of each memory; working buffers are with the device."""
+        taken = {self.memory: self.device_bytes + headroom_bytes}
+        if self.host_bytes:
+            taken[HOST] = taken.get(HOST, 0) + self.host_bytes
+        return taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOption:
+    """The target in one setting. All options of a ranking are the same model.
+
+    ``depth_cap_stable`` is the deepest depth whose widths are bit-equal to plain decoding in this setting; None if
+    not measured. ``eligible`` is False for a setting that this plan cannot use. ``measured`` is False for times
+    estimated from other machines.
+    """
+
+    facts: ModelFacts
+    footprint: Footprint
+    curve: Curve
+    depth_cap_stable: int | None
     eligible: bool = True
     measured: bool = True
 
     @property
     def short_name(self) -> str:
-        return placed_name(self.model, self.device, self.layers)
-
-    @property
-    def memory_name(self) -> str:
-        """The device whose memory holds the target."""
-        return self.memory or self.device
-
-    def needed_bytes(self, headroom_bytes: int) -> int:
-        """Weights, cache and working buffers, in that memory."""
-        return self.weights_bytes + self.cache_bytes - self.host_bytes + headroom_bytes
+        return placed_name(self.facts.name, self.facts.device, self.footprint.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterOption:
-    """A drafter in one configuration. ``model``, ``runtime`` and ``device`` are None for a drafter without a model.
+    """A drafter in one setting. ``facts`` and ``footprint`` are None for a drafter without a model.
 
-    ``acceptance[i]`` is the probability that draft token i is accepted if those before it were; the last entry is
-    repeated for deeper drafts. Empty: not known, so no gain is predicted. ``copies``: copies of the text are proposed
-    as well, free and not counted in the gain. ``bytes_per_forward`` is what one draft token reads. ``eligible`` is
-    False for a configuration that this plan cannot use, since the drafter is loaded elsewhere.
+    ``source`` is the drafter's name in costs, acceptance and rounds. ``acceptance[i]`` is the probability that draft
+    token i is accepted if those before it were; the last entry is repeated for deeper drafts. Empty: not known, so no
+    gain is predicted. ``copies``: copies of the text are proposed as well, free and not counted in the gain.
+    ``eligible`` is False for a setting that this plan cannot use, since the drafter is loaded elsewhere.
     """
 
-    kind: Literal["model", "lookup"]
+    source: str
     cost: DraftCost
     acceptance: tuple[float, ...] = ()
     copies: bool = False
-    model: str | None = None
-    runtime: str | None = None
-    device: str | None = None
-    threads: int = 1
-    weights_bytes: int = 0
-    cache_bytes: int = 0
-    bytes_per_forward: int = 0
-    memory: str | None = None
+    facts: ModelFacts | None = None
+    footprint: Footprint | None = None
     eligible: bool = True
 
     def __post_init__(self) -> None:
         if not all(0 <= probability <= 1 for probability in self.acceptance):
             raise ValueError("the acceptance probabilities of a drafter are between 0 and 1")
-        if (self.kind == "model") != (self.model is not None and self.device is not None):
-            raise ValueError("only a drafter of kind model has a model and a device")
+        if (self.facts is None) != (self.footprint is None):
+            raise ValueError("a drafter with a model has facts and a footprint")
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Kinds of drafters, the cheapest first."""
-        return ("lookup", "model") if self.copies and self.kind == "model" else (self.kind,)
+        """What proposes, the cheapest first."""
+        return (COPIES, self.source) if self.copies and self.facts is not None else (self.source,)
+
+    @property
+    def device(self) -> str | None:
+        return None if self.facts is None else self.facts.device
 
     @property
     def short_name(self) -> str:
-        return "copies of the text" if self.model is None else f"{self.model} on {self.device}"
-
-    @property
-    def memory_name(self) -> str | None:
-        """The device whose memory holds the drafter; None for a drafter without a model."""
-        return self.memory or self.device
-
-    def needed_bytes(self, headroom_bytes: int) -> int:
-        """Weights, cache and working buffers; 0 for a drafter without a model."""
-        return 0 if self.model is None else self.weights_bytes + self.cache_bytes + headroom_bytes
+        return "copies of the text" if self.facts is None else f"{self.facts.name} on {self.facts.device}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +143,7 @@ class Candidate:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Kinds of drafters that propose; empty for plain decoding."""
+        """What proposes; empty for plain decoding."""
         return () if self.drafter is None else self.drafter.sources
 
     def as_json(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from edgespec.interfaces.model import NumericClass
+from edgespec.interfaces.model import ModelFacts, NumericClass
 from edgespec.interfaces.reasons import PLAIN_CODES, Reason
 
 Mode = Literal["plain", "serial", "pipelined"]
@@ -14,24 +14,47 @@ Exactness = Literal["W", "N", "D"]
 DEPTH_ZERO = Reason("depth_zero", "plain: depth 0 was asked for")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PlannedModel:
     """A model and where it runs."""
 
-    model: str
-    runtime: str
-    device: str
-    threads: int
+    facts: ModelFacts
+
+    @property
+    def model(self) -> str:
+        return self.facts.name
+
+    @property
+    def runtime(self) -> str:
+        return self.facts.runtime
+
+    @property
+    def device(self) -> str:
+        return self.facts.device
+
+    @property
+    def threads(self) -> int:
+        return self.facts.threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDrafter:
-    """The drafter. ``model``, ``runtime`` and ``device`` are None for a drafter without a model."""
+    """The drafter. ``kind`` lists what proposes, joined by "+". ``facts`` are None for a drafter without a model."""
 
     kind: str
-    model: str | None = None
-    runtime: str | None = None
-    device: str | None = None
+    facts: ModelFacts | None = None
+
+    @property
+    def model(self) -> str | None:
+        return None if self.facts is None else self.facts.name
+
+    @property
+    def runtime(self) -> str | None:
+        return None if self.facts is None else self.facts.runtime
+
+    @property
+    def device(self) -> str | None:
+        return None if self.facts is None else self.facts.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import ModelFacts, NumericClass
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.evaluation import contention_words, guesses
-from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption
+from edgespec.planning.choice.options import COPIES, MODEL, DrafterOption, Ranking, TargetOption
 from edgespec.planning.choice.plan import DEPTH_ZERO, Exactness, Mode, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.choice.ranking import MODES, Pair, rank, reasons
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import FREE, Curve
+from edgespec.planning.cost.curve import FREE
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
 
 ModeRequest = Literal["auto", "serial", "pipelined"]
@@ -31,33 +31,68 @@ NO_EQUAL_WIDTH = Reason(
 CANNOT_REWIND = Reason("cannot_rewind", "plain: guessing does not work with this kind of model yet (recurrent state)")
 
 # Copies of the text are free to propose; their gain depends on the text.
-LOOKUP = DrafterOption(kind="lookup", cost=FREE)
+LOOKUP = DrafterOption(source=COPIES, cost=FREE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftingModel:
+    """A model that may draft. ``source`` names it in costs, acceptance and rounds; every model has another.
+
+    ``head`` is the number of rows in its trimmed head and in its whole one. ``filed_bytes`` is the size of its
+    weights in the file if they are kept smaller in memory. ``program`` is the other program whose store has the file.
+    """
+
+    facts: ModelFacts
+    source: str = MODEL
+    head: tuple[int, int] | None = None
+    filed_bytes: int | None = None
+    program: str | None = None
+
+    @property
+    def notes(self) -> list[Reason]:
+        """What to report if it drafts: where its file is, its weights, its trimmed head and its forwards."""
+        notes, name = [], self.facts.name
+        if self.program is not None:
+            said = f"{name} of {self.program} drafts: it has the target's vocabulary"
+            notes.append(Reason("drafter_found", said))
+        if self.filed_bytes is not None:
+            kept, filed = megabytes(self.facts.weight_bytes), megabytes(self.filed_bytes)
+            said = f"the drafter's weights are kept in four bits: {kept} instead of the file's {filed}"
+            notes.append(Reason("drafter_requantized", said))
+        if self.head is not None:
+            rows, whole = self.head
+            read = f"{rows} of the {whole} rows of its output head, and all rows when a text needs them"
+            notes.append(Reason("drafter_short_head", f"the drafter reads {read}"))
+        if self.facts.mask_id is not None:
+            notes.append(Reason("drafter_one_pass", "the drafter drafts all tokens in one forward"))
+        return notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What the profile asks for, as far as planning needs it. ``sources`` are drafter kinds in order of preference.
+    """What the profile asks for, as far as planning needs it.
 
-    ``drafter_head`` is the number of rows in the drafter's trimmed head and in its whole one. ``drafter_bytes`` is
-    the size of its weights in memory and in the file, if these differ. ``drafter_one_pass``: it drafts all tokens in
-    one forward. ``drafter_program`` is the other program whose store has the drafter's file. ``weighs_alternatives``:
-    the depth policy can value alternatives.
+    ``copies``: copies of the text may be proposed. ``drafters`` are the models that may draft; ``no_model`` is why a
+    requested one does not. ``weighs_alternatives``: the depth policy can value alternatives.
     """
 
     depth: int | Literal["auto"]
     exactness: Literal["stable", "near"]
     context_length: int
-    sources: tuple[str, ...]
-    drafter_model: str | None = None
-    drafter_runtime: str = "llama"
-    drafter_device: str = "cpu"
-    drafter_off: str | None = None
-    drafter_head: tuple[int, int] | None = None
-    drafter_bytes: tuple[int, int] | None = None
-    drafter_one_pass: bool = False
-    drafter_program: str | None = None
+    copies: bool = False
+    drafters: tuple[DraftingModel, ...] = ()
+    no_model: str | None = None
     weighs_alternatives: bool = False
     mode: ModeRequest = "auto"
+
+    def __post_init__(self) -> None:
+        if len(set(self.sources)) < len(self.sources):
+            raise ValueError("every drafter has another source")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What may propose, the cheapest first."""
+        return (*((COPIES,) if self.copies else ()), *(drafter.source for drafter in self.drafters))
 
     @property
     def asked_depth(self) -> int | None:
@@ -94,31 +129,15 @@ def decide(
     )
 
 
-def drafter_options(request: PlanRequest, model: DrafterOption | None) -> list[DrafterOption]:
-    """The drafter options: the model (with copies of the text if requested), and copies alone."""
-    copies = "lookup" in request.sources
-    found = [] if model is None or "model" not in request.sources else [replace(model, copies=copies)]
-    return [*found, *([LOOKUP] if copies else [])]
+def drafter_options(request: PlanRequest, models: Sequence[DrafterOption]) -> list[DrafterOption]:
+    """The drafter options: each model (with copies of the text if requested), and copies alone."""
+    asked = [replace(model, copies=request.copies) for model in models if model.source in request.sources]
+    return [*asked, *([LOOKUP] if request.copies else [])]
 
 
 def contention_of(request: PlanRequest, costs: Costs) -> Contention | None:
     """Contention of the loaded pair; unmeasured, none is assumed if pipelined decoding was requested."""
     return costs.contention or (Contention() if request.mode == "pipelined" else None)
-
-
-def target_option(facts: ModelFacts, curve: Curve, context_length: int, depth_cap: int | None) -> TargetOption:
-    """The target as its facts describe it."""
-    return TargetOption(
-        model=facts.name,
-        runtime=facts.runtime,
-        device=facts.device,
-        curve=curve,
-        weights_bytes=facts.weight_bytes,
-        cache_bytes=facts.kv_bytes_per_token * context_length,
-        depth_cap_stable=depth_cap,
-        threads=facts.threads,
-        settings={**facts.settings, "kv_type": facts.kv_type},
-    )
 
 
 def depth_cap(target: ModelFacts, probe: WidthProbe | None) -> int | None:
@@ -165,38 +184,27 @@ def make_plan(
     speculative = cap > 0 and bool(sources)
     if not request.sources and request.depth != 0:
         why.append(Reason("no_drafter", "plain: there is no drafter"))
-    if request.drafter_off is not None:
-        why.append(Reason("no_model_drafter", f"no model drafter: {request.drafter_off}"))
+    if request.no_model is not None:
+        why.append(Reason("no_model_drafter", f"no model drafter: {request.no_model}"))
     drafter = None
     if speculative:
-        with_model = request.drafter_model is not None and "model" in sources
-        if with_model:
-            why += _drafting_notes(request, branches=mode == "serial" and target.can_branch)
-        drafter = PlannedDrafter(
-            kind="+".join(sources),
-            model=request.drafter_model if with_model else None,
-            runtime=request.drafter_runtime if with_model else None,
-            device=request.drafter_device if with_model else None,
-        )
+        drafting = [one for one in request.drafters if one.source in sources]
+        for one in drafting:
+            why += one.notes
+        if drafting and mode == "serial" and target.can_branch:
+            why += _alternatives(request)
+        drafter = PlannedDrafter(kind="+".join(sources), facts=drafting[0].facts if drafting else None)
     return Plan(
         mode=mode if speculative else "plain",
         exactness=level if speculative else "W",
-        numeric_class=NumericClass(
-            runtime=target.runtime,
-            build=target.build,
-            device=target.device,
-            threads=target.threads,
-            kv_type=target.kv_type,
-            settings=dict(target.settings),
-            widths=widths or (1,),
-        ),
-        target=PlannedModel(model=target.name, runtime=target.runtime, device=target.device, threads=target.threads),
+        numeric_class=NumericClass.of(target, widths or (1,)),
+        target=PlannedModel(target),
         drafter=drafter,
         depth_cap=cap if speculative else 0,
         context_length=request.context_length,
         predicted_tokens_per_s=predicted,
         why=tuple(why),
-        drafter_off=request.drafter_off,
+        drafter_off=request.no_model,
     )
 
 
@@ -207,16 +215,18 @@ def _decided(request: PlanRequest, ranking: Ranking, costs: Costs, cap: int) -> 
     ratios = ", ".join(f"{curve.ratio(depth + 1):.2f}x with {depth}" for depth in _telling_depths(cap))
     step = f"a plain step takes {1000 * curve.plain_s:.1f} ms; one that verifies guesses takes longer: {ratios}"
     why = [*([] if costs.measured else [ESTIMATED]), Reason("plain_step", step)]
+    models = {drafter.source for drafter in request.drafters}
     for source in request.sources:
         if source not in costs.drafts:
             lost = f"no {source} drafter: it has not been timed"
-            why.append(Reason("no_model_drafter" if source == "model" else "not_measured", lost))
+            why.append(Reason("no_model_drafter" if source in models else "not_measured", lost))
     why += reasons(ranking)
     if best.mode == "plain":
         return [*why, Reason("no_drafter_pays", "plain: no drafter can be faster here")]
-    if request.mode != "auto" and "model" in best.sources:
+    with_model = not models.isdisjoint(best.sources)
+    if request.mode != "auto" and with_model:
         why.append(Reason("mode_asked", f"{request.mode}: asked for"))
-    elif best.mode == "serial" and "model" in best.sources:
+    elif best.mode == "serial" and with_model:
         why.append(
             Reason(
                 "contention_not_measured",
@@ -233,29 +243,15 @@ def _telling_depths(cap: int) -> list[int]:
     return sorted({cap, *(2**power for power in range(cap.bit_length()))})
 
 
-def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
-    """What else to report about a drafting model: its source, weights, trimmed head, forwards and alternatives."""
-    notes = []
-    if request.drafter_program is not None:
-        said = f"{request.drafter_model} of {request.drafter_program} drafts: it has the target's vocabulary"
-        notes.append(Reason("drafter_found", said))
-    if request.drafter_bytes is not None:
-        kept, filed = map(megabytes, request.drafter_bytes)
-        said = f"the drafter's weights are kept in four bits: {kept} instead of the file's {filed}"
-        notes.append(Reason("drafter_requantized", said))
-    if request.drafter_head is not None:
-        rows, whole = request.drafter_head
-        said = f"the drafter reads {rows} of the {whole} rows of its output head, and all rows when a text needs them"
-        notes.append(Reason("drafter_short_head", said))
-    if request.drafter_one_pass:
-        notes.append(Reason("drafter_one_pass", "the drafter drafts all tokens in one forward"))
-    if branches and request.weighs_alternatives and request.depth == "auto":
-        said = (
-            "the drafter's second choices are verified as well if that is expected to pay; the prediction does "
-            "not count them"
-        )
-        notes.append(Reason("drafter_alternatives", said))
-    return notes
+def _alternatives(request: PlanRequest) -> list[Reason]:
+    """That a drafting model's second choices are verified as well, if they are."""
+    if not request.weighs_alternatives or request.depth != "auto":
+        return []
+    said = (
+        "the drafter's second choices are verified as well if that is expected to pay; the prediction does not count "
+        "them"
+    )
+    return [Reason("drafter_alternatives", said)]
 
 
 def _cap_and_level(

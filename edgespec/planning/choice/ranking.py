@@ -12,8 +12,9 @@ from typing import Literal
 
 from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
+from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
-from edgespec.planning.choice.evaluation import Evaluation, memory_not_known, rate, taken_bytes
+from edgespec.planning.choice.evaluation import Evaluation, memory_not_known, rate
 from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.plan import Mode
 from edgespec.planning.cost.contention import Contention
@@ -46,7 +47,7 @@ def rank(
     margin: float = DRAFT_MARGIN,
     headroom_bytes: int = HEADROOM_BYTES,
 ) -> Ranking:
-    """Rank every way to run ``targets[0].model`` in the given configurations, with or without each drafter.
+    """Rank every way to run the model of ``targets[0]`` in the given settings, with or without each drafter.
 
     This function alone decides; a plan is its first candidate in words. Every drafter that could pay is a candidate,
     however small the expected gain: planning a drafter is free, since each round drafts only if that is expected to
@@ -99,9 +100,10 @@ def rank(
             if refusal is not None:
                 rejected.append(refusal)
                 continue
-            pair = (target.device, drafter.device or "")
+            device = target.facts.device
+            pair = (device, drafter.device or "")
             # Sharing one device needs a measured contention; two devices may be known to be independent.
-            known = drafter.device != target.device or pair in (contention or {})
+            known = drafter.device != device or pair in (contention or {})
             both, hand_over = (contention or {}).get(pair), (hand_over_s or {}).get(pair, 0.0)
             for verdict in evaluation.verdicts(modes, both, hand_over, known=known):
                 if isinstance(verdict, Candidate):
@@ -122,13 +124,13 @@ def reasons(ranking: Ranking) -> tuple[Reason, ...]:
     """
     best = ranking.best
     said = [Reason(best.verdict.code, f"{best.what}: {best.verdict.text}"), *best.why[1:]]
-    nearest: dict[tuple[str, str | None, str | None], Rejected] = {}
+    nearest: dict[tuple[str, str], Rejected] = {}
     for refusal in ranking.rejected:
         drafter = refusal.drafter
         if drafter is None:
             said += [] if refusal.verdict.code == "target_stays" else [_sentence(refusal)]
         elif best.mode == "plain":
-            key = (drafter.kind, drafter.model, drafter.device)
+            key = (drafter.source, drafter.short_name)
             kept = nearest.get(key)
             if kept is None or (refusal.possible_speedup or 0.0) > (kept.possible_speedup or 0.0):
                 nearest[key] = refusal
@@ -160,18 +162,17 @@ def _sentence(refusal: Rejected) -> Reason:
 def _refused_target(
     target: TargetOption, name: str, memory_bytes: Mapping[str, int], headroom_bytes: int
 ) -> Rejected | None:
-    for place, needed in taken_bytes(target, None, headroom_bytes).items():
-        if place not in memory_bytes:
-            return Rejected(what=name, verdict=memory_not_known(place), target=target)
-        if needed > memory_bytes[place]:
+    for memory, needed in target.footprint.taken(headroom_bytes).items():
+        available = memory_bytes.get(memory)
+        if available is None:
+            return Rejected(what=name, verdict=memory_not_known(memory), target=target)
+        if needed > available:
             return Rejected(
                 what=name,
-                verdict=Reason(
-                    "no_room", f"needs {gib(needed)} on {place} and {gib(memory_bytes[place])} may be used"
-                ),
+                verdict=Reason("no_room", f"needs {gib(needed)} on {memory} and {gib(available)} may be used"),
                 target=target,
                 needed_bytes=needed,
-                available_bytes=memory_bytes[place],
+                available_bytes=available,
             )
     return None
 
@@ -180,10 +181,11 @@ def _fits_nowhere(rejected: Sequence[Rejected]) -> MemoryLimitError:
     """The error for a target that fits nowhere; it names the option that comes nearest."""
     nearest = min(rejected, key=lambda one: (one.needed_bytes or float("inf")) - (one.available_bytes or 0))
     assert nearest.target is not None  # the rejection is of an option
+    facts = nearest.target.facts
     return MemoryLimitError(
-        f"{nearest.target.model} fits nowhere: on {nearest.target.device} it {nearest.verdict.text}"
+        f"{facts.name} fits nowhere: on {facts.device} it {nearest.verdict.text}"
         if nearest.needed_bytes is not None
-        else f"{nearest.target.model} fits nowhere: {nearest.verdict.text}",
+        else f"{facts.name} fits nowhere: {nearest.verdict.text}",
         needed_bytes=nearest.needed_bytes,
         available_bytes=nearest.available_bytes,
         hint="close other programs, use a smaller --context, or a smaller model",
@@ -208,7 +210,7 @@ def _plain(target: TargetOption, name: str, fastest: TargetOption, headroom_byte
         possible_speedup=speedup,
         possible_depth=0,
         drafted_tokens_per_s=1 / seconds,
-        memory_bytes=taken_bytes(target, None, headroom_bytes),
+        memory_bytes=target.footprint.taken(headroom_bytes),
         memory_bound_speedup=None,
         why=(Reason("plain_speed", f"{rate(1 / seconds)} tokens/s, {said}"),),
     )
@@ -238,7 +240,7 @@ def _depth_cap(target: TargetOption, exactness: ExactnessRequest, depth_limit: i
 
 def _order(candidate: Candidate) -> tuple[float, int, float, int, int, int, str]:
     """Faster first; then the larger possible gain, then the simpler, then the smaller."""
-    models = 1 + (candidate.drafter is not None and candidate.drafter.model is not None)
+    models = 1 + (candidate.drafter is not None and candidate.drafter.facts is not None)
     return (
         -_digits(candidate.tokens_per_s),
         -len(candidate.sources),
@@ -257,25 +259,27 @@ def _digits(tokens_per_s: float) -> float:
 
 def _labels(options: Sequence[TargetOption | DrafterOption]) -> list[str]:
     """A short unique name for each option: model and device, and what else differs."""
-    differing = [_differing(one, [o for o in options if o.short_name == one.short_name]) for one in options]
-    return [
-        f"{one.short_name} ({', '.join(parts)})" if parts else one.short_name
-        for one, parts in zip(options, differing, strict=True)
-    ]
+    return [_label(one, [o.facts for o in options if o.facts and o.short_name == one.short_name]) for one in options]
 
 
-def _differing(option: TargetOption | DrafterOption, similar: Sequence[TargetOption | DrafterOption]) -> list[str]:
+def _label(option: TargetOption | DrafterOption, similar: Sequence[ModelFacts]) -> str:
+    facts = option.facts
+    parts = [] if facts is None else _differing(facts, similar, settings=isinstance(option, TargetOption))
+    return f"{option.short_name} ({', '.join(parts)})" if parts else option.short_name
+
+
+def _differing(facts: ModelFacts, similar: Sequence[ModelFacts], *, settings: bool) -> list[str]:
     parts = []
     if len({other.runtime for other in similar}) > 1:
-        parts.append(str(option.runtime))
-        similar = [other for other in similar if other.runtime == option.runtime]
+        parts.append(facts.runtime)
+        similar = [other for other in similar if other.runtime == facts.runtime]
     if len({other.threads for other in similar}) > 1:
-        parts.append(f"{option.threads} thread{'s' if option.threads > 1 else ''}")
-    if isinstance(option, TargetOption):
-        settings = [dict(other.settings) for other in similar if isinstance(other, TargetOption)]
-        for key in sorted({key for one in settings for key in one}):
-            if any(one.get(key) != settings[0].get(key) for one in settings):
-                parts.append(f"{key} {_setting(option.settings.get(key))}")
+        parts.append(f"{facts.threads} thread{'s' if facts.threads > 1 else ''}")
+    if settings:
+        own, *others = ({**each.settings, "kv_type": each.kv_type} for each in (facts, *similar))
+        for key in sorted({key for one in others for key in one}):
+            if any(one.get(key) != own.get(key) for one in others):
+                parts.append(f"{key} {_setting(own.get(key))}")
     return parts
 
 

@@ -8,9 +8,10 @@ planning/cost/round_simulation.py, as for a measured machine.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
-from edgespec.interfaces.model import HOST, NumericClass
-from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption
+from edgespec.interfaces.model import HOST, ModelFacts, NumericClass
+from edgespec.planning.choice.options import COPIES, MODEL, DrafterOption, Footprint, Ranking, TargetOption
 from edgespec.planning.choice.plan import Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.choice.ranking import HEADROOM_BYTES, rank, reasons
 from edgespec.planning.cost.contention import Contention
@@ -75,7 +76,7 @@ def simulate(machine: DescribedMachine, *, margin: float = DRAFT_MARGIN) -> Rank
     drafters = []
     for drafter in machine.drafters:
         if drafter.model is None:
-            drafters.append(DrafterOption(kind="lookup", cost=FREE, acceptance=drafter.acceptance))
+            drafters.append(DrafterOption(source=COPIES, cost=FREE, acceptance=drafter.acceptance))
             continue
         for device in _allowed(machine, drafter.model):
             drafters.append(_drafter(machine, drafter.model, device, drafter.acceptance))
@@ -97,19 +98,9 @@ def plan_of(machine: DescribedMachine, ranking: Ranking) -> Plan:
     return Plan(
         mode=best.mode,
         exactness=best.exactness,
-        numeric_class=NumericClass(
-            runtime=target.runtime,
-            build="described",
-            device=target.device,
-            threads=target.threads,
-            kv_type="f16",
-            settings=dict(target.settings),
-            widths=(),
-        ),
-        target=PlannedModel(model=target.model, runtime=target.runtime, device=target.device, threads=target.threads),
-        drafter=None
-        if drafter is None
-        else PlannedDrafter(kind=drafter.kind, model=drafter.model, runtime=drafter.runtime, device=drafter.device),
+        numeric_class=NumericClass.of(target.facts, ()),
+        target=PlannedModel(target.facts),
+        drafter=None if drafter is None else PlannedDrafter(kind=drafter.source, facts=drafter.facts),
         depth_cap=best.depth or best.possible_depth,
         context_length=machine.context_length,
         predicted_tokens_per_s=best.tokens_per_s,
@@ -173,56 +164,68 @@ def _drafter_bytes(machine: DescribedMachine, model: DescribedModel, device: Des
     return model.weights_bytes + model.kv_bytes_per_token * machine.context_length + HEADROOM_BYTES
 
 
+def _facts(machine: DescribedMachine, model: DescribedModel, device: DescribedDevice) -> ModelFacts:
+    """A described model on a device. What only its file could tell is empty."""
+    return ModelFacts(
+        name=model.name,
+        sha256=None,
+        architecture="",
+        runtime=device.runtime,
+        build="described",
+        device=device.name,
+        threads=device.threads,
+        vocabulary_size=0,
+        trained_context_length=machine.context_length,
+        weight_bytes=model.weights_bytes,
+        bytes_per_forward=model.bytes_per_token,
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        kv_type="f16",
+    )
+
+
+def _footprint(facts: ModelFacts, machine: DescribedMachine, device: DescribedDevice) -> Footprint:
+    return replace(Footprint.whole(facts, machine.context_length), memory=device.memory)
+
+
 def _split(machine: DescribedMachine, gpu: DescribedDevice, host: DescribedDevice, layers: int) -> TargetOption:
     model = machine.target
     assert model.layers is not None  # only such a target is split
-    cache_bytes = model.kv_bytes_per_token * machine.context_length
+    facts = replace(_facts(machine, model, host), device=_both(gpu, host), settings={"gpu_layers": layers})
+    whole = _footprint(facts, machine, gpu)
+    host_bytes = whole.device_bytes * (model.layers - layers) // model.layers
     gpu_curve, host_curve = (described_curve(model, device, machine.context_length) for device in (gpu, host))
     return TargetOption(
-        model=model.name,
-        runtime=host.runtime,
-        device=_both(gpu, host),
-        threads=host.threads,
+        facts=facts,
+        footprint=replace(
+            whole,
+            device_bytes=whole.device_bytes - host_bytes,
+            host_bytes=host_bytes,
+            layers=(layers, model.layers),
+        ),
         curve=split_curve(model, gpu_curve, host_curve, layers, _link_s(machine, gpu, host)),
-        weights_bytes=model.weights_bytes,
-        cache_bytes=cache_bytes,
         depth_cap_stable=None,
-        settings={"gpu_layers": layers},
-        memory=gpu.memory,
-        host_bytes=(model.weights_bytes + cache_bytes) * (model.layers - layers) // model.layers,
-        layers=(layers, model.layers),
     )
 
 
 def _target(machine: DescribedMachine, device: DescribedDevice) -> TargetOption:
-    model = machine.target
+    facts = _facts(machine, machine.target, device)
     return TargetOption(
-        model=model.name,
-        runtime=device.runtime,
-        device=device.name,
-        threads=device.threads,
-        curve=described_curve(model, device, machine.context_length),
-        weights_bytes=model.weights_bytes,
-        cache_bytes=model.kv_bytes_per_token * machine.context_length,
+        facts=facts,
+        footprint=_footprint(facts, machine, device),
+        curve=described_curve(machine.target, device, machine.context_length),
         depth_cap_stable=None,
-        memory=device.memory,
     )
 
 
 def _drafter(
     machine: DescribedMachine, model: DescribedModel, device: DescribedDevice, acceptance: tuple[float, ...]
 ) -> DrafterOption:
-    curve = described_curve(model, device, machine.context_length)
+    facts = _facts(machine, model, device)
+    plain_s = described_curve(model, device, machine.context_length).plain_s
     return DrafterOption(
-        kind="model",
-        model=model.name,
-        runtime=device.runtime,
-        device=device.name,
-        threads=device.threads,
-        cost=DraftCost(token_s=curve.plain_s, lag_token_s=model.operations_per_token / device.operations_per_s),
+        source=MODEL,
+        cost=DraftCost(token_s=plain_s, lag_token_s=model.operations_per_token / device.operations_per_s),
         acceptance=acceptance,
-        weights_bytes=model.weights_bytes,
-        cache_bytes=model.kv_bytes_per_token * machine.context_length,
-        bytes_per_forward=model.bytes_per_token,
-        memory=device.memory,
+        facts=facts,
+        footprint=_footprint(facts, machine, device),
     )
