@@ -262,13 +262,6 @@ def _is_id(token: Any, vocabulary_size: int) -> bool:
     return is_id and bool(0 <= token < vocabulary_size)
 
 
-def second_choice(proposal: Proposal, place: int, vocabulary_size: int) -> int | None:
-    """The first alternative at ``place``; None unless it is an id of the vocabulary other than the token itself."""
-    others = proposal.alternatives[place] if place < len(proposal.alternatives) else ()
-    usable = others and _is_id(others[0][0], vocabulary_size) and others[0][0] != proposal.tokens[place]
-    return int(others[0][0]) if usable else None
-
-
 def first_chain(proposal: Proposal) -> Proposal:
     """The leading tokens of a tree that form a chain, as a chain."""
     parents = proposal.parents

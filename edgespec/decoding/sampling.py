@@ -266,7 +266,7 @@ class Chooser:
         self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, *, alternatives: int = 0
     ) -> Draft | None:
         if self.uses_rejection:
-            return self._draft_of_its_own(rows, index, context, gate, alternatives)
+            return self._draft_of_its_own(rows, index, context, gate)
         if self._argmax_decides and gate is None and not alternatives:
             return Draft(rows.argmax_row(index))
         # The target shares the noise, so its other likely choices are the next to arrive with the same noise, and
@@ -288,7 +288,7 @@ class Chooser:
         )
 
     def _draft_of_its_own(
-        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, alternatives: int
+        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None
     ) -> Draft | None:
         """Draw from noise that the target does not share, with the distribution that the acceptance test needs."""
         own = self.distribution(rows, index, context)
@@ -296,8 +296,7 @@ class Chooser:
             return None
         seed = (self.sampling.noise_seed + self.draft_stream * INCREMENT) % 2**64
         token = draw(own, seed, len(context), Purpose.DRAFT)
-        others = [each for each in own.ranked(1 + alternatives) if each[0] != token] if alternatives else []
-        return Draft(token, own, own.peak, tuple(others[:alternatives]))
+        return Draft(token, own, own.peak)
 
     def accept_uniform(self, position: int) -> float:
         """The uniform number of the acceptance test at ``position``."""

@@ -250,23 +250,6 @@ class CombinationState(DraftState):
             self._allowed[kind] = self.depth.allow_free(kind)
         return self._allowed[kind]
 
-    @property
-    def drafts_branches(self) -> bool:
-        return self._brancher()[1].drafts_branches
-
-    @property
-    def forks(self) -> bool:
-        return self._brancher()[1].forks
-
-    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """Ask the first drafter that can branch. The policy is not asked: the caller has measured the gain."""
-        kind, state = self._brancher()
-        return self._or_nothing(kind, partial(state.branch, context, depth, gate))
-
-    def _brancher(self) -> tuple[str, DraftState]:
-        parts = ((kind, state) for kind, state in self._parts if kind not in self.failures)
-        return next(((kind, state) for kind, state in parts if state.drafts_branches), ("", DraftState()))
-
     def _judge_watched(self, context: Context) -> None:
         """Report watched proposals to the policy once the text shows which tokens were right."""
         for _ in range(len(self._watched)):
@@ -293,8 +276,7 @@ class CombinationState(DraftState):
                 own = outcome.evaluated if proposal.chain_length is None else proposal.chain_length
                 hits = [index < outcome.accepted for index in range(min(own, outcome.evaluated))]
                 self.depth.learn(kind, proposal.confidences[: len(hits)], hits)
-                # A drawn token's alternatives exclude it whatever its odds, so they say nothing about odds.
-                for odds, right in seen_alternatives(outcome) if proposal.draft_probs is None else ():
+                for odds, right in seen_alternatives(outcome):
                     self.depth.learn_alternatives(kind, odds, right)
             try:
                 state.observe(outcome)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from edgespec.drafters.head_coverage import HeadCoverage, short_head_watch
 from edgespec.drafters.one_pass import MOST_TOKENS, RowsWithout, mask_of
 from edgespec.drafters.text_index import TextIndex
-from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
+from edgespec.errors import ClosedError, MemoryLimitError, WorkerLostError
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.counted_text import Context, CountedText, common_prefix
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Draft, DraftRequest, DraftState, Proposal, values_trees
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, Proposal, values_trees
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
@@ -92,9 +92,6 @@ class ModelDraftState(DraftState):
     The state reads the last ``window`` tokens of the text, or continues where it stopped. Reading that takes longer
     than the context's patience stops, and continues at the next proposal.
 
-    Branches are drafted on forks of the cache if the model can fork. When the text takes a branch, its fork becomes
-    the cache. Otherwise branches rewind the one cache. ``forks`` says which, once the model is open.
-
     A forward of the drafter also takes guesses of the tokens that it will draft, copied from the text: each right
     guess saves a forward (Cascade Speculative Drafting, Chen et al., 2023). The chain stays the same, since a
     row's result does not depend on which rows are computed with it. Models without that property get no guesses.
@@ -102,14 +99,10 @@ class ModelDraftState(DraftState):
     A one-pass drafter (one_pass.py) gets masks in the place of guesses, and its chain takes one forward.
     """
 
-    drafts_branches = True
-    forks = False
-
     def __init__(self, model: Model, request: DraftRequest) -> None:
         self._model = model
         self._request = request
         self._cache: _Cache | None = None
-        self._branches: list[_Cache] = []
         self._text = CountedText()  # the latest context and its drafted continuation
         self._padded = False  # whether the model has more ids than the target
         self._watch: HeadCoverage | None = None  # None: the model has no short head
@@ -128,7 +121,7 @@ class ModelDraftState(DraftState):
             return [self._reading]
         if self._closed or not self.ready or not self._lacks(context):
             return []
-        cache = self._take_up(context) or self._open()
+        cache = self._cache or self._open()
         if cache is None or len(context) > cache.sequence.context_length:
             return []
         context.window = len(context) if cache.start else None
@@ -158,8 +151,8 @@ class ModelDraftState(DraftState):
 
     def lag(self, context: Context) -> int:
         self._settle_reading()
-        caches = [*self._branches] if self._cache is None else [self._cache, *self._branches]
-        return max(0, len(context) - 1 - max((cache.reaches(context) for cache in caches), default=0))
+        reached = 0 if self._cache is None else self._cache.reaches(context)
+        return max(0, len(context) - 1 - reached)
 
     def unread(self, context: Context) -> int:
         self._settle_reading()
@@ -189,59 +182,13 @@ class ModelDraftState(DraftState):
         self._settle_reading()
         if depth < 1 or not len(context):
             return NOTHING
-        cache = self._take_up(context) or self._open()
-        return NOTHING if cache is None else self._run(cache, context, depth, gate, drawing=True)
+        cache = self._cache or self._open()
+        return NOTHING if cache is None else self._run(cache, context, depth, gate)
 
-    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """As ``propose``, but with the likeliest token instead of a drawn one; nothing before the first chain."""
-        if self._closed:
-            raise ClosedError("this drafter's state is closed")
-        cache = self._cache
-        if depth < 1 or cache is None:
-            return NOTHING
-        if not self.forks:
-            return self._run(cache, context, depth, gate, drawing=False)
-        try:
-            fork = _Cache(cache.sequence.fork(), cache.start, list(cache.known))
-        except EdgespecError:
-            self.forks = False  # for example no memory for a second cache
-            return NOTHING
-        self._cache = fork
-        if self._cancelled:
-            fork.sequence.cancel()
-        proposal = NOTHING
-        try:
-            proposal = self._run(fork, context, depth, gate, drawing=False)
-            return proposal
-        finally:
-            if proposal.tokens:
-                self._branches.append(fork)
-            else:
-                fork.sequence.close()
-            self._cache = cache
-            if self._cancelled:
-                cache.sequence.cancel()
-
-    def _take_up(self, context: Context) -> _Cache | None:
-        """The cache that agrees longest with the text; closes the caches of branches that the text has not taken."""
-        if self._cache is None or not self._branches:
-            return self._cache
-        caches = [self._cache, *self._branches]
-        reached = [cache.reaches(context) for cache in caches]
-        best = max(range(len(caches)), key=reached.__getitem__)
-        self._cache = caches[best]
-        self._branches = []
-        for index, cache in enumerate(caches):
-            if index != best and reached[index] >= min(cache.start + len(cache.known), context.committed_length):
-                self._branches.append(cache)
-            elif index != best:
-                cache.sequence.close()
-        return self._cache
-
-    def _run(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None, *, drawing: bool) -> Proposal:
+    def _run(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None) -> Proposal:
         try:
             # The whole chain is one job on the drafter's thread: one thread switch instead of one for each token.
-            return cache.sequence.run(lambda: self._chain(cache, context, depth, gate, drawing))
+            return cache.sequence.run(lambda: self._chain(cache, context, depth, gate))
         except WorkerLostError as error:
             self._cache = None
             cache.sequence.close()
@@ -264,7 +211,6 @@ class ModelDraftState(DraftState):
                 raise
             return None
         self._padded = model.facts.vocabulary_size > self._request.vocabulary_size
-        self.forks = model.facts.can_fork
         if self._index is None and self._mask is None and model.facts.bit_equal_by_construction:
             self._index = TextIndex()
         if self._watch is None and isinstance(sequence, FrequentHeadSequence) and sequence.frequent_ids is not None:
@@ -274,7 +220,7 @@ class ModelDraftState(DraftState):
             sequence.cancel()
         return cache
 
-    def _chain(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None, drawing: bool) -> Proposal:
+    def _chain(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None) -> Proposal:
         try:
             lag = self._place(cache, context)
             depth = min(depth, cache.sequence.context_length - (len(context) - cache.start) + 1)
@@ -295,7 +241,7 @@ class ModelDraftState(DraftState):
             sync_s = time.perf_counter() - started if len(lag) > self._usual_lag else 0.0
             if rows is None:
                 return Proposal(drafted_by=KIND, sync_s=sync_s)
-            chain = self._draft(cache, context, rows, hindsight, guesses, depth, gate, drawing)
+            chain = self._draft(cache, context, rows, hindsight, guesses, depth, gate)
             return replace(chain, sync_s=sync_s, hindsight=hits)
         finally:
             del cache.known[cache.sequence.length :]
@@ -371,15 +317,13 @@ class ModelDraftState(DraftState):
         guesses: list[int],
         depth: int,
         gate: ChainGate | None,
-        drawing: bool,
     ) -> Proposal:
         """A chain whose first token is drawn from that ``row``. The rows after it are those of ``guesses``."""
         tokens: list[int] = []
         probs: list[Distribution | None] = []
         confidences: list[float] = []
         alternatives: list[tuple[tuple[int, float], ...]] = []
-        branching = context.wants_tree and depth > 1 and values_trees(gate)
-        most = MOST_ALTERNATIVES if branching else context.wants_alternatives
+        most = MOST_ALTERNATIVES if context.wants_tree and depth > 1 and values_trees(gate) else 0
         text = self._text
         text.follow(context.tokens)
         forwards = 1
@@ -387,8 +331,6 @@ class ModelDraftState(DraftState):
             draft = self._request.chooser.draft(rows, row, text, gate, alternatives=most)
             if draft is None:
                 break
-            if not drawing:
-                draft = _undrawn(draft, most)
             tokens.append(draft.token)
             probs.append(draft.distribution)
             if draft.confidence is not None:
@@ -457,12 +399,4 @@ class ModelDraftState(DraftState):
 
     def _open_sequences(self) -> list[Sequence]:
         cache = self._cache  # read once: a concurrent ``propose`` that loses its process sets it to None
-        return [*(() if cache is None else (cache.sequence,)), *(branch.sequence for branch in tuple(self._branches))]
-
-
-def _undrawn(draft: Draft, alternatives: int) -> Draft:
-    """The draft with the likeliest token instead of a drawn one: a function of the context alone."""
-    if draft.distribution is None:
-        return draft
-    (best, _), *others = draft.distribution.ranked(1 + alternatives)
-    return Draft(best, None, draft.confidence, tuple(others))
+        return [] if cache is None else [cache.sequence]

@@ -63,8 +63,6 @@ class TrimmedHeadState(DraftState):
     once its head covers the text again.
     """
 
-    drafts_branches = True
-
     def __init__(self, trimmed: DraftState, start_whole: Callable[[], DraftState], kept: frozenset[int]) -> None:
         self._trimmed, self._whole, self._start_whole = trimmed, _NOT_STARTED, start_whole
         self._latest = trimmed  # was asked for the latest proposal
@@ -91,10 +89,6 @@ class TrimmedHeadState(DraftState):
     def ready(self) -> bool:
         return self._current.ready
 
-    @property
-    def forks(self) -> bool:
-        return self._latest.forks
-
     def load(self) -> None:
         self._current.load()
 
@@ -110,11 +104,6 @@ class TrimmedHeadState(DraftState):
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         own = self._latest = self._follow(context)
         return self._or_give_up(own, lambda: own.propose(context, depth, gate)) or NOTHING
-
-    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """From the drafter of the latest proposal: the other one would have to read the text first."""
-        own = self._latest
-        return self._or_give_up(own, lambda: own.branch(context, depth, gate)) or NOTHING
 
     def observe(self, outcome: Outcome) -> None:
         self._latest.observe(outcome)

@@ -20,9 +20,8 @@ class Context:
 
     A view without a copy. Between two calls the tokens grow, or change after ``committed_length``; a drafter calls
     ``common_prefix`` to see how far it agrees. ``wants_tree``: the caller can verify a tree of at most
-    ``most_nodes`` nodes. ``wants_alternatives``: how many ``Proposal.alternatives`` of each token it uses otherwise.
-    ``window`` and ``patience_s`` are those of an Allowance (interfaces/policy.py): how much of the text a drafter
-    must have read, and how long reading may take.
+    ``most_nodes`` nodes. ``window`` and ``patience_s`` are those of an Allowance (interfaces/policy.py): how much of
+    the text a drafter must have read, and how long reading may take.
     """
 
     __slots__ = (
@@ -31,7 +30,6 @@ class Context:
         "most_nodes",
         "patience_s",
         "tokens",
-        "wants_alternatives",
         "wants_tree",
         "window",
     )
@@ -41,13 +39,11 @@ class Context:
         tokens: list[int],
         committed_length: int | None = None,
         *,
-        wants_alternatives: int = 0,
         wants_tree: bool = False,
         most_nodes: int = MOST_NODES,
     ) -> None:
         self.tokens = tokens
         self.committed_length = len(tokens) if committed_length is None else committed_length
-        self.wants_alternatives = wants_alternatives
         self.wants_tree = wants_tree
         self.most_nodes = most_nodes
         self.window: int | None = None

@@ -26,13 +26,8 @@ class Proposal:
     (empty: unknown). The policy learns how often tokens of each confidence are accepted.
 
     ``alternatives[i]`` are the tokens most likely to be the target's instead of token i of a chain, best first, each
-    with the drafter's odds from the same scores (empty: not asked for). They may become nodes of a tree, or name a
-    text, prefix and alternative, which drafting continues before the verdict: a branch. Under the keyed rule the text
-    is the target's own for any proposal. Under the rejection rule alternatives only name branches and are never
-    verified, and the distribution holds for three reasons. A branch is proposed once the correction has made its text
-    the history; whether a branch exists may depend on anything drawn so far. A branch's tokens are a function of the
-    text they follow, and are verified as not drawn at random. If no branch fits, the places are drafted again from
-    noise that has decided nothing yet.
+    with the drafter's odds from the same scores (empty: not asked for, or drawn under the rejection rule). They may
+    become nodes of a tree.
 
     ``chain_length`` of the tokens, the first ones, are the chain of ``drafted_by`` (None: all); the others are
     alternatives and guesses of other drafters.
@@ -162,11 +157,6 @@ class DraftState:
         return False
 
     @property
-    def drafts_branches(self) -> bool:
-        """Whether ``branch`` may propose anything."""
-        return False
-
-    @property
     def ready(self) -> bool:
         """Whether loading has ended. Until then proposals are empty; ``propose`` raises a failed load's error."""
         return True
@@ -175,11 +165,6 @@ class DraftState:
     def silent_because(self) -> str | None:
         """Why the latest proposal was empty; None if the state may draft."""
         return None
-
-    @property
-    def forks(self) -> bool:
-        """Whether the latest proposal stays cached during a branch, so that a branch costs only its own forwards."""
-        return False
 
     def load(self) -> None:
         """Begin to load the model on a separate thread, and return immediately. Idempotent."""
@@ -208,13 +193,6 @@ class DraftState:
         """Tokens to follow ``context``: a chain of at most ``depth``, or a tree of no longer paths.
 
         Fewer, or none, are always allowed.
-        """
-        return NOTHING
-
-    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        """Continue the latest proposal with another token in one place.
-
-        As ``propose``, but a function of the context alone: under the rejection rule nothing is drawn here.
         """
         return NOTHING
 

@@ -117,15 +117,6 @@ class Distribution:
         """The highest probability."""
         return float(self.probs.max())
 
-    def ranked(self, count: int) -> list[tuple[int, float]]:
-        """The at most ``count`` ids of the highest probabilities, with these; ties go to the lowest id."""
-        left, best = self.probs.copy(), list[tuple[int, float]]()
-        for _ in range(min(count, len(left))):  # one argmax each is faster than a partition of a whole vocabulary
-            place = int(np.argmax(left))
-            best.append((int(self.ids[place]), float(left[place])))
-            left[place] = -1.0
-        return best
-
     @property
     def entropy(self) -> float:
         """In nats."""

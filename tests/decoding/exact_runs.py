@@ -161,7 +161,6 @@ def law_of(
     may_be_late: bool = False,
     lengths: Sequence[int] = (9,),
     reuse: bool = False,
-    branching: int = 0,
     drafter: type[Drawing] = Drawing,
     submit: Callable[[Callable[[], int]], Any] = Late,
     spoil: Callable[[PipelinedLoop], None] = lambda _loop: None,
@@ -185,7 +184,7 @@ def law_of(
             history,
             LoopLimits(max_tokens=tokens, depth_cap=depth, vocabulary_size=SIZE),
             submit=submit(lateness),
-            budget=FixedBudget(most=most, ahead=ahead, patience=0.0, reuse=reuse, branching=branching),
+            budget=FixedBudget(most=most, ahead=ahead, patience=0.0, reuse=reuse),
         )
         spoil(loop)
         for _ in loop.steps():

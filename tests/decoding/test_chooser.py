@@ -213,7 +213,7 @@ def test_greedy_decoding_never_uses_the_rejection_rule() -> None:
 @pytest.mark.parametrize("gate", [None, Gate()])
 def test_alternatives_are_returned_only_on_request_and_change_nothing_else(gate: Gate | None) -> None:
     rows = Rows(1, lambda _: SCORES)
-    for sampling in (Sampling(), Sampling(temperature=1.5), Sampling(temperature=1.5, rule="rejection")):
+    for sampling in (Sampling(), Sampling(temperature=1.5)):
         chooser = Chooser(sampling)
         without, asked = (chooser.draft(rows, 0, [0], gate, alternatives=wanted) for wanted in (0, 2))
         assert without is not None
@@ -235,19 +235,6 @@ def test_with_equal_scores_the_greedy_alternative_is_the_next_id() -> None:
     nothing_else = chooser.draft(Rows(1, lambda _: logits(2.0, -INFINITY)), 0, [], None, alternatives=1)
     assert nothing_else is not None
     assert nothing_else.alternatives == ()
-
-
-def test_under_the_rejection_rule_alternatives_are_the_likeliest_other_tokens() -> None:
-    rows, sampling = Rows(1, lambda _: SCORES), Sampling(temperature=1.5, rule="rejection")
-    own, tokens = distribution(SCORES, sampling), set[int]()
-    order = own.ranked(9)
-    assert order == sorted(zip(own.ids.tolist(), own.probs.tolist(), strict=True), key=lambda at: (-at[1], at[0]))
-    for length in range(40):
-        draft = Chooser(sampling).draft(rows, 0, [0] * length, None, alternatives=2)
-        assert draft is not None
-        assert list(draft.alternatives) == [each for each in order if each[0] != draft.token][:2]
-        tokens.add(draft.token)
-    assert len(tokens) > 3
 
 
 def test_the_draft_stream_changes_only_drafts_of_the_rejection_rule() -> None:

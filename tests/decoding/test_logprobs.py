@@ -74,7 +74,7 @@ def serial(own: Answer, sampling: Sampling, drafter: DraftState, top: int | None
 
 def in_parallel(own: Answer, sampling: Sampling, drafter: DraftState, top: int | None) -> Rounds:
     late = random.Random(3)
-    budget = FixedBudget(most=DEPTH, ahead=DEPTH + 1, patience=0.0, reuse=True, branching=2)
+    budget = FixedBudget(most=DEPTH, ahead=DEPTH + 1, patience=0.0, reuse=True)
     submit = Late(lambda: late.randrange(3))
     loop = pipelined(own, drafter, sampling=sampling, depth=DEPTH, budget=budget, submit=submit)
     loop._limits = replace(loop._limits, logprobs=top)

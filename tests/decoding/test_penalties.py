@@ -48,7 +48,7 @@ def serial(own: Answer, drafter: DraftState, chooser: Chooser) -> Rounds:
 
 def at_once(own: Answer, drafter: DraftState, chooser: Chooser) -> Rounds:
     late = random.Random(3)
-    budget = FixedBudget(most=DEPTH, ahead=DEPTH + 1, patience=0.0, reuse=True, branching=2)
+    budget = FixedBudget(most=DEPTH, ahead=DEPTH + 1, patience=0.0, reuse=True)
     submit = Late(lambda: late.randrange(3))
     loop = pipelined(own, drafter, sampling=chooser.sampling, depth=DEPTH, budget=budget, submit=submit)
     loop._chooser = chooser  # the drafter shares the chooser, as in a session

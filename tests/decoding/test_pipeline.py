@@ -466,18 +466,10 @@ def test_the_drafter_stops_at_the_next_token_once_the_target_is_done(thread: Sub
     assert [record.proposed for record in own.records] == [1] * 5, "stopped in each round"
 
 
-@pytest.mark.parametrize("branching", [0, 1])
-def test_drafting_that_begins_after_the_target_is_done_ends_immediately(branching: int) -> None:
+def test_drafting_that_begins_after_the_target_is_done_ends_immediately() -> None:
     goes_on: list[bool] = []
 
     class Asking(scripted.Scripted):
-        forks = drafts_branches = True
-
-        def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-            assert gate is not None
-            goes_on.append(gate.goes_on())
-            return Proposal()
-
         def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
             assert gate is not None
             goes_on.append(gate.goes_on())
@@ -489,7 +481,7 @@ def test_drafting_that_begins_after_the_target_is_done_ends_immediately(branchin
             start(FakeModel(), PROMPT),
             Asking(lambda tokens, depth: known[len(tokens) : len(tokens) + depth]),
         )
-        budget = FixedBudget(most=3, ahead=4, patience=0.0, branching=branching)
+        budget = FixedBudget(most=3, ahead=4, patience=0.0)
         own.take(pipelined(own, state, budget=budget, submit=submit).steps())
         assert set(goes_on) == {expected}
         goes_on.clear()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from tests.decoding.exact_runs import SIZE, law_of, positive
-from tests.decoding.law import plain_law, random_conditional
+from edgespec.decoding.pipelined.loop import PipelinedLoop
+from edgespec.interfaces.drafting import ChainGate, Context, Proposal
+from tests.decoding.exact_runs import SIZE, Decisions, Drawing, law_of, positive
+from tests.decoding.law import Conditional, plain_law, random_conditional
 
 TARGET, DRAFT = random_conditional(5, SIZE), random_conditional(31, SIZE)
 
@@ -67,3 +70,69 @@ def test_dropping_a_drawn_token_by_its_value_is_detected_as_bias() -> None:
     assert positive(right) == plain_law(TARGET, 3)
     spoilt, _ = law_of(TARGET, DRAFT, rejection=True, spoil=spoil, **options)
     assert positive(spoilt) != plain_law(TARGET, 3)
+
+
+class Noisy(Drawing):
+    """Draws one of two tokens with noise of the position, as Chooser does, and of the flight if ``fresh``."""
+
+    fresh = True
+
+    def __init__(self, decisions: Decisions, draft: Conditional, *, copies: bool, lengths: Sequence[int]) -> None:
+        super().__init__(decisions, draft, copies=copies, lengths=lengths)
+        self._noise: dict[tuple[int, int], int] = {}
+
+    def _drawn(self, own: Sequence[Fraction], position: int, stream: int) -> int:
+        key = (stream if self.fresh else 0, position)
+        if key not in self._noise:
+            self._noise[key] = self._decisions.draw([(half, Fraction(1, 2)) for half in range(2)])
+        return next(token for token in range(SIZE) if 2 * sum(own[: token + 1]) > self._noise[key])
+
+
+class Stale(Noisy):
+    """Draws for a position again with the same noise as the first time."""
+
+    fresh = False
+
+
+def quarters(*parts: int) -> list[Fraction]:
+    assert sum(parts) == 4
+    return [Fraction(part, 4) for part in parts]
+
+
+def either(_prefix: tuple[int, ...]) -> list[Fraction]:
+    return quarters(2, 2, 0)
+
+
+def narrow_target(prefix: tuple[int, ...]) -> list[Fraction]:
+    return quarters(1, 3, 0) if len(prefix) in (1, 2) else quarters(4, 0, 0)
+
+
+@pytest.mark.parametrize("drafter", [Noisy, Stale])
+def test_drafting_for_a_position_again_with_the_same_noise_is_biased(drafter: type[Noisy]) -> None:
+    """Whether tokens are proposed again depends on the noise that drafted them: it must not be used twice."""
+    options: dict[str, Any] = {"tokens": 5, "depth": 2, "most": 0, "ahead": 3, "reuse": True, "rejection": True}
+    law, _ = law_of(narrow_target, either, drafter=drafter, lengths=(3, *[1] * 9), **options)
+    assert (positive(law) == plain_law(narrow_target, 5)) is (drafter is Noisy)
+
+
+def test_each_flight_uses_a_different_noise_stream() -> None:
+    streams: list[tuple[int, int]] = []
+
+    class Watched(Drawing):
+        loop: PipelinedLoop
+
+        def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+            streams.append((self.loop._chooser.draft_stream, context.committed_length))
+            return super().propose(context, depth, gate)
+
+    ended: list[PipelinedLoop] = []
+
+    def spoil(loop: Any) -> None:
+        loop._drafter.loop = loop
+        ended.append(loop)
+
+    options: dict[str, Any] = {"tokens": 4, "depth": 1, "most": 1, "ahead": 2, "rejection": True}
+    law_of(narrow_target, either, drafter=Watched, spoil=spoil, copies=True, **options)
+    assert all(stream == committed for stream, committed in streams)
+    assert len(set(streams)) > 1
+    assert all(loop._chooser.draft_stream == 0 for loop in ended)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgespec.decoding.round_base import second_choice, valid_length
+from edgespec.decoding.round_base import valid_length
 from edgespec.interfaces.drafting import Proposal
 from edgespec.interfaces.rows import Distribution
 from tests.support.scripted_drafters import INVALID_PROBS, INVALID_TOKENS, certain, over
@@ -78,16 +78,3 @@ def test_every_normalised_distribution_that_contains_its_token_is_valid(
 def test_a_proposed_tree_is_invalid_unless_trees_are_allowed() -> None:
     proposal = Proposal(tokens=(1, 2), sources=("x", "x"), parents=(-1, -1), drafted_by="x")
     assert valid_length(proposal, 12, needs_probs=False) == 0
-
-
-@pytest.mark.parametrize("other", [-1, VOCABULARY_SIZE, 2**70, 3, True, 2.0, None, "4"])
-def test_an_invalid_alternative_is_not_a_second_choice(other: object) -> None:
-    alternatives = (((other, 0.5), (2, 0.1)), ((11, 0.5),))
-    proposal = Proposal(tokens=(3, 4), alternatives=alternatives)  # type: ignore[arg-type]
-    assert second_choice(proposal, 0, VOCABULARY_SIZE) is None
-    assert second_choice(proposal, 1, VOCABULARY_SIZE) == 11
-
-
-def test_a_second_choice_may_be_missing_or_a_numpy_integer() -> None:
-    proposal = Proposal(tokens=(3, 4, 5), alternatives=(((np.int64(0), 0.5),), ()))  # type: ignore[arg-type]
-    assert [second_choice(proposal, place, VOCABULARY_SIZE) for place in (0, 1, 2)] == [0, None, None]

@@ -99,16 +99,6 @@ def test_a_short_head_proposes_rare_tokens_that_the_text_has_had(model: NativeMo
         state.close()
 
 
-def test_branches_use_the_head_that_the_text_needs(model: NativeModel) -> None:
-    with model.with_head_rows(KEPT) as short:
-        state = start(short)
-        for context, few in ((text(0), True), (text(30, more=10), False)):
-            state.propose(context, 1)
-            beside = Context([*context.tokens, SAID], committed_length=len(context))
-            assert state.branch(beside, 3).tokens == written(model, beside, few)
-        state.close()
-
-
 def test_without_memory_for_another_head_the_current_head_stays(
     model: NativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,16 +198,6 @@ def test_a_failed_forward_of_a_one_pass_drafter_leaves_the_cache_consistent(call
     assert state.propose(Context(list(text)), 4).tokens == started(one_pass()).propose(Context(text), 4).tokens
 
 
-def test_a_branch_of_a_one_pass_drafter_is_one_forward_on_a_fork() -> None:
-    model = one_pass(can_fork=True)
-    state = started(model)
-    first = state.propose(Context(list(PROMPT)), 3)
-    branch = state.branch(Context([*PROMPT, 9]), 3)
-    assert branch.forwards == 1
-    assert list(branch.tokens) == [int(np.argmax(row(model, [*PROMPT, 9], place))) for place in range(3)]
-    assert state.propose(Context(list(PROMPT)), 3).tokens == first.tokens
-
-
 def test_a_cache_that_cannot_drop_masks_is_refused_in_one_sentence() -> None:
     facts = one_pass().facts
     assert mask_of(facts) == MASK

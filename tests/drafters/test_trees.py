@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -27,7 +25,7 @@ from edgespec.interfaces.rows import Distribution, Rows
 from tests.drafters.test_combination import Depths
 from tests.support.fake_runtime import FakeModel
 from tests.support.gates import Gate, Shape
-from tests.support.scripted_drafters import Scripted, certain
+from tests.support.scripted_drafters import Scripted
 
 PROMPT = [3, 1, 4, 1, 5]
 RULES = {
@@ -380,15 +378,6 @@ def test_the_policy_receives_the_outcome_of_alternatives() -> None:
     state.observe(outcome((1, 9, 4), 2))
     assert policy.alternatives == [("model", [0.2, 0.1], [False, False]), ("model", [0.3], [True])]
     assert policy.learned == [("model", (0.5, 0.5), [True, True])]
-
-
-def test_drawn_tokens_teach_nothing_about_the_odds_of_alternatives() -> None:
-    policy = Depths(None, model=5)
-    state = CombinationState([("model", started(FakeModel(seed=1)))], policy)
-    known = outcome((1, 9, 4), 2)
-    drawn = replace(known.proposal, draft_probs=(certain(1), certain(2), certain(3)))
-    state.observe(replace(known, proposal=drawn))
-    assert (policy.alternatives, policy.learned) == ([], [("model", (0.5, 0.5), [True, True])])
 
 
 def test_a_cut_proposal_keeps_the_data_of_its_remaining_tokens() -> None:

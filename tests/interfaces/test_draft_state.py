@@ -18,9 +18,8 @@ def test_a_state_that_overrides_nothing_is_ready_and_proposes_nothing() -> None:
     state.load()
     state.grow(TEXT, tree, 0, float)
     assert state.propose(TEXT, 4) is NOTHING
-    assert state.branch(TEXT, 4) is NOTHING
     assert (state.ready, state.silent_because) == (True, None)
-    assert not any((state.free, state.forks, state.grows_trees, state.drafts_branches))
+    assert not any((state.free, state.grows_trees))
     assert (state.lag(TEXT), state.unread(TEXT), state.read_ahead(TEXT), len(tree)) == (0, 0, [], 0)
 
 

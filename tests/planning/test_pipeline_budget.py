@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from threading import TIMEOUT_MAX
 
@@ -11,7 +10,7 @@ import pytest
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve
-from edgespec.planning.depth.pipeline_budget import MeasuredBudget, branch_pays
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 
 STEEP = Curve(widths=(1, 2, 3, 4), forward_s=(0.010, 0.020, 0.030, 0.040))
 FLAT = Curve(widths=(1, 4), forward_s=(0.010, 0.010))
@@ -101,10 +100,10 @@ def test_reuse_of_proposed_tokens_is_tried_and_stops_if_it_fails() -> None:
     budget = MeasuredBudget(3, Costs())
     assert budget.reuses()
     for _ in range(3):
-        budget.learn("again", False)
+        budget.learn_reuse(False)
     assert not budget.reuses()
     for _ in range(20):
-        budget.learn("again", True)
+        budget.learn_reuse(True)
     assert budget.reuses()
 
 
@@ -125,75 +124,3 @@ def test_a_waiting_budget_waits_until_a_drafter_forward_was_timed() -> None:
     assert budget.patience_s() == TIMEOUT_MAX
     budget.record(record(1, 1, draft_s=0.04, forwards=4))
     assert budget.patience_s() == pytest.approx(0.02)
-
-
-def test_branches_are_tried_and_stop_if_they_miss_the_corrections() -> None:
-    """On a fork branches cost idle time only; without, the drafter reads its chain again."""
-    for forks, most, tries in ((True, 4, range(5, 15)), (False, 1, range(1, 2))):
-        budget = MeasuredBudget(3, Costs())
-        misses = 0
-        while budget.branches(forks) == most:
-            budget.learn("correction", False)
-            misses += 1
-        assert misses in tries
-        assert budget.branches(forks) == 0
-        for _ in range(40):
-            budget.learn("correction", True)
-        assert budget.branches(forks) == most
-
-
-def test_one_correction_in_four_justifies_a_fork_but_not_reading_again() -> None:
-    budget = MeasuredBudget(3, Costs())
-    for place in range(200):
-        budget.learn("correction", place % 4 == 0)
-    assert (budget.branches(True), budget.branches(False)) == (4, 0)
-
-
-def test_branches_stop_if_their_tokens_are_rejected() -> None:
-    budget = MeasuredBudget(3, Costs())
-    for _ in range(100):
-        budget.record(record(5, 4))
-    for _ in range(30):
-        budget.learn("correction", True)
-    failures = 0
-    while budget.branches(True):
-        budget.learn("branch", False)
-        failures += 1
-    assert 1 < failures < 8
-    for _ in range(20):
-        budget.learn("branch", True)
-    assert budget.branches(True) == 4
-
-
-def test_a_branch_pays_even_slightly_below_the_usual_acceptance() -> None:
-    for acceptance in (0.2, 0.5, 0.8, 0.95):
-        for window in (1, 3, 8):
-            assert branch_pays(acceptance, acceptance, window)
-            assert not branch_pays(acceptance, 0.0, window)
-            pays = [branch_pays(acceptance, step / 100, window) for step in range(101)]
-            assert pays == sorted(pays), "a higher acceptance never hurts"
-            assert 0.1 < pays.index(True) / 100 / acceptance < 0.95
-    assert branch_pays(0.0, 0.1, 3)
-    assert branch_pays(1.0, 1.0, 3)
-
-
-def test_branch_pays_agrees_with_simulated_rounds() -> None:
-    """The long run of a pipe that branches fill after every correction, and of one without branches."""
-    source = random.Random(4)
-
-    def tokens_per_round(acceptance: float, standing: float | None, window: int) -> float:
-        total, rounds, full, branch = 0, 40_000, False, False
-        for _ in range(rounds):
-            places, odds = (window + 1, acceptance) if full else (window + 1, standing) if branch else (1, acceptance)
-            assert odds is not None
-            kept = next((place for place in range(places) if source.random() >= odds), places)
-            total += kept if kept == places else kept + 1
-            full, branch = kept == places, kept < places and standing is not None
-        return total / rounds
-
-    for acceptance, window in ((0.8, 3), (0.6, 3), (0.7, 1)):
-        without = tokens_per_round(acceptance, None, window)
-        for standing in (0.2, 0.35, 0.75):
-            gain = tokens_per_round(acceptance, standing, window) - without
-            if abs(gain) > 0.05:
-                assert branch_pays(acceptance, standing, window) is (gain > 0)

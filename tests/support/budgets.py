@@ -11,8 +11,7 @@ from edgespec.interfaces.policy import RoundRecord
 class FixedBudget:
     """Always the same budget: verify up to ``most`` tokens, draft up to ``ahead``, wait ``patience`` s, reuse or not.
 
-    ``overlaps_prefill``: the drafter reads the prompt while the target does. ``branching``: the most corrections from
-    which a round continues drafting.
+    ``overlaps_prefill``: the drafter reads the prompt while the target does.
     """
 
     most: int
@@ -20,7 +19,6 @@ class FixedBudget:
     patience: float = 1e9
     reuse: bool = False
     overlaps_prefill: bool = False
-    branching: int = 0
 
     def window(self, pending: int) -> int:
         return self.most
@@ -34,10 +32,7 @@ class FixedBudget:
     def reuses(self) -> bool:
         return self.reuse
 
-    def branches(self, forks: bool) -> int:
-        return self.branching
-
-    def learn(self, what: str, well: bool) -> None:
+    def learn_reuse(self, well: bool) -> None:
         """Learn nothing."""
 
     def record(self, record: RoundRecord) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 from edgespec.interfaces.policy import RoundRecord
 
@@ -26,16 +26,8 @@ class Budget(Protocol):
     def reuses(self) -> bool:
         """Whether tokens drafted behind a rejected token are proposed again where they continue the correction."""
 
-    def branches(self, forks: bool) -> int:
-        """How many likely corrections to draft branches for while the target verifies.
-
-        ``forks``: the drafter's chain stays cached during a branch. Otherwise the drafter has to read it again.
-        """
-
-    def learn(self, what: Literal["again", "branch", "correction"], well: bool) -> None:
-        """Learn whether a guess was right. ``again`` and ``branch``: the first token proposed again, or of a branch
-        that was used, was accepted. ``correction``: one of the existing branches started with the correction.
-        """
+    def learn_reuse(self, well: bool) -> None:
+        """Learn whether the first token that was proposed again was accepted."""
 
     def record(self, record: RoundRecord) -> None:
         """Learn from a round: how many compared tokens were accepted, and how long each side's forward took."""

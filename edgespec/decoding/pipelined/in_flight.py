@@ -6,15 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Event
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from edgespec.interfaces.drafting import Proposal
 from edgespec.interfaces.rows import Distribution
 
 T = TypeVar("T")
-
-# Why tokens are proposed: as drafted, again at another place, or as a branch that the text has taken.
-Origin = Literal["draft", "again", "branch"]
 
 
 class Submit(Protocol):
@@ -58,12 +55,12 @@ class UntilDone:
 
 @dataclass(slots=True)
 class Piece:
-    """One proposal, and how many of its tokens were verified."""
+    """One proposal, and how many of its tokens were verified. ``again``: they were drafted for another position."""
 
     proposal: Proposal
     evaluated: int = 0
     accepted: int = 0
-    origin: Origin = "draft"
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ class PutForward:
         return own[self.place] if own is not None and self.place < len(own) else None
 
 
-def put_forward(proposal: Proposal, *, after: int = 0, origin: Origin = "draft") -> list[PutForward]:
+def put_forward(proposal: Proposal, *, after: int = 0, again: bool = False) -> list[PutForward]:
     """The tokens of ``proposal`` from place ``after`` on."""
-    piece = Piece(proposal, origin=origin)
+    piece = Piece(proposal, again=again)
     return [PutForward(int(token), piece, place) for place, token in enumerate(proposal.tokens) if place >= after]

@@ -4,8 +4,7 @@ A round feeds the target the last committed token and a window of the proposed t
 all proposed tokens in parallel, assuming acceptance (PEARL's post-verify: Liu et al., 2024). A forward over w draft
 tokens scores w + 1 places, so the first newly drafted token is compared as well; it takes the place of a bonus token.
 Without proposed tokens, or with an empty window, the target scores one place while the drafter drafts the first
-tokens, so a drafter that was just wrong costs no time (pre-verify). A drafter with time left drafts branches for the
-target's likely corrections (correction_branches.py).
+tokens, so a drafter that was just wrong costs no time (pre-verify).
 
 The length of a draft is not planned. The drafter stops when the target is done, so that drafting takes the time of a
 forward on any machine (DuoDecoding: Lv et al., 2025). The stop takes effect before a token is drawn and never depends
@@ -18,14 +17,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from threading import Event
-from typing import Any
 
 from edgespec.decoding.pipelined.budget import Budget
-from edgespec.decoding.pipelined.correction_branches import Branches, Growth
 from edgespec.decoding.pipelined.in_flight import Drafted, Flight, PutForward, Submit, UntilDone, put_forward
-from edgespec.decoding.round_base import LoopLimits, Rounds, Step, second_choice, valid_length
+from edgespec.decoding.round_base import LoopLimits, Rounds, Step, valid_length
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict
 from edgespec.errors import CancelledError, EdgespecError
@@ -61,7 +58,6 @@ class PipelinedLoop(Rounds):
         self._budget = budget
         self._pending: list[PutForward] = []
         self._flight: Flight | None = None
-        self._branches = Branches(drafter, submit, clock)
         self._untold: list[Outcome] = []
 
     def steps(self) -> Generator[Step, None, None]:
@@ -90,7 +86,7 @@ class PipelinedLoop(Rounds):
             window = self._window()
             self._take_off(window)
             chunk = [each.token for each in self._pending[:window]]
-            overlapped = self._flight is not None or self._branches.at_work
+            overlapped = self._flight is not None
             rows = target.forward([history[-1], *chunk], window + 1)
             scored = clock()
             drafted_s, drafted, invalid = self._land()
@@ -101,7 +97,7 @@ class PipelinedLoop(Rounds):
             committed = self._until_stop([*tokens[: verdict.accepted], *verdict.following])
             logprobs = self._logprobs(rows, range(len(committed)), committed)
             target.rewind(base + len(committed) - 1)
-            rest = self._going_on(verdict, window, committed)
+            rest = self._going_on(verdict, window, committed[-1])
         except BaseException:
             self._abandon()
             self._roll_back()
@@ -110,8 +106,7 @@ class PipelinedLoop(Rounds):
         # An accepted end-of-sequence ends the comparison: it is a stop, not a rejection.
         accepted = min(verdict.accepted, len(committed))
         evaluated = min(verdict.evaluated, len(committed))
-        branching = self._branches.take_work()
-        if drafted is not None and drafted.forwards + branching.forwards == 0:
+        if drafted is not None and drafted.forwards == 0:
             overlapped = False  # no drafter ran: the target was alone
         record = RoundRecord(
             width=window + 1,
@@ -122,11 +117,11 @@ class PipelinedLoop(Rounds):
             invalid=invalid,
             emitted=len(committed),
             source=chain[0].piece.proposal.drafted_by if chain else None,
-            draft_s=drafted_s + branching.draft_s,
-            sync_s=branching.sync_s + (0.0 if drafted is None else drafted.sync_s),
-            verify_s=verified - started - waited_s - branching.waited_s,
+            draft_s=drafted_s,
+            sync_s=0.0 if drafted is None else drafted.sync_s,
+            verify_s=verified - started - waited_s,
             round_s=verified - started,
-            draft_forwards=branching.forwards + (0 if drafted is None else drafted.forwards),
+            draft_forwards=0 if drafted is None else drafted.forwards,
             overlapped=overlapped,
         )
         step = self._commit(committed, record, [each.source for each in chain[:accepted]], logprobs)
@@ -149,12 +144,11 @@ class PipelinedLoop(Rounds):
     # ----------------------------------------------------------------------------------------- drafting
 
     def _take_off(self, window: int) -> None:
-        """Unless the drafter is busy, let it continue the proposed tokens, then draft branches."""
+        """Unless the drafter is busy, let it continue the proposed tokens."""
         if self._flight is not None:
             return
-        if not self._branches.at_work:
-            self._tell()
-        limits, branches, done = self._limits, self._branches, Event()
+        self._tell()
+        limits = self._limits
         if not limits.depth_cap or (limits.exact_length is not None and len(self._history) >= limits.exact_length):
             return
         pending = [each.token for each in self._pending]
@@ -165,22 +159,12 @@ class PipelinedLoop(Rounds):
         wanted = min(room - len(pending), useful, self._budget.draft_tokens(window))
         if pending and pending[-1] in limits.stop_ids:
             wanted = 0  # nothing can follow a stop
-        growth = Growth(
-            most=self._budget.branches(branches.forks) if branches.possible else 0,
-            depth=min(limits.depth_cap + 1, self._budget.draft_tokens(limits.depth_cap)),
-            end=len(self._history) + room,
-            vocabulary_size=limits.vocabulary_size,
-            stop_ids=limits.stop_ids,
-        )
         if wanted > 0:
-            self._flight = self._continue(pending, wanted, done, alternatives=int(growth.most > 0))
-        if growth.most > 0 and (pending or self._flight is not None):
-            main = None if self._flight is None else self._flight.future
-            branches.grow(self._history, self._pending, main, done, growth)
+            self._flight = self._continue(pending, wanted)
 
-    def _continue(self, pending: list[int], wanted: int, done: Event, *, alternatives: int) -> Flight:
-        tokens, stream = [*self._history, *pending], len(self._history)
-        context = Context(tokens, stream, wants_alternatives=alternatives)
+    def _continue(self, pending: list[int], wanted: int) -> Flight:
+        tokens, stream, done = [*self._history, *pending], len(self._history), Event()
+        context = Context(tokens, stream)
 
         def draft() -> Drafted:
             started = self._clock()
@@ -199,13 +183,12 @@ class PipelinedLoop(Rounds):
         Raises CancelledError and what else the drafter raised.
         """
         flight = self._flight
-        self._branches.end()
-        if flight is not None:
-            flight.target_done.set()
-            if not flight.future.done():
-                wait([flight.future], self._budget.patience_s())
-        self._branches.gather()
-        if flight is None or not flight.future.done():
+        if flight is None:
+            return 0.0, None, 0
+        flight.target_done.set()
+        if not flight.future.done():
+            wait([flight.future], self._budget.patience_s())
+        if not flight.future.done():
             return 0.0, None, 0  # a late drafter continues; so does the round
         self._flight = None
         drafted = flight.future.result()
@@ -218,23 +201,12 @@ class PipelinedLoop(Rounds):
             self._pending += put_forward(proposal, after=len(said))
         return drafted.seconds, proposal, drafted.invalid
 
-    def _going_on(self, verdict: Verdict, window: int, committed: list[int]) -> list[PutForward]:
-        """The tokens to propose next, after ``committed``."""
-        history, pending, branches = self._history, self._pending, self._branches
-        hoped_for = branches.present
-        taken = branches.follow(history, committed)
-        if verdict.kind == "correction" and committed[-1] not in self._limits.stop_ids:
-            rejected, correction = pending[verdict.accepted], committed[-1]
-            second = second_choice(rejected.piece.proposal, rejected.place, self._limits.vocabulary_size)
-            if taken is None and second == correction and branches.coming:
-                branches.wait(self._budget.patience_s())
-                taken = branches.follow(history, committed)
-            if hoped_for:
-                self._budget.learn("correction", taken is not None)
-            if taken is None and self._budget.reuses():
-                return self._continuing(correction, pending[verdict.accepted + 1 :])
-        rest = pending[window + 1 :] if verdict.kind == "open" else []
-        return put_forward(taken, origin="branch") if taken is not None and not rest else rest
+    def _going_on(self, verdict: Verdict, window: int, last: int) -> list[PutForward]:
+        """The tokens to propose next, after the committed token ``last``."""
+        pending = self._pending
+        if verdict.kind == "correction" and last not in self._limits.stop_ids and self._budget.reuses():
+            return self._continuing(last, pending[verdict.accepted + 1 :])
+        return pending[window + 1 :] if verdict.kind == "open" else []
 
     def _settle(self, base: int, compared: list[PutForward], accepted: int, rest: list[PutForward]) -> None:
         """Keep ``rest``, and note the outcome of each proposal that no later round will compare.
@@ -243,8 +215,8 @@ class PipelinedLoop(Rounds):
         """
         for index, each in enumerate(compared):
             piece = each.piece
-            if piece.origin != "draft" and not piece.evaluated:
-                self._budget.learn(piece.origin, index < accepted)
+            if piece.again and not piece.evaluated:
+                self._budget.learn_reuse(index < accepted)
             piece.evaluated += 1
             piece.accepted += index < accepted
         going_on = {id(each.piece) for each in rest}
@@ -260,7 +232,7 @@ class PipelinedLoop(Rounds):
                 proposal=piece.proposal, evaluated=piece.evaluated, accepted=piece.accepted, committed=said
             )
             self._untold.append(outcome)
-        if self._flight is None and not self._branches.at_work:
+        if self._flight is None:
             self._tell()
 
     def _continuing(self, correction: int, behind: list[PutForward]) -> list[PutForward]:
@@ -277,7 +249,7 @@ class PipelinedLoop(Rounds):
                     sources=tuple(own.source for own in rest),
                     drafted_by=each.piece.proposal.drafted_by,
                 )
-                return put_forward(again, origin="again")
+                return put_forward(again, again=True)
         return []
 
     def _tell(self) -> None:
@@ -289,15 +261,14 @@ class PipelinedLoop(Rounds):
     def _abandon(self) -> None:
         """End the drafting in flight and forget the proposed tokens."""
         flight, self._flight, self._pending = self._flight, None, []
-        jobs: list[Future[Any]] = [*self._branches.drop()]
-        if flight is not None:
-            flight.target_done.set()
-            jobs.append(flight.future)
-        jobs = [job for job in jobs if not job.cancel()]
-        if any(not job.done() for job in jobs):
+        if flight is None:
+            return
+        flight.target_done.set()
+        if flight.future.cancel():
+            return
+        if not flight.future.done():
             self._drafter.cancel()
-            wait(jobs)
+            wait([flight.future])
             self._drafter.reset_cancel()
-        for job in jobs:
-            with contextlib.suppress(EdgespecError, CancelledError):
-                job.result()
+        with contextlib.suppress(EdgespecError, CancelledError):
+            flight.future.result()

@@ -98,8 +98,8 @@ def expected_pipelined(pair: SimulatedPair, depth_cap: int) -> SimulatedRounds:
     compared in place of a bonus. The drafter continues until the target is done and finishes its current token;
     surplus tokens stay proposed. A rejection empties the pipe; then one position is scored while the first tokens are
     drafted. Window and draft length maximise tokens a second by T(w) and acceptance, as
-    planning/depth/pipeline_budget.py does once it has learned. Branches and re-proposed tokens are left out, since
-    their acceptance depends on the text: the loop is at least this fast.
+    planning/depth/pipeline_budget.py does once it has learned. Re-proposed tokens are left out, since their
+    acceptance depends on the text: the loop is at least this fast.
     """
     if depth_cap < 1:
         raise ValueError("rounds that draft nothing are plain decoding")

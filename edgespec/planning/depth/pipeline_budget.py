@@ -19,11 +19,8 @@ _DECAY = 0.97
 _PATIENCE, _FIRST_PATIENCE_S = 2.0, 0.05
 
 # Reuse continues while at least half of the first re-proposed tokens are accepted: a wrong token costs one round's
-# drafting, a right one saves it. Branches continue while this share meets the correction. On a forked cache the
-# drafter would be idle otherwise, so one in ten is enough to justify the power. Without forks the drafter has to read
-# its chain again whenever the chain is accepted after all.
-_REUSE_PAYS = _BRANCHING_PAYS_UNFORKED = 0.5
-_BRANCHING_PAYS = 0.1
+# drafting, a right one saves it.
+_REUSE_PAYS = 0.5
 
 
 class _Share:
@@ -59,8 +56,7 @@ class MeasuredBudget:
         self._first_patience_s = TIMEOUT_MAX if waits else _FIRST_PATIENCE_S
         self._forward_s: float | None = None
         self._accepted = _Share(1.0, 2.0)
-        # Reuse and corrections stop after a few failures; branches, which are worth more, after more failures.
-        self._tried = {"again": _Share(1.0, 1.5), "correction": _Share(1.0, 1.5), "branch": _Share(3.0, 4.0)}
+        self._reused = _Share(1.0, 1.5)  # so that reuse stops after a few failures
 
     @property
     def acceptance(self) -> float:
@@ -91,21 +87,10 @@ class MeasuredBudget:
         return self._first_patience_s if self._forward_s is None else _PATIENCE * self._forward_s
 
     def reuses(self) -> bool:
-        return self._tried["again"].now >= _REUSE_PAYS
+        return self._reused.now >= _REUSE_PAYS
 
-    def branches(self, forks: bool) -> int:
-        """Number of branches: one for each position of a round, or one in all without forks.
-
-        Without forks a second branch would evict the first from the cache.
-        """
-        met, kept = self._tried["correction"].now, self._tried["branch"].now
-        if met < (_BRANCHING_PAYS if forks else _BRANCHING_PAYS_UNFORKED):
-            return 0
-        most = self._depth_cap + 1 if forks else 1
-        return most if branch_pays(self.acceptance, kept, self._depth_cap) else 0
-
-    def learn(self, what: str, well: bool) -> None:
-        self._tried[what].learn(well)
+    def learn_reuse(self, well: bool) -> None:
+        self._reused.learn(well)
 
     def record(self, record: RoundRecord) -> None:
         if record.overlapped and self._times is not None and record.width <= self._depth_cap + 1:
@@ -116,22 +101,3 @@ class MeasuredBudget:
         if record.draft_forwards and working_s > 0:
             own = working_s / record.draft_forwards
             self._forward_s = own if self._forward_s is None else _DECAY * self._forward_s + (1 - _DECAY) * own
-
-
-def branch_pays(acceptance: float, standing: float, window: int) -> bool:
-    """Whether verifying a branch is worth more than waiting for the first token after a correction.
-
-    Tokens are accepted with probability ``acceptance`` a, those of branches with ``standing`` b. By the rejection
-    rule b is lower, since no token of a branch counts as drawn at random. A round on a full pipe commits f = 1 + a +
-    ... + a^w tokens and leaves the pipe full with probability t = a^(w + 1). A round on an empty pipe commits 1 and
-    fills the pipe with probability a. In the long run a round commits g, and a full pipe is worth v = (g - 1) / a
-    tokens more than an empty one, where v (1 - t) = f - g. A branch pays if 1 + b + ... + b^w + b^(w + 1) v reaches
-    g.
-    """
-    if acceptance <= 0:
-        return True  # a failed branch loses nothing
-    tokens = expected_tokens([acceptance] * window)
-    per_value = (1.0 - acceptance ** (window + 1)) / acceptance
-    rate = (tokens + per_value) / (1.0 + per_value)
-    value = (rate - 1.0) / acceptance
-    return expected_tokens([standing] * window) + standing ** (window + 1) * value >= rate
