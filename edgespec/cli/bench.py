@@ -19,23 +19,14 @@ from edgespec.bench.suite import (
     suite_sha256,
 )
 from edgespec.cli import suggestions
-from edgespec.cli.options import (
-    ContextOption,
-    DepthOption,
-    DraftOption,
-    ExactnessOption,
-    JsonOption,
-    ProfileOption,
-    TargetOption,
-    ThreadsOption,
-    open_engine,
-    resolve_profile,
-    state_of,
-)
+from edgespec.cli.options import DecodingFlags, JsonOption, SamplingFlags, expanded, open_engine, state_of
 from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_error, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
+
+# What a report says of the sampling.
+_DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 if TYPE_CHECKING:
     from edgespec.bench.run import Answer
@@ -46,15 +37,11 @@ if TYPE_CHECKING:
     from edgespec.profiles.profile import Profile
 
 
+@expanded
 def bench(
-    context: typer.Context,
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    context_length: ContextOption = None,
-    depth: DepthOption = None,
-    exactness: ExactnessOption = None,
-    threads: ThreadsOption = None,
+    ctx: typer.Context,
+    *,
+    flags: DecodingFlags,
     suite: Annotated[
         str,
         typer.Option(
@@ -72,14 +59,7 @@ def bench(
         int, typer.Option("--passes", min=1, help="ABBA passes; in each pass, every arm runs twice.")
     ] = LEAST_PASSES,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer, in tokens.")] = 96,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
-    top_p: Annotated[
-        float, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability.")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.")] = 0,
-    min_p: Annotated[
-        float, typer.Option("--min-p", help="Drop tokens below this fraction of the top probability.")
-    ] = 0.0,
+    drawn: SamplingFlags,
     seed: Annotated[int, typer.Option("--seed", help="Seed of every arm: the same seed gives the same text.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most prompts of each category.")] = None,
     category: Annotated[
@@ -125,24 +105,15 @@ def bench(
     from edgespec.decoding.sampling import Sampling
     from edgespec.engine.pair.calibration_report import calibration_report
 
-    state = state_of(context)
+    state = state_of(ctx)
     names = parse_arms(arms)
-    drawn: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
-    sampling = Sampling(**drawn)
+    sampling = drawn.over(Sampling(), seed=seed)
     name, prompts = _prompts(suite, limit, category or [])
     if plot is not None:
         _check_plot(plot)
     if log is not None and not log.parent.is_dir():
         raise InvalidRequestError(f"the folder {log.parent} for the log {log.name} does not exist")
-    chosen = resolve_profile(
-        profile,
-        target=target,
-        draft=draft,
-        context=context_length,
-        depth=depth,
-        exactness=exactness,
-        threads=threads,
-    )
+    chosen = flags.resolve()
     compared = [*(compare or ()), *(compare_as_in_0_1 or ())]
     others = _find_comparable(chosen, compared, state) if compared else ()
     with open_engine(chosen, state, calibrate=True) as engine:
@@ -170,7 +141,7 @@ def bench(
             compared={name: model.facts for name, model in own.items()},
         )
         report |= {"runtimes": runtimes_json(times), "max_tokens": max_tokens, "passes": passes, "cold": cold}
-        report |= {"sampling": drawn}
+        report |= {"sampling": {name: getattr(sampling, name) for name in _DRAWN}}
         calibration = calibration_report(engine.pair, bandwidth).as_json()
         if log is not None:
             _log(engine, prompts, log, max_tokens, sampling, state)

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.options import (
-    ContextOption,
-    DraftOption,
-    JsonOption,
-    ProfileOption,
-    TargetOption,
-    open_engine,
-    resolve_profile,
-    state_of,
-)
+from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
 from edgespec.cli.terminal.output import ProgressPrinter, note, print_error, print_json
 from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.files.home import home
@@ -26,12 +17,11 @@ if TYPE_CHECKING:
     from edgespec.engine.pair.calibration_report import CalibrationReport
 
 
+@expanded
 def calibrate(
-    context: typer.Context,
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    context_length: ContextOption = None,
+    ctx: typer.Context,
+    *,
+    flags: ModelFlags,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="At most 50 seconds: fewer contexts and repetitions, most important first."),
@@ -49,9 +39,8 @@ def calibrate(
     from edgespec.engine.pair.calibration_run import QUICK_BUDGET_S
     from edgespec.hardware.bandwidth import measure_read_bandwidth
 
-    state = state_of(context)
-    chosen = resolve_profile(profile, target=target, draft=draft, context=context_length)
-    with open_engine(chosen, state) as engine:
+    state = state_of(ctx)
+    with open_engine(flags.resolve(), state) as engine:
         started = time.perf_counter()
         with ProgressPrinter(quiet=state.quiet).shown() as progress:
             taken = engine.calibrate(

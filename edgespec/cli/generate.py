@@ -9,24 +9,13 @@ import typer
 
 from edgespec.cli import suggestions
 from edgespec.cli.options import (
-    ContextOption,
-    DepthOption,
-    DraftOption,
-    ExactnessOption,
+    DecodingFlags,
     JsonOption,
-    MinPOption,
     NoThinkOption,
-    ProfileOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
+    SeededFlags,
     check_thinking,
+    expanded,
     open_engine,
-    resolve_profile,
-    sampling_of,
     state_of,
     with_learned_text,
 )
@@ -37,21 +26,18 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.engine.request_checks import check_request
 
 
+@expanded
 def generate(
-    context: typer.Context,
+    ctx: typer.Context,
+    *,
     prompt: Annotated[
         str,
         typer.Argument(metavar="PROMPT|-", help="The prompt; piped text is put before it; -: only the piped text."),
     ],
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    seed: SeedOption = None,
+    drawn: SeededFlags,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt's text, without a chat template.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Decode without guesses; the text is the same.")] = False,
-    depth: DepthOption = None,
     rule: Annotated[
         str | None,
         typer.Option(
@@ -61,13 +47,8 @@ def generate(
             autocompletion=suggestions.one_of("keyed", "rejection"),
         ),
     ] = None,
-    exactness: ExactnessOption = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text.")] = None,
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    context_length: ContextOption = None,
-    threads: ThreadsOption = None,
+    flags: DecodingFlags,
     no_think: NoThinkOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -76,19 +57,9 @@ def generate(
     Text from a pipe is read to its end and put before the prompt. In a shell loop that reads a file, add
     `</dev/null`, or the first call reads the rest of the file.
     """
-    state = state_of(context)
-    chosen = resolve_profile(
-        profile,
-        target=target,
-        draft=draft,
-        context=context_length,
-        depth=depth,
-        rule=rule,
-        exactness=exactness,
-        threads=threads,
-    )
-    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    sampling = sampling_of(Sampling(rule=chosen.rule), **drawn)
+    state = state_of(ctx)
+    chosen = flags.resolve(rule=rule)
+    sampling = drawn.over(Sampling(rule=chosen.rule))
     # Wrong requests fail before stdin is read and a model is loaded.
     if prompt != "-":
         check_request(prompt, stop=stop or (), raw=raw)

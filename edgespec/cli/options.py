@@ -1,11 +1,18 @@
-"""Options that several commands share, and the opening of an Engine from these options."""
+"""Options that several commands share, and the opening of an Engine from these options.
+
+Options that belong together are the fields of a record. A command takes the record as one argument, and ``expanded``
+makes each field an option of the command.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -13,6 +20,7 @@ from edgespec.cli import suggestions
 from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
+from edgespec.errors import InvalidRequestError
 from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.settings import choose_threads
@@ -31,15 +39,6 @@ TargetOption = Annotated[
         autocompletion=suggestions.for_model,
     ),
 ]
-DraftOption = Annotated[
-    str | None,
-    typer.Option(
-        "--draft",
-        metavar="MODEL|auto|none",
-        help="The drafter: a smaller model that guesses ahead.",
-        autocompletion=suggestions.for_drafter,
-    ),
-]
 ProfileOption = Annotated[
     str | None,
     typer.Option(
@@ -49,42 +48,10 @@ ProfileOption = Annotated[
         autocompletion=suggestions.for_profile,
     ),
 ]
-ContextOption = Annotated[int | None, typer.Option("--context", metavar="N", help="Context length, in tokens.")]
-DepthOption = Annotated[
-    str | None, typer.Option("--depth", metavar="N|auto", help="Most guesses in a row per pass; 0: no guesses.")
-]
-ExactnessOption = Annotated[
-    str | None,
-    typer.Option(
-        "--exactness",
-        metavar="stable|near",
-        help="stable: same text as without guesses; near: may differ in rare ties.",
-        autocompletion=suggestions.one_of("stable", "near"),
-    ),
-]
-ThreadsOption = Annotated[
-    str | None, typer.Option("--threads", metavar="N|auto", help="Threads of the model; auto: the fastest measured.")
-]
 NoThinkOption = Annotated[
     bool, typer.Option("--no-think", help="Answer without thinking first, if the model's template supports it.")
 ]
-TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
-TopPOption = Annotated[
-    float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability; 1: all.")
-]
-TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.")]
-MinPOption = Annotated[
-    float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the top probability; 0: none.")
-]
-SeedOption = Annotated[
-    int | None, typer.Option("--seed", help="The same seed gives the same text; random if not given.")
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
-
-
-def sampling_of(usual: Sampling, **flags: Any) -> Sampling:
-    """``usual`` with the given options replaced; None is not given. Raises InvalidRequestError."""
-    return replace(usual, **{key: value for key, value in flags.items() if value is not None})
 
 
 def state_of(context: typer.Context) -> State:
@@ -101,6 +68,127 @@ def resolve_profile(name: str | None, **flags: Any) -> Profile:
         user_dir=home().root,
         flags={key: value for key, value in flags.items() if value is not None},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flags:
+    """Options that belong together; None is not given."""
+
+    def given(self) -> dict[str, Any]:
+        """The values that were given, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlags(_Flags):
+    """The models and their context."""
+
+    profile: ProfileOption = None
+    target: TargetOption = None
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            metavar="MODEL|auto|none",
+            help="The drafter: a smaller model that guesses ahead.",
+            autocompletion=suggestions.for_drafter,
+        ),
+    ] = None
+    context: Annotated[int | None, typer.Option("--context", metavar="N", help="Context length, in tokens.")] = None
+
+    def resolve(self, **changed: Any) -> Profile:
+        """The profile in force with these flags, some of them ``changed``. Raises ProfileError."""
+        flags = {**asdict(self), **changed}
+        return resolve_profile(flags.pop("profile"), **flags)
+
+
+def named_once(model: str | None, flags: ModelFlags) -> str | None:
+    """The model named by the argument or by ``--target``. Raises InvalidRequestError if both name one."""
+    if model is not None and flags.target is not None:
+        raise InvalidRequestError("the model was named twice", hint="give MODEL or --target MODEL")
+    return model or flags.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuessFlags(ModelFlags):
+    """The models, and how far they guess."""
+
+    depth: Annotated[
+        str | None, typer.Option("--depth", metavar="N|auto", help="Most guesses in a row per pass; 0: no guesses.")
+    ] = None
+    exactness: Annotated[
+        str | None,
+        typer.Option(
+            "--exactness",
+            metavar="stable|near",
+            help="stable: same text as without guesses; near: may differ in rare ties.",
+            autocompletion=suggestions.one_of("stable", "near"),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingFlags(GuessFlags):
+    """The models, how far they guess, and on how many threads."""
+
+    threads: Annotated[
+        str | None,
+        typer.Option("--threads", metavar="N|auto", help="Threads of the model; auto: the fastest measured."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingFlags(_Flags):
+    """How tokens are drawn."""
+
+    temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability; 1: all.")
+    ] = None
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.")] = None
+    min_p: Annotated[
+        float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the top probability; 0: none.")
+    ] = None
+
+    def over(self, usual: Sampling, **more: Any) -> Sampling:
+        """``usual`` with the given options, and ``more``, replaced. Raises InvalidRequestError."""
+        return replace(usual, **self.given(), **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeededFlags(SamplingFlags):
+    """How tokens are drawn, with a seed that need not be given."""
+
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="The same seed gives the same text; random if not given.")
+    ] = None
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` as typer reads it: the fields of each record among its parameters are options in its place."""
+    hints = get_type_hints(command, include_extras=True)
+    records: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters = list[Parameter]()
+    for name, own in signature(command).parameters.items():
+        if name not in records:
+            parameters.append(own.replace(annotation=hints[name]))
+            continue
+        options = get_type_hints(records[name], include_extras=True)
+        for field in fields(records[name]):
+            annotation = options[field.name]
+            parameters.append(Parameter(field.name, own.kind, default=field.default, annotation=annotation))
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            for name, kind in records.items()
+        }
+        command(**given, **made)
+
+    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    return called
 
 
 def with_learned_text(profile: Profile) -> Profile:

@@ -11,19 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgespec.cli.options import (
-    ContextOption,
-    DepthOption,
-    DraftOption,
-    ExactnessOption,
-    JsonOption,
-    ProfileOption,
-    TargetOption,
-    ThreadsOption,
-    open_engine,
-    resolve_profile,
-    state_of,
-)
+from edgespec.cli.options import DecodingFlags, JsonOption, expanded, open_engine, state_of
 from edgespec.cli.terminal.output import print_json
 from edgespec.cli.terminal.status import EXACTNESS_WORDS
 from edgespec.engine.engine import Engine
@@ -39,15 +27,11 @@ _LABEL_COLUMNS = 12
 _WIDEST_TEXT = 100  # longer lines are hard to read however wide the terminal is
 
 
+@expanded
 def plan(
-    context: typer.Context,
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    context_length: ContextOption = None,
-    depth: DepthOption = None,
-    exactness: ExactnessOption = None,
-    threads: ThreadsOption = None,
+    ctx: typer.Context,
+    *,
+    flags: DecodingFlags,
     explain: Annotated[
         bool, typer.Option("--explain", help="List every option considered, and why it was kept or dropped.")
     ] = False,
@@ -60,34 +44,15 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """Show what would run on which device, and why."""
-    wishes = {
-        "--profile": profile,
-        "--target": target,
-        "--draft": draft,
-        "--context": context_length,
-        "--depth": depth,
-        "--exactness": exactness,
-        "--threads": threads,
-    }
     if simulate is not None:
-        given = [option for option, value in wishes.items() if value is not None]
-        if given:
+        if given := [*flags.given()]:
             raise InvalidRequestError(
-                f"{given[0]} cannot be combined with --simulate",
+                f"--{given[0]} cannot be combined with --simulate",
                 hint="a described machine names its own models and context",
             )
         _simulated(simulate, explain=explain, json=json)
         return
-    chosen = resolve_profile(
-        profile,
-        target=target,
-        draft=draft,
-        context=context_length,
-        depth=depth,
-        exactness=exactness,
-        threads=threads,
-    )
-    with open_engine(chosen, state_of(context)) as engine:
+    with open_engine(flags.resolve(), state_of(ctx)) as engine:
         ranking = engine.ranking()
         if json:
             print_json(

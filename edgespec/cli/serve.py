@@ -16,23 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.options import (
-    ContextOption,
-    DepthOption,
-    DraftOption,
-    ExactnessOption,
-    ModelArgument,
-    ProfileOption,
-    TargetOption,
-    ThreadsOption,
-    resolve_profile,
-    state_of,
-)
+from edgespec.cli.options import DecodingFlags, ModelArgument, expanded, named_once, state_of
 from edgespec.cli.terminal.log_writer import LogWriter
 from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
-from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.errors import RuntimeUnavailableError
 from edgespec.profiles.profile import Profile
 
 if TYPE_CHECKING:
@@ -47,8 +36,10 @@ _LONGEST_PATH = 80
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
+@expanded
 def serve(
-    context: typer.Context,
+    ctx: typer.Context,
+    *,
     model: ModelArgument = None,
     host: Annotated[
         str, typer.Option("--host", help="Address to serve on; others than this machine's need a key.")
@@ -69,30 +60,14 @@ def serve(
         ),
     ] = None,
     log_text: Annotated[bool, typer.Option("--log-text", help="Also log prompts and answers.")] = False,
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    context_length: ContextOption = None,
-    depth: DepthOption = None,
-    exactness: ExactnessOption = None,
-    threads: ThreadsOption = None,
+    flags: DecodingFlags,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's interface.
 
     Logs one line a request on stderr. Ctrl-C finishes the running answers; a second Ctrl-C ends immediately.
     """
-    if model is not None and target is not None:
-        raise InvalidRequestError("the model was named twice", hint="give MODEL or --target MODEL")
-    state = state_of(context)
-    chosen = resolve_profile(
-        profile,
-        target=model or target,
-        draft=draft,
-        context=context_length,
-        depth=depth,
-        exactness=exactness,
-        threads=threads,
-    )
+    state = state_of(ctx)
+    chosen = flags.resolve(target=named_once(model, flags))
     try:
         import starlette as _starlette  # noqa: F401
         import uvicorn as _uvicorn  # noqa: F401

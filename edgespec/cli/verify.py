@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.bench.suite import Prompt, builtin_suite, load_humaneval, load_suite
-from edgespec.cli.options import (
-    ContextOption,
-    DepthOption,
-    DraftOption,
-    ExactnessOption,
-    JsonOption,
-    ProfileOption,
-    TargetOption,
-    open_engine,
-    resolve_profile,
-    state_of,
-)
+from edgespec.cli.options import GuessFlags, JsonOption, expanded, open_engine, state_of
 from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
 from edgespec.cli.terminal.status import EXACTNESS_WORDS
 from edgespec.errors import EdgespecError, InvalidRequestError
@@ -34,14 +23,11 @@ if TYPE_CHECKING:
 _DEFAULT_PROMPTS = 8
 
 
+@expanded
 def verify(
-    context: typer.Context,
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    context_length: ContextOption = None,
-    depth: DepthOption = None,
-    exactness: ExactnessOption = None,
+    ctx: typer.Context,
+    *,
+    flags: GuessFlags,
     prompts: Annotated[
         int, typer.Option("--prompts", min=1, help="Number of prompts, spread over the suite (40 with HumanEval).")
     ] = _DEFAULT_PROMPTS,
@@ -55,12 +41,9 @@ def verify(
     """Check that guessing leaves the text unchanged. Fails if a token differs from plain decoding's."""
     from edgespec.bench.equality import SAMPLED, PromptResult, check_equality, checks_trees, depths_to_check, spread
 
-    state = state_of(context)
-    chosen = resolve_profile(
-        profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
-    )
+    state = state_of(ctx)
     selected = spread(_prompts(suite, state), prompts)
-    with open_engine(chosen, state, calibrate=True) as engine:
+    with open_engine(flags.resolve(), state, calibrate=True) as engine:
         depths = depths_to_check(engine)
         if not depths:
             raise EdgespecError(

@@ -17,25 +17,15 @@ from edgespec.cli.chat.idle_calibration import IdleCalibration
 from edgespec.cli.chat.prompts import FIRST, FURTHER, LinePrompts, Prompt, Prompts
 from edgespec.cli.chat.talk import Talk
 from edgespec.cli.options import (
-    ContextOption,
-    DepthOption,
-    DraftOption,
-    ExactnessOption,
+    DecodingFlags,
     JsonOption,
-    MinPOption,
     ModelArgument,
     NoThinkOption,
-    ProfileOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
+    SeededFlags,
     check_thinking,
+    expanded,
+    named_once,
     open_engine,
-    resolve_profile,
-    sampling_of,
     state_of,
 )
 from edgespec.cli.terminal.ending import Ending
@@ -44,28 +34,20 @@ from edgespec.cli.terminal.output import note, print_error, unechoed
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError
 from edgespec.files.home import home
 
 
+@expanded
 def chat(
-    context: typer.Context,
+    ctx: typer.Context,
+    *,
     model: ModelArgument = None,
-    profile: ProfileOption = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
-    context_length: ContextOption = None,
-    depth: DepthOption = None,
-    exactness: ExactnessOption = None,
-    threads: ThreadsOption = None,
+    flags: DecodingFlags,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")] = None,
     no_think: NoThinkOption = False,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    seed: SeedOption = None,
+    drawn: SeededFlags,
     json: JsonOption = False,
 ) -> None:
     """Chat with a model. Reads one prompt a line if stdin is not a terminal.
@@ -73,26 +55,24 @@ def chat(
     On a terminal, answers are sampled with the settings that the model's file or its makers recommend. From a pipe
     and with --json, decoding is greedy.
     """
-    state = state_of(context)
-    if model is not None and target is not None:
-        raise InvalidRequestError("the model was named twice", hint="give MODEL or --target MODEL")
-    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    sampling_of(Sampling(), **drawn)  # reports wrong values before a model is loaded
-    flags = {"context": context_length, "depth": depth, "exactness": exactness, "threads": threads}
-    chosen = history.for_chat(resolve_profile(profile, target=model or target, draft=draft, **flags))
+    state = state_of(ctx)
+    named = named_once(model, flags)
+    drawn.over(Sampling())  # reports wrong values before a model is loaded
+    chosen = history.for_chat(flags.resolve(target=named))
 
     def load(another: str | None) -> Engine:
         # A drafter named on the command line is for the first model only.
-        own = draft if another is None or draft == "none" else None
-        other = resolve_profile(profile, target=another or model or target, draft=own, **flags)
+        own = flags.draft if another is None or flags.draft == "none" else None
+        other = flags.resolve(target=another or named, draft=own)
         return open_engine(history.for_chat(other), state)
 
     interactive, prompts = sys.stdin.isatty(), _prompts()
     silent = unechoed if prompts.drawn else nullcontext
-    given = {name: value for name, value in drawn.items() if value is not None}
     with (
         open_with_offer(chosen, state, as_json=json, silent=silent) as engine,
-        Talk(engine, load, system=system, think=not no_think, drawn=given, as_file=interactive and not json) as talk,
+        Talk(
+            engine, load, system=system, think=not no_think, drawn=drawn.given(), as_file=interactive and not json
+        ) as talk,
     ):
         if interactive and not json:
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)

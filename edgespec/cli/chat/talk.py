@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edgespec.cli.options import sampling_of
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
@@ -58,7 +57,7 @@ class Talk:
 
     def _sampling(self) -> Sampling:
         usual = self.engine.file_sampling if self._as_file else Sampling()
-        return sampling_of(usual, rule=self.engine.profile.rule, **self._drawn)
+        return replace(usual, rule=self.engine.profile.rule, **self._drawn)
 
     def set(self, **values: Any) -> None:
         """Change sampling settings. Raises InvalidRequestError."""
