@@ -152,14 +152,14 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
                 query.standing = batch->standing + part;
             }
             if (taken == MOST_QUERIES) {
-                step->level->attend(&cache, (float)model->attention_scale, taken, queries);
+                step->level->attend(&cache, (float)model->score_scale, taken, queries);
                 taken = 0;
             }
             queries[taken++] = query;
         }
     }
     if (taken)
-        step->level->attend(&cache, (float)model->attention_scale, taken, queries);
+        step->level->attend(&cache, (float)model->score_scale, taken, queries);
     for (size_t r = group->first; r < end && !blocks; r++)
         quantise_mixed(step, r, first, count);
 }

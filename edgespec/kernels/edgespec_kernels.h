@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 9
+#define ES_ABI 10
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
@@ -83,7 +83,10 @@ struct es_model {
     int64_t rope;        /* enum es_rope */
     double norm_epsilon;
     double embedding_scale; /* of what enters the first layer */
-    double attention_scale; /* of a query's product with a key */
+    double residual_scale;  /* of a half layer's output, before it is added */
+    double score_scale;     /* of a query's product with a key */
+    double logit_scale;     /* of what enters the head */
+    double rope_magnitude;  /* of all cosines and sines */
     int64_t rope_tables;
     const double *rope_frequencies; /* [rope_tables][rope_length / 2], radians for each position */
     const struct es_layer *layer;

@@ -6,6 +6,14 @@
 #include "forward_step.h"
 #include "threads.h"
 
+static void scale_row(double scale, size_t length, float *row)
+{
+    if (scale == 1.0)
+        return;
+    for (size_t k = 0; k < length; k++)
+        row[k] *= (float)scale;
+}
+
 static void turn(const struct step *step, size_t row)
 {
     const struct es_model *model = step->model;
@@ -15,6 +23,7 @@ static void turn(const struct step *step, size_t row)
         float *rotation = rotation_of(step, table, row);
         for (size_t i = 0; i < pairs; i++)
             turn_of((double)step->rows->row[row].position * frequencies[i], rotation + 2 * i);
+        scale_row(model->rope_magnitude, 2 * pairs, rotation);
     }
 }
 
@@ -24,14 +33,12 @@ static void begin_rows(const struct step *step)
     const struct es_model *model = step->model;
     size_t embedding = (size_t)model->embedding;
     size_t row_bytes = file_row_bytes(model->embedding_type, model->embedding);
-    float scale = (float)model->embedding_scale;
     for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
         for (size_t r = own.begin; r < own.end; r++) {
             const uint8_t *from = model->embedding_rows + (size_t)step->rows->row[r].token * row_bytes;
             float *hidden = step->batch->hidden + r * embedding;
             (void)es_dequantise(model->embedding_type, from, model->embedding, hidden);
-            for (size_t k = 0; k < embedding && scale != 1.0f; k++)
-                hidden[k] *= scale;
+            scale_row(model->embedding_scale, embedding, hidden);
             turn(step, r);
         }
 }
@@ -40,7 +47,8 @@ enum { NO_LAYER = -2, AFTER_NORM = -1 };
 
 /* The boundary between two halves of layers. */
 struct joint {
-    const float *post_norm; /* of the previous half's output, not added yet; null: already added */
+    bool adds;              /* the previous half's output, which add_product left in `added` */
+    const float *post_norm; /* of that; or null */
     const float *norm;      /* of the next half's input */
     size_t first, count;    /* rows, which become `normed`'s rows 0 .. count - 1 */
     int64_t layer;          /* the previous one, whose scored rows are kept where that was asked for; NO_LAYER: none */
@@ -54,27 +62,40 @@ static void keep_row(const struct row *row, int64_t layer, const float *from, si
         memcpy(slot + row->scored * columns, from, columns * sizeof *from);
 }
 
+/* Whether join_rows adds a half layer's output: it is normalised or scaled first. */
+static bool adds_later(const struct step *step, const float *post_norm)
+{
+    return post_norm || step->model->residual_scale != 1.0;
+}
+
+static void add_half(const struct step *step, const float *post_norm, float *added, float *hidden)
+{
+    size_t columns = (size_t)step->model->embedding;
+    if (post_norm)
+        step->level->normalise(added, post_norm, (float)step->model->norm_epsilon, columns, added);
+    scale_row(step->model->residual_scale, columns, added);
+    for (size_t k = 0; k < columns; k++)
+        hidden[k] += added[k];
+}
+
 static void join_row(const struct step *step, const struct joint *joint, size_t i)
 {
     struct es_batch *batch = step->batch;
     struct activations *to = &batch->normed;
-    float epsilon = (float)step->model->norm_epsilon;
     size_t columns = to->columns, blocks = columns / BLOCK, r = joint->first + i;
     size_t unscored = step->rows->count - step->rows->scored;
-    float *hidden = batch->hidden + r * columns, *added = batch->added + r * columns;
-    float *floats = to->floats + i * columns;
-    if (joint->post_norm) {
-        step->level->normalise(added, joint->post_norm, epsilon, columns, added);
-        for (size_t k = 0; k < columns; k++)
-            hidden[k] += added[k];
-    }
+    float *hidden = batch->hidden + r * columns, *floats = to->floats + i * columns;
+    if (joint->adds)
+        add_half(step, joint->post_norm, batch->added + r * columns, hidden);
     const struct row *row = &step->rows->row[r];
     bool keeps = joint->layer != NO_LAYER && r >= unscored;
     if (keeps)
         keep_row(row, joint->layer, hidden, columns);
-    step->level->normalise(hidden, joint->norm, epsilon, columns, floats);
+    step->level->normalise(hidden, joint->norm, (float)step->model->norm_epsilon, columns, floats);
     if (keeps && joint->ends)
         keep_row(row, AFTER_NORM, floats, columns);
+    if (joint->ends)
+        scale_row(step->model->logit_scale, columns, floats);
     step->level->quantise(floats, blocks, to->blocks + i * blocks, 1);
 }
 
@@ -178,15 +199,16 @@ static void project(const struct step *step, const struct es_layer *layer)
     multiply(step, products, 3, &step->batch->normed, step->rows->count);
 }
 
-/* Adds a product to the hidden states, or leaves that to join_rows if the product is normalised first. */
+/* Adds a product to the hidden states, or leaves that to join_rows. */
 static void add_product(const struct step *step, const struct es_matrix *matrix, const struct activations *x,
                         const float *post_norm)
 {
+    bool later = adds_later(step, post_norm);
     const struct product product = {
         .matrix = matrix,
-        .to = post_norm ? step->batch->added : step->batch->hidden,
+        .to = later ? step->batch->added : step->batch->hidden,
         .stride = (size_t)step->model->embedding,
-        .adds = !post_norm,
+        .adds = !later,
     };
     multiply(step, &product, 1, x, step->rows->count);
 }
@@ -296,12 +318,16 @@ void forward_on(void *context, int thread)
     };
     const struct step *step = &here;
     const float *post_norm = NULL;
+    bool adds = false;
     int64_t done = NO_LAYER;
     begin_rows(step);
     for (size_t number = 0; number < (size_t)model->layers; number++) {
         const struct es_layer *layer = &model->layer[number];
-        struct joint joint = {
-            .post_norm = post_norm, .norm = layer->attention_norm, .layer = done, .count = step->rows->count};
+        struct joint joint = {.adds = adds,
+                              .post_norm = post_norm,
+                              .norm = layer->attention_norm,
+                              .layer = done,
+                              .count = step->rows->count};
         THEN(join_rows(step, joint));
         THEN(project(step, layer));
         THEN(place_heads(step, number));
@@ -318,7 +344,8 @@ void forward_on(void *context, int thread)
             THEN(mix(step, number));
         }
         THEN(add_product(step, &layer->output, &batch->mixed, layer->attention_post_norm));
-        joint = (struct joint){.post_norm = layer->attention_post_norm,
+        joint = (struct joint){.adds = adds_later(step, layer->attention_post_norm),
+                               .post_norm = layer->attention_post_norm,
                                .norm = layer->feed_forward_norm,
                                .layer = NO_LAYER,
                                .count = step->rows->count};
@@ -326,10 +353,12 @@ void forward_on(void *context, int thread)
         THEN(feed(step, layer));
         THEN(add_product(step, &layer->down, &batch->fed, layer->feed_forward_post_norm));
         post_norm = layer->feed_forward_post_norm;
+        adds = adds_later(step, post_norm);
         done = (int64_t)number;
     }
     if (step->rows->scored) {
-        struct joint joint = {.post_norm = post_norm, .norm = model->output_norm, .layer = done, .ends = true};
+        struct joint joint = {
+            .adds = adds, .post_norm = post_norm, .norm = model->output_norm, .layer = done, .ends = true};
         joint.first = step->rows->count - (joint.count = step->rows->scored);
         THEN(join_rows(step, joint));
         for (size_t run = 0; run < batch->head_run_count; run++)

@@ -363,7 +363,8 @@ static void compare_models(void)
         struct es_model model = {
             .layers = 1, .embedding = EMBEDDING, .heads = HEADS, .kv_heads = KV_HEADS, .head_length = HEAD,
             .feed_forward = FEED_FORWARD, .vocabulary = VOCABULARY, .rope_length = HEAD, .rope = ES_ROPE_HALVES,
-            .norm_epsilon = 1e-5, .embedding_scale = 1.0, .attention_scale = 0.125, .rope_tables = 1,
+            .norm_epsilon = 1e-5, .embedding_scale = 12.0, .residual_scale = 0.22, .score_scale = 0.125,
+            .logit_scale = 0.3, .rope_magnitude = 1.19, .rope_tables = 1,
             .rope_frequencies = frequencies, .layer = &layer, .output_norm = norm,
             .head = matrix_of(format, VOCABULARY, EMBEDDING, -1),
             .embedding_rows = file_rows(format, VOCABULARY, EMBEDDING, -1), .embedding_type = format->type,

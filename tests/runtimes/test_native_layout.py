@@ -93,7 +93,7 @@ def test_the_layout_of_gemma3_has_windows_except_in_every_sixth_layer(tmp_path: 
     assert [layer.window for layer in layout.layers] == [*[30] * 5, 0, *[30] * 5, 0, 30]
     assert [layer.rope_table for layer in layout.layers] == [*[1] * 5, 0, *[1] * 5, 0, 1]
     assert layout.ropes == (Rope(base=1e6, scale=1.0), Rope(base=10000.0, scale=1.0))
-    assert (layout.activation, layout.embedding_scale, layout.attention_scale) == (GEGLU, 8.0, 0.25)
+    assert (layout.activation, layout.embedding_scale, layout.score_scale) == (GEGLU, 8.0, 0.25)
     insane = {**header.metadata, "gemma3.attention.sliding_window_pattern": 0}
     with pytest.raises(ModelFileError, match="pattern"):
         read_layout(replace(header, metadata=insane))
@@ -108,7 +108,7 @@ def test_the_layout_of_gemma3_has_windows_except_in_every_sixth_layer(tmp_path: 
 def test_the_largest_gemma3_scales_attention_by_embedding_per_head(tmp_path: Path) -> None:
     for layers, scale in ((61, 32**-0.5), (62, 0.25)):
         path = write_tiny_gguf(tmp_path / "t.gguf", architecture="gemma3", head_length=32, layers=layers, window=9)
-        assert read_layout(read_header(path)).attention_scale == pytest.approx(scale)
+        assert read_layout(read_header(path)).score_scale == pytest.approx(scale)
 
 
 UNSUPPORTED: dict[str, Callable[[GgufHeader], GgufHeader]] = {

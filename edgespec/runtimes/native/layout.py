@@ -111,7 +111,7 @@ class _Reader:
             ),
             norm_epsilon=shape.norm_epsilon,
             embedding_scale=embedding_scale,
-            attention_scale=shape.score_scale,
+            score_scale=shape.score_scale,
             activation=GEGLU if architecture.gelu else SWIGLU,
             layers=tuple(map(self._layer, shape.layers)),
             output_norm=self._floats(OUTPUT_NORM),

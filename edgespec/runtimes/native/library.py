@@ -27,7 +27,7 @@ LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib", "libedge
 NOTE_NAME = "not_built.txt"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 9
+ABI = 10
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE = range(5)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
@@ -146,7 +146,10 @@ class NativeModelStruct(ctypes.Structure):
         ("rope", c_int64),
         ("norm_epsilon", c_double),
         ("embedding_scale", c_double),
-        ("attention_scale", c_double),
+        ("residual_scale", c_double),
+        ("score_scale", c_double),
+        ("logit_scale", c_double),
+        ("rope_magnitude", c_double),
         ("rope_tables", c_int64),
         ("rope_frequencies", c_void_p),
         ("layer", POINTER(Layer)),

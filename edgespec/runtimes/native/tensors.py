@@ -116,6 +116,10 @@ class Rope:
 class ModelLayout:
     """A model's numbers and tensors. A layer's ``rope_table`` is an index into ``ropes``, its ``window`` the number
     of positions that a row sees, 0 for all.
+
+    Factors: ``embedding_scale`` of what enters the first layer, ``score_scale`` of a query's product with a key,
+    ``residual_scale`` of what each half of a layer adds, ``logit_scale`` of the scores, ``rope_magnitude`` of all
+    cosines and sines. Of a head the first ``rope_length`` elements are rotated.
     """
 
     embedding: int
@@ -129,7 +133,10 @@ class ModelLayout:
     ropes: tuple[Rope, ...]
     norm_epsilon: float
     embedding_scale: float
-    attention_scale: float
+    score_scale: float
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    rope_magnitude: float = 1.0
     activation: int
     layers: tuple[LayerTensors, ...]
     output_norm: TensorInfo

@@ -114,7 +114,10 @@ class NativeWeights:
             rope=layout.rope_pairs,
             norm_epsilon=layout.norm_epsilon,
             embedding_scale=layout.embedding_scale,
-            attention_scale=layout.attention_scale,
+            residual_scale=layout.residual_scale,
+            score_scale=layout.score_scale,
+            logit_scale=layout.logit_scale,
+            rope_magnitude=layout.rope_magnitude,
             rope_tables=len(layout.ropes),
             rope_frequencies=self._keep(np.stack([self._frequencies(layout, rope) for rope in layout.ropes])),
             layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # the cast keeps the array alive
