@@ -89,6 +89,8 @@ struct es_model {
     double rope_magnitude;  /* of all cosines and sines */
     int64_t rope_tables;
     const double *rope_frequencies; /* [rope_tables][rope_length / 2], radians for each position */
+    const double *long_frequencies; /* the same for caches of more than `original_context` positions; or null */
+    int64_t original_context;
     const struct es_layer *layer;
     const float *output_norm;
     struct es_matrix head; /* one score for each of its rows */
@@ -199,7 +201,7 @@ ES_EXPORT int32_t es_forward_tree(struct es_sequence *sequence, const int32_t *t
                                   const int32_t *parents, int32_t first);
 /* Copies these nodes' keys and values into the cache, from position `start` on. */
 ES_EXPORT int32_t es_keep(struct es_sequence *sequence, const int32_t *nodes, int32_t count, int64_t start);
-/* Copies the first `length` positions from another cache of the same model. */
+/* Copies the first `length` positions from another cache of the same model with the same frequencies. */
 ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length);
 
 /* The first `length` positions of a cache in parts, for a file: the keys of each layer's heads, then the values. All parts

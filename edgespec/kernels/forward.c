@@ -19,7 +19,7 @@ static void turn(const struct step *step, size_t row)
     const struct es_model *model = step->model;
     size_t pairs = (size_t)model->rope_length / 2;
     for (size_t table = 0; table < (size_t)model->rope_tables; table++) {
-        const double *frequencies = model->rope_frequencies + table * pairs;
+        const double *frequencies = step->rows->row[row].sequence->frequencies + table * pairs;
         float *rotation = rotation_of(step, table, row);
         for (size_t i = 0; i < pairs; i++)
             turn_of((double)step->rows->row[row].position * frequencies[i], rotation + 2 * i);

@@ -29,6 +29,8 @@ struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, cons
     sequence->level = batch->level;
     sequence->cancelled = (const atomic_int *)cancelled;
     es_use_heads(sequence, &model->head, 1);
+    bool is_long = model->long_frequencies && context_length > model->original_context;
+    sequence->frequencies = is_long ? model->long_frequencies : model->rope_frequencies;
     sequence->context_length = (size_t)context_length;
     sequence->positions = ((size_t)context_length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     sequence->cache_bytes =
@@ -60,8 +62,8 @@ void es_close(struct es_sequence *sequence)
 int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length)
 {
     const struct es_model *model = to->model;
-    if (from->model != model || length < 0 || (size_t)length > to->context_length ||
-        (size_t)length > from->context_length)
+    if (from->model != model || from->frequencies != to->frequencies || length < 0 ||
+        (size_t)length > to->context_length || (size_t)length > from->context_length)
         return ES_BAD_REQUEST;
     size_t tiles = ((size_t)length + TILE_ROWS - 1) / TILE_ROWS;
     size_t bytes = tiles * TILE_ROWS * (size_t)model->head_length * sizeof(uint16_t);

@@ -19,6 +19,7 @@ struct es_sequence {
     size_t head_rows;
     const struct level *level;
 
+    const double *frequencies; /* of the rotation, by the context's length */
     size_t context_length;
     size_t positions; /* context_length rounded up to whole tiles of keys */
     uint16_t *cache;  /* keys, then values: [layer][kv head][positions][head_length], see struct attention_cache */

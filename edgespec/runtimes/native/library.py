@@ -152,6 +152,8 @@ class NativeModelStruct(ctypes.Structure):
         ("rope_magnitude", c_double),
         ("rope_tables", c_int64),
         ("rope_frequencies", c_void_p),
+        ("long_frequencies", c_void_p),
+        ("original_context", c_int64),
         ("layer", POINTER(Layer)),
         ("output_norm", c_void_p),
         ("head", Matrix),

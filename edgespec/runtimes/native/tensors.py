@@ -105,11 +105,20 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Parameters of the rotary frequencies base ** -(2i / rope_length) / scale / factors[i]."""
+    """Parameters of the rotary frequencies base ** -(2i / rope_length) / scale / factors[i].
+
+    ``long_factors`` replace ``factors`` in contexts longer than the model's original one.
+    """
 
     base: float
     scale: float
     factors: TensorInfo | None = None
+    long_factors: TensorInfo | None = None
+
+    @property
+    def at_length(self) -> Rope:
+        """The parameters in those contexts."""
+        return self if self.long_factors is None else replace(self, factors=self.long_factors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +128,8 @@ class ModelLayout:
 
     Factors: ``embedding_scale`` of what enters the first layer, ``score_scale`` of a query's product with a key,
     ``residual_scale`` of what each half of a layer adds, ``logit_scale`` of the scores, ``rope_magnitude`` of all
-    cosines and sines. Of a head the first ``rope_length`` elements are rotated.
+    cosines and sines. Of a head the first ``rope_length`` elements are rotated; in a context of more than
+    ``original_context`` tokens by the ropes' long factors, if there are any.
     """
 
     embedding: int
@@ -137,6 +147,7 @@ class ModelLayout:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     rope_magnitude: float = 1.0
+    original_context: int = 0
     activation: int
     layers: tuple[LayerTensors, ...]
     output_norm: TensorInfo

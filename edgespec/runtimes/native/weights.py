@@ -91,6 +91,7 @@ class NativeWeights:
         return int(address)
 
     def _describe(self, layout: ModelLayout) -> NativeModelStruct:
+        long_ropes = tuple(rope.at_length for rope in layout.ropes)
         layers = (Layer * len(layout.layers))()
         for layer, tensors in zip(layers, layout.layers, strict=True):
             layer.attention_norm = self._floats(tensors.attention_norm)
@@ -119,7 +120,9 @@ class NativeWeights:
             logit_scale=layout.logit_scale,
             rope_magnitude=layout.rope_magnitude,
             rope_tables=len(layout.ropes),
-            rope_frequencies=self._keep(np.stack([self._frequencies(layout, rope) for rope in layout.ropes])),
+            rope_frequencies=self._frequencies(layout, layout.ropes),
+            long_frequencies=None if long_ropes == layout.ropes else self._frequencies(layout, long_ropes),
+            original_context=layout.original_context,
             layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # the cast keeps the array alive
             output_norm=self._floats(layout.output_norm),
             head=self._matrix(layout.head),
@@ -143,14 +146,15 @@ class NativeWeights:
             type=weight.type_number,
         )
 
-    def _frequencies(self, layout: ModelLayout, rope: Rope) -> NDArray[np.float64]:
-        """Radians per position of each pair: float64 of shape (rope_length / 2,)."""
+    def _frequencies(self, layout: ModelLayout, ropes: Sequence[Rope]) -> int:
+        """The address of radians per position of each pair: float64 of shape (ropes, rope_length / 2)."""
+        return self._keep(np.stack([self._frequencies_of(layout.rope_length, rope) for rope in ropes]))
+
+    def _frequencies_of(self, rope_length: int, rope: Rope) -> NDArray[np.float64]:
         factors = None if rope.factors is None else _read_floats(self.files, rope.factors).astype(np.float64)
         if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
             raise ValueError("rope factors must be finite and positive")
-        frequencies = np.array(
-            [_power(rope.base, -pair, layout.rope_length) for pair in range(0, layout.rope_length, 2)]
-        )
+        frequencies = np.array([_power(rope.base, -pair, rope_length) for pair in range(0, rope_length, 2)])
         with np.errstate(over="ignore"):
             frequencies /= rope.scale
             if factors is not None:
