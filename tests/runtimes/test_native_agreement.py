@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.model import load_model
+from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.native.tensors import Rope
 from tests.runtimes.contract import logits
+from tests.support.fused_gguf import fused_layout, write_fused
 from tests.support.kernel_calls import require_native
-from tests.support.native_models import KINDS, VARIANTS, Files, some_tokens
+from tests.support.native_models import KINDS, VARIANTS, Files, reading, some_tokens
 
 require_native()
 
@@ -26,16 +34,14 @@ def softmax(row: LogitsArray) -> np.ndarray:
     return np.asarray(weights / weights.sum())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
-def test_native_scores_agree_with_llama_cpp(files: Files, kind: str) -> None:
-    path = files(kind)
+def check_agreement(path: Path, context: int = 200, *, is_exact: bool = True) -> None:
+    """``is_exact``: the same arithmetic but for the order of sums and where halves are used."""
     tokens = some_tokens(path, 120)
-    with load_native(path, NativeSettings()) as model, model.open(200) as sequence:
+    with load_native(path, NativeSettings()) as model, model.open(context) as sequence:
         sequence.forward(tokens[:60], 0)
         ours = logits(sequence.forward(tokens[60:], 60))
     reference = LlamaSettings(kv_type="f16", flash_attention=False, repack=False)
-    with load_model(path, reference) as other, other.open(200) as theirs_sequence:
+    with load_model(path, reference) as other, other.open(context) as theirs_sequence:
         theirs_sequence.forward(tokens[:60], 0)
         theirs = logits(theirs_sequence.forward(tokens[60:], 60))
     divergences, spreads, same = [], [], 0
@@ -44,8 +50,63 @@ def test_native_scores_agree_with_llama_cpp(files: Files, kind: str) -> None:
         divergences.append(float((p * np.log(p / q)).sum()))
         spreads.append(float(np.abs(own - their).max()))
         same += int(np.argmax(own) == np.argmax(their))
-    if not kind.endswith(("Q8_0", "Q4_0")):  # the same arithmetic but for the order of sums and where halves are used
+    if is_exact:
         assert max(spreads) < 0.03
     # The two runtimes round activations to 8 bits differently; logits spread over about 3.
     assert np.mean(divergences) < 0.01
     assert same >= 54
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
+def test_native_scores_agree_with_llama_cpp(files: Files, kind: str) -> None:
+    check_agreement(files(kind), is_exact=not kind.endswith(("Q8_0", "Q4_0")))
+
+
+@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
+def test_scales_agree_with_llama_cpps_of_granite(files: Files, tmp_path: Path, quant: Any) -> None:
+    """llama.cpp divides the scores by the file's logit_scale."""
+    scales = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.05, "logit_scale": 1.25}
+    plain = files(f"llama {quant}")
+    path = write_fused(plain, tmp_path / "granite.gguf", architecture="granite", fused={}, keys=scales)
+    layout = replace(
+        fused_layout(read_layout(read_header(plain)), read_header(path), fused={}),
+        embedding_scale=12.0,
+        residual_scale=0.22,
+        score_scale=0.05,
+        logit_scale=0.8,
+    )
+    with reading(layout):
+        check_agreement(path, is_exact=quant == "F32")
+
+
+@pytest.mark.parametrize("context", [256, 300])
+@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
+def test_long_factors_and_fused_tensors_agree_with_llama_cpps_of_phi3(
+    files: Files, tmp_path: Path, quant: Any, context: int
+) -> None:
+    """llama.cpp rounds contexts up to 256, the original length here."""
+    keys: dict[str, int | float | str] = {
+        "rope.dimension_count": 24,
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": 256,
+        "rope.scaling.attn_factor": 1.19,
+    }
+    factors = {
+        "rope_factors_short.weight": np.linspace(1, 2, 12, dtype=np.float32),
+        "rope_factors_long.weight": np.geomspace(1, 40, 12, dtype=np.float32),
+    }
+    plain = files(f"llama {quant}")
+    path = write_fused(plain, tmp_path / "phi3.gguf", keys=keys, tensors=factors)
+    header = read_header(path)
+    short, long = (next(each for each in header.tensors if each.name == name) for name in factors)
+    layout = replace(
+        fused_layout(read_layout(read_header(plain)), header),
+        rope_pairs=1,
+        rope_length=24,
+        rope_magnitude=1.19,
+        original_context=256,
+        ropes=(Rope(base=10000.0, scale=1.0, factors=short, long_factors=long),),
+    )
+    with reading(layout):
+        check_agreement(path, context, is_exact=quant == "F32")

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.trimmed_drafter import TrimmedDrafter
+from edgespec.runtimes.native.layout import read_layout
+from edgespec.runtimes.native.tensors import ModelLayout
 from tests.support.tiny_gguf import write_tiny_gguf
 
-__all__ = ["KINDS", "VARIANTS", "Files", "some_tokens"]
+__all__ = ["KINDS", "VARIANTS", "Files", "reading", "some_tokens"]
 
 # Seven layers: the sixth attends to all positions, the others to a window.
 _WINDOWED: dict[str, Any] = {"architecture": "gemma3", "window": 30, "kv_heads": 1, "layers": 7}
@@ -60,6 +67,17 @@ class Files:
         if not path.exists():
             write_tiny_gguf(path, **{"width": 128, **(KINDS | VARIANTS)[kind]})
         return path
+
+
+@contextmanager
+def reading(change: Callable[[ModelLayout], ModelLayout] | ModelLayout) -> Iterator[None]:
+    """Models that are loaded meanwhile get another layout: their own, changed, or this one."""
+
+    def changed(header: GgufHeader, artefact: TrimmedDrafter | None = None) -> ModelLayout:
+        return change if isinstance(change, ModelLayout) else change(read_layout(header, artefact))
+
+    with patch("edgespec.runtimes.native.model.read_layout", changed):
+        yield
 
 
 def some_tokens(path: Path, count: int) -> list[int]:

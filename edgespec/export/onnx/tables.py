@@ -194,7 +194,7 @@ class _Planner:
             self._add(self._plain(f"{name}.bias", "biases", biases, (rows,)))
 
     def _rows_of(self, tensor: str, part: Part) -> TensorInfo:
-        return self._take(tensor).some_rows(part.first, part.rows, part.height)
+        return self._take(tensor).some_rows(part.first, part.rows)
 
     def _vector(self, name: str, tensor: str, length: int) -> None:
         self._add(self._plain(name, "norms", (self._take(tensor),), (length,)))

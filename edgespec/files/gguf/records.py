@@ -186,15 +186,20 @@ class TensorInfo:
     def elements(self) -> int:
         return math.prod(self.shape)
 
-    def some_rows(self, first: int, count: int, height: int) -> TensorInfo:
-        """Rows ``first`` to ``first`` + ``count`` of its ``height``, as a tensor with the same name.
-
-        A row of a vector is one element.
+    def some_rows(self, first: int, count: int) -> TensorInfo:
+        """``count`` rows of a matrix, or elements of a vector, from ``first`` on, as a tensor: they follow one
+        another in the file. The name says which, unless they are all. Raises ValueError for rows that do not exist.
         """
-        row_bytes, columns = self.byte_count // height, self.elements // height
+        shape = self.shape
+        while len(shape) > 1 and shape[-1] == 1:  # some writers pad shapes with ones
+            shape = shape[:-1]
+        if not 0 <= first < first + count <= shape[-1]:
+            raise ValueError(f"tensor {self.name} has no rows {first}..{first + count - 1} among {shape[-1]}")
+        row_bytes = self.byte_count // shape[-1]
         return replace(
             self,
-            shape=(count,) if columns == 1 else (columns, count),
+            name=self.name if count == shape[-1] else f"{self.name}[{first}:{first + count}]",
+            shape=(*shape[:-1], count),
             offset=self.offset + first * row_bytes,
             byte_count=count * row_bytes,
         )

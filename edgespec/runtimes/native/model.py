@@ -180,9 +180,8 @@ def _facts_of_part(
         settings["weights"] = REQUANTIZED_TYPE
     if skipped:
         blocks = tuple(f"blk.{number}." for number in skipped)
-        kept = {weight.tensor.name: weight.kept_bytes for weight in layout.matrices}
-        left_out = [tensor for tensor in header.tensors if tensor.name.startswith(blocks)]
-        read -= sum(kept.get(tensor.name, tensor.byte_count) for tensor in left_out)
+        read -= sum(tensor.byte_count for tensor in header.tensors if tensor.name.startswith(blocks))
+        read += sum(weight.spared_bytes for number in skipped for weight in layout.layers[number].matrices.values())
         kv = kv // header.block_count * (header.block_count - len(skipped))  # all layers have the same cache
         settings["skipped_layers"] = ",".join(map(str, skipped))
     if head_rows is not None:

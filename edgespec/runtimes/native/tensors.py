@@ -45,6 +45,12 @@ class WeightTensor:
     columns: int
     kept_as: str | None = None
 
+    def some_rows(self, first: int, rows: int) -> WeightTensor:
+        """These rows as a matrix, such as the queries' of a tensor of queries, keys and values. Raises ValueError."""
+        tensor = self.tensor.some_rows(first, rows)
+        bias = None if self.bias is None else self.bias.some_rows(first, rows)
+        return replace(self, tensor=tensor, bias=bias, rows=rows)
+
     @property
     def file_type_number(self) -> int:
         return TYPES[self.tensor.type_name]
@@ -67,8 +73,9 @@ class WeightTensor:
         return self.columns // block * block_bytes
 
     @property
-    def kept_bytes(self) -> int:
-        return self.rows * self.kept_row_bytes
+    def spared_bytes(self) -> int:
+        """How many bytes the type of the layout saves compared with the file's."""
+        return self.rows * (self.row_bytes - self.kept_row_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +177,7 @@ def requantize(layout: ModelLayout) -> ModelLayout:
 
 def spared_by(layout: ModelLayout) -> int:
     """How many bytes this layout's matrices save compared with the file's."""
-    return sum(weight.tensor.byte_count - weight.kept_bytes for weight in layout.matrices)
+    return sum(weight.spared_bytes for weight in layout.matrices)
 
 
 def _requantize_layer(layer: LayerTensors) -> LayerTensors:
@@ -180,4 +187,4 @@ def _requantize_layer(layer: LayerTensors) -> LayerTensors:
 
 def _requantize(weight: WeightTensor) -> WeightTensor:
     smaller = replace(weight, kept_as=REQUANTIZED_TYPE)
-    return smaller if smaller.kept_bytes <= _WORTH_IT * weight.kept_bytes else weight
+    return smaller if smaller.kept_row_bytes <= _WORTH_IT * weight.row_bytes else weight
