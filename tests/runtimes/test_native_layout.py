@@ -118,7 +118,6 @@ UNSUPPORTED: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "causal": lambda h: with_metadata(h, attention__causal=False),
     "scaling": lambda h: with_metadata(h, rope__scaling__type="yarn"),
     "longrope": lambda h: with_metadata(h, rope__scaling__type="longrope"),
-    "attention factor": lambda h: with_metadata(h, rope__scaling__attn_factor=1.2),
     "final_logit_softcapping": lambda h: with_metadata(h, final_logit_softcapping=30.0),
     "Q3_K": lambda h: with_tensor(h, "blk.0.attn_q.weight", type_name="Q3_K"),
     "F16": lambda h: with_tensor(h, "blk.0.attn_norm.weight", type_name="F16"),

@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama scaled": {"settings": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
     "llama scaled without a type": {"settings": {"rope.scaling.factor": 4.0}},
     "llama with an unused scale": {"settings": {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}},
+    "llama with an attention factor": {"settings": {"rope.scaling.attn_factor": 1.2}},
     "llama of an old name": {"settings": {"rope.scale_linear": 4.0}},
     # The scaling applies to layers without a window, the second base to layers with one.
     "gemma3 scaled": {

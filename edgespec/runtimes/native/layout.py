@@ -105,13 +105,18 @@ class _Reader:
                 Rope(
                     base=rope.base,
                     scale=rope.scale,
-                    factors=None if rope.factors is None else self._floats(rope.factors),
+                    factors=self._optional(rope.factors),
+                    long_factors=self._optional(rope.long_factors),
                 )
                 for rope in shape.ropes
             ),
             norm_epsilon=shape.norm_epsilon,
             embedding_scale=embedding_scale,
+            residual_scale=shape.residual_scale,
             score_scale=shape.score_scale,
+            logit_scale=shape.logit_scale,
+            rope_magnitude=shape.rope_magnitude,
+            original_context=shape.original_context,
             activation=GEGLU if architecture.gelu else SWIGLU,
             layers=tuple(map(self._layer, shape.layers)),
             output_norm=self._floats(OUTPUT_NORM),
@@ -129,8 +134,8 @@ class _Reader:
 
     def _matrix(self, part: Part) -> WeightTensor:
         assert part.columns is not None
-        bias = None if part.bias is None else self._floats(part.bias)
-        return self._weights(part.tensor, part.rows, part.columns, bias)
+        whole = self._weights(part.tensor, part.height, part.columns, self._optional(part.bias))
+        return whole.some_rows(part.first, part.rows)
 
     def _weights(self, name: str, rows: int, columns: int, bias: TensorInfo | None = None) -> WeightTensor:
         tensor = self._tensors[name]
@@ -158,6 +163,9 @@ class _Reader:
         )
         return WeightTensor(tensor, None, table.rows, table.columns)
 
+    def _optional(self, name: str | None) -> TensorInfo | None:
+        return None if name is None else self._floats(name)
+
     def _floats(self, name: str) -> TensorInfo:
         tensor = self._tensors[name]
         if tensor.type_name != "F32":
@@ -175,5 +183,3 @@ def _check_limits(shape: Shape) -> None:
     sharing = sizes.heads // sizes.kv_heads
     if sizes.head % LANES or sharing * sizes.head % BLOCK:
         raise UnsupportedError(f"{sharing} heads of {sizes.head} elements share a key")
-    if shape.rope_magnitude != 1.0:
-        raise UnsupportedError("its rope scaling has an attention factor")

@@ -150,8 +150,8 @@ class ModelLayout:
     ropes: tuple[Rope, ...]
     norm_epsilon: float
     embedding_scale: float
-    score_scale: float
     residual_scale: float = 1.0
+    score_scale: float
     logit_scale: float = 1.0
     rope_magnitude: float = 1.0
     original_context: int = 0
