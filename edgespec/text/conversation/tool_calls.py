@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from edgespec.text.conversation.argument_values import allowed, as_json
 
 # Function name to the JSON schema of its parameters.
 Known = Mapping[str, Mapping[str, Any]]
@@ -56,6 +59,8 @@ class _NoCallError(Exception):
 
 _Found = tuple[int, list[tuple[str, str]]]
 """Where the calls end in the text, and the name and arguments of each."""
+_ReadOne = Callable[[str, int, bool], tuple[int, tuple[str, str]]]
+"""Reads one call at a place in the text: where it ends, its name and arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +284,29 @@ def _call(text: str, known: Known) -> tuple[str, str]:
 
 
 def _read_hermes(text: str, known: Known, final: bool) -> _Found:
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; the closing mark may be missing at the end."""
-    at = _skip(text, len("<tool_call>"), final)
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; the closing mark may be missing at the end.
+
+    Models also write several calls between the marks.
+    """
+    return _in_marks(text, _skip(text, len("<tool_call>"), final), partial(_read_object, known=known), final)
+
+
+def _read_object(text: str, at: int, final: bool, known: Known) -> tuple[int, tuple[str, str]]:
     end = _object_end(text, at, final)
-    call = _call(text[at:end], known)
-    return _after(text, end, "</tool_call>", final) or end, [call]
+    return end, _call(text[at:end], known)
+
+
+def _in_marks(text: str, at: int, read: _ReadOne, final: bool) -> _Found:
+    """The calls up to ``</tool_call>``, the first of which begins at ``at``."""
+    end, call = read(text, at, final)
+    calls = [call]
+    while (closed := _after(text, end, "</tool_call>", final)) is None:
+        try:
+            end, call = read(text, _skip(text, end, final), final)
+        except _NoCallError:
+            return end, calls
+        calls.append(call)
+    return closed, calls
 
 
 _BARE_NAME = re.compile(r'\{{1,2}\s*"name"\s*:\s*"([^"\\]*)"')
@@ -353,22 +376,26 @@ def _read_mistral(text: str, known: Known, final: bool) -> _Found:
 
 
 _FUNCTION, _PARAMETER = re.compile(r"<function=([\w-]{1,64})>"), re.compile(r"<parameter=([^<>\n]{1,256})>")
+_VALUE_ENDS = re.compile(rf"</parameter>|{_PARAMETER.pattern}|</function>\s*</tool_call>")
 
 
 def _read_xml(text: str, known: Known, final: bool) -> _Found:
-    """``<tool_call><function=name><parameter=key>value</parameter>...</function></tool_call>`` of Qwen3-Coder.
+    """``<tool_call><function=name><parameter=key>value</parameter>...</function></tool_call>`` of Qwen3-Coder."""
+    read = partial(_read_function, known=known)
+    if not text.startswith("<tool_call>"):
+        end, call = read(text, 0, final)
+        return end, [call]
+    return _in_marks(text, _skip(text, len("<tool_call>"), final), read, final)
 
-    A value is text if the tool's schema says so, or if it is not JSON.
-    """
-    wrapped = text.startswith("<tool_call>")
-    at = _skip(text, len("<tool_call>") if wrapped else 0, final)
+
+def _read_function(text: str, at: int, final: bool, known: Known) -> tuple[int, tuple[str, str]]:
     function = _FUNCTION.match(text, at)
     if function is None:
         if not "<function=".startswith(text[at : at + 10]) or ">" in text[at:] or len(text) - at > _SHORT:
             raise _NoCallError
         _incomplete(final)
     assert function is not None
-    name, at, arguments = function[1], function.end(), dict[str, Any]()
+    name, at, arguments = function[1], function.end(), dict[str, str]()
     if name not in known:
         raise _NoCallError
     while (end := _after(text, at, "</function>", final)) is None:
@@ -379,29 +406,25 @@ def _read_xml(text: str, known: Known, final: bool) -> _Found:
                 raise _NoCallError
             _incomplete(final)
         assert parameter is not None
-        at = text.find("</parameter>", parameter.end())
-        if at < 0:
-            _incomplete(final)
-        value = text[parameter.end() : at].removeprefix("\n").removesuffix("\n")
-        arguments[parameter[1]] = _typed(value, known[name], parameter[1])
-        at += len("</parameter>")
-    if wrapped:
-        end = _after(text, end, "</tool_call>", final) or end
-    return end, [(name, json.dumps(arguments, ensure_ascii=False))]
+        key = parameter[1]
+        value, at = _value(text, parameter.end(), known[name], (key, *arguments), final)
+        arguments[key] = as_json(value, allowed(known[name], key))
+    written = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in arguments.items())
+    return end, (name, f"{{{written}}}")
 
 
-def _typed(value: str, schema: Mapping[str, Any], key: str) -> Any:
-    properties = schema.get("properties")
-    own = properties.get(key) if isinstance(properties, Mapping) else None
-    kind = own.get("type") if isinstance(own, Mapping) else None
-    if kind == "string":
-        return value
-    try:
-        found = _DECODER.decode(value)
-        json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return value
-    return found
+def _value(text: str, at: int, schema: Mapping[str, Any], given: Sequence[str], final: bool) -> tuple[str, int]:
+    """The value that begins at ``at``, and where it ends. Models leave its closing mark out.
+
+    Then it ends at the next parameter, one of the schema's which is not ``given`` yet, or at the call's end.
+    """
+    for mark in _VALUE_ENDS.finditer(text, at):
+        other = mark[1]
+        if other is None or (other not in given and (allowed(schema, other) or not allowed(schema, given[0]))):
+            end = mark.end() if mark[0] == "</parameter>" else mark.start()
+            return text[at : mark.start()].removeprefix("\n").removesuffix("\n"), end
+    _incomplete(final)
+    raise AssertionError
 
 
 # Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, MiMo; Qwen2.5-Coder writes the bare JSON in a fence.
