@@ -23,6 +23,7 @@ def write_vocabulary(
     name: str = "tiny",
     ids: Mapping[str, int] | None = None,
     flags: Mapping[str, bool] | None = None,
+    template: str | None = None,
 ) -> Path:
     """Write ``tokens`` (texts and types) to ``path`` and return the path.
 
@@ -49,6 +50,8 @@ def write_vocabulary(
         writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token)
     for key, flag in (flags or {}).items():
         writer.add_bool(f"tokenizer.ggml.{key}", flag)
+    if template is not None:
+        writer.add_chat_template(template)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

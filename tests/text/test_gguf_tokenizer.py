@@ -17,7 +17,7 @@ from edgespec.files.home import home
 from edgespec.text.tokenizers.choice import open_tokenizer
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
-from edgespec.text.tokenizers.vocabulary import unsupported
+from edgespec.text.tokenizers.vocabulary import _ENDS, _FILL_IN_TEXTS, unsupported  # the names have no other use
 from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.token_texts import CLASS_PROBE, is_of_unicode_16, token_texts
@@ -148,8 +148,68 @@ def test_stop_tokens_are_recognised_by_their_texts(
     tokens = [*((text, kind) for text in texts), *LETTERS, *MERGED]
     both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids=ids))
     both.check_facts()
+    if kind != CONTROL:  # llama.cpp has control tokens where the file has text
+        return
     for text in ("".join(texts), f"{texts[0]} a {texts[-1]}\n{texts[0][:3]}"):
         assert not both.differ(text), text
+
+
+PLAIN = [("<s>", CONTROL), ("<|eos|>", CONTROL)]
+WELL_KNOWN = sorted({text for text in [*_ENDS, *_FILL_IN_TEXTS] if not text.startswith("▁")})
+
+
+@pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED])
+@pytest.mark.parametrize("text", WELL_KNOWN)
+def test_a_well_known_text_is_text_where_the_file_says_so(tmp_path: Path, text: str, kind: int) -> None:
+    tokens = [*PLAIN, (text, kind), *LETTERS, *MERGED]
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids={"bos": 0, "eos": 1}))
+    for tokenizer in (both.ours, both.reference):
+        assert tokenizer.stop_ids == {1}
+        assert tokenizer.control_token(2) is None
+        assert tokenizer.token_bytes(2).decode() == text
+        assert tokenizer.detokenize(tokenizer.encode(f"a {text} b")) == f"a {text} b"
+
+
+@pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED])
+@pytest.mark.parametrize("name", ["eos", "eot", "eom"])
+def test_text_that_the_file_names_as_an_end_ends_answers(tmp_path: Path, name: str, kind: int) -> None:
+    tokens = [*PLAIN, ("</s>", kind), ("xyz", kind), *LETTERS, *MERGED]
+    for token in (2, 3):
+        path = write_vocabulary(tmp_path / f"{token}.gguf", tokens, merges=MERGES, ids={"eos": 1, name: token})
+        both = Both.of(path)
+        for tokenizer in (both.ours, both.reference):
+            assert tokenizer.stop_ids == {token} | ({1} if name != "eos" else set())
+            assert tokenizer.token_bytes(token) == b""
+
+
+def test_a_well_known_end_that_the_template_writes_ends_answers(tmp_path: Path) -> None:
+    tokens = [*PLAIN, ("<|end|>", USER_DEFINED), ("</s>", USER_DEFINED), *LETTERS, *MERGED]
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids={"eos": 1}, template="x<|end|>"))
+    assert both.ours.stop_ids == both.reference.stop_ids == {1, 2}
+    both.check_facts()
+
+
+def test_fill_in_tokens_are_marks_where_the_vocabulary_has_all_three(tmp_path: Path) -> None:
+    """As in the files of Qwen2.5, which call them text."""
+    texts = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
+    tokens = [*PLAIN, *((text, USER_DEFINED) for text in texts), *LETTERS, *MERGED]
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids={"eos": 1}))
+    assert both.ours.stop_ids == {1, 5, 6, 7}
+    both.check_facts()
+
+
+def test_without_stated_kinds_texts_decide(tmp_path: Path) -> None:
+    tokens = [*PLAIN, ("</s>", NORMAL), *LETTERS, *MERGED]
+    header = read_header(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids={"eos": 1}))
+    metadata = {key: value for key, value in header.metadata.items() if key != "tokenizer.ggml.token_type"}
+    assert GgufTokenizer(replace(header, metadata=metadata)).stop_ids == {1, 2}
+
+
+def test_a_comma_is_no_end_in_a_file_that_names_none(tmp_path: Path) -> None:
+    """The default, 11, is the end in GPT-2's vocabulary alone."""
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED], merges=MERGES))
+    assert both.ours.stop_ids == both.reference.stop_ids == frozenset()
+    assert both.ours.detokenize(both.ours.encode("a, b")) == "a, b"
 
 
 def test_phi_3_strips_blanks_after_a_special_token(tmp_path: Path) -> None:
@@ -250,6 +310,30 @@ def test_an_unsupported_vocabulary_is_opened_by_llama_cpp(tmp_path: Path) -> Non
 KNOWN = ("baichuan", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder")
 
 
+# What ends an answer of each family.
+ENDS = {
+    "aquila": "</s> <|endoftext|>",
+    "baichuan": "</s>",
+    "bert-bge": "[PAD]",
+    "command-r": "<PAD> <|END_OF_TURN_TOKEN|>",
+    "deepseek-coder": "<｜end▁of▁sentence｜>",
+    "deepseek-llm": "<｜end▁of▁sentence｜>",
+    "falcon": "<|endoftext|>",
+    "gemma-4": "<eos> <turn|> <|tool_response>",  # its </s> is a tag of HTML
+    "gpt-2": "<|endoftext|>",
+    "gpt-neox": "<|endoftext|>",
+    "llama-bpe": "<|end_of_text|> <|eot_id|>",
+    "llama-spm": "</s>",
+    "mpt": "<|endoftext|>",
+    "nomic-bert-moe": "</s>",
+    "phi-3": "<|endoftext|> <|end|>",
+    "qwen2": "<|endoftext|> <|im_end|>",  # their </s> too is a tag of HTML
+    "qwen35": "<|endoftext|> <|im_end|>",
+    "refact": "<fim_pad> <reponame> <|endoftext|>",
+    "starcoder": "<fim_pad> <|endoftext|>",
+}
+
+
 @pytest.fixture(scope="module")
 def real() -> dict[str, Path]:
     place = home()
@@ -270,9 +354,21 @@ def test_our_ids_equal_llama_cpps_on_real_vocabularies(real: dict[str, Path], na
     both.check_facts()
     for text, ids in _own_tests(real[name]):
         assert both.ours.encode(text) == ids, text
-    texts = token_texts(2, both.pieces(), both.ours.special_texts)
+    own = [text for text in ("</s>",) if text not in ENDS[name].split()]  # control tokens in llama.cpp alone
+    texts = (text for text in token_texts(2, both.pieces(), both.ours.special_texts) if not any(map(text.count, own)))
     found = [text for text in islice(texts, 2000) if both.differ(text)]
     assert [text for text in found if not any(map(is_of_unicode_16, text))] == []
+
+
+@pytest.mark.models
+def test_each_real_vocabulary_ends_answers_with_its_own_tokens(real: dict[str, Path]) -> None:
+    assert real.keys() == ENDS.keys()
+    for name, path in real.items():
+        with closing(LlamaTokenizer(path)) as reference:
+            texts = [reference._text_of(token) for token in reference.stop_ids]  # control tokens have no public text
+            assert sorted(texts) == ENDS[name].split(), name
+            if name in KNOWN:
+                assert GgufTokenizer(read_header(path)).stop_ids == reference.stop_ids, name
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.tokenizers.tokenizer import ControlToken
+from edgespec.text.tokenizers.vocabulary import StatedKinds
 
 # llama.h's LLAMA_TOKEN_ATTR_*: control tokens, and tokens that strip blanks.
 _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
@@ -49,8 +50,7 @@ class LlamaTokenizer:
     """
 
     def __init__(self, path: Path, header: GgufHeader | None = None) -> None:
-        if header is None:
-            read_header(path)
+        self._header = read_header(path) if header is None else header
         self._api: Any = load().api
         pointer = _load_vocabulary(self._api, path)
         if not pointer:
@@ -62,6 +62,7 @@ class LlamaTokenizer:
         self._free = weakref.finalize(self, self._api.llama_model_free, pointer)
         self._free.atexit = False
         self._lock = threading.Lock()
+        self._stated: StatedKinds | None = None
         self._pieces: dict[int, bytes] = {}
         self._controls: dict[int, ControlToken | None] = {}
         self._size = int(self._api.llama_vocab_n_tokens(self._vocabulary))
@@ -74,7 +75,16 @@ class LlamaTokenizer:
     def stop_ids(self) -> frozenset[int]:
         with self._lock:
             is_stop, vocabulary = self._api.llama_vocab_is_eog, self._open_vocabulary()
-            return frozenset(token for token in range(self._size) if is_stop(vocabulary, token))
+            ends = [token for token in range(self._size) if is_stop(vocabulary, token)]
+            return frozenset(token for token in ends if not self._is_text(token))
+
+    def _is_text(self, token: int) -> bool:
+        """Whether the file calls it ordinary text; llama.cpp decides by some well-known texts."""
+        if self._stated is None:
+            api, vocabulary = self._api, self._open_vocabulary()
+            fill_in = (api.llama_vocab_fim_pre, api.llama_vocab_fim_suf, api.llama_vocab_fim_mid)
+            self._stated = StatedKinds(self._header, fills_in=all(each(vocabulary) >= 0 for each in fill_in))
+        return self._stated.is_text(token, self._text_of(token))
 
     @cached_property
     def bos_token(self) -> str:
@@ -119,7 +129,7 @@ class LlamaTokenizer:
             with self._lock:
                 kind = int(self._api.llama_vocab_get_attr(self._open_vocabulary(), token))
                 text = self._text_of(token)
-            is_control = kind & (_UNKNOWN | _CONTROL) and text
+                is_control = kind & (_UNKNOWN | _CONTROL) and text and not self._is_text(token)
             self._controls[token] = (
                 ControlToken(text=text, strips_left=bool(kind & _LSTRIP), strips_right=bool(kind & _RSTRIP))
                 if is_control
@@ -136,14 +146,14 @@ class LlamaTokenizer:
     def _piece(self, token: int) -> bytes:
         if not 0 <= token < self._size:
             return b""
+        if token in self.stop_ids or self.control_token(token) is not None:
+            return b""
         with self._lock:
-            vocabulary = self._open_vocabulary()
-            if self._api.llama_vocab_is_control(vocabulary, token) or self._api.llama_vocab_is_eog(vocabulary, token):
-                return b""
+            vocabulary, is_text = self._open_vocabulary(), self._is_text(token)
             size = 64
             while True:
                 buffer = ctypes.create_string_buffer(size)
-                count = int(self._api.llama_token_to_piece(vocabulary, token, buffer, size, 0, False))
+                count = int(self._api.llama_token_to_piece(vocabulary, token, buffer, size, 0, is_text))
                 if count >= 0:
                     return buffer.raw[:count]
                 size = -count

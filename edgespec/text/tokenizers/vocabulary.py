@@ -7,7 +7,7 @@ here state the same facts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -31,13 +31,14 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-# Tokens that end an answer in any vocabulary that has them.
+# Tokens that end an answer in any vocabulary that has them as more than ordinary text.
 _ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
 })  # fmt: skip
-# Fill-in-the-middle tokens, by the metadata key that may name a different token.
+# Fill-in-the-middle tokens, by the metadata key that may name a different token. Where a vocabulary has the first
+# three, all of them are marks, even if the file calls them text, as Qwen2.5's files do.
 _FILL_IN = {
     "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
                 "<|code_prefix|>", "<|prefix|>"),
@@ -49,6 +50,7 @@ _FILL_IN = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }  # fmt: skip
+_FILL_IN_TEXTS = frozenset(text for texts in _FILL_IN.values() for text in texts)
 _FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
 _OLDER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 # gpt-oss marks its channels with these tokens; they are shown.
@@ -84,6 +86,31 @@ class Special:
     strips_right: bool
 
 
+class StatedKinds:
+    """The ``kinds`` of a file's tokens as the file states them; none if it does not.
+
+    ``fills_in``: whether the vocabulary has a prefix, a suffix and a middle token.
+    """
+
+    def __init__(self, header: GgufHeader, *, fills_in: bool) -> None:
+        self.kinds = [int(kind) for kind in header.values("tokenizer.ggml.token_type")]
+        self._fills_in = fills_in
+        ends = ("eos", "eot", "eom", *_FILL_IN_ENDS)
+        self._ends = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ends}
+        self._template = header.chat_template or ""
+
+    def is_text(self, token: int, text: str) -> bool:
+        """Whether the file calls a token ordinary text, whatever its text looks like.
+
+        ``</s>`` is a tag of HTML in the vocabularies of Gemma and Qwen. A token that the file names as an end is one,
+        and so is a token that the chat template writes (Gemma 4's ``<|tool_response>``).
+        """
+        kind = self.kinds[token] if self.kinds else Kind.UNDEFINED
+        if kind not in (Kind.NORMAL, Kind.USER_DEFINED) or token in self._ends or text in self._template:
+            return False
+        return not (self._fills_in and text in _FILL_IN_TEXTS)
+
+
 class Vocabulary:
     """The tokens of a file. Raises ModelFileError if they contradict each other.
 
@@ -104,12 +131,12 @@ class Vocabulary:
         if len(self.ids) != len(self.texts):
             twice = next(token for token, text in enumerate(self.texts) if self.ids[text] != token)
             raise ModelFileError(header.path, f"tokens {twice} and {self.ids[self.texts[twice]]} have the same text")
-        kinds = [int(kind) for kind in header.values("tokenizer.ggml.token_type")]
-        self.kinds: list[int] = kinds or [Kind.NORMAL] * len(self.texts)
+        stated = StatedKinds(header, fills_in=all(map(self._has_fill_in, _OLDER_KEYS)))
+        self.kinds: list[int] = list(stated.kinds) or [Kind.NORMAL] * len(self.texts)
         bos, eos = _DEFAULT_ENDS[self.model]
         self.bos = self._token_named("bos", bos)
         self.eos = self._token_named("eos", eos)
-        self.stop_ids = self._find_stops()
+        self.stop_ids = self._find_stops(stated)
         self.split = WORD_SPLITS.get(str(header.metadata.get("tokenizer.ggml.pre"))) if self.model == BPE else None
         usual = self.split is None or self.split.adds_bos
         self.adds_bos = self.bos is not None and self._flag("add_bos_token", usual)
@@ -149,16 +176,18 @@ class Vocabulary:
                 return token
         return None
 
-    def _find_stops(self) -> frozenset[int]:
+    def _find_stops(self, stated: StatedKinds) -> frozenset[int]:
         """The ids that end an answer. Also sets the kinds of tokens with a well-known text."""
-        stops = {self.ids[text] for text in _ENDS if text in self.ids}
+
+        def marks(texts: Iterable[str]) -> list[int]:
+            found = [self.ids[text] for text in texts if text in self.ids]
+            return [token for token in found if not stated.is_text(token, self.texts[token])]
+
+        stops = set(marks(_ENDS))
         for name, texts in _FILL_IN.items():
-            token = self._token_named(name)
-            if token is None and name in _OLDER_KEYS:
-                token = self._token_named(_OLDER_KEYS[name])
+            token = self._stated_fill_in(name)
             if token is None:
-                found = [self.ids[text] for text in texts if text in self.ids]
-                for token in found:
+                for token in marks(texts):
                     self.kinds[token] = Kind.CONTROL
             if token is not None and name in _FILL_IN_ENDS:
                 stops.add(token)
@@ -166,10 +195,17 @@ class Vocabulary:
             self.kinds[token] = Kind.CONTROL
         for token in (self.ids[text] for text in _SHOWN if text in self.ids):
             self.kinds[token] = Kind.USER_DEFINED
-        named = (self.eos, self._token_named("eot"), self._token_named("eom"))
-        stops.update(token for token in named if token is not None)
+        named = (self.eos, self._token_named("eot"), self._token_named("eom"))  # the default eos may be a comma
+        stops.update(token for token in named if token is not None and not stated.is_text(token, self.texts[token]))
         self._take_back(stops)
         return frozenset(stops)
+
+    def _has_fill_in(self, name: str) -> bool:
+        return self._stated_fill_in(name) is not None or any(text in self.ids for text in _FILL_IN[name])
+
+    def _stated_fill_in(self, name: str) -> int | None:
+        token = self._token_named(name)
+        return self._token_named(_OLDER_KEYS[name]) if token is None and name in _OLDER_KEYS else token
 
     def _take_back(self, stops: set[int]) -> None:
         """Remove tokens that look like an end and are not one in this vocabulary."""
