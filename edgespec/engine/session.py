@@ -43,6 +43,7 @@ from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.conversation.conversation import Conversation, Turn
 from edgespec.text.conversation.messages import check_conversation, check_system
 from edgespec.text.conversation.tools import check_tools, choose_tools
+from edgespec.text.tokenizers.tokenizer import hidden_stops
 
 T = TypeVar("T")
 
@@ -210,6 +211,9 @@ class Session:
         that outgrows the context loses its oldest turns; with ``keep_all`` it raises PromptTooLongError if the prompt
         alone is too long.
 
+        The answer ends before the first text of ``stop``. A stop text that is one hidden token of the model, such as
+        ``<|im_start|>``, also ends it at that token.
+
         ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
         plain decoding. ``sampling`` None is greedy. With ``logprobs`` Text events have each token's log-probability
         and those of this many of the likeliest tokens, at most 20 (TokenLogprob).
@@ -279,7 +283,7 @@ class Session:
             max_tokens=max_tokens,
             depth_cap=cap,
             vocabulary_size=pair.vocabulary_size,
-            stop_ids=pair.tokenizer.stop_ids,
+            stop_ids=pair.tokenizer.stop_ids | hidden_stops(pair.tokenizer, stop),
             exact_length=pair.exact_length,
             logprobs=logprobs,
         )

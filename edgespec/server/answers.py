@@ -29,7 +29,7 @@ from edgespec.server.schema import MOST_CHOICES, Request
 from edgespec.server.threads import in_thread
 from edgespec.text.conversation.thinking import ThinkingText
 from edgespec.text.conversation.tool_calls import ToolCall
-from edgespec.text.tokenizers.tokenizer import Tokenizer
+from edgespec.text.tokenizers.tokenizer import Tokenizer, hidden_stops
 
 _SEEDS = 2**64
 # A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.
@@ -214,8 +214,9 @@ async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncI
 class TokenScores:
     """The tokens of one answer with their bytes, without the token that ends it, as OpenAI does."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
+        self._ends = tokenizer.stop_ids | hidden_stops(tokenizer, stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters so far
 
@@ -224,7 +225,7 @@ class TokenScores:
         return tuple(
             self._scored(bytes_of(each.token_id), each.logprob, tuple((bytes_of(own), p) for own, p in each.top))
             for each in logprobs
-            if each.token_id not in self._tokenizer.stop_ids
+            if each.token_id not in self._ends
         )
 
     def _scored(self, data: bytes, logprob: float, top: tuple[tuple[bytes, float], ...]) -> ScoredToken:
@@ -245,7 +246,7 @@ async def _one(
         await in_thread(begin)
         await reader.begin(index)
         generation, kept.text = begun[0], text_of(request)
-        split, scores = ReasoningSplit(generation.thinking()), TokenScores(tokenizer)
+        split, scores = ReasoningSplit(generation.thinking()), TokenScores(tokenizer, request.stop)
         async for event in generation:
             if isinstance(event, Text):
                 part = replace(split.feed(event.text), tokens=scores.of(event.logprobs))

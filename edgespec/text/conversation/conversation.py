@@ -314,8 +314,8 @@ class Conversation:
         tokenizer = self._prompts.tokenizer
         if own and self._rendered and prompt.text.startswith(self._rendered):
             kept = self.history
-            if kept and kept[-1] in tokenizer.stop_ids:
-                kept = kept[:-1]  # the template writes the end of the turn itself
+            if kept and not tokenizer.token_bytes(kept[-1]):
+                kept = kept[:-1]  # a hidden token ended the answer; the template writes the end of the turn itself
             return [*kept, *encode(tokenizer, prompt, len(self._rendered))]
         return self._prompts.encode(prompt)
 
