@@ -6,16 +6,16 @@ layer is checked separately, so that an error names the source of the value.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from edgespec.errors import ProfileError
+from edgespec.files.checked import Check, From, Kind, Range, WrongValueError, fields_of, kind_of, unknown_name
 
 DESCRIPTION = "description"
 INHERITS = "inherits"
@@ -33,18 +33,6 @@ Value = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
-    """One key: ``read`` parses text (environment, options), ``fits`` checks the value, ``made`` converts it.
-    ``allowed`` describes the values in messages.
-    """
-
-    allowed: str
-    fits: Callable[[Any], bool]
-    read: Callable[[str], object] = str
-    made: Callable[[Any], Value] = lambda value: value
-
-
-@dataclass(frozen=True, slots=True)
 class Layer:
     """Checked values from one ``source``. ``origins`` has the origin of each value, for messages."""
 
@@ -56,88 +44,61 @@ class Layer:
 
 # --------------------------------------------------------------------------------------------- the keys
 
-
-def _read_number(text: str) -> object:
-    for convert in (int, float):
-        try:
-            return convert(text)
-        except ValueError:
-            continue
-    return text
+Auto: TypeAlias = Literal["auto"]
 
 
-def _read_bool(text: str) -> object:
-    return {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }.get(text.lower(), text)
+_PolicyName: TypeAlias = Literal["cost", "fixed", "entropy", "confidence"]
+_Policy: TypeAlias = Annotated[
+    _PolicyName,
+    From(str, lambda name: OLD_POLICY_NAMES.get(name, name)),
+    Check(get_args(_PolicyName).__contains__, kind_of(_PolicyName).wanted),
+]
+# str.strip is empty, and so refuses, for a text of spaces.
+_Device: TypeAlias = Annotated[str, Check(str.strip, '"auto" or a device name such as "cpu" or "Vulkan0"')]
+# A file may name these two; the runtime of an exported folder replaces "auto" later.
+_Runtime: TypeAlias = Annotated[str, From(Literal["auto", "llama", "native"], str)]
 
 
-def _text(allowed: str) -> _Key:
-    return _Key(allowed, lambda value: isinstance(value, str) and bool(value.strip()), made=str.strip)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """The keys of a profile with what each may be, and its name."""
 
-
-def _choice(*choices: str, old: Mapping[str, str] = MappingProxyType({})) -> _Key:
-    """One of ``choices``, or an earlier name of one: ``old`` maps it to the name of today."""
-    allowed = " or ".join(f'"{choice}"' for choice in choices)
-    return _Key(
-        allowed,
-        lambda value: isinstance(value, str) and (value in choices or value in old),
-        made=lambda value: old.get(value, value),
-    )
-
-
-def _integer(low: int, high: int, *, auto: bool, what: str = "an integer") -> _Key:
-    def fits(value: Any) -> bool:
-        # True is an integer in Python, but `threads = true` is a mistake.
-        number = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        return number or (auto and value == "auto")
-
-    allowed = f"{what} from {low} to {high}"
-    return _Key(f'"auto" or {allowed}' if auto else allowed, fits, _read_number)
-
-
-def _is_fraction(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1  # False for NaN
-
-
-_FRACTION = _Key("a number above 0 and up to 1", _is_fraction, _read_number, float)
-_BOOLEAN = _Key("true or false", lambda value: isinstance(value, bool), _read_bool)
-_BOOLEAN_OR_AUTO = _Key('"auto", true or false', lambda value: isinstance(value, bool) or value == "auto", _read_bool)
-
-KEYS: Mapping[str, _Key] = {
-    "target": _text("a MODEL: a catalogue name, a path, or hf:ORG/REPO"),
-    "draft": _text('a MODEL, "auto" or "none"'),
+    name: str
+    description: Annotated[str, Check(str.strip, "a text")]
+    target: Annotated[str, Check(str.strip, "a MODEL: a catalogue name, a path, or hf:ORG/REPO")]
+    draft: Annotated[str, Check(str.strip, 'a MODEL, "auto" or "none"')]
     # The lower bound holds a chat template and a short question; the upper exceeds every model of 2026.
-    "context": _integer(128, 1_048_576, auto=False, what="a number of tokens"),
+    context: Annotated[int, Range(128, 1_048_576, "a number of tokens")]
     # Longer chains are hardly ever accepted whole, and every width up to the maximum must be probed for exactness.
-    "depth": _integer(0, 16, auto=True),
-    "mode": _choice("auto", "serial", "pipelined"),
-    "depth_policy": _choice("cost", "fixed", "entropy", "confidence", old=OLD_POLICY_NAMES),
-    "rule": _choice("keyed", "rejection"),
-    "exactness": _choice("stable", "near"),
-    "threads": _integer(1, 1024, auto=True),
-    "device": _text('"auto" or a device name such as "cpu" or "Vulkan0"'),
-    "draft_device": _text('"auto" or a device name such as "cpu" or "Vulkan0"'),
-    "runtime": _choice("auto", "llama", "native"),
-    "draft_runtime": _choice("auto", "llama", "native"),
-    "draft_isolation": _choice("auto", "process", "thread"),
-    "draft_head": _choice("auto", "whole"),
-    "draft_weights": _choice("auto", "file"),
-    "gpu_layers": _integer(0, 10_000, auto=True),
-    "max_memory_fraction": _FRACTION,
-    "lookup": _BOOLEAN,
-    "learned": _BOOLEAN_OR_AUTO,
-    "history": _BOOLEAN_OR_AUTO,
-    "native_sidecar": _BOOLEAN,
-}
+    depth: Auto | Annotated[int, Range(0, 16)]
+    depth_policy: _Policy
+    mode: Literal["auto", "serial", "pipelined"]
+    rule: Literal["keyed", "rejection"]
+    exactness: Literal["stable", "near"]
+    threads: Auto | Annotated[int, Range(1, 1024)]
+    device: _Device
+    draft_device: _Device
+    runtime: _Runtime
+    draft_runtime: _Runtime
+    draft_isolation: Literal["auto", "process", "thread"]
+    draft_head: Literal["auto", "whole"]
+    draft_weights: Literal["auto", "file"]
+    gpu_layers: Auto | Annotated[int, Range(0, 10_000)]
+    max_memory_fraction: Annotated[float, Range(0, 1, above=True)]
+    lookup: bool
+    learned: Auto | bool
+    history: Auto | bool
+    native_sidecar: bool
+
+
+_IN_A_FILE = {name: field.kind for name, field in fields_of(Values).items() if name != "name"}
+_INHERITS = kind_of(Annotated[str, Check(str.strip, "the name of a profile")])
+KEYS: Mapping[str, Kind[Value]] = {name: kind for name, kind in _IN_A_FILE.items() if name != DESCRIPTION}
 _MODEL_KEYS = ("target", "draft")
+
+# What variables and options may call true and false.
+_SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+
 ADVANCED_KEYS = (
     "depth_policy",
     "rule",
@@ -175,6 +136,8 @@ def read_toml(path: Path, name: str, content: bytes | None = None) -> dict[str, 
     except tomllib.TOMLDecodeError as error:
         reason, line = _split_toml_error(str(error), text)
         raise ProfileError(f"{name}, line {line}: not valid TOML: {reason}") from error
+    except ValueError as error:  # Python refuses to read very long whole numbers
+        raise ProfileError(f"{name} holds a number that is too long") from error
     except RecursionError as error:
         raise ProfileError(f"{name} nests its values too deeply to be a profile") from error
 
@@ -196,15 +159,13 @@ def from_table(table: Mapping[str, object], origin: str, *, folder: Path | None)
     inherits = None
     for key, value in _flat(table, origin).items():
         if key == INHERITS:
-            inherits = str(_checked(_text("the name of a profile"), value, f"{origin}: {key}"))
-        elif key == DESCRIPTION:
-            values[key] = _checked(_text("a text"), value, f"{origin}: {key}")
-        elif key in KEYS:
-            values[key] = _checked(KEYS[key], value, f"{origin}: {key}")
+            inherits = str(_checked(_INHERITS, value, f"{origin}: {key}"))
+        elif key in _IN_A_FILE:
+            values[key] = _checked(_IN_A_FILE[key], value, f"{origin}: {key}")
             if key in _MODEL_KEYS and folder is not None:
                 values[key] = _anchored(str(values[key]), folder)
         else:
-            raise unknown_key(key, origin, [*KEYS, DESCRIPTION, INHERITS, ADVANCED])
+            raise unknown_key(key, origin, [*_IN_A_FILE, INHERITS, ADVANCED])
     return Layer(origin, values, dict.fromkeys(values, origin), inherits)
 
 
@@ -221,14 +182,9 @@ def _flat(table: Mapping[str, object], origin: str) -> Mapping[str, object]:
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
     """Read one variable per key, such as ``EDGESPEC_CONTEXT``. An empty variable counts as unset."""
-    values: dict[str, Value] = {}
-    origins: dict[str, str] = {}
-    for key, spec in KEYS.items():
-        variable = f"EDGESPEC_{key.upper()}"
-        text = environ.get(variable, "").strip()
-        if text:
-            values[key] = _checked(spec, spec.read(text), variable)
-            origins[key] = variable
+    given = {f"EDGESPEC_{key.upper()}": key for key in KEYS}
+    origins = {key: variable for variable, key in given.items() if environ.get(variable, "").strip()}
+    values = {key: _of_text(KEYS[key], environ[variable], variable) for key, variable in origins.items()}
     return Layer("the environment", values, origins)
 
 
@@ -238,32 +194,39 @@ def from_flags(flags: Mapping[str, object]) -> Layer:
     origins: dict[str, str] = {}
     for key, value in flags.items():
         if key not in KEYS:
-            raise unknown_key(key, "the options", [*KEYS])
-        if value is None:
-            continue
-        option = f"--{key.replace('_', '-')}"
-        values[key] = _checked(KEYS[key], KEYS[key].read(value) if isinstance(value, str) else value, option)
-        origins[key] = option
+            raise unknown_key(key, "the options", KEYS)
+        if value is not None:
+            origins[key] = f"--{key.replace('_', '-')}"
+            read = _of_text if isinstance(value, str) else _checked
+            values[key] = read(KEYS[key], value, origins[key])
     return Layer("the options", values, origins)
 
 
 def unknown_key(key: str, origin: str, known: Iterable[str]) -> ProfileError:
     """The error for an unknown key, with the nearest known key as a hint."""
-    known = sorted(known)
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f'Did you mean "{near[0]}"?' if near else f"Known keys: {', '.join(known)}."
-    return ProfileError(f'{origin}: unknown key "{key}"', hint=hint)
+    error = unknown_name(key, known)
+    return ProfileError(f"{origin}: {error}", hint=error.hint)
 
 
-def _checked(spec: _Key, value: object, where: str) -> Value:
-    if not spec.fits(value):
-        got = (
-            f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
-        )
-        # A long value, such as a whole table, is cut in the message.
-        got = got if len(got) <= 60 else f"{got[:57]}..."
-        raise ProfileError(f"{where} must be {spec.allowed}, got {got}")
-    return spec.made(value)
+def _checked(kind: Kind[Value], value: object, where: str) -> Value:
+    try:
+        found = kind.read(value)
+    except WrongValueError as error:
+        raise ProfileError(str(error.within(where))) from error
+    return found.strip() if isinstance(found, str) else found
+
+
+def _of_text(kind: Kind[Value], given: object, where: str) -> Value:
+    """The value that the text of a variable or an option means: itself, a number, or a word for true or false."""
+    text = str(given).strip()
+    meant: list[object] = [text, _SWITCHES.get(text.lower())]
+    for convert in (int, float):
+        with suppress(ValueError):
+            meant.append(convert(text))
+    for value in meant:
+        with suppress(WrongValueError):
+            return kind.read(value)
+    return _checked(kind, text, where)
 
 
 def _anchored(model: str, folder: Path) -> str:

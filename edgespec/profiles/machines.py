@@ -31,10 +31,7 @@ def read_machine(name_or_path: str, *, cwd: Path) -> tuple[str, str, dict[str, o
             is_file = False
         if not is_file:
             raise ProfileError(f"there is no machine file {name_or_path}", hint=_known())
-        try:
-            return str(path), path.stem, read_toml(path, str(path))
-        except ValueError as error:  # Python refuses to read very long integers
-            raise ProfileError(f"{path} holds a number that is too long") from error
+        return str(path), path.stem, read_toml(path, str(path))
     if name_or_path not in machine_names():
         near = difflib.get_close_matches(name_or_path, machine_names(), n=1)
         meant = f"Did you mean {near[0]}? " if near else ""

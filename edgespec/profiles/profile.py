@@ -13,47 +13,21 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from edgespec.errors import ProfileError
-from edgespec.profiles.layers import Layer, from_environment, from_flags, from_table, read_toml, unknown_key
+from edgespec.profiles.layers import Layer, Values, from_environment, from_flags, from_table, read_toml, unknown_key
 
 BASE = "default"
 PROJECT_FILE = "edgespec.toml"
 USER_FILE = "config.toml"
 PROFILE_VARIABLE = "EDGESPEC_PROFILE"
 
-Auto = Literal["auto"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Values):
     """A profile with every value resolved. ``origins`` has the source of each field's value."""
 
-    name: str
-    description: str
-    target: str
-    draft: str
-    context: int
-    depth: int | Auto
-    depth_policy: Literal["cost", "fixed", "entropy", "confidence"]
-    mode: Literal["auto", "serial", "pipelined"]
-    rule: Literal["keyed", "rejection"]
-    exactness: Literal["stable", "near"]
-    threads: int | Auto
-    device: str
-    draft_device: str
-    runtime: str
-    draft_runtime: str
-    draft_isolation: Literal["auto", "process", "thread"]
-    draft_head: Literal["auto", "whole"]
-    draft_weights: Literal["auto", "file"]
-    gpu_layers: int | Auto
-    max_memory_fraction: float
-    lookup: bool
-    learned: bool | Auto
-    history: bool | Auto
-    native_sidecar: bool
     origins: Mapping[str, str]
 
     def values(self) -> dict[str, str | int | float | bool]:
