@@ -6,35 +6,55 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from edgespec.errors import ModelNotFoundError, ProfileError
-from edgespec.store.references import HubFile, ModelSpec, PackagePart, PackageParts, Source
+from edgespec.files.checked import Check, Range, WrongValueError, read, shown
+from edgespec.store.references import HubFile, ModelSpec, PackageParts, Source
 
 SCHEMA_VERSION = 1
+T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")
 # A hint names at most this many repositories: two are read, ten are not.
 _MOST_OTHERS = 2
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_MODEL_KEYS = {
-    "kind": str,
-    "file_name": str,
-    "licence": str,
-    "description": str,
-    "bytes": int,
-    "drafter": str,
-    "chat": bool,
-    "notes": str,
-    "sources": list,
-}
-_REQUIRED = {"kind", "file_name", "licence", "description", "bytes", "chat"}
-_HUB_KEYS = {"repo": str, "filename": str, "revision": str}
-_PARTS_KEYS = {"bytes": int, "sha256": str, "parts": list}
-_PART_KEYS = {"package": str, "version": str, "member": str, "bytes": int, "sha256": str}
+
+
+_Name: TypeAlias = Annotated[str, Check(_NAME.fullmatch, "lower-case letters, digits, dots and dashes only")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HubSource:
+    hub: HubFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    kind: Literal["model", "prompts"]
+    file_name: Annotated[str, Check(lambda name: name and not set(name) & {"/", "\\"}, "a plain name")]
+    licence: str
+    description: str
+    bytes: Annotated[int, Range(1)]
+    chat: bool
+    drafter: str | None = None
+    notes: str = ""
+    sources: tuple[_HubSource, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Catalogue:
+    schema_version: int
+    models: dict[_Name, _Entry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mirrors:
+    schema_version: int
+    models: dict[str, PackageParts]
 
 
 @cache
@@ -69,8 +89,9 @@ def lookup(name: str, *, to_fetch: bool = False, others: Mapping[str, str] | Non
 
 def parse_catalogue(text: str, mirrors: str) -> dict[str, ModelSpec]:
     """Read a catalogue and its mirrors from TOML. Raises ProfileError, which names the invalid entry and key."""
-    models, mirrored = _read("the catalogue", text), _read("the catalogue of mirrors", mirrors)
-    specs = {name: _model(name, table, mirrored.pop(name, None)) for name, table in models.items()}
+    models = read_table(_Catalogue, "the catalogue", text).models
+    mirrored = read_table(_Mirrors, "the catalogue of mirrors", mirrors).models
+    specs = {name: _model(name, entry, mirrored.pop(name, None)) for name, entry in models.items()}
     if mirrored:
         raise ProfileError(f"the catalogue of mirrors: {next(iter(mirrored))!r} is not a known model")
     for spec in specs.values():
@@ -79,79 +100,39 @@ def parse_catalogue(text: str, mirrors: str) -> dict[str, ModelSpec]:
     return specs
 
 
-def _read(what: str, text: str) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"{what} is not valid TOML: {error}") from error
-    check_table(what, document, {"schema_version": int, "models": dict}, {"schema_version", "models"})
-    if document["schema_version"] != SCHEMA_VERSION:
-        raise ProfileError(
-            f"{what} has schema_version {document['schema_version']}, this edgespec reads {SCHEMA_VERSION}",
-            hint="update edgespec",
-        )
-    models: dict[str, Any] = document["models"]
-    return models
-
-
-def _model(name: str, table: Any, mirror: Any) -> ModelSpec:
-    where = f"catalogue entry {name!r}"
-    if not _NAME.fullmatch(name):
-        raise ProfileError(f"{where}: a name has lower-case letters, digits, dots and dashes only")
-    check_table(where, table, _MODEL_KEYS, _REQUIRED)
-    if table["kind"] not in ("model", "prompts"):
-        raise ProfileError(f"{where}: kind is {table['kind']!r}, neither 'model' nor 'prompts'")
-    sources: list[Source] = [_hub_source(where, source) for source in table.get("sources", [])]
-    sources += [] if mirror is None else [_mirror(where, mirror)]
-    if table["bytes"] <= 0 or "/" in table["file_name"] or "\\" in table["file_name"] or not sources:
-        raise ProfileError(f"{where}: bytes must be positive, file_name a plain name, and a source or a mirror given")
+def _model(name: str, entry: _Entry, mirror: PackageParts | None) -> ModelSpec:
+    if mirror is not None:
+        sizes = [part.bytes for part in mirror.parts if part.bytes is not None]
+        if len(sizes) == len(mirror.parts) and sum(sizes) != mirror.bytes:
+            raise ProfileError(f"catalogue entry {name!r}: its parts do not add up to {mirror.bytes} bytes")
+    sources: list[Source] = [source.hub for source in entry.sources]
+    sources += [] if mirror is None else [mirror]
+    if not sources:
+        raise ProfileError(f"catalogue entry {name!r}: it needs a source or a mirror")
     return ModelSpec(
         name=name,
-        kind=table["kind"],
-        file_name=table["file_name"],
-        licence=table["licence"],
-        description=table["description"],
+        kind=entry.kind,
+        file_name=entry.file_name,
+        licence=entry.licence,
+        description=entry.description,
         sources=tuple(sources),
-        bytes=table["bytes"],
-        drafter=table.get("drafter"),
-        chat=table["chat"],
-        notes=table.get("notes", ""),
+        bytes=entry.bytes,
+        drafter=entry.drafter,
+        chat=entry.chat,
+        notes=entry.notes,
     )
 
 
-def _hub_source(where: str, table: Any) -> HubFile:
-    check_table(f"{where}, source", table, {"hub": dict}, {"hub"})
-    hub = table["hub"]
-    check_table(f"{where}, hub source", hub, _HUB_KEYS, {"repo", "filename"})
-    return HubFile(hub["repo"], hub["filename"], hub.get("revision", "main"))
-
-
-def _mirror(where: str, table: Any) -> PackageParts:
-    check_table(f"{where}, mirror", table, _PARTS_KEYS, set(_PARTS_KEYS))
-    parts = []
-    for number, part in enumerate(table["parts"], start=1):
-        check_table(f"{where}, part {number}", part, _PART_KEYS, {"package", "version", "member"})
-        parts.append(PackagePart(**part))
-    known_sizes = [part.bytes for part in parts if part.bytes is not None]
-    if not parts or (len(known_sizes) == len(parts) and sum(known_sizes) != table["bytes"]):
-        raise ProfileError(f"{where}: its parts do not add up to {table['bytes']} bytes")
-    return PackageParts(tuple(parts), table["bytes"], table["sha256"])
-
-
-def check_table(where: str, table: Any, keys: Mapping[str, type[Any]], required: set[str]) -> None:
-    """Check that every key is known and has its type, that no key is missing, and that every sha256 is well formed.
-
-    Raises ProfileError.
-    """
-    if not isinstance(table, dict):
-        raise ProfileError(f"{where}: expected a table")
-    for key, value in table.items():
-        if key not in keys:
-            raise ProfileError(f"{where}: unknown key {key!r}", hint=f"known keys: {', '.join(keys)}")
-        # In Python a bool is an int; in TOML it is not.
-        if not isinstance(value, keys[key]) or (keys[key] is int and isinstance(value, bool)):
-            raise ProfileError(f"{where}: {key} must be of type {keys[key].__name__}")
-        if key == "sha256" and not _SHA256.fullmatch(str(value)):
-            raise ProfileError(f"{where}: sha256 must be 64 lower-case hex digits")
-    if missing := sorted(required - set(table)):
-        raise ProfileError(f"{where}: missing key {missing[0]!r}")
+def read_table(record: type[T], what: str, text: str) -> T:
+    """A table of ours in TOML as a ``record``. Raises ProfileError, which calls the table ``what``."""
+    try:
+        document = tomllib.loads(text)
+        version = document.get("schema_version")
+        if version != SCHEMA_VERSION or isinstance(version, bool):
+            reason = f"has schema_version {shown(version)}, this edgespec reads {SCHEMA_VERSION}"
+            raise ProfileError(f"{what} {reason}", hint="update edgespec")
+        return read(record, document)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"{what} is not valid TOML: {error}") from error
+    except WrongValueError as error:
+        raise ProfileError(f"{what}: {error}", hint=error.hint) from error

@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Literal, TypeAlias
 
-from edgespec.errors import ProfileError
+from edgespec.files.checked import Check, From, Range
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.store.catalogue import catalogue, check_table
+from edgespec.store.catalogue import catalogue, read_table
 from edgespec.store.references import HubFile, HubReference
-
-SCHEMA_VERSION = 1
-
-_FAMILY_KEYS = {
-    "name": str,
-    "architectures": list,
-    "pre": list,
-    "vocabulary": list,
-    "called": str,
-    "not_called": str,
-    "sampling": dict,
-    "drafters": list,
-    "larger": list,
-    "why_no_drafter": str,
-}
-_DRAFTER_KEYS = {
-    "name": str,
-    "repo": str,
-    "filename": str,
-    "licence": str,
-    "bytes": int,
-    "draft_bytes": int,
-    "cache_bytes": int,
-}
-_SAMPLING_KEYS = {"temperature": float, "top_p": float, "top_k": int, "min_p": float}
 
 # Longest name that is matched, in characters: file headers are untrusted input, and model names are short.
 _LONGEST_NAME = 200
@@ -60,9 +34,9 @@ class KnownDrafter:
     repo: str
     filename: str
     licence: str
-    draft_bytes: int
-    cache_bytes: int
-    bytes: int | None = None
+    draft_bytes: Annotated[int, Range(1)]
+    cache_bytes: Annotated[int, Range(1)]
+    bytes: Annotated[int, Range(1)] | None = None
 
     @property
     def model(self) -> str:
@@ -71,6 +45,19 @@ class KnownDrafter:
             if HubFile(self.repo, self.filename) in spec.sources:
                 return name
         return HubReference(self.repo, filename=self.filename).text
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
+
+
+_SIZES = "the smallest and the largest number of tokens"
+_Tokens: TypeAlias = Annotated[int, Range(1)]
+_Setting: TypeAlias = Literal["temperature", "top_p", "top_k", "min_p"]
+_Sampling: TypeAlias = Annotated[Mapping[str, float], From(dict[_Setting, int | float], MappingProxyType)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +72,10 @@ class Family:
     name: str
     architectures: frozenset[str]
     pre: frozenset[str]
-    vocabulary: tuple[int, int]
-    called: re.Pattern[str]
-    not_called: re.Pattern[str] | None = None
-    sampling: Mapping[str, float] = field(default_factory=dict)
+    vocabulary: Annotated[tuple[_Tokens, _Tokens], Check(lambda size: size[0] <= size[1], _SIZES)]
+    called: Annotated[re.Pattern[str], From(str, _pattern)]
+    not_called: Annotated[re.Pattern[str] | None, From(str, _pattern)] = None
+    sampling: _Sampling = field(default_factory=dict)
     drafters: tuple[KnownDrafter, ...] = ()
     larger: tuple[str, ...] = ()
     why_no_drafter: str | None = None
@@ -133,56 +120,12 @@ def models_by_name() -> Mapping[str, str]:
     return MappingProxyType(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Families:
+    schema_version: int
+    families: tuple[Family, ...]
+
+
 def parse_families(text: str) -> tuple[Family, ...]:
     """Read families from TOML. Raises ProfileError, which names the invalid family and key."""
-    what = "the table of families"
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"{what} is not valid TOML: {error}") from error
-    check_table(what, document, {"schema_version": int, "families": list}, {"schema_version", "families"})
-    if document["schema_version"] != SCHEMA_VERSION:
-        raise ProfileError(
-            f"{what} has schema_version {document['schema_version']}, this edgespec reads {SCHEMA_VERSION}",
-            hint="update edgespec",
-        )
-    return tuple(_family(number, table) for number, table in enumerate(document["families"], start=1))
-
-
-def _family(number: int, table: Any) -> Family:
-    where = f"family {table.get('name', number)!r}" if isinstance(table, dict) else f"family {number}"
-    check_table(where, table, _FAMILY_KEYS, {"name", "architectures", "pre", "vocabulary", "called"})
-    for key in ("architectures", "pre", "larger"):
-        if not all(isinstance(each, str) for each in table.get(key, [])):
-            raise ProfileError(f"{where}: {key} must be a list of strings")
-    size = table["vocabulary"]
-    if len(size) != 2 or not all(type(each) is int for each in size) or not 0 < size[0] <= size[1]:
-        raise ProfileError(f"{where}: vocabulary must be the smallest and the largest number of tokens")
-    sampling = table.get("sampling", {})
-    check_table(f"{where}, sampling", sampling, _SAMPLING_KEYS, set())
-    return Family(
-        name=table["name"],
-        architectures=frozenset(table["architectures"]),
-        pre=frozenset(table["pre"]),
-        vocabulary=(size[0], size[1]),
-        called=_pattern(where, table["called"]),
-        not_called=_pattern(where, table["not_called"]) if "not_called" in table else None,
-        sampling=MappingProxyType(sampling),
-        drafters=tuple(_drafter(where, each) for each in table.get("drafters", [])),
-        larger=tuple(table.get("larger", [])),
-        why_no_drafter=table.get("why_no_drafter"),
-    )
-
-
-def _pattern(where: str, text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error as error:
-        raise ProfileError(f"{where}: {text!r} is not a regular expression: {error}") from error
-
-
-def _drafter(where: str, table: Any) -> KnownDrafter:
-    check_table(f"{where}, drafter", table, _DRAFTER_KEYS, set(_DRAFTER_KEYS) - {"bytes"})
-    if any(table[key] <= 0 for key in ("bytes", "draft_bytes", "cache_bytes") if key in table):
-        raise ProfileError(f"{where}, drafter: sizes must be positive")
-    return KnownDrafter(**table)
+    return read_table(_Families, "the table of families", text).families

@@ -6,10 +6,11 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import quote, unquote
 
 from edgespec.errors import InvalidRequestError
+from edgespec.files.checked import Length, Range, Sha256
 from edgespec.files.gguf.names import part_name
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -38,8 +39,8 @@ class PackagePart:
     package: str
     version: str
     member: str
-    sha256: str | None = None
-    bytes: int | None = None
+    sha256: Sha256 | None = None
+    bytes: Annotated[int, Range(1)] | None = None
 
     @property
     def requirement(self) -> str:
@@ -51,9 +52,9 @@ class PackagePart:
 class PackageParts:
     """A mirror: a file cut into the wheels of Python packages, with ``parts`` in order and the hash of the whole."""
 
-    parts: tuple[PackagePart, ...]
-    bytes: int
-    sha256: str
+    parts: Annotated[tuple[PackagePart, ...], Length(1)]
+    bytes: Annotated[int, Range(1)]
+    sha256: Sha256
 
     @property
     def label(self) -> str:
