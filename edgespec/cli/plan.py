@@ -96,19 +96,19 @@ def _simulated(name: str, *, explain: bool, json: bool) -> None:
     from edgespec.profiles.machines import read_machine
 
     origin, short_name, table = read_machine(name, cwd=Path.cwd())
-    machine = machine_from_table(table, origin, short_name)
+    machine = machine_from_table(table, origin)
     ranking = rank_described(machine)
     decided = plan_of(machine, ranking)
     if json:
         print_json(
             {
                 "plan": decided.as_json(),
-                "simulated": {"name": machine.name, "description": machine.description, "origin": origin},
+                "simulated": {"name": short_name, "description": machine.description, "origin": origin},
                 **_ranking_json(ranking),
             }
         )
         return
-    _print_plan(decided, f"{machine.name} (described, not measured). {machine.description}", ranking)
+    _print_plan(decided, f"{short_name} (described, not measured). {machine.description}", ranking)
     _print_list("why", decided.reasons)
     if explain:
         _print_list("considered", explained(ranking))

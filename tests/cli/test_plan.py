@@ -156,7 +156,9 @@ def test_wrong_arguments_of_simulate_are_errors(
 
 def test_a_mistake_in_a_described_machine_is_named(here: InProcess, tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text("description = 'x'\ncontext = 2048\ndevice = 1\n", encoding="utf-8")
-    here("plan", "--simulate", tmp_path / "m.toml").failed_well("m.toml: devices is missing", code=2)
+    here("plan", "--simulate", tmp_path / "m.toml").failed_well(
+        'm.toml: unknown key "device"', 'Did you mean "devices"?', code=2
+    )
 
 
 def test_a_described_target_larger_than_memory_is_an_error(here: InProcess, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from edgespec.planning.choice.ranking import HEADROOM_BYTES, explain, reasons
 from edgespec.planning.cost.curve import Curve
 from edgespec.planning.cost.round_simulation import SimulatedPair
 from edgespec.planning.cost.widths import WIDEST
-from edgespec.planning.simulated.machine_file import DescribedMachine, machine_from_table
+from edgespec.planning.simulated.machine_file import DescribedMachine, Link, SharedBandwidth, machine_from_table
 from edgespec.planning.simulated.simulate import contention, described_curve, plan_of, simulate, split_curve
 from edgespec.profiles.machines import machine_names, read_machine
 from tests.support.drawn_rounds import simulate_pipelined
@@ -33,8 +33,8 @@ WINNERS = {
 
 
 def machine_called(name: str) -> DescribedMachine:
-    origin, short_name, table = read_machine(name, cwd=Path())
-    return machine_from_table(table, origin, short_name)
+    origin, _, table = read_machine(name, cwd=Path())
+    return machine_from_table(table, origin)
 
 
 def with_memory(machine: DescribedMachine, device: str, memory_bytes: int) -> DescribedMachine:
@@ -124,7 +124,7 @@ def test_only_devices_with_shared_bandwidth_slow_each_other_down() -> None:
     for pair in (("cpu", "QNN"), ("QNN", "cpu")):
         both = contention(phone)[pair]
         assert both.target_factor == both.drafter_factor == pytest.approx(factor)
-    roomy = replace(phone, shared_bandwidth=((frozenset({"cpu", "QNN"}), 200e9),))
+    roomy = replace(phone, shared_bandwidth=(SharedBandwidth(devices=frozenset({"cpu", "QNN"}), bytes_per_s=200e9),))
     assert contention(roomy)["cpu", "QNN"].target_factor == 1.0
     laptop = contention(machine_called("laptop-small-gpu"))
     assert laptop["cpu", "CUDA0"].drafter_factor == 1.0
@@ -140,7 +140,7 @@ def test_contention_of_one_memory_without_a_group_is_unknown() -> None:
 
 def test_a_slower_link_slows_a_drafter_on_another_device() -> None:
     phone = machine_called("phone-npu")
-    slow = replace(phone, links=((frozenset({"cpu", "QNN"}), 1.0),))
+    slow = replace(phone, links=(Link(between=frozenset({"cpu", "QNN"}), hand_over_s=1.0),))
     assert simulate(slow).best.tokens_per_s < simulate(phone).best.tokens_per_s
     assert simulate(slow).best.drafter is not None
     assert simulate(slow).best.drafter.device == "cpu"
@@ -211,7 +211,7 @@ def test_the_hand_over_of_a_split_target_is_that_of_its_farther_part() -> None:
     near = max(
         c.tokens_per_s for c in simulate(laptop).candidates if c.mode == "serial" and c.target.footprint.layers
     )
-    slow = replace(laptop, links=((frozenset({"cpu", "CUDA0"}), 0.02),))
+    slow = replace(laptop, links=(Link(between=frozenset({"cpu", "CUDA0"}), hand_over_s=0.02),))
     far = [c for c in simulate(slow).candidates if c.mode == "serial" and c.target.footprint.layers]
     assert max(c.tokens_per_s for c in far) < near
     curve = far[0].target.curve

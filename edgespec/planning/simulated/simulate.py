@@ -18,7 +18,12 @@ from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WIDEST
-from edgespec.planning.simulated.machine_file import DescribedDevice, DescribedMachine, DescribedModel
+from edgespec.planning.simulated.machine_file import (
+    DescribedDevice,
+    DescribedMachine,
+    DescribedModel,
+    DescribedTarget,
+)
 
 # A token reads the cache up to itself: on average half of it, over an answer that fills the context.
 _FILLED = 0.5
@@ -37,7 +42,7 @@ def described_curve(model: DescribedModel, device: DescribedDevice, context_leng
     return Curve(widths=widths, forward_s=tuple(max(read_s, w * row_s) + device.launch_s for w in widths))
 
 
-def split_curve(model: DescribedModel, gpu: Curve, host: Curve, layers: int, link_s: float) -> Curve:
+def split_curve(model: DescribedTarget, gpu: Curve, host: Curve, layers: int, link_s: float) -> Curve:
     """T(w), in seconds, of a target with ``layers`` on a GPU and the rest on the processor, run alternately.
 
     ``gpu`` and ``host`` are T(w) of the whole model on either; ``link_s`` is the round trip of the activations. Every
@@ -60,7 +65,7 @@ def contention(machine: DescribedMachine) -> dict[tuple[str, str], Contention]:
     """
     found = {}
     for one, other in itertools.permutations(machine.devices, 2):
-        shared = [total for members, total in machine.shared_bandwidth if {one.name, other.name} <= members]
+        shared = [group.bytes_per_s for group in machine.shared_bandwidth if {one.name, other.name} <= group.devices]
         if one.memory == other.memory and not shared:
             continue
         asked = one.read_bytes_per_s + other.read_bytes_per_s
@@ -125,7 +130,7 @@ def _hand_overs(machine: DescribedMachine) -> dict[tuple[str, str], float]:
 
 def _link_s(machine: DescribedMachine, one: DescribedDevice, other: DescribedDevice) -> float:
     """Seconds of a hand-over between two devices; 0 without a described link."""
-    return next((seconds for ends, seconds in machine.links if ends == {one.name, other.name}), 0.0)
+    return next((link.hand_over_s for link in machine.links if link.between == {one.name, other.name}), 0.0)
 
 
 def _both(gpu: DescribedDevice, host: DescribedDevice) -> str:
