@@ -20,7 +20,7 @@ from edgespec.text.tokenizers.gguf import GgufTokenizer
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 from edgespec.text.tokenizers.vocabulary import unsupported
-from tests.support.token_texts import is_of_unicode_16, token_texts
+from tests.support.token_texts import is_of_unicode_16, special_texts, token_texts
 from tests.support.vocabularies import real_vocabularies
 
 
@@ -38,7 +38,7 @@ def compare(path: Path, texts: int, seed: int) -> int:
     tokenizers: tuple[Tokenizer, Tokenizer] = (ours, reference)
     different = newer = 0
     spent = [0.0, 0.0]
-    for number, text in enumerate(islice(token_texts(seed, pieces, ours.special_texts), texts)):
+    for number, text in enumerate(islice(token_texts(seed, pieces, special_texts(path)), texts)):
         found = []
         for place, tokenizer in enumerate(tokenizers):
             started = time.perf_counter()

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scripts import acceptance_predicates as p
-from scripts.acceptance_predicates import Holds, at_least, at_most, each, every, identical, only
+from scripts.acceptance_predicates import Holds, each, every, identical, limits, only
 
 Command = tuple[str, ...]
 
 TARGET, DRAFTER, SMALL = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m"
-QUESTION = "What is a hash map? One sentence."
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,6 @@ def export(model: str, to: str, quant: str, out: str, *options: str) -> Command:
     return ("edgespec", "export", model, "--to", to, "--quant", quant, "-o", out, *options)
 
 
-def generate(target: str, *options: str) -> Command:
-    return ("edgespec", "generate", QUESTION, "--target", target, "--max-tokens", "32", *options)
-
-
 def oracle(depths: range, *options: str) -> tuple[Command, ...]:
     """A drafter that is always right, as planned and at every fixed depth."""
     fixed = ",".join(f"oracle-depth-{depth}" for depth in depths)
@@ -61,7 +56,7 @@ def oracle(depths: range, *options: str) -> tuple[Command, ...]:
 
 
 ORACLE_HOLDS = every(
-    at_least(1.35, "arms", "oracle", "speedup", "geomean"), each(p.oracle_depth_near_best), p.predicted("oracle")
+    limits(("arms/oracle/speedup/geomean", ">=", 1.35)), each(p.oracle_depth_near_best), p.predicted("oracle")
 )
 
 
@@ -83,9 +78,11 @@ def requests(suite: str) -> tuple[Command, ...]:
 
 REQUESTS_HOLD = every(
     identical,
-    at_least(1.08, "arms", "planned", "request_speedup", "geomean"),
-    p.categories_not_below(0.98, "arms", "planned", "request_speedup"),
-    at_most(1.02, "arms", "planned", "ttft_ratio", "geomean"),
+    limits(
+        ("arms/planned/request_speedup/geomean", ">=", 1.08),
+        ("arms/planned/request_speedup/by_category/*", "reaches", 0.98),
+        ("arms/planned/ttft_ratio/geomean", "<=", 1.02),
+    ),
 )
 
 
@@ -107,6 +104,17 @@ TRIM_FASTER = every(only(2, 5, p.faster_trimmed), only(5, 7, identical))
 TRIM_HOLDS = every(TRIM_FASTER, only(5, 7, p.loses_little))
 
 
+# ONNX Runtime is as accurate as llama.cpp on the same weights, and no worse than with edgespec's cache.
+ONNX_EQUALS_LLAMA = limits(
+    ("tokens", "==", 4096),
+    ("kl_tokens", "==", 512),
+    *p.within("perplexity_ratio", 0.005),
+    ("perplexity_ratio_our_cache", "<=", 1.005),
+    ("kl_ratio", "<=", 1.5),
+    ("kl_ratio_our_cache", "<=", 1.5),
+)
+
+
 def same_weights(model: str, quant: str) -> Step:
     """A quantised GGUF and its ONNX twin against the same weights as float32."""
     gguf, onnx, float32 = "{work}/gguf", "{work}/onnx", "{work}/float32"
@@ -119,7 +127,7 @@ def same_weights(model: str, quant: str) -> Step:
             export(gguf, "gguf", "f32", float32),
             ("benchmarks/export_quality.py", gguf, onnx, float32),
         ),
-        holds=every(only(1, 2, each(p.twin_has_the_same_weights)), only(3, 4, each(p.onnx_equals_llama))),
+        holds=every(only(1, 2, each(p.twin_has_the_same_weights)), only(3, 4, ONNX_EQUALS_LLAMA)),
     )
 
 
@@ -131,7 +139,11 @@ def native_quality(model: str) -> Step:
             export(model, "gguf", "f32", "{work}/float32"),
             ("benchmarks/native_quality.py", model, "{work}/float32"),
         ),
-        holds=only(1, 2, each(p.native_equals_llama)),
+        holds=only(
+            1,
+            2,
+            every(limits(*p.within("perplexity_ratio", 0.005), ("kl_ratio", "<=", 1)), each(p.agrees_with_llama)),
+        ),
     )
 
 
@@ -145,17 +157,33 @@ def first_answers(part: str) -> tuple[Command, ...]:
     return (("benchmarks/first_answers.py", "{unseen}", part),)
 
 
-OPTIMUM_EXPORTS = tuple(
-    command
-    for quant in ("keep", "q4")
-    for command in (
-        export("{work}/smollm2", "onnx", quant, f"{{work}}/{quant}"),
-        generate(f"{{work}}/{quant}", "--plain"),
-        generate(SMALL, "--draft", f"{{work}}/{quant}", "--depth", "3"),
-    )
-)
 TRIM_TEXTS = tuple(
     option for text in ("README.md", "CHANGELOG.md", "edgespec/engine/session.py") for option in ("--trim-from", text)
+)
+
+# All 40 prompts are identical, with proposals.
+VERIFIED = every(
+    limits(("identical", "==", 40), ("prompts", "==", 40), ("proposed", ">", 0)), each(p.has_long_prompts)
+)
+# The limits find mistakes in the graph: another order of rounding costs 0.001 nats, bfloat16 in OpenVINO 0.003.
+FIXED_SHAPES_HOLD = every(
+    limits(
+        ("devices/*/scores/mean_kl_nats", "<=", 0.02),
+        ("devices/*/scores/agreeing", ">=", 0.9),
+        ("devices/*/drafts/rounds_of_the_model", ">", 0),
+        ("devices/*/drafts/accepted", ">", 0),
+        ("devices/*/drafts/identical/*", "==", True),
+    ),
+    each(p.drafts_on_its_device),
+)
+BATCHES_HOLD = limits(
+    ("answers", ">=", 200),
+    ("clients/*/different", "==", []),
+    *(
+        (f"clients/{count}/{key}", ">", 0)
+        for count in (2, 4, 8)
+        for key in ("with_other_answers", "with_a_prompt", "alternatives")
+    ),
 )
 
 STEPS: tuple[Step, ...] = (
@@ -163,7 +191,7 @@ STEPS: tuple[Step, ...] = (
         "busy-thread",
         "Decoding while a Python thread is busy reaches 90 % of decoding while a process is busy.",
         (("benchmarks/busy_thread.py",),),
-        at_least(0.9, "thread_over_process_median"),
+        limits(("thread_over_process_median", ">=", 0.9)),
     ),
     Step(
         "near",
@@ -172,28 +200,31 @@ STEPS: tuple[Step, ...] = (
             ("edgespec", "verify", "--profile", "{work}/llama.toml", "--exactness", "near", "--depth", "5",
              "--prompts", "6"),
         ),
-        each(p.near_within_bound),
+        every(limits(("level", "==", "N"), ("proposed", ">", 0)), each(p.divergences_within_bound)),
         files={"llama.toml": 'inherits = "laptop"\nruntime = "llama"\n'},
     ),
     Step(
         "native-equality",
         "Serial drafting in the native kernels gives plain decoding's tokens, greedy and sampled, at every depth.",
         (("edgespec", "verify", "--profile", "{work}/serial.toml", "--prompts", "40"),),
-        every(each(p.verified), each(p.as_deep_as_eight)),
+        every(VERIFIED, each(p.as_deep_as_eight)),
         files={"serial.toml": 'inherits = "laptop"\nmode = "serial"\nruntime = "native"\n'},
     ),
     Step(
         "pipelined-equality",
         "Pipelined drafting gives plain decoding's tokens, greedy and sampled, at every depth.",
         (("edgespec", "verify", "--profile", "{work}/pipelined.toml", "--prompts", "40", "--max-tokens", "64"),),
-        every(each(p.verified), each(p.bitwise)),
+        every(VERIFIED, limits(("level", "==", "W"))),
         files={"pipelined.toml": 'inherits = "laptop"\nmode = "pipelined"\n'},
     ),
     Step(
         "export-transformers",
         "Exported Hugging Face folders compute what transformers computes.",
         (("benchmarks/transformers_logits.py",),),
-        each(p.same_logits),
+        every(
+            limits(("kinds/*/largest_difference", "<", 1e-3), ("kinds/*/spread", ">", 0.1)),
+            each(p.near_llama_logits),
+        ),
     ),
     *(same_weights(model, quant) for model in (SMALL, DRAFTER) for quant in ("q8_0", "q4_0")),
     Step(
@@ -207,18 +238,6 @@ STEPS: tuple[Step, ...] = (
         p.small_in_four_bits,
     ),
     Step(
-        "optimum-chats",
-        "A folder exported with Optimum answers as the same weights do in llama.cpp, and drafts for the GGUF.",
-        (
-            ("benchmarks/hf_folder.py", SMALL, "{work}/smollm2"),
-            export("{work}/smollm2", "gguf", "keep", "{work}/gguf"),
-            generate("{work}/gguf", "--plain"),
-            generate(SMALL, "--plain"),
-            *OPTIMUM_EXPORTS,
-        ),
-        only(2, 10, p.optimum_answers),
-    ),
-    Step(
         "static-cache",
         "A drafter of fixed shapes drafts on the processor, and through OpenVINO where the processor is its device.",
         (
@@ -226,7 +245,7 @@ STEPS: tuple[Step, ...] = (
             export(DRAFTER, "onnx", "keep", "{work}/fixed", "--static-cache", "1024"),
             ("benchmarks/static_scores.py", "{work}/usual", "{work}/fixed"),
         ),
-        only(2, 3, each(p.fixed_shapes_hold)),
+        only(2, 3, FIXED_SHAPES_HOLD),
     ),
     Step(
         "trim-gguf",
@@ -250,7 +269,11 @@ STEPS: tuple[Step, ...] = (
         "sleeping-drafter",
         "With a drafter that only sleeps, pipelined rounds reach what the times of their parts allow.",
         (("benchmarks/sleeping_drafter.py",),),
-        each(p.reaches_its_bound),
+        limits(
+            ("ratios/*/identical", "==", True),
+            ("ratios/*/of_bound", ">=", 0.9),
+            *p.within("ratios/*/gain_of_simulated", 0.1),
+        ),
     ),
     Step(
         "pipelined-one-device",
@@ -259,32 +282,41 @@ STEPS: tuple[Step, ...] = (
             bench("--arms", "again,planned,model-depth-2,pipelined-depth-2", "--limit", "1", "--passes", "2",
                   "--max-tokens", "64"),
         ),
-        every(identical, each(p.one_device_is_not_pipelined)),
+        every(identical, limits(("plan/mode", "!=", "pipelined")), each(p.reasons_name_the_slowdown)),
     ),
     Step(
         "native-speed",
         "The native kernels are as fast as llama.cpp in its fastest setting, and twice as fast on prompts.",
         (("benchmarks/native_against_llama.py", "{target}"),),
-        each(p.native_is_fast),
+        limits(
+            ("plain_speedup_over_fastest_llama", ">=", 1),
+            ("prompt_speedup_over_fastest_llama", ">=", 2),
+            ("ratio_to_plain/native/4", "<=", 1.25),
+            ("ratio_to_plain/native/8", "<=", 1.9),
+        ),
     ),
     Step(
         "native-levels",
         "The times of every instruction set of this processor, except portable C, are measured.",
         (("benchmarks/kernels.py", "{target}", "--level", "all", "--passes", "5"),),
-        each(p.measured),
+        each(bool),
     ),
     Step(
         "native-memory",
         "Peak memory and loading times of the native kernels are within their limits.",
         (("benchmarks/native_memory.py", "{target}"),),
-        each(p.memory_within_limits),
+        limits(
+            ("peak_over_limit", "<=", 1),
+            ("runs/sidecar_written/load_s", "<=", 6),
+            ("runs/sidecar_mapped/load_s", "<=", 1),
+        ),
     ),
     *(native_quality(model) for model in (TARGET, DRAFTER, SMALL, "gemma3-270m")),
     Step(
         "native-rows",
         "A row has the same bits at every width, position and number of threads.",
         (("benchmarks/native_rows.py", TARGET),),
-        each(p.rows_equal),
+        limits(("compared", ">", 0), ("unequal", "==", [])),
     ),
     Step(
         "native-suite-stock",
@@ -305,7 +337,7 @@ STEPS: tuple[Step, ...] = (
         "sampling-draws",
         "On a million rows every instruction set and numpy draw the token of the specification.",
         (("benchmarks/draws_checked.py",),),
-        each(p.draws_equal),
+        every(limits(("different", "==", [])), each(p.all_rows_drawn)),
     ),
     Step(
         "requests-short",
@@ -326,7 +358,7 @@ STEPS: tuple[Step, ...] = (
             ("benchmarks/prompt_lengths.py", "{work}/lengths.jsonl"),
             *(cold("{work}/lengths.jsonl", "2", tokens) for tokens in ("8", "16", "32")),
         ),
-        only(1, 4, every(identical, p.categories_at_least(0.96, "arms", "planned", "request_speedup"))),
+        only(1, 4, every(identical, limits(("arms/planned/request_speedup/by_category/*/geomean", ">=", 0.96)))),
     ),
     Step(
         "decode-unseen",
@@ -334,8 +366,10 @@ STEPS: tuple[Step, ...] = (
         (unseen(),),
         every(
             identical,
-            at_least(1.42, "arms", "planned", "speedup", "geomean"),
-            p.categories_not_below(1.0, "arms", "planned", "speedup"),
+            limits(
+                ("arms/planned/speedup/geomean", ">=", 1.42),
+                ("arms/planned/speedup/by_category/*", "reaches", 1.0),
+            ),
         ),
     ),
     Step(
@@ -353,14 +387,21 @@ STEPS: tuple[Step, ...] = (
         "first-answers",
         "In a home without measurements the first process drafts and is not slower, and the second one gains.",
         first_answers("first"),
-        each(p.second_process_gains),
+        limits(
+            ("identical", "==", True),
+            ("drafted", "==", True),
+            ("first", ">=", 1.0),
+            ("second", ">=", 1.15),
+            ("by_category/coding", ">=", 1.3),
+            ("by_category/*", ">=", 0.97),
+        ),
         fresh_home=True,
     ),
     Step(
         "cut-after-a-purchase",
         "An answer that ends right after its first round with the drafter takes at most 1 / 0.88 of plain's time.",
         first_answers("cut"),
-        each(p.cut_answers_lose_little),
+        limits(("ratios", "has", 10), ("ratios/*", ">=", 0.88)),
         fresh_home=True,
     ),
     Step(
@@ -377,75 +418,74 @@ STEPS: tuple[Step, ...] = (
             export(DRAFTER, "onnx", "q4", "{work}/onnx"),
             ("benchmarks/one_text.py", "{unseen}", "{work}/trimmed", "{work}/onnx"),
         ),
-        only(2, 3, each(p.same_with_every_drafter)),
+        only(2, 3, every(limits(("different", "==", [])), each(p.exported_drafters_propose))),
         fresh_home=True,
     ),
     Step(
         "leaving",
         "Leaving an answer takes at most 150 ms at every moment.",
         (("benchmarks/leaving.py",),),
-        each(p.left_quickly),
-    ),
-    Step(
-        "server-clients",
-        "litellm, LangChain, llm and schemathesis work with `edgespec serve` unchanged.",
-        (("benchmarks/server_clients.py",),),
-        each(p.every_client_works),
+        limits(("longest_s/*/*", "<=", 0.15)),
     ),
     Step(
         "batched-answers",
         "Two hundred answers, computed 2, 4 and 8 at a time, have the tokens that they have alone.",
         (("benchmarks/batched_answers.py",),),
-        each(p.batches_change_nothing),
+        BATCHES_HOLD,
     ),
     Step(
         "batched-clients",
         "Four clients together are 2.6 times as fast as one's plain decoding, and 1.5 times as one as planned.",
         (("benchmarks/batched_clients.py", "--clients", "1,2,4", "--tokens", "64"),),
-        every(at_least(2.6, "times_plain", "4 planned"), at_least(1.5, "times_planned", "4 planned")),
+        limits(("times_plain/4 planned", ">=", 2.6), ("times_planned/4 planned", ">=", 1.5)),
     ),
     Step(
         "prompts-under-load",
         "Answers keep 0.7 of their speed while a prompt is read, and a second client's first token comes in time.",
         (("benchmarks/prompts_under_load.py",),),
-        each(p.prompts_ride_along),
+        limits(
+            ("ttft_p95_ratio", "<=", 2.2),
+            ("while_reading/*/kept", ">=", 0.70),
+            ("while_reading/*/longest_gap_s", "<=", 0.25),
+        ),
     ),
     Step(
         "mixed-traffic",
         "For an hour every client of a server gets the text it gets alone, and the server keeps nothing.",
         (("benchmarks/mixed_traffic.py", "--minutes", "60"),),
-        each(p.traffic_changes_nothing),
+        every(
+            limits(("requests/answer", ">", 0), ("problem_count", "==", 0), ("same_afterwards", "==", True)),
+            each(p.server_keeps_nothing),
+        ),
     ),
     Step(
         "forgotten",
         "Answers that the caller drops leave no object, no thread and no memory behind.",
         (("benchmarks/forgotten.py",),),
-        each(p.nothing_remains),
-    ),
-    Step(
-        "saved-sessions",
-        "Twenty saved sessions of the default pair continue bit for bit in another process, and read nothing again.",
-        (("benchmarks/saved_sessions.py",),),
-        each(p.sessions_continue),
+        limits(
+            ("forms/*/left", "==", 0),
+            ("forms/*/threads_more", "<=", 0),
+            ("forms/*/bytes_more", "<", 32 * 2**20),  # 500 kept answers would take 50 MB
+        ),
     ),
     Step(
         "calibrate-busy",
         "`calibrate --quick` takes at most a minute while every processor is busy.",
         (("benchmarks/calibrate_busy.py",),),
-        each(p.every_run_within_a_minute),
+        limits(("runs", "has", 3), ("runs/*/command_s", "<=", 60)),
         fresh_home=True,
     ),
     Step(
         "calibrate",
         "`calibrate --quick` takes at most a minute.",
         (("edgespec", "calibrate", "--quick", "--profile", "laptop"),),
-        at_most(60, "took_s"),
+        limits(("took_s", "<=", 60)),
     ),
     Step(
         "bench-quick",
         "In the quick suite no category is slower than plain.",
         (quick("again,planned"),),
-        every(identical, p.categories_at_least(0.97, "speedup")),
+        every(identical, limits(("speedup/by_category/*/geomean", ">=", 0.97))),
     ),
     Step(
         "bench-oracle-stable",
@@ -465,7 +505,7 @@ STEPS: tuple[Step, ...] = (
         (quick("again,planned,lookup,depth-2", "--category", "code-edit", "--max-tokens", "192"),),
         every(
             identical,
-            at_least(1.15, "arms", "lookup", "speedup", "geomean"),
+            limits(("arms/lookup/speedup/geomean", ">=", 1.15)),
             p.predicted("lookup"),
             p.predicted("depth-2"),
         ),
@@ -476,8 +516,8 @@ STEPS: tuple[Step, ...] = (
         (worst("128"), worst("512")),
         every(
             identical,
-            only(0, 1, at_least(0.95, "arms", "worst", "speedup", "geomean")),
-            only(1, 2, at_least(0.97, "arms", "worst", "speedup", "geomean")),
+            only(0, 1, limits(("arms/worst/speedup/geomean", ">=", 0.95))),
+            only(1, 2, limits(("arms/worst/speedup/geomean", ">=", 0.97))),
         ),
     ),
     Step(
@@ -490,8 +530,10 @@ STEPS: tuple[Step, ...] = (
         ),
         every(
             identical,
-            at_least(0.97, "arms", "planned", "request_speedup", "geomean"),
-            at_most(1.03, "arms", "planned", "ttft_ratio", "geomean"),
+            limits(
+                ("arms/planned/request_speedup/geomean", ">=", 0.97),
+                ("arms/planned/ttft_ratio/geomean", "<=", 1.03),
+            ),
         ),
     ),
     Step(
@@ -501,12 +543,6 @@ STEPS: tuple[Step, ...] = (
             quick("again,planned,depth-1,depth-2,depth-3,depth-4,depth-5,depth-6", "--limit", "1", "--passes", "1",
                   "--exactness", "near", "--max-tokens", "64"),
         ),
-        each(lambda report: all(own["loss"] <= 0.05 for own in report["regret"].values())),
-    ),
-    Step(
-        "fresh-clone",
-        "The README's commands work in a new clone with an empty home, and `make test` passes.",
-        (("benchmarks/fresh_clone.py",),),
-        each(p.clone_works),
+        limits(("regret/*/loss", "<=", 0.05)),
     ),
 )  # fmt: skip

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import benchmarks.native_quality as module
-from benchmarks import native_rows
 from benchmarks.native_rows import WIDEST_ROW, random_widths
-from edgespec.export.gguf.files import export_whole
-from tests.support.tiny_models import TinyModels
 
 
 def test_divergences_are_compared_token_by_token() -> None:
@@ -50,31 +46,3 @@ def test_random_widths_add_up_to_the_number_of_positions() -> None:
     assert sum(widths) == 500
     assert set(widths) <= set(range(1, WIDEST_ROW + 1))
     assert len(set(widths)) > 10
-
-
-@pytest.fixture
-def quantised(tiny: TinyModels, tmp_path: Path) -> Path:
-    export_whole(tiny.target, tmp_path / "q8_0", quant="q8_0", name="tiny", sha256=None)
-    return tmp_path / "q8_0"
-
-
-@pytest.mark.slow
-def test_rows_of_a_tiny_model_are_bit_equal_at_every_width(quantised: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_rows, "ROW_CONTEXTS", (0, 20))
-    monkeypatch.setattr(native_rows, "ROW_POSITIONS", 40)
-    found = native_rows.measure(str(quantised))
-    assert found["compared"] > 8000
-    assert not found["unequal"]
-
-
-@pytest.mark.slow
-def test_native_kernels_and_llama_cpp_are_close_on_a_tiny_model(
-    quantised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    export_whole(quantised / "model.gguf", tmp_path / "float32", quant="f32", name="tiny", sha256=None)
-    monkeypatch.setattr(module, "TOKENS", 120)
-    monkeypatch.setattr(module, "KL_TOKENS", 60)
-    found = module.measure(str(quantised), str(tmp_path / "float32"))
-    assert (found["tokens"], found["kl_tokens"]) == (120, 60)
-    assert found["perplexity_ratio"] == pytest.approx(1, abs=0.02)
-    assert all(0 < own < 0.02 for own in found["mean_kl_nats"].values())

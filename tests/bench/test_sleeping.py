@@ -10,9 +10,8 @@ import pytest
 from benchmarks.sleeping_drafter import SleepingDrafter, SleepingState
 from edgespec.bench.controls import Script
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.errors import CancelledError
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, DraftRequest, Outcome
+from edgespec.interfaces.drafting import DraftRequest
 
 VOCABULARY = 20
 TEXT = [place * 7 % VOCABULARY for place in range(400)]
@@ -26,28 +25,6 @@ def drafter(token_s: float = 0.0, **settings: object) -> SleepingDrafter:
     script = Script()
     script.tokens = TEXT
     return SleepingDrafter(script, token_s=token_s, **settings)  # type: ignore[arg-type]
-
-
-class Stop:
-    """A gate that admits ``count`` tokens."""
-
-    needs_entropy = False
-
-    def __init__(self, count: int) -> None:
-        self.left = count
-
-    def admits(self, confidence: float, entropy: float | None) -> bool:
-        return True
-
-    def goes_on(self) -> bool:
-        self.left -= 1
-        return self.left > 0
-
-
-def test_the_sleeping_drafter_is_right_by_default() -> None:
-    proposal = started(drafter()).propose(Context(TEXT[:3]), 5)
-    assert proposal.tokens == tuple(TEXT[3:8])
-    assert (proposal.drafted_by, proposal.sources, proposal.forwards) == ("sleeping", ("sleeping",) * 5, 5)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
@@ -82,26 +59,3 @@ def test_the_sleeping_drafter_waits_until_deadlines_not_per_token() -> None:
     state._cancelled = Recording()
     state.propose(Context(TEXT[:3]), 3)
     assert waits == [0.5, 1.0, 1.5]
-
-
-def test_the_sleeping_drafter_stops_at_the_gate_or_the_end_of_text() -> None:
-    state = started(drafter())
-    assert state.propose(Context(TEXT[:3]), 9, Stop(2)).tokens == tuple(TEXT[3:5])
-    assert state.propose(Context(TEXT[:398]), 9).tokens == tuple(TEXT[398:])
-    assert state.propose(Context(TEXT), 9) == NOTHING
-    assert state.propose(Context(TEXT[:3]), 0) == NOTHING
-
-
-def test_cancelling_wakes_the_sleeping_drafter() -> None:
-    state = started(drafter(token_s=60.0))
-    threading.Timer(0.05, state.cancel).start()
-    with pytest.raises(CancelledError):
-        state.propose(Context(TEXT[:3]), 4)
-    with pytest.raises(CancelledError):
-        state.propose(Context(TEXT[:3]), 4)
-    state.reset_cancel()
-    quick = started(drafter())
-    quick.observe(Outcome(proposal=NOTHING, evaluated=0, accepted=0, committed=()))
-    assert (quick.lag(Context(TEXT)), quick.free) == (0, False)
-    quick.close()
-    drafter().close()

@@ -6,11 +6,19 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from edgespec.files.gguf.header import read_header
+from edgespec.text.tokenizers.vocabulary import Vocabulary
+
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCKS = ((0xA0, 0x600), (0x600, 0x1200), (0x1200, 0x3000), (0x3000, 0xA000), (0xAC00, 0xD7A4), (0x1F300, 0x1FAFF))
 _BLANKS = " \t\n\r\u00a0\u2003\u3000\u0085\u200b\u2028"
 _SIGNS = "0123456789'.,;:!?()[]{}<>/\\\"sStTrReEvVmMlLdD"
 _LETTERS = "éüñçßÅØλжш語中あ한กא"
+
+
+def special_texts(path: Path) -> list[str]:
+    """Texts of the special tokens of a GGUF, control tokens included."""
+    return [special.text for special in Vocabulary(read_header(path)).specials]
 
 
 def token_texts(seed: int, pieces: Sequence[str], specials: Sequence[str]) -> Iterator[str]:

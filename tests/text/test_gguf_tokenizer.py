@@ -20,7 +20,7 @@ from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from edgespec.text.tokenizers.vocabulary import _ENDS, _FILL_IN_TEXTS, unsupported  # the names have no other use
 from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 from tests.support.llama_sources import IndexUnreachableError
-from tests.support.token_texts import CLASS_PROBE, is_of_unicode_16, token_texts
+from tests.support.token_texts import CLASS_PROBE, is_of_unicode_16, special_texts, token_texts
 from tests.support.vocabularies import (
     BYTE,
     CONTROL,
@@ -77,9 +77,10 @@ class Both:
 @pytest.mark.parametrize("pre", WORD_SPLITS)
 def test_every_pre_tokenizer_gives_llama_cpps_ids(tmp_path: Path, pre: str) -> None:
     tokens = [*LETTERS, *MERGED, ("<|im_end|>", CONTROL), ("<tool>", USER_DEFINED)]
-    both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, pre=pre, merges=MERGES))
+    path = write_vocabulary(tmp_path / "v.gguf", tokens, pre=pre, merges=MERGES)
+    both = Both.of(path)
     both.check_facts()
-    texts = token_texts(1, both.pieces(), both.ours.special_texts)
+    texts = token_texts(1, both.pieces(), special_texts(path))
     assert [text for text in islice(texts, 1500) if both.differ(text)] == []
 
 
@@ -355,7 +356,9 @@ def test_our_ids_equal_llama_cpps_on_real_vocabularies(real: dict[str, Path], na
     for text, ids in _own_tests(real[name]):
         assert both.ours.encode(text) == ids, text
     own = [text for text in ("</s>",) if text not in ENDS[name].split()]  # control tokens in llama.cpp alone
-    texts = (text for text in token_texts(2, both.pieces(), both.ours.special_texts) if not any(map(text.count, own)))
+    texts = (
+        text for text in token_texts(2, both.pieces(), special_texts(real[name])) if not any(map(text.count, own))
+    )
     found = [text for text in islice(texts, 2000) if both.differ(text)]
     assert [text for text in found if not any(map(is_of_unicode_16, text))] == []
 

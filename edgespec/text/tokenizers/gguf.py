@@ -84,11 +84,6 @@ class GgufTokenizer:
         """Whether the model expects a begin-of-sequence token before raw text."""
         return self._vocabulary.adds_bos
 
-    @property
-    def special_texts(self) -> list[str]:
-        """Texts of the special tokens, which are matched before words; control tokens included."""
-        return [special.text for special in self._vocabulary.specials]
-
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         self._check_open()
         bos = self._vocabulary.bos
