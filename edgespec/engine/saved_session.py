@@ -45,6 +45,7 @@ def write_session(
     """
     length = min(sequence.length, len(state.history))
     count, size = sequence.part_sizes(length) if isinstance(sequence, SavableSequence) and length else (0, 0)
+    angles = sequence.angles if isinstance(sequence, SavableSequence) else ""
 
     def parts() -> Iterator[bytes]:
         for part in range(count):
@@ -55,7 +56,7 @@ def write_session(
 
     document = {
         "model": {"name": facts.name, **_describe(pair.pool.target.header, facts)},
-        "class": _class_of(facts),
+        "class": _class_of(facts) | ({"angles": angles} if angles else {}),
         "conversation": {
             "system": state.system,
             "messages": list(state.messages),
@@ -118,6 +119,7 @@ class SavedSession:
         most = _WIDER * facts.kv_bytes_per_token * (self._cached + _ROUNDING_TOKENS)
         if file.part_count * file.part_bytes > (most if self._cached else 0):
             raise SessionFileError(self._path, "it is damaged: its cache is too large for the model")
+        self._angles = _object(file.header, "class").text("angles") or ""
         self._conversation = _object(file.header, "conversation")
         file.verify()
         self._state = self._read_state(file.tokens())
@@ -193,6 +195,10 @@ class SavedSession:
         try:
             if not isinstance(sequence, SavableSequence):
                 raise InvalidRequestError("this runtime restores no cache")
+            if sequence.angles != self._angles:
+                self._why_not = "it was saved with another context length"
+                sequence.close()
+                return None
             sequence.restore(self._file.parts(), self._cached)
         except InvalidRequestError as error:
             sequence.close()

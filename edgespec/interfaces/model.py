@@ -153,6 +153,13 @@ class FrequentHeadSequence(Sequence, Protocol):
 class SavableSequence(Sequence, Protocol):
     """A Sequence whose cache can be kept in a file, and continues from it bit for bit in the same numeric class."""
 
+    @property
+    def angles(self) -> str:
+        """Which of the model's rotary angles the cache has, for a model that has others in long contexts; else empty.
+
+        A cache continues only with the same angles.
+        """
+
     def part_sizes(self, length: int) -> tuple[int, int]:
         """In how many parts the first ``length`` tokens of a cache are kept, and how many bytes each part has."""
 

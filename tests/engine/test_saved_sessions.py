@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ from edgespec.errors import CancelledError, ClosedError, DiskSpaceError, Invalid
 from edgespec.files import session_file
 from edgespec.files.session_file import SessionFile
 from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.runtimes.native.tensors import ModelLayout
 from tests.support.kernel_calls import require_native
+from tests.support.native_models import reading
+from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer, read_all
 
 FIRST = struct.Struct("<8sII32s")
@@ -321,6 +324,31 @@ def test_a_session_of_another_numeric_class_is_read_again_with_a_notice(
         assert (done.stats.cached_tokens, len(put.filled)) == (0, 1)
         assert done.token_ids == answer(same.generate("more", max_tokens=10)).token_ids
         assert notices(read_all(session.generate("again", max_tokens=2))[0]) == [], "one notice"
+
+
+@pytest.mark.parametrize(("context", "is_read_again"), [(512, False), (256, True)])
+def test_a_session_with_the_angles_of_another_context_length_is_read_again(
+    tiny: TinyModels, put: Put, context: int, is_read_again: bool
+) -> None:
+    """The model turns contexts of more than 256 tokens by other angles."""
+    path = write_tiny_gguf(put.path.with_name("long.gguf"), rope_factors=True)
+
+    def with_long_factors(layout: ModelLayout) -> ModelLayout:
+        ropes = tuple(replace(rope, factors=None, long_factors=rope.factors) for rope in layout.ropes)
+        return replace(layout, ropes=ropes, original_context=256)
+
+    with reading(with_long_factors):
+        with tiny.load(path, runtime="native", draft="none", context=300) as engine, engine.session() as session:
+            answer(session.generate("hello world", max_tokens=10))
+            session.save(put.path)
+            expected = answer(session.generate("more", max_tokens=10))
+        with tiny.load(path, runtime="native", draft="none", context=context) as engine:
+            with engine.restore(put.path) as session:
+                events, done = read_all(session.generate("more", max_tokens=10))
+            again = "the saved conversation is read again: it was saved with another context length"
+            assert notices(events) == ([again] if is_read_again else [])
+            assert (done.stats.cached_tokens == 0, len(put.filled)) == (is_read_again, int(not is_read_again))
+            assert is_read_again or done.token_ids == expected.token_ids
 
 
 def test_a_session_of_another_file_of_the_model_is_read_again(

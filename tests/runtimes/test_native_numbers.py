@@ -167,6 +167,8 @@ def test_neutral_numbers_change_no_bit(file: Path) -> None:
     tokens = some_tokens(file, 60)
     neutral = changing(residual_scale=1.0, logit_scale=1.0, rope_magnitude=1.0, original_context=ORIGINAL)
     with load_native(file, NativeSettings()) as plain, loaded(file, neutral) as same:
+        with same.open(LONG) as sequence:
+            assert sequence.angles == ""
         assert equal(rows_of(same, tokens, [60]), rows_of(plain, tokens, [60]))
 
 
@@ -223,6 +225,8 @@ def test_sequences_of_short_and_long_contexts_share_a_model(file: Path) -> None:
     tokens = some_tokens(file, 40)
     with loaded(file, with_long_factors, NativeSettings(threads=2)) as model:
         short, long = (rows_of(model, tokens, [40], context) for context in (ORIGINAL, ORIGINAL + 1))
+        with model.open(ORIGINAL) as one, model.open(ORIGINAL + 1) as other:
+            assert (one.angles, other.angles) == ("short", "long")
     assert np.array_equal(short[0], long[0]), "nothing is turned at position 0"
     assert not np.array_equal(short[-1], long[-1])
     with loaded(file, lambda layout: replace(with_long_factors(layout), original_context=LONG)) as model:

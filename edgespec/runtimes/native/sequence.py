@@ -78,6 +78,7 @@ class NativeCache:
         self._batch, self._member = batch, Member(cancel)
         self._scores_per_row = int(part.struct.head.rows)
         self._embedding = int(part.struct.embedding)
+        self.angles = _angles(part, context_length)
         self._lock = threading.Lock()  # between ``free`` and any short use of the pointer
         self._pointer: int | None = None
         self._draws = NativeDraws(self._api, level)
@@ -232,6 +233,13 @@ class NativeCache:
             self._api.es_close(pointer)
             self._batch.give(self._member)
             self._part = self.head = None
+
+
+def _angles(part: ModelPart, context_length: int) -> str:
+    """See SavableSequence; chosen as es_open does."""
+    if not part.struct.long_frequencies:
+        return ""
+    return "long" if context_length > part.struct.original_context else "short"
 
 
 def _check(code: int, what: str) -> None:
@@ -452,6 +460,10 @@ class NativeSequence(RuntimeSequence):
         self._length = source._length
         if source._native.head is not self._native.head:
             self._use_head(source._native.head, source._also)
+
+    @property
+    def angles(self) -> str:
+        return self._native.angles
 
     def part_sizes(self, length: int) -> tuple[int, int]:
         return self._native.part_sizes(length)
