@@ -14,9 +14,11 @@ from edgespec.architectures.shape import (
     UP,
     VALUES,
     Architecture,
+    SavedForm,
 )
 
 ARCHITECTURE = Architecture(
     name="qwen3",
+    saved=SavedForm(classes={"Qwen3ForCausalLM": "qwen3"}),
     layer=(ATTENTION_NORM, QUERIES, KEYS, VALUES, *HEAD_NORMS, ATTENDED, FEED_FORWARD_NORM, GATE, UP, DOWN),
 )

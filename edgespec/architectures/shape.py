@@ -7,8 +7,8 @@ reader of a model (kernels, ONNX graph, conversion) asks here, so that all of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
@@ -208,6 +208,36 @@ def no_scales(_facts: Facts, _sizes: Sizes) -> Scales:
     return Scales()
 
 
+class Completion(Protocol):
+    """Returns keys that llama.cpp needs and another converter named otherwise or left out; None if all are there.
+
+    ``facts`` is the whole metadata. ``is_multimodal``: the file holds more than the text model.
+    """
+
+    def __call__(self, facts: Mapping[str, object], *, is_multimodal: bool) -> Mapping[str, object] | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedForm:
+    """How transformers saves models of an architecture.
+
+    ``classes``: transformers' classes, with the model type of each. Of the classes in ``multimodal`` the text model
+    is only a part of the folder. ``activation`` is the member of config.json that may have one of ``activations``,
+    ``defaults`` what a config.json may leave out, ``keys`` the GGUF's keys that hold members of the same value.
+    ``norm_offset`` is what llama.cpp expects added to the weights of every norm. ``needs_biases``: every matrix that
+    may have a bias has one.
+    """
+
+    classes: Mapping[str, str]
+    multimodal: frozenset[str] = frozenset()
+    activation: str = "hidden_act"
+    activations: frozenset[str] = frozenset({"silu", "swish"})
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    norm_offset: float = 0.0
+    needs_biases: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """How a family of models is computed, by llama.cpp's name.
@@ -216,10 +246,12 @@ class Architecture:
     ``neighbours``: rotary embedding pairs neighbouring elements of a head instead of halves. ``divides_angles``: the
     file may hold divisors of the rotary angles. ``gelu``: the gate is GELU (tanh form) instead of SiLU. ``windows``
     returns the positions that a row of each layer sees, 0 for all; ``ropes`` the rope of layers that see all, then
-    that of the others if it differs.
+    that of the others if it differs. ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a
+    vector. ``saved``: what transformers saves. ``completed``: what a file of another converter needs.
     """
 
     name: str
+    saved: SavedForm
     layer: tuple[TensorForm, ...] = PLAIN_LAYER
     biases: frozenset[str] = frozenset()
     neighbours: bool = False
@@ -228,6 +260,13 @@ class Architecture:
     windows: Callable[[Facts, Sizes], tuple[int, ...]] = no_windows
     ropes: Callable[[Facts], tuple[Rope, ...]] = one_rope
     scales: Callable[[Facts, Sizes], Scales] = no_scales
+    scales_tokens_only: bool = False
+    completed: Completion | None = None
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers see only a window."""
+        return self.windows is not no_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +282,11 @@ class Part:
     rows: int
     columns: int | None
     bias: str | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor, fastest dimension first."""
+        return (self.height,) if self.columns is None else (self.columns, self.height)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +340,7 @@ class Shape:
         found |= dict.fromkeys(sorted(factors), (self.rope_length // 2,))
         for layer in self.layers:
             for part in layer.parts.values():
-                found[part.tensor] = (part.height,) if part.columns is None else (part.columns, part.height)
+                found[part.tensor] = part.shape
                 if part.bias is not None:
                     found[part.bias] = (part.height,)
         found[OUTPUT_NORM] = (sizes.width,)
@@ -374,7 +418,7 @@ def _refuse_variants(facts: Facts) -> None:
 def _layers(architecture: Architecture, sizes: Sizes, facts: Facts, ropes: int) -> tuple[Layer, ...]:
     return tuple(
         Layer(
-            parts=MappingProxyType(dict(_parts(architecture, sizes, facts, f"blk.{number}"))),
+            parts=MappingProxyType(dict(layer_parts(architecture, sizes, facts.tensors, number))),
             window=window,
             rope=1 if window and ropes > 1 else 0,
         )
@@ -382,7 +426,11 @@ def _layers(architecture: Architecture, sizes: Sizes, facts: Facts, ropes: int) 
     )
 
 
-def _parts(architecture: Architecture, sizes: Sizes, facts: Facts, block: str) -> Iterator[tuple[str, Part]]:
+def layer_parts(
+    architecture: Architecture, sizes: Sizes, tensors: Collection[str], number: int, *, all_biases: bool = False
+) -> Iterator[tuple[str, Part]]:
+    """The parts of a layer by role. Biases are those among ``tensors``, or all that the architecture may have."""
+    block = f"blk.{number}"
     for form in architecture.layer:
         bias = f"{block}.{form.name}.bias" if form.name in architecture.biases else None
         first, height = 0, sum(sizes[length] for length in form.parts.values())
@@ -395,7 +443,7 @@ def _parts(architecture: Architecture, sizes: Sizes, facts: Facts, block: str) -
                     first=first,
                     rows=sizes[length],
                     columns=None if form.columns is None else sizes[form.columns],
-                    bias=bias if bias in facts.tensors else None,
+                    bias=bias if all_biases or bias in tensors else None,
                 ),
             )
             first += sizes[length]

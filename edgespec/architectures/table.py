@@ -12,9 +12,30 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {each.ARCHITECTURE.name: each.ARCHITECTURE for each in (llama, qwen2, qwen3, gemma3)}
 )
 
+PLAIN = llama.ARCHITECTURE.name
+"""The architecture that needs the fewest keys."""
+
+CLASSES: Mapping[str, Architecture] = MappingProxyType(
+    {name: each for each in ARCHITECTURES.values() for name in each.saved.classes}
+)
+"""The architectures by transformers' names of their classes."""
+
+MODEL_TYPES: Mapping[str, str] = MappingProxyType(
+    {kind: name for each in ARCHITECTURES.values() for name, kind in each.saved.classes.items()}
+)
+"""Transformers' classes by the model types of their config.json."""
+
 
 def find(name: str) -> Architecture:
     """Raises UnsupportedError if edgespec does not compute models of that architecture."""
     if name not in ARCHITECTURES:
         raise UnsupportedError(f"its architecture is {name}, and edgespec computes {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
+
+
+def scales_tokens_only(name: str) -> bool:
+    """Whether llama.cpp scales embeddings by the root of their length only if it looked them up by token.
+
+    Its gemma4 does too. gemma and gemma2 are not listed: their graphs scale every input.
+    """
+    return name == "gemma4" or (name in ARCHITECTURES and ARCHITECTURES[name].scales_tokens_only)

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from edgespec import __version__
+from edgespec.architectures.table import ARCHITECTURES
 from edgespec.calibration.measurement_store import load_bandwidth
 from edgespec.cli.options import JsonOption
 from edgespec.cli.terminal.output import note, print_json
@@ -191,6 +192,7 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
     native = runtimes["native"]
     if native["available"]:
         print(f"native     works: build {native['build']} ({native['levels'][-1]})")
+        print(f"           runs {', '.join(ARCHITECTURES)}")
         for level, reason in native["left_out"].items():
             print(f"  level    {level} is left out: {reason}")
     else:

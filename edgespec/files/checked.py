@@ -105,6 +105,11 @@ class Fields:
         self._values = values
         self._where = where
 
+    def or_else(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same object, with these members where it has none."""
+        stated = {name: value for name, value in self._values.items() if value is not None}
+        return Fields(self.path, {**defaults, **stated}, self._where)
+
     def names(self) -> list[str]:
         """Names of the members that are not null."""
         return [name for name, value in self._values.items() if value is not None]

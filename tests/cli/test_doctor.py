@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from edgespec.architectures.table import ARCHITECTURES
 from edgespec.calibration.measurement_store import save_bandwidth
 from edgespec.cli import doctor as module
 from edgespec.errors import RuntimeUnavailableError
@@ -189,7 +190,8 @@ def test_doctor_says_why_the_native_runtime_is_missing(here: InProcess, monkeypa
         "reason": None,
         "hint": None,
     }
-    works = "native     works: build 1+ab (avx512-vnni)\n  level    avx2 is left out: it is broken\n"
+    runs = f"           runs {', '.join(ARCHITECTURES)}\n"
+    works = f"native     works: build 1+ab (avx512-vnni)\n{runs}  level    avx2 is left out: it is broken\n"
     assert works in here("doctor").out
 
     def missing() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.architectures.shape import Sizes
+from edgespec.architectures.table import ARCHITECTURES
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.huggingface.config import ModelConfig, RopeScaling, read_config, rope_factors
+from edgespec.export.huggingface.config import ModelConfig, read_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -52,41 +54,29 @@ def config(folder: Path, base: dict[str, Any] = LLAMA, /, **changes: Any) -> Mod
 # ------------------------------------------------------------------------------------------------ numbers
 
 
-def test_a_llama_config_json_is_read(tmp_path: Path) -> None:
+def test_a_llama_config_json_becomes_the_keys_of_a_gguf(tmp_path: Path) -> None:
     assert config(tmp_path) == ModelConfig(
-        architecture="llama",
-        context_length=256,
-        block_count=2,
-        embedding_length=64,
-        feed_forward_length=96,
-        head_count=4,
-        head_count_kv=2,
-        head_length=16,
-        rms_epsilon=1e-5,
-        rope_base=50000.0,
-        rope_scaling=None,
-        sliding_window=None,
+        architecture=ARCHITECTURES["llama"],
+        sizes=Sizes(layers=2, context=256, width=64, inner=96, heads=4, kv_heads=2, head=16),
+        metadata={
+            "llama.block_count": 2,
+            "llama.context_length": 256,
+            "llama.embedding_length": 64,
+            "llama.feed_forward_length": 96,
+            "llama.attention.head_count": 4,
+            "llama.attention.head_count_kv": 2,
+            "llama.attention.key_length": 16,
+            "llama.attention.value_length": 16,
+            "llama.attention.layer_norm_rms_epsilon": 1e-5,
+            "llama.rope.freq_base": 50000.0,
+            "llama.rope.dimension_count": 16,
+        },
+        tables={},
         vocabulary_size=300,
         tied=False,
         multimodal=False,
     )
-
-
-def test_gguf_keys_have_the_prefix_of_the_architecture(tmp_path: Path) -> None:
-    assert config(tmp_path).metadata() == {
-        "llama.block_count": 2,
-        "llama.context_length": 256,
-        "llama.embedding_length": 64,
-        "llama.feed_forward_length": 96,
-        "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": 2,
-        "llama.attention.key_length": 16,
-        "llama.attention.value_length": 16,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 50000.0,
-        "llama.rope.dimension_count": 16,
-    }
-    gemma = config(tmp_path, GEMMA).metadata()
+    gemma = config(tmp_path, GEMMA).metadata
     assert gemma["gemma3.attention.sliding_window"] == 128
     assert gemma["gemma3.rope.freq_base"] == 1_000_000.0
 
@@ -104,17 +94,18 @@ def test_transformers_classes_map_to_gguf_architectures(
     tmp_path: Path, name: str, architecture: str, permutes: bool, offset: float
 ) -> None:
     found = config(tmp_path, architectures=[name])
-    assert (found.architecture, found.permutes_heads, found.norm_offset) == (architecture, permutes, offset)
+    form = found.architecture
+    assert (form.name, form.neighbours, form.saved.norm_offset) == (architecture, permutes, offset)
 
 
 def test_gemma_norm_weights_get_an_offset_of_one(tmp_path: Path) -> None:
-    found = config(tmp_path, GEMMA)
-    assert (found.architecture, found.permutes_heads, found.norm_offset) == ("gemma3", False, 1.0)
+    form = config(tmp_path, GEMMA).architecture
+    assert (form.name, form.neighbours, form.saved.norm_offset) == ("gemma3", False, 1.0)
 
 
 def test_model_type_is_used_if_config_json_has_no_class(tmp_path: Path) -> None:
-    assert config(tmp_path, architectures="absent", model_type="qwen2").architecture == "qwen2"
-    assert config(tmp_path, architectures=[], model_type="mistral").architecture == "llama"
+    assert config(tmp_path, architectures="absent", model_type="qwen2").architecture.name == "qwen2"
+    assert config(tmp_path, architectures=[], model_type="mistral").architecture.name == "llama"
     with pytest.raises(ModelFileError, match="architectures is missing"):
         config(tmp_path, architectures="absent", model_type="absent")
 
@@ -129,9 +120,11 @@ def test_optional_members_of_config_json_get_defaults(tmp_path: Path) -> None:
         tie_word_embeddings="absent",
         hidden_act="absent",
     )
-    assert (found.head_count_kv, found.rms_epsilon, found.rope_base) == (4, 1e-6, 10000.0)
+    assert found.sizes.kv_heads == 4
+    assert found.metadata["llama.attention.layer_norm_rms_epsilon"] == 1e-6
+    assert found.metadata["llama.rope.freq_base"] == 10000.0
     assert (found.vocabulary_size, found.tied) == (None, None)
-    assert config(tmp_path, head_dim=32).head_length == 32
+    assert config(tmp_path, head_dim=32).sizes.head == 32
     gemma = config(
         tmp_path,
         GEMMA,
@@ -141,15 +134,16 @@ def test_optional_members_of_config_json_get_defaults(tmp_path: Path) -> None:
         ),
         max_position_embeddings="absent",
     )
-    assert (gemma.head_count, gemma.head_count_kv, gemma.head_length) == (8, 4, 256)
-    assert (gemma.sliding_window, gemma.context_length, gemma.tied) == (4096, 131072, True)
+    assert (gemma.sizes.heads, gemma.sizes.kv_heads, gemma.sizes.head) == (8, 4, 256)
+    assert gemma.metadata["gemma3.attention.sliding_window"] == 4096
+    assert (gemma.sizes.context, gemma.tied) == (131072, True)
 
 
 def test_the_text_config_of_a_multimodal_model_is_read(tmp_path: Path) -> None:
     text = {key: value for key, value in GEMMA.items() if key != "architectures"}
     found = config(tmp_path, {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
     assert found.multimodal
-    assert (found.architecture, found.embedding_length, found.tied) == ("gemma3", 64, True)
+    assert (found.architecture.name, found.sizes.width, found.tied) == ("gemma3", 64, True)
     assert not config(tmp_path, GEMMA).multimodal
 
 
@@ -170,8 +164,8 @@ def test_an_unsupported_sliding_window_limits_the_context_length(
     tmp_path: Path, changes: dict[str, Any], context: int
 ) -> None:
     found = config(tmp_path, **changes)
-    assert found.context_length == context
-    assert found.sliding_window is None
+    assert found.sizes.context == context
+    assert "llama.attention.sliding_window" not in found.metadata
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -229,13 +223,16 @@ def test_a_malformed_config_json_is_refused(tmp_path: Path, changes: dict[str, A
         (LLAMA, {"rope_scaling": {"type": "yarn", "factor": 2, "attention_factor": 1.2}}, "with 'attention_factor'"),
         (LLAMA, {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, "with 'llama_4_scaling"),
         (LLAMA, {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "only a part"),
+        (LLAMA, {"final_logit_softcapping": 30.0}, "it states final_logit_softcapping"),
+        (LLAMA, {"use_bidirectional_attention": True}, "its attention is bidirectional"),
+        (LLAMA, {"query_pre_attn_scalar": 64}, "its queries are scaled by 64 instead of 16"),
         (GEMMA, {"attn_logit_softcapping": 50.0}, "it states attn_logit_softcapping"),
         (GEMMA, {"final_logit_softcapping": 30.0}, "it states final_logit_softcapping"),
         (GEMMA, {"use_bidirectional_attention": True}, "its attention is bidirectional"),
         (GEMMA, {"query_pre_attn_scalar": 64}, "its queries are scaled by 64 instead of 32"),
-        (GEMMA, {"sliding_window_pattern": 4}, "every 4th layer has full attention"),
-        (GEMMA, {"_sliding_window_pattern": 4}, "every 4th layer has full attention"),
-        (GEMMA, {"layer_types": ["sliding_attention"] * 8}, "are not every sixth"),
+        (GEMMA, {"sliding_window_pattern": 4}, "sliding window are not the usual"),
+        (GEMMA, {"_sliding_window_pattern": 4}, "sliding window are not the usual"),
+        (GEMMA, {"layer_types": ["sliding_attention"] * 8}, "sliding window are not the usual"),
         (GEMMA, {"rope_local_base_freq": 5000.0}, "rotary base of its sliding layers is 5000"),
         (GEMMA, {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_theta": 5000}}}, "is 5000"),
         (
@@ -264,13 +261,13 @@ def test_a_gemma_with_listed_layer_types_is_read(tmp_path: Path) -> None:
     kinds = ["full_attention" if layer == 5 else "sliding_attention" for layer in range(8)]
     rope = {"full_attention": {"rope_theta": 2e6, "rope_type": "linear", "factor": 8}, "sliding_attention": {}}
     found = config(tmp_path, GEMMA, layer_types=kinds, sliding_window_pattern=6, rope_parameters=rope)
-    assert found.rope_base == 2e6
-    assert found.rope_scaling == RopeScaling(kind="linear", factor=8.0)
+    assert found.metadata["gemma3.rope.freq_base"] == 2e6
+    assert found.metadata["gemma3.rope.scaling.factor"] == 8.0
 
 
 def test_only_the_largest_gemma_scales_queries_by_embedding_length(tmp_path: Path) -> None:
     changes = {"num_hidden_layers": 62, "query_pre_attn_scalar": 16}
-    assert config(tmp_path, GEMMA, **changes).block_count == 62
+    assert config(tmp_path, GEMMA, **changes).sizes.layers == 62
     with pytest.raises(InvalidRequestError, match="scaled by 16 instead of 32"):
         config(tmp_path, GEMMA, query_pre_attn_scalar=16)
 
@@ -291,28 +288,29 @@ def test_a_missing_or_invalid_config_json_is_refused(tmp_path: Path, content: st
 
 def test_the_rotary_base_is_read_from_both_formats_of_transformers(tmp_path: Path) -> None:
     new = {"rope_type": "default", "rope_theta": 7000.0}
-    assert config(tmp_path, rope_theta="absent", rope_parameters=new).rope_base == 7000.0
-    assert config(tmp_path, rope_scaling=None).rope_base == 50000.0
-    assert config(tmp_path, rope_scaling={"rope_type": "default"}).rope_scaling is None
+    key = "llama.rope.freq_base"
+    assert config(tmp_path, rope_theta="absent", rope_parameters=new).metadata[key] == 7000.0
+    assert config(tmp_path, rope_scaling=None).metadata[key] == 50000.0
+    assert config(tmp_path, rope_scaling={"rope_type": "default"}) == config(tmp_path)
 
 
 def test_linear_and_yarn_scaling_become_gguf_keys(tmp_path: Path) -> None:
-    linear = config(tmp_path, rope_scaling={"type": "linear", "factor": 4}).metadata()
+    linear = config(tmp_path, rope_scaling={"type": "linear", "factor": 4}).metadata
     assert linear["llama.rope.scaling.type"] == "linear"
     assert linear["llama.rope.scaling.factor"] == 4.0
     assert "llama.rope.scaling.original_context_length" not in linear
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16}
     found = config(tmp_path, architectures=["Qwen2ForCausalLM"], rope_scaling=yarn)
-    assert {key: value for key, value in found.metadata().items() if ".scaling." in key} == {
+    assert {key: value for key, value in found.metadata.items() if ".scaling." in key} == {
         "qwen2.rope.scaling.type": "yarn",
         "qwen2.rope.scaling.factor": 4.0,
         "qwen2.rope.scaling.original_context_length": 64,
         "qwen2.rope.scaling.yarn_beta_fast": 16.0,
     }
-    slow = config(tmp_path, rope_scaling={"type": "yarn", "factor": 2, "beta_slow": 2}).metadata()
+    slow = config(tmp_path, rope_scaling={"type": "yarn", "factor": 2, "beta_slow": 2}).metadata
     assert slow["llama.rope.scaling.yarn_beta_slow"] == 2.0
     assert slow["llama.rope.scaling.original_context_length"] == 256
-    assert rope_factors(found) is None
+    assert found.tables == {}
 
 
 LLAMA3 = {
@@ -326,10 +324,9 @@ LLAMA3 = {
 
 def test_llama3_rope_scaling_becomes_a_table_of_factors(tmp_path: Path) -> None:
     found = config(tmp_path, head_dim=128, rope_theta=500000.0, rope_scaling=LLAMA3)
-    factors = rope_factors(found)
-    assert factors is not None
+    (factors,) = found.tables.values()
     assert (factors.dtype, factors.shape) == (np.float32, (64,))
-    assert not [key for key in found.metadata() if ".scaling." in key]
+    assert not [key for key in found.metadata if ".scaling." in key]
     # The formula of Llama 3.1's code, for one frequency at a time.
     for index, factor in enumerate(factors):
         frequency = 500000.0 ** (-2 * index / 128)
@@ -352,4 +349,3 @@ def test_invalid_llama3_rope_scaling_is_refused(tmp_path: Path) -> None:
         config(tmp_path, rope_scaling=LLAMA3 | {"low_freq_factor": 4.0})
     with pytest.raises(InvalidRequestError, match="scaled by 'llama3'"):
         config(tmp_path, architectures=["Qwen2ForCausalLM"], rope_scaling=LLAMA3)
-    assert rope_factors(config(tmp_path)) is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from edgespec.errors import EdgespecError
-from edgespec.export.huggingface.config import read_config, rope_factors
+from edgespec.export.huggingface.config import read_config
 from edgespec.export.huggingface.tokenizer import read_vocabulary
 from tests.export.hf_models import ROWS, random_config
 from tests.support.hf_folder import METASPACE_NORMALIZER, write_byte_level_tokenizer
@@ -71,7 +71,7 @@ def sound(folder: Path, kind: str) -> None:
 
 
 def read(folder: Path) -> None:
-    rope_factors(read_config(folder))
+    read_config(folder)
     read_vocabulary(folder, ROWS).metadata()
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.architectures.table import scales_tokens_only
 from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.export.gguf.parts import (
     Literal,
@@ -47,10 +48,6 @@ DRAFTER, EMBEDDING_ROWS, IDS, TOKENIZER = "drafter.gguf", "embedding.bin", "ids.
 MODEL = "model.gguf"
 KEEP = "keep"  # no requantisation
 SCHEMA_VERSION = 1
-
-# Architectures whose graph in llama.cpp multiplies embeddings by sqrt(embedding length) only if the graph looked them
-# up by token id. gemma and gemma2 are not listed: their graphs scale every input.
-_SCALED_BY_TOKEN_ONLY = frozenset({"gemma3", "gemma4"})
 
 _REQUANTISED = "requantised.gguf"  # in the temporary folder only
 
@@ -164,7 +161,7 @@ def check_destination(source: Path, folder: Path) -> None:
 
 def embedding_scale(header: GgufHeader) -> float:
     """The factor of input embedding rows that llama.cpp receives as embeddings instead of token ids."""
-    return math.sqrt(header.embedding_length) if header.architecture in _SCALED_BY_TOKEN_ONLY else 1.0
+    return math.sqrt(header.embedding_length) if scales_tokens_only(header.architecture) else 1.0
 
 
 # ------------------------------------------------------------------------------------------- the files

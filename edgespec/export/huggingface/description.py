@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from edgespec.architectures.table import CLASSES, MODEL_TYPES, PLAIN
 from edgespec.errors import InvalidRequestError
 from edgespec.export.huggingface.config import CONFIG, Value, mask_token_of
 from edgespec.export.packages import require
@@ -25,14 +26,11 @@ _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
 
-# llama.cpp's names of architectures that differ from transformers' names.
-_ARCHITECTURES: Mapping[str, str] = {
-    "gemma3_text": "gemma3",
+# llama.cpp's names of other architectures, where they differ from transformers' names.
+_OTHER_NAMES: Mapping[str, str] = {
     "gpt_bigcode": "starcoder",
     "gpt_neox": "gptneox",
     "gptj": "gptj",
-    "mistral": "llama",
-    "mixtral": "llama",
     "cohere": "command-r",
     "phi": "phi2",
 }
@@ -129,6 +127,8 @@ def _first(fields: Fields, names: tuple[str, ...], most: int) -> int:
 def _architecture(model_type: str) -> str:
     gguf = require("gguf")
 
-    name = _ARCHITECTURES.get(model_type, model_type)
+    if model_type in MODEL_TYPES:
+        return CLASSES[MODEL_TYPES[model_type]].name
+    name = _OTHER_NAMES.get(model_type, model_type)
     # llama.cpp reads no tokenizer of an unknown architecture.
-    return name if name in gguf.MODEL_ARCH_NAMES.values() else "llama"
+    return name if name in gguf.MODEL_ARCH_NAMES.values() else PLAIN

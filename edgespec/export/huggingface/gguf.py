@@ -90,7 +90,7 @@ def export_from_folder(
         path = stage / MODEL
         _write(
             path,
-            config.architecture,
+            config.architecture.name,
             planned,
             _metadata(config, vocabulary, planned, name, licence),
             progress,
@@ -113,7 +113,7 @@ def export_from_folder(
                 "bytes": _bytes_of({tensor.path for tensor in tensors.values()}),
             },
             "edgespec": metadata.version("edgespec"),
-            "architecture": config.architecture,
+            "architecture": config.architecture.name,
             "vocabulary_size": rows,
             "quant": quant if chosen is None else chosen.name,
             "licence": licence,
@@ -154,8 +154,8 @@ def _metadata(
         share[tensor.type_name] += tensor.byte_count
     general = _general(name, licence)
     general["general.file_type"] = _FILE_TYPES[share.most_common(1)[0][0]]
-    sizes: dict[str, Value] = {f"{config.architecture}.vocab_size": len(vocabulary.tokens)}
-    return general | config.metadata() | sizes | vocabulary.metadata()
+    sizes: dict[str, Value] = {f"{config.architecture.name}.vocab_size": len(vocabulary.tokens)}
+    return general | dict(config.metadata) | sizes | vocabulary.metadata()
 
 
 def _general(name: str, licence: str | None) -> dict[str, Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.architectures.shape import EMBEDDING, HEAD, OUTPUT_NORM, layer_parts
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.huggingface.config import ModelConfig, rope_factors
+from edgespec.export.huggingface.config import ModelConfig
 from edgespec.export.packages import require
 from edgespec.files.checked import DOWNLOAD_AGAIN
 from edgespec.files.safetensors import SafeTensor, to_float32
 
-EMBEDDING, HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _SUFFIXES = (".weight", ".bias")
 
 _ELEMENT_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
@@ -35,10 +35,6 @@ _DERIVED = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
 _TEXT_PREFIXES = ("model.language_model.", "language_model.model.")
 _TEXT_HEAD = "language_model.lm_head.weight"
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-
-_BLOCK_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-# Matrices that may (llama) or must (qwen2) have a bias in llama.cpp; matrices of other architectures have no bias.
-_BIASES: Mapping[str, tuple[str, ...]] = {"llama": _BLOCK_MATRICES, "qwen2": ("attn_q", "attn_k", "attn_v")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +110,7 @@ def plan_tensors(
     named = _renamed(tensors, config, folder)
     if config.tied:
         named.pop(HEAD, None)  # a copy of the embedding
-    needed = _shapes(config, rows)
+    needed = _shapes(config, rows, named)
     if config.tied is None and HEAD not in named:
         del needed[HEAD]
     planned = []
@@ -123,19 +119,13 @@ def plan_tensors(
         if tensor is None:
             raise ModelFileError(folder, f"its weights lack the tensor for {name}", hint=DOWNLOAD_AGAIN)
         planned.append(_plan(tensor, name, shape, config))
-        bias = name.removesuffix("weight") + "bias"
-        if bias in named and _kind_of(name) in _BIASES.get(config.architecture, ()):
-            planned.append(_plan(named.pop(bias), bias, shape[:1], config))
-        elif config.architecture == "qwen2" and _kind_of(name) in _BIASES["qwen2"]:
-            raise ModelFileError(folder, f"its weights lack the tensor for {bias}", hint=DOWNLOAD_AGAIN)
     for tensor in named.values():
         raise InvalidRequestError(
             f"{tensor.path}: llama.cpp does not use tensor {tensor.name[:80]!a} in this architecture",
             hint="`--to onnx` converts such models through Optimum",
         )
-    factors = rope_factors(config)
-    if factors is not None:
-        planned.append(PlannedTensor(name=_ROPE_FACTORS, shape=factors.shape, type_name="F32", values=factors))
+    for name, values in config.tables.items():
+        planned.append(PlannedTensor(name=name, shape=values.shape, type_name="F32", values=values))
     return tuple(planned)
 
 
@@ -148,8 +138,8 @@ def _renamed(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Pat
     """The tensors of the text model by their GGUF names."""
     gguf = require("gguf")
 
-    architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == config.architecture)
-    names = gguf.get_tensor_name_map(architecture, config.block_count)
+    architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == config.architecture.name)
+    names = gguf.get_tensor_name_map(architecture, config.sizes.layers)
     found: dict[str, SafeTensor] = {}
     for name, tensor in tensors.items():
         if name.endswith(_DERIVED) or (config.multimodal and name.startswith(_OTHER_PARTS)):
@@ -159,7 +149,7 @@ def _renamed(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Pat
         # A name without a suffix is a module's, and transformers never saves a tensor under its GGUF name.
         if ours is None or not theirs.endswith(_SUFFIXES) or theirs == ours:
             raise InvalidRequestError(
-                f"{tensor.path}: tensor {name[:80]!a} does not belong to the {config.architecture} architecture",
+                f"{tensor.path}: tensor {name[:80]!a} does not belong to the {config.architecture.name} architecture",
                 hint="give a folder that transformers saved; merge adapters first",
             )
         if ours in found:
@@ -177,30 +167,17 @@ def _text_name(name: str) -> str:
     return name
 
 
-def _shapes(config: ModelConfig, rows: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor that the architecture needs, except biases, with its shape."""
-    width, inner = config.embedding_length, config.feed_forward_length
-    queries, keys = config.head_count * config.head_length, config.head_count_kv * config.head_length
-    block: dict[str, tuple[int, ...]] = {
-        "attn_norm": (width,),
-        "attn_q": (queries, width),
-        "attn_k": (keys, width),
-        "attn_v": (keys, width),
-        "attn_output": (width, queries),
-        "ffn_norm": (width,),
-        "ffn_gate": (inner, width),
-        "ffn_up": (inner, width),
-        "ffn_down": (width, inner),
-    }
-    if config.architecture in ("qwen3", "gemma3"):
-        block |= {"attn_q_norm": (config.head_length,), "attn_k_norm": (config.head_length,)}
-    if config.architecture == "gemma3":
-        block |= {"post_attention_norm": (width,), "post_ffw_norm": (width,)}
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (rows, width), "output_norm.weight": (width,)}
+def _shapes(config: ModelConfig, rows: int, named: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the architecture needs, and the biases that it may have, with its shape."""
+    architecture, sizes = config.architecture, config.sizes
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (rows, sizes.width), OUTPUT_NORM: (sizes.width,)}
     if not config.tied:
-        shapes[HEAD] = (rows, width)
-    for layer in range(config.block_count):
-        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
+        shapes[HEAD] = (rows, sizes.width)
+    for number in range(sizes.layers):
+        for _, part in layer_parts(architecture, sizes, named, number, all_biases=architecture.saved.needs_biases):
+            shapes[part.tensor] = part.shape[::-1]
+            if part.bias is not None:
+                shapes[part.bias] = (part.height,)
     return shapes
 
 
@@ -213,12 +190,12 @@ def _plan(tensor: SafeTensor, name: str, shape: tuple[int, ...], config: ModelCo
             f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; only F32, F16 and BF16 weights are converted",
             hint="give the folder with the original weights; --quant quantises them",
         )
-    heads = {"attn_q": config.head_count, "attn_k": config.head_count_kv}.get(_kind_of(name))
+    heads = {"attn_q": config.sizes.heads, "attn_k": config.sizes.kv_heads}.get(_kind_of(name))
     return PlannedTensor(
         name=name,
         shape=shape,
         type_name="F32" if len(shape) == 1 else tensor.dtype,  # llama.cpp adds and multiplies vectors in float32 only
         source=tensor,
-        heads=heads if config.permutes_heads else None,
-        offset=config.norm_offset if name.endswith("_norm.weight") else 0.0,
+        heads=heads if config.architecture.neighbours else None,
+        offset=config.architecture.saved.norm_offset if name.endswith("_norm.weight") else 0.0,
     )

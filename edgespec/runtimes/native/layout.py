@@ -91,7 +91,8 @@ class _Reader:
         embedding_scale = shape.embedding_scale
         if trimmed is not None:
             embedding_rows = self._table(trimmed.embedding, header.vocabulary_size, sizes.width)
-            embedding_scale = trimmed.embedding.scale
+            tokens_only = architecture.scales_tokens_only  # then the manifest has the architecture's scale as well
+            embedding_scale = trimmed.embedding.scale * (1.0 if tokens_only else embedding_scale)
         return ModelLayout(
             embedding=sizes.width,
             heads=sizes.heads,
