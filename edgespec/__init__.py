@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edgespec.engine.events import (
         Done as Done,
         Event as Event,
-        Loading as Loading,
         Notice as Notice,
         Round as Round,
         Text as Text,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
         TemplateError as TemplateError,
         WorkerLostError as WorkerLostError,
     )
+    from edgespec.files.progress import Loading as Loading
     from edgespec.planning.choice.plan import Plan as Plan
     from edgespec.runtimes.process.settings import WorkerSettings as WorkerSettings
     from edgespec.text.conversation.tool_calls import ToolCall as ToolCall
@@ -66,7 +66,7 @@ _HOMES = {
     "Event": "engine.events",
     "Generation": "engine.answer",
     "Limits": "engine.pair.load",
-    "Loading": "engine.events",
+    "Loading": "files.progress",
     "Notice": "engine.events",
     "Plan": "planning.choice.plan",
     "Round": "engine.events",

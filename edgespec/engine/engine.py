@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from edgespec.calibration.timing import QUICK, Scope
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.events import Done, LoadProgress, Text
+from edgespec.engine.events import Done, Text
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.pair.drafter_offer import DrafterOffer
 from edgespec.engine.pair.load import (
@@ -30,7 +30,7 @@ from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
 from edgespec.files.home import Home, as_home, home
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import Cancelled, LoadProgress
 from edgespec.hardware.machine import Machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.drafting import Drafter

@@ -1,15 +1,13 @@
-"""Typed, frozen events: of a Session that generates, and of an Engine that loads."""
+"""Typed, frozen events of a Session that generates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
-from edgespec.files.progress import ProgressEvent
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.plan import Plan
 from edgespec.text.conversation.tool_calls import ToolCall
@@ -78,14 +76,3 @@ class Done:
 
 
 Event: TypeAlias = Text | ToolCall | Round | Notice | Done
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """A step of loading; ``fraction`` (0 to 1) is None if it is not known."""
-
-    stage: str
-    fraction: float | None = None
-
-
-LoadProgress: TypeAlias = Callable[[Loading | ProgressEvent], None]

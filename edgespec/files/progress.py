@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from edgespec.errors import CancelledError
 
@@ -23,8 +24,18 @@ class ProgressEvent:
     note: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A step of loading; ``fraction`` (0 to 1) is None if it is not known."""
+
+    stage: str
+    fraction: float | None = None
+
+
 ProgressCallback = Callable[[ProgressEvent], object]
 """Receives events. An exception of the callback ends the operation and reaches the caller."""
+
+LoadProgress: TypeAlias = Callable[[Loading | ProgressEvent], None]
 
 Cancelled = Callable[[], bool]
 """Called at least every few hundred milliseconds; True ends the operation with CancelledError."""

@@ -11,11 +11,11 @@ import pytest
 import edgespec.engine.pair.calibration_run as module
 from edgespec.calibration.timing import FULL, QUICK
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Loading
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.pair.measurements import MEASURED_BUSY, PairMeasurements
 from edgespec.errors import ForwardError
 from edgespec.files.home import Home
+from edgespec.files.progress import Loading
 from edgespec.hardware import neighbours
 from edgespec.hardware.neighbours import Used
 from edgespec.interfaces.model import Model

@@ -13,11 +13,11 @@ import pytest
 
 from edgespec.calibration.timing import QUICK
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Loading
 from edgespec.engine.pair.calibration_run import BackgroundCalibration
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import ClosedError, ModelFileError, WorkerLostError
 from edgespec.files.home import Home
+from edgespec.files.progress import Loading
 from edgespec.placement.candidates import Placement
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import PreparedModel

@@ -13,11 +13,11 @@ from types import MappingProxyType
 import pytest
 
 from edgespec import CancelledError, Engine, Limits, ModelNotFoundError, Sampling
-from edgespec.engine.events import Loading
 from edgespec.engine.pair import drafter_search, load as assembly
 from edgespec.files import model_file
 from edgespec.files.home import Home, home as users_home
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Loading
 from edgespec.planning.cost.acceptance import POSITIONS, AcceptancePrior
 from edgespec.runtimes.native import runtime
 from edgespec.store import locate

@@ -15,7 +15,7 @@ import pytest
 
 import edgespec.engine.pair.load as loading_module
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done, Loading
+from edgespec.engine.events import Done
 from edgespec.engine.pair.load import Limits
 from edgespec.engine.request_checks import check_request
 from edgespec.errors import (
@@ -30,6 +30,7 @@ from edgespec.errors import (
 )
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
+from edgespec.files.progress import Loading
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import estimate_memory
 from edgespec.profiles.profile import load_profile

@@ -14,13 +14,13 @@ from edgespec.bench.suite import calibration_prompts
 from edgespec.cli.options import resolve_profile
 from edgespec.cli.terminal.output import ProgressPrinter, State
 from edgespec.decoding import scores
-from edgespec.engine.events import Loading
 from edgespec.errors import EdgespecError, InvalidRequestError, NonFiniteLogitsError
 from edgespec.export.gguf.files import DRAFTER, MODEL
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Loading
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_model

@@ -20,7 +20,7 @@ from edgespec.calibration.head_times import CONTEXT_TOKENS, measure_heads, right
 from edgespec.cli.options import open_engine, resolve_profile
 from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done, Loading
+from edgespec.engine.events import Done
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError, InvalidRequestError, TemplateError
 from edgespec.export.gguf.files import KEEP, export_trimmed, export_whole
@@ -42,6 +42,7 @@ from edgespec.files.gguf import token_rows
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Loading
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import require_memory
 from edgespec.placement.prepared import Preparation

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar
 
 from edgespec.cli.terminal.ending import Ending
-from edgespec.engine.events import Loading
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Loading, ProgressEvent
 
 SCHEMA_VERSION = 1
 

@@ -19,9 +19,9 @@ from edgespec.calibration.timing import (
     measure_plain_ratio,
     measure_target,
 )
-from edgespec.engine.events import Loading
 from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
+from edgespec.files.progress import Loading
 from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.placement.candidates import Placement, same_place

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.calibration.measurement_store import Measurements
-from edgespec.engine.events import Loading, LoadProgress
 from edgespec.engine.pair.drafter_gain import MOST_SHARE, Judgement, judge_drafter
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Loading, LoadProgress
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.prepared import Preparation

@@ -12,13 +12,13 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.self_check import SelfCheck
 from edgespec.calibration.timing import QUICK, ModelTimes, measure_target
 from edgespec.calibration.width_probe import probe_widths
-from edgespec.engine.events import Loading, LoadProgress
 from edgespec.engine.pair.drafter_search import DrafterSearch, FoundDrafter, find_drafter
 from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Loading, LoadProgress
 from edgespec.hardware.machine import Machine, describe_machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import HOST, Model, ModelFacts

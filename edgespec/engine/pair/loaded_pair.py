@@ -15,13 +15,13 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.stored import KINDS
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
-from edgespec.engine.events import Loading, LoadProgress
 from edgespec.engine.learned.texts import StoredTexts
 from edgespec.engine.pair.drafter_gain import judge_drafter
 from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import ClosedError, EdgespecError
 from edgespec.files.home import Home
+from edgespec.files.progress import Loading, LoadProgress
 from edgespec.hardware.machine import Machine, power_source
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.model import Model, ModelFacts
