@@ -1,1 +1,1 @@
-"""What each architecture is: one small file an architecture, read alike from a GGUF header and from a config.json."""
+"""What each architecture is: one small file an architecture, for GGUF headers and config.json."""

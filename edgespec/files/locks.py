@@ -13,7 +13,7 @@ import filelock
 from edgespec.errors import StoreLockedError
 from edgespec.files.progress import QUIET, Job
 
-# A wait that a person notices is told and can be ended after this time.
+# A person notices a wait of this length: after it the job is told of the wait, and may end it.
 POLL_S = 0.2
 
 
@@ -21,7 +21,7 @@ POLL_S = 0.2
 def locked(path: Path, doing: str, job: Job = QUIET, *, timeout_s: float = math.inf) -> Iterator[None]:
     """Hold the lock at ``path``, which processes hold while they are ``doing`` something, as in "fetching tiny".
 
-    A wait is told once, and asks the job whether to go on. Raises StoreLockedError after ``timeout_s`` seconds,
+    The job hears of a wait once, and may end it. Raises StoreLockedError after ``timeout_s`` seconds,
     CancelledError, OSError, and NotImplementedError where the file system has no locks.
     """
     lock = filelock.FileLock(path)

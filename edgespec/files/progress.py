@@ -42,7 +42,7 @@ Cancelled = Callable[[], bool]
 
 
 def _untold(_event: ProgressEvent) -> None:
-    """Nobody follows the operation."""
+    """No progress is shown."""
 
 
 def _never() -> bool:
@@ -81,4 +81,4 @@ class Job:
 
 
 QUIET = Job()
-"""Nobody follows the operation or ends it."""
+"""A job without progress that is never cancelled."""

@@ -105,7 +105,7 @@ def _type_of(value: Any) -> str:
 class _Schemas:
     """Reads the schemas of one tool. References lead to places in the ``root``; each is followed once.
 
-    None is said by a schema that says nothing of types, and by one that leads to itself.
+    The result is None for a schema that names no type and for one that leads to itself.
     """
 
     def __init__(self, root: Mapping[str, Any]) -> None:
