@@ -13,7 +13,7 @@ import filelock
 from edgespec.errors import StoreLockedError
 from edgespec.files.progress import QUIET, Job
 
-# A person notices a wait of this length: after it the job is told of the wait, and may end it.
+# A person notices a wait of this length: then the job hears of it, and may end it.
 POLL_S = 0.2
 
 

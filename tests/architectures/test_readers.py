@@ -95,7 +95,7 @@ def test_every_reader_refuses_a_window_pattern_of_period_0(gemma: Path, tmp_path
     assert "sliding_window_pattern is 0: a whole number of at least 1" in reason
 
 
-def test_a_scale_of_0_is_no_scaling_for_every_reader(qwen: Path, tmp_path: Path) -> None:
+def test_every_reader_takes_a_scale_of_0_for_no_scaling(qwen: Path, tmp_path: Path) -> None:
     """llama.cpp writes it so."""
     assert both(changed(qwen, tmp_path, "qwen2.rope.scaling.factor", 0.0)) == [(0, 10000.0, 1.0, False)] * 2
     assert both(changed(qwen, tmp_path, "qwen2.rope.scaling.factor", 4.0)) == [(0, 10000.0, 4.0, False)] * 2

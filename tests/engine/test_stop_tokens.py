@@ -56,9 +56,9 @@ def test_the_turn_after_such_a_stop_continues_the_conversation_without_the_token
         session.save(tmp_path / "saved")
         with engine.restore(tmp_path / "saved") as restored, engine.session() as fresh:
             earlier = list(session.messages)
-            whole = answer(fresh.generate(messages=[*earlier, {"role": "user", "content": "Go on"}]))
+            whole = answer(fresh.generate(messages=[*earlier, {"role": "user", "content": "Continue"}]))
             for own in (session, restored):
-                second = answer(own.generate("Go on"))
+                second = answer(own.generate("Continue"))
                 assert second.stats.prompt_tokens == whole.stats.prompt_tokens
                 assert own._conversation.history == fresh._conversation.history  # the tokens are not public
                 assert second.stats.cached_tokens >= first.stats.prompt_tokens
@@ -94,7 +94,7 @@ def conversation(session: Session) -> list[str]:
     return [message["content"] for message in session.messages]
 
 
-def test_markup_in_a_conversation_is_read_again_as_it_was(tiny: TinyModels, tmp_path: Path) -> None:
+def test_markup_in_a_conversation_is_read_again_unchanged(tiny: TinyModels, tmp_path: Path) -> None:
     script = ["before ", "</s>", " after", "<|im_end|>"]
     path = write_scripted_gguf(tmp_path / "text.gguf", script, kinds={"</s>": USER_DEFINED})
     with tiny.load(path, draft="none") as engine, engine.session() as session:

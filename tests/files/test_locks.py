@@ -31,7 +31,7 @@ def test_an_error_under_a_lock_gives_it_back(tmp_path: Path) -> None:
         pass
 
 
-def test_a_wait_is_told_once_and_ends_when_the_lock_is_free(tmp_path: Path) -> None:
+def test_the_job_hears_of_a_wait_once_and_it_ends_when_the_lock_is_free(tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     other = filelock.FileLock(tmp_path / "a.lock", thread_local=False)
     other.acquire()

@@ -1,4 +1,4 @@
-"""Matrices that are some rows of a file's tensor compute what matrices with a tensor of their own compute."""
+"""Matrices that are some rows of a file's tensor compute what whole tensors with the same rows compute."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def same_rows(pair: Pair, use: Callable[[NativeModel], NativeModel] = lambda mod
 
 
 @pytest.mark.parametrize("quant", ["F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
-def test_rows_of_a_fused_tensor_score_like_tensors_of_their_own(tmp_path: Path, quant: str) -> None:
+def test_rows_of_a_fused_tensor_score_like_separate_tensors(tmp_path: Path, quant: str) -> None:
     pair = written(tmp_path, quant=quant)
     layer = pair.layout.layers[1]
     assert [weight.tensor.name for weight in (layer.query, layer.key, layer.value, layer.gate, layer.up)] == [

@@ -72,7 +72,7 @@ class Files:
 
 @contextmanager
 def reading(change: Callable[[ModelLayout], ModelLayout] | ModelLayout) -> Iterator[None]:
-    """Models that are loaded meanwhile get another layout: their own, changed, or this one."""
+    """Models loaded within the block get another layout: their own, changed, or this one."""
 
     def changed(header: GgufHeader, artefact: TrimmedDrafter | None = None) -> ModelLayout:
         return change if isinstance(change, ModelLayout) else change(read_layout(header, artefact))

@@ -133,7 +133,7 @@ def test_other_values_are_read_by_their_types(schema: Any, text: str, expected: 
         {"$ref": 5}, ref(""),
     ],
 )  # fmt: skip
-def test_where_nothing_is_said_only_what_stays_the_same_as_json_is_no_text(schema: Any) -> None:
+def test_without_a_schema_a_value_is_text_unless_it_stays_the_same_as_json(schema: Any) -> None:
     for text in ("42", "-1.5", "true", "null", '["a"]', '{"a": 3.10}'):
         assert value(schema, text) == text
     for text in ("3.10", "0042", "1e5", "-0", "1e999", "True", "x", ""):

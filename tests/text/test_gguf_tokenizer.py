@@ -206,7 +206,7 @@ def test_without_stated_kinds_texts_decide(tmp_path: Path) -> None:
     assert GgufTokenizer(replace(header, metadata=metadata)).stop_ids == {1, 2}
 
 
-def test_a_comma_is_no_end_in_a_file_that_names_none(tmp_path: Path) -> None:
+def test_a_comma_ends_nothing_in_a_file_that_names_no_end(tmp_path: Path) -> None:
     """The default, 11, is the end in GPT-2's vocabulary alone."""
     both = Both.of(write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED], merges=MERGES))
     assert both.ours.stop_ids == both.reference.stop_ids == frozenset()

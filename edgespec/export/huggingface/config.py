@@ -51,7 +51,7 @@ _ROPE_MEMBERS: Mapping[str, frozenset[str]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """What a config.json says. ``metadata``: the GGUF's keys of the architecture; ``tables``: tensors that the GGUF
-    has beside the weights, by name.
+    has in addition to the weights, by name.
 
     ``vocabulary_size`` (rows of the embedding) and ``tied`` (the embedding is also the head) are None if only the
     weights tell them. ``multimodal``: the text model is only a part of the folder.
