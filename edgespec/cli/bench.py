@@ -199,7 +199,7 @@ def _find_comparable(profile: Profile, others: list[str], state: State) -> tuple
     from edgespec.store.store import Store
 
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
-        locator = Locator(store=Store(home()), download=not state.offline, progress=progress)
+        locator = Locator(store=Store(home()), download=not state.offline, job=progress.job)
         return find_comparable(profile.target, others, locator)
 
 

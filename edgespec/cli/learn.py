@@ -48,7 +48,7 @@ def learn(
         raise InvalidRequestError("--forget needs a path", hint="`edgespec learn --forget PATH`")
     chosen, place = resolve_profile(profile, target=target), home()
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
-        located = Locator(store=Store(place), download=not state.offline, progress=progress).locate(chosen.target)
+        located = Locator(store=Store(place), download=not state.offline, job=progress.job).locate(chosen.target)
         learner = TextLearner(place, located)
         if not paths:
             learned = learner.known()

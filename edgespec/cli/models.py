@@ -12,7 +12,7 @@ import typer
 
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, state_of
-from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
+from edgespec.cli.terminal.output import ProgressPrinter, note, print_json
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
@@ -29,6 +29,7 @@ from edgespec.store.references import (
     HubReference,
     LocalPath,
     ModelSpec,
+    Network,
     parse_reference,
     spec_of_hub_reference,
 )
@@ -66,15 +67,15 @@ def pull(
     """Download models into the store. Downloads are verified, and resume after an interruption."""
     state = state_of(context)
     references = [_fetchable(text) for text in model]
-    store = Store(home())
+    store = Store(home(), Network(offline=state.offline))
     rows = []
     for reference in references:
         with ProgressPrinter(quiet=json).shown() as progress:
-            spec, choice = _wanted(reference, store, state, progress)
+            spec, choice = _wanted(reference, store, progress)
         if choice is not None and not json:
             _show_quantisations(choice)
         with ProgressPrinter(quiet=json).shown() as progress:
-            stored = store.fetch(spec, offline=state.offline, progress=progress)
+            stored = store.fetch(spec, progress.job)
         content = _Content.of(stored.path) if stored.kind == "model" else None
         runs = "" if content is None else f", {content.words}"
         licence = stored.licence or "not stated"
@@ -98,7 +99,7 @@ def _fetchable(text: str) -> CatalogueName | HubReference:
 
 
 def _wanted(
-    reference: CatalogueName | HubReference, store: Store, state: State, progress: ProgressPrinter
+    reference: CatalogueName | HubReference, store: Store, progress: ProgressPrinter
 ) -> tuple[ModelSpec, QuantisationChoice | None]:
     """The model to download, and for a repository its quantisations and the chosen one."""
     if isinstance(reference, CatalogueName):
@@ -108,7 +109,7 @@ def _wanted(
         return spec, None
     here = next((stored for stored in store.list() if stored.name == spec.name), None)
     try:
-        choice = store.choose_quantisation(reference, offline=state.offline, progress=progress)
+        choice = store.choose_quantisation(reference, progress.job)
     except DownloadError:
         if here is None:
             raise
@@ -321,7 +322,7 @@ def verify(context: typer.Context, model: ModelArgument, json: JsonOption = Fals
     with ProgressPrinter(quiet=json).shown() as progress:
         if store.find(model) is None:
             raise ModelNotFoundError(f"{model} is not on this machine", hint="`edgespec models` lists what is")
-        stored = store.verify(model, progress=progress)
+        stored = store.verify(model, progress.job)
     if json:
         print_json({"verified": _stored_json(stored)})
     else:

@@ -14,6 +14,7 @@ from edgespec.cli.terminal.status import EXACTNESS_WORDS
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import home
 from edgespec.store.catalogue import lookup
+from edgespec.store.references import Network
 from edgespec.store.store import Store
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _prompts(suite: Path | None, state: State) -> list[Prompt]:
     own = list(builtin_suite("verify"))
     try:
         with ProgressPrinter(quiet=state.json).shown() as progress:
-            stored = Store(home()).fetch(lookup("humaneval"), offline=state.offline, progress=progress)
+            stored = Store(home(), Network(offline=state.offline)).fetch(lookup("humaneval"), progress.job)
         return [*load_humaneval(stored.path, n=20), *own]
     except EdgespecError as error:
         note(f"without HumanEval: {error.message}")

@@ -30,7 +30,7 @@ from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
 from edgespec.files.home import Home, as_home, home
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled, LoadProgress
+from edgespec.files.progress import Cancelled, Job, LoadProgress
 from edgespec.hardware.machine import Machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.drafting import Drafter
@@ -102,7 +102,7 @@ class Engine:
         own_home.read_format()
         tell = progress or (lambda _event: None)
         chosen = resolve_profile(profile, {"target": target, **overrides}, own_home)
-        locator = Locator(store=Store(own_home), download=download, progress=progress, cancelled=cancelled)
+        locator = Locator(store=Store(own_home), download=download, job=Job.of(progress, cancelled))
         pair = load_pair(chosen, own_home, locator, limits or Limits(), tell, calibrate=calibrate, worker=worker)
         engine = cls(pair)
         try:

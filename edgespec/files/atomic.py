@@ -9,16 +9,15 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import psutil
 
-from edgespec.errors import CancelledError
 from edgespec.files.disk import disk_errors
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 
 # Large enough that hashing dominates the loop's overhead; small enough for prompt cancellation at 50 MB/s.
 CHUNK_BYTES = 1 << 20
@@ -143,24 +142,21 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def sha256_file(
-    path: Path, progress: Callable[[int, int], None] | None = None, cancelled: Cancelled | None = None
-) -> str:
-    """The lower-case hex sha256 of a file; ``progress`` receives (hashed bytes, total bytes).
+def sha256_file(path: Path, job: Job = QUIET, *, stage: str = "verifying", source: str | None = None) -> str:
+    """The lower-case hex sha256 of a file. The job hears of ``stage`` of ``source`` (None: the path).
 
     Raises CancelledError, OSError.
     """
+    source = str(path) if source is None else source
     digest = hashlib.sha256()
     done = 0
     with path.open("rb") as file:
         total = os.fstat(file.fileno()).st_size
         while chunk := file.read(CHUNK_BYTES):
-            if cancelled is not None and cancelled():
-                raise CancelledError("the check was cancelled; the file is unchanged")
+            job.check("the check was cancelled; the file is unchanged")
             digest.update(chunk)
             done += len(chunk)
-            if progress is not None:
-                progress(done, total)
+            job.tell(stage, source, done_bytes=done, total_bytes=total)
     return digest.hexdigest()
 
 

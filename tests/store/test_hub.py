@@ -15,10 +15,10 @@ import pytest
 
 from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError
 from edgespec.files import disk
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import QUIET, Job, ProgressEvent
 from edgespec.store import web
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
-from edgespec.store.references import HubFile
+from edgespec.store.references import HubFile, Network
 from tests.support.hub_server import COMMIT, HubServer, running
 
 DATA = random.Random(1).randbytes(600_000)
@@ -35,8 +35,8 @@ def hub() -> Iterator[HubServer]:
 
 @pytest.fixture
 def fetch(hub: HubServer, tmp_path: Path) -> Callable[..., FetchedHubFile]:
-    def call(wanted: HubFile = WANTED, **options: object) -> FetchedHubFile:
-        return fetch_hub_file(wanted, endpoint=hub.endpoint, cache=tmp_path, **options)  # type: ignore[arg-type]
+    def call(wanted: HubFile = WANTED, job: Job = QUIET, *, offline: bool = False) -> FetchedHubFile:
+        return fetch_hub_file(wanted, Network(endpoint=hub.endpoint, cache=tmp_path, offline=offline), job)
 
     return call
 
@@ -52,7 +52,7 @@ def test_a_downloaded_file_is_verified_and_stored_in_the_hub_cache(
     fetch: Fetch, hub: HubServer, tmp_path: Path
 ) -> None:
     events: list[ProgressEvent] = []
-    fetched = fetch(progress=events.append)
+    fetched = fetch(job=Job(events.append))
     assert fetched.path.read_bytes() == DATA
     assert fetched.sha256 == hashlib.sha256(DATA).hexdigest()
     assert (fetched.commit, fetched.bytes) == (COMMIT, len(DATA))
@@ -226,9 +226,9 @@ def test_a_cached_file_is_used_if_the_hub_is_unreachable(fetch: Fetch, tmp_path:
         closed.bind(("127.0.0.1", 0))
         nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(DownloadError, match="refuses the connection"):
-            fetch_hub_file(WANTED, endpoint=nowhere, cache=tmp_path)
+            fetch_hub_file(WANTED, Network(endpoint=nowhere, cache=tmp_path))
         fetched = fetch()
-        assert fetch_hub_file(WANTED, endpoint=nowhere, cache=tmp_path) == fetched
+        assert fetch_hub_file(WANTED, Network(endpoint=nowhere, cache=tmp_path)) == fetched
 
 
 def test_an_unknown_host_and_a_silent_server_have_different_messages(
@@ -240,7 +240,7 @@ def test_an_unknown_host_and_a_silent_server_have_different_messages(
     with monkeypatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", unknown)
         with pytest.raises(DownloadError, match=r"hub\.invalid cannot be resolved"):
-            fetch_hub_file(WANTED, endpoint="http://hub.invalid", cache=tmp_path)
+            fetch_hub_file(WANTED, Network(endpoint="http://hub.invalid", cache=tmp_path))
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
@@ -286,7 +286,7 @@ def test_cancelling_a_download_is_quick_and_keeps_the_partial_file(
         return bool(asked)
 
     with pytest.raises(CancelledError):
-        fetch(cancelled=some_came)
+        fetch(job=Job(cancelled=some_came))
     assert time.monotonic() - asked[0] < 2
     assert 0 < partials(tmp_path)[0].stat().st_size < len(DATA)
     hub.chunk_delay_s, hub.requests = 0, []

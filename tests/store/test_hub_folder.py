@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgespec.errors import CancelledError, DownloadError
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import QUIET, Job, ProgressEvent
 from edgespec.store.hub.folder import HubFolder, fetch_hub_folder, list_hub_folder
-from edgespec.store.references import HubReference
+from edgespec.store.references import HubReference, Network
 from tests.support.hub_server import COMMIT, HubServer, running
 
 WANTED = {
@@ -31,12 +30,13 @@ def hub() -> Iterator[HubServer]:
         yield hub
 
 
-def listed(hub: HubServer, cache: Path, **more: Any) -> HubFolder:
-    return list_hub_folder(REFERENCE, endpoint=hub.endpoint, cache=cache, **more)
+def listed(hub: HubServer, cache: Path, job: Job = QUIET, *, offline: bool = False) -> HubFolder:
+    return list_hub_folder(REFERENCE, Network(endpoint=hub.endpoint, cache=cache, offline=offline), job)
 
 
-def fetched(hub: HubServer, cache: Path, **more: Any) -> Path:
-    return fetch_hub_folder(listed(hub, cache, **more), endpoint=hub.endpoint, cache=cache, **more)
+def fetched(hub: HubServer, cache: Path, *, offline: bool = False) -> Path:
+    network = Network(endpoint=hub.endpoint, cache=cache, offline=offline)
+    return fetch_hub_folder(listed(hub, cache, offline=offline), network)
 
 
 def test_only_files_that_a_conversion_reads_are_downloaded(hub: HubServer, tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def test_a_cached_model_folder_needs_no_hub(hub: HubServer, tmp_path: Path) -> N
 def test_an_unreachable_hub_lists_the_cached_model_folder(hub: HubServer, tmp_path: Path) -> None:
     unreachable = "http://127.0.0.1:9"
     with pytest.raises(DownloadError, match=r"127\.0\.0\.1"):
-        list_hub_folder(REFERENCE, endpoint=unreachable, cache=tmp_path)
+        list_hub_folder(REFERENCE, Network(endpoint=unreachable, cache=tmp_path))
     fetched(hub, tmp_path)
     (tmp_path / "models--org--repo" / "refs").mkdir(exist_ok=True)
     (tmp_path / "models--org--repo" / "refs" / "main").write_text(COMMIT)
-    folder = list_hub_folder(REFERENCE, endpoint=unreachable, cache=tmp_path)
+    folder = list_hub_folder(REFERENCE, Network(endpoint=unreachable, cache=tmp_path))
     assert set(folder.filenames) == set(WANTED)
 
 
@@ -88,7 +88,7 @@ def test_a_repository_without_plain_safetensors_is_not_a_model_folder(
 
 def test_fetching_a_repository_without_a_convertible_model_is_an_error(hub: HubServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="no model"):
-        fetch_hub_folder(HubFolder(repo="org/repo", commit=COMMIT, filenames=("README.md",)), cache=tmp_path)
+        fetch_hub_folder(HubFolder(repo="org/repo", commit=COMMIT, filenames=("README.md",)), Network(cache=tmp_path))
 
 
 def test_listing_a_folder_on_a_server_that_is_not_a_hub_is_an_error(hub: HubServer, tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_listing_a_folder_on_a_server_that_is_not_a_hub_is_an_error(hub: HubServ
 @pytest.mark.slow
 def test_listing_a_hub_folder_reports_progress_and_can_be_cancelled(hub: HubServer, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
-    listed(hub, tmp_path, progress=events.append)
+    listed(hub, tmp_path, Job(events.append))
     assert events[0].stage == "asking the hub"
     hub.answer_delay_s = 5.0
     with pytest.raises(CancelledError):
-        listed(hub, tmp_path, cancelled=lambda: True)
+        listed(hub, tmp_path, Job(cancelled=lambda: True))

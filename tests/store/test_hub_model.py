@@ -11,10 +11,11 @@ from edgespec.errors import DiskSpaceError, DownloadError, HashMismatchError, In
 from edgespec.files import disk
 from edgespec.files.atomic import sha256_file, sha256_of_parts
 from edgespec.files.home import Home
+from edgespec.files.progress import QUIET, Job
 from edgespec.store.hub.file import FetchedHubFile
 from edgespec.store.hub.model import fetch_hub_model
 from edgespec.store.locate import Locator
-from edgespec.store.references import HubFile, HubReference, parse_reference, spec_of_hub_reference
+from edgespec.store.references import HubFile, HubReference, Network, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store, folder_key
 from tests.support.hub_server import COMMIT, HubServer, running
 from tests.support.split_gguf import split_gguf
@@ -37,7 +38,7 @@ def hub(parts: list[Path]) -> Iterator[HubServer]:
 
 @pytest.fixture
 def store(hub: HubServer, home: Home, tmp_path: Path) -> Store:
-    return Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
+    return Store(home, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
 
 
 Fetch = Callable[..., tuple[FetchedHubFile, ...]]
@@ -45,9 +46,11 @@ Fetch = Callable[..., tuple[FetchedHubFile, ...]]
 
 @pytest.fixture
 def fetch(hub: HubServer, tmp_path: Path) -> Fetch:
-    def call(name: str | None = None, revision: str = "main", **options: object) -> tuple[FetchedHubFile, ...]:
-        wanted, cache = HubFile("org/repo", name, revision), tmp_path / "cache"
-        return fetch_hub_model(wanted, endpoint=hub.endpoint, cache=cache, **options).files  # type: ignore[arg-type]
+    def call(
+        name: str | None = None, revision: str = "main", job: Job = QUIET, *, offline: bool = False
+    ) -> tuple[FetchedHubFile, ...]:
+        network = Network(endpoint=hub.endpoint, cache=tmp_path / "cache", offline=offline)
+        return fetch_hub_model(HubFile("org/repo", name, revision), network, job).files
 
     return call
 
@@ -69,7 +72,7 @@ def test_all_parts_are_downloaded_and_then_available_offline(fetch: Fetch, hub: 
 
 def test_a_split_download_resumes_after_a_break_between_parts(fetch: Fetch, hub: HubServer) -> None:
     with pytest.raises(ZeroDivisionError):
-        fetch(progress=lambda event: 1 / (event.source.count("00002-of") == 0))
+        fetch(job=Job(lambda event: 1 / (event.source.count("00002-of") == 0)))
     fetch()
     assert sorted({request.path for request in hub.bodies()}) == [f"/cdn/{name}" for name in NAMES]
     assert [request.path for request in hub.bodies()].count(f"/cdn/{NAMES[0]}") == 1
@@ -110,7 +113,7 @@ def test_disk_space_is_checked_for_all_parts_together(
 
 
 def test_the_store_fetches_lists_and_locates_a_split_model(
-    store: Store, home: Home, tiny: TinyModels, parts: list[Path]
+    store: Store, home: Home, tiny: TinyModels, parts: list[Path], tmp_path: Path
 ) -> None:
     spec = spec_of_hub_reference(HubReference("org/repo"))
     model = store.fetch(spec)
@@ -127,7 +130,8 @@ def test_the_store_fetches_lists_and_locates_a_split_model(
     removed = store.remove("hf:org/repo")
     assert removed.kept == model.paths
     assert store.list() == []
-    assert store.fetch(spec, offline=True) == model
+    offline = Store(store.home, Network(offline=True, cache=tmp_path / "cache"))
+    assert offline.fetch(spec) == model
 
 
 def test_a_part_with_a_new_time_is_hashed_again_and_its_manifest_updated(store: Store, home: Home) -> None:

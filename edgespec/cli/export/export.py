@@ -19,7 +19,6 @@ from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.atomic import sha256_file, sha256_of_parts
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import ProgressCallback, ProgressEvent
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
@@ -202,7 +201,7 @@ def _located(model: str, output: Path, state: State) -> LocatedModel:
     check_replaceable(Path(os.path.realpath(output)))  # before anything is downloaded
 
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
-        source = Locator(store=Store(home()), download=not state.offline, progress=progress).locate(model)
+        source = Locator(store=Store(home()), download=not state.offline, job=progress.job).locate(model)
     if source.drafts_only:
         raise InvalidRequestError(
             f"{source.name} already is a drafter with a trimmed output head", hint="export the model it was made from"
@@ -218,16 +217,16 @@ def _located(model: str, output: Path, state: State) -> LocatedModel:
     return source
 
 
-def _sha256(source: LocatedModel, progress: ProgressCallback) -> str:
+def _sha256(source: LocatedModel, progress: ProgressPrinter) -> str:
     """SHA-256 of the source's content, by which a trimmed drafter's whole model is found later."""
     if source.identity.startswith("sha256:"):
         return source.identity.removeprefix("sha256:")
 
-    def tell(done: int, total: int) -> None:
-        progress(ProgressEvent(stage="hashing", source=source.name, done_bytes=done, total_bytes=total))
-
     try:
-        return sha256_of_parts([sha256_file(part.path, tell) for part in source.header.parts])
+        parts = [
+            sha256_file(part.path, progress.job, stage="hashing", source=source.name) for part in source.header.parts
+        ]
+        return sha256_of_parts(parts)
     except OSError as error:
         raise ModelFileError(source.path, f"the file cannot be read: {error.strerror or error}") from error
 
@@ -252,7 +251,7 @@ def _write_gguf(
     quant: str,
     trimming: Trimming | None,
     provenance: Mapping[str, Any],
-    progress: ProgressCallback,
+    progress: ProgressPrinter,
 ) -> Mapping[str, Any]:
     from edgespec.export.gguf.files import KEEP, export_trimmed, export_whole
 
@@ -274,7 +273,7 @@ def _write_onnx(
     form: _Form,
     trimming: Trimming | None,
     provenance: Mapping[str, Any],
-    progress: ProgressCallback,
+    progress: ProgressPrinter,
 ) -> Mapping[str, Any]:
     kept, notes = (None, None) if trimming is None else (trimming.kept, trimming.as_json())
     more: dict[str, Any] = {"quant": form.quant, "static_cache": form.static_cache, "kept": kept, "notes": notes}

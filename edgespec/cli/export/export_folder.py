@@ -15,7 +15,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.files.home import home
 from edgespec.files.progress import ProgressCallback
 from edgespec.store.catalogue import catalogue
-from edgespec.store.references import HubReference, LocalPath, parse_reference, spec_of_hub_reference
+from edgespec.store.references import HubReference, LocalPath, Network, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store
 
 
@@ -86,12 +86,13 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
         return None
     from edgespec.store.hub.folder import fetch_hub_folder, list_hub_folder
 
+    network = Network(offline=state.offline)
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
-        folder = list_hub_folder(reference, offline=state.offline, progress=progress)
+        folder = list_hub_folder(reference, network, progress.job)
         if not folder.is_model_folder:
             return None
         _check(model, request)
-        path = fetch_hub_folder(folder, offline=state.offline, progress=progress)
+        path = fetch_hub_folder(folder, network, progress.job)
     return _Source(name=folder.repo.rpartition("/")[2], path=path)
 
 

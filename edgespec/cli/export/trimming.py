@@ -232,7 +232,7 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
     profile = resolve_profile(None, target=target, draft="none", depth=0, context=_CONTEXT_TOKENS)
     place = home()
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
-        located = Locator(store=Store(place), download=not state.offline, progress=progress).locate(profile.target)
+        located = Locator(store=Store(place), download=not state.offline, job=progress.job).locate(profile.target)
     prompts = calibration_prompts()
     key = CountedAnswersKey(
         target=located.identity,

@@ -20,7 +20,7 @@ from typing import Any, TextIO, TypeVar
 from edgespec.cli.terminal.ending import Ending
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
-from edgespec.files.progress import Loading, ProgressEvent
+from edgespec.files.progress import Job, Loading, ProgressEvent
 
 SCHEMA_VERSION = 1
 
@@ -255,6 +255,11 @@ class ProgressPrinter:
             return
         fraction = event.done_bytes / event.total_bytes if event.total_bytes else None
         self._show(f"{event.stage} {event.source}", fraction, event.done_bytes, event.total_bytes)
+
+    @property
+    def job(self) -> Job:
+        """A long operation that this printer follows."""
+        return Job(self)
 
     def follow(self, steps: Generator[float, None, T], label: str) -> T:
         """Run ``steps``, which yield the finished fraction, and return their result."""

@@ -195,8 +195,7 @@ class DrafterSearch:
         if self._until is None:
             self._until = now + self._search_s
             self._tell(Loading("looking for a drafter on this machine"))
-        if self._locator.cancelled is not None and self._locator.cancelled():
-            raise CancelledError("loading was cancelled")
+        self._locator.job.check("loading was cancelled")
         return now < self._until
 
     def _look_at(self, file: FileOnDisk, note: FileNote) -> None:

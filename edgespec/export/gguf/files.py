@@ -40,7 +40,7 @@ from edgespec.export.staging import check_replaceable, mask_note, staged_folder,
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import Cancelled, Job, ProgressCallback, ProgressEvent
 from edgespec.runtimes.llama.library import load
 from edgespec.store.manifest import MANIFEST_NAME
 
@@ -136,7 +136,7 @@ def export_whole(
             written = _write_all(header, stage, files, progress, cancelled)
         else:
             path = model.path.rename(stage / MODEL)
-            written = {MODEL: {"bytes": model.file_bytes, "sha256": sha256_file(path, cancelled=cancelled)}}
+            written = {MODEL: {"bytes": model.file_bytes, "sha256": sha256_file(path, Job.of(None, cancelled))}}
         manifest = {
             **_provenance(header, "gguf", name, sha256, licence, quant),
             "tensors": tensor_types(model),

@@ -20,7 +20,7 @@ from edgespec.export.staging import mask_note, staged_folder
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.checked import DOWNLOAD_AGAIN
 from edgespec.files.gguf.header import read_header
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import Cancelled, Job, ProgressCallback, ProgressEvent
 from edgespec.files.safetensors import read_safetensors_folder
 from edgespec.runtimes.llama.library import load
 from edgespec.store.manifest import MANIFEST_NAME
@@ -102,7 +102,7 @@ def export_from_folder(
             requantize(path, quantised, quant, threads, progress=progress, cancelled=cancelled)
             quantised.replace(path)
             header = read_header(path)
-        digest = sha256_file(path, cancelled=cancelled)
+        digest = sha256_file(path, Job.of(None, cancelled))
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "kind": "gguf",

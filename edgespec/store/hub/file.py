@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError
+from edgespec.errors import DiskSpaceError, DownloadError, HashMismatchError
 from edgespec.files.atomic import CHUNK_BYTES, sha256_file, sync_folder
 from edgespec.files.disk import SLACK_BYTES, disk_errors, readable_bytes, require_space
 from edgespec.files.locks import locked
-from edgespec.files.progress import Cancelled, Job, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job, ProgressEvent
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.http import HubHttp, hub_settings
-from edgespec.store.references import HubFile
+from edgespec.store.references import ONLINE, HubFile, Network
 from edgespec.store.transfer import Transfer
 from edgespec.store.web import UnreachableError
 
@@ -63,43 +63,30 @@ class _Status:
     total: int | None = None
 
 
-def fetch_hub_file(
-    wanted: HubFile,
-    *,
-    offline: bool = False,
-    endpoint: str | None = None,
-    cache: Path | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
-) -> FetchedHubFile:
+def fetch_hub_file(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET) -> FetchedHubFile:
     """Fetch the named file from the hub or, if the hub is unreachable, from its cache; the hash is always checked.
 
-    ``endpoint`` and ``cache`` None: the hub's environment variables decide. Raises DownloadError (one sentence with
-    the cause), HashMismatchError, DiskSpaceError, CancelledError; a partial download is kept for the next attempt.
+    Raises DownloadError (one sentence with the cause), HashMismatchError, DiskSpaceError, CancelledError; a partial
+    download is kept for the next attempt.
     """
     settings = hub_settings()
-    folder = RepoCache(cache or Path(settings.HF_HUB_CACHE), wanted.repo)
+    folder = RepoCache(network.cache or Path(settings.HF_HUB_CACHE), wanted.repo)
     status = _Status()
 
     def tick() -> None:
-        if progress is not None:
-            progress(
-                ProgressEvent(
-                    stage=status.stage, source=wanted.label, done_bytes=status.done, total_bytes=status.total
-                )
-            )
+        job.tell(status.stage, wanted.label, done_bytes=status.done, total_bytes=status.total)
         if (late := client[0].web.overdue() if client else None) is not None:
             raise late
 
     client: list[HubHttp] = []
 
-    def job(stopped: Callable[[], bool]) -> FetchedHubFile:
-        if offline or settings.HF_HUB_OFFLINE:
-            why = "offline was asked for" if offline else "HF_HUB_OFFLINE is set"
+    def download(stopped: Callable[[], bool]) -> FetchedHubFile:
+        if network.offline or settings.HF_HUB_OFFLINE:
+            why = "offline was asked for" if network.offline else "HF_HUB_OFFLINE is set"
             return _from_cache(
                 folder, wanted, status, stopped, DownloadError(f"it is not in the hub's cache, and {why}")
             )
-        http = HubHttp(endpoint, stopped)
+        http = HubHttp(network.endpoint, stopped)
         client.append(http)
         try:
             return _Download(http, folder, wanted, _resolve(http, wanted), status, stopped).run()
@@ -107,7 +94,7 @@ def fetch_hub_file(
             http.close()
 
     try:
-        return run_watched(job, tick=tick, cancelled=cancelled, what="the download")
+        return run_watched(download, job, tick=tick, what="the download")
     except UnreachableError as error:
         reason = error
 
@@ -115,7 +102,7 @@ def fetch_hub_file(
         return _from_cache(folder, wanted, status, stopped, reason)
 
     client.clear()
-    return run_watched(fallback, tick=tick, cancelled=cancelled, what="the check")
+    return run_watched(fallback, job, tick=tick, what="the check")
 
 
 def _from_cache(
@@ -141,10 +128,10 @@ def _from_cache(
 def _hash(path: Path, status: _Status, stopped: Callable[[], bool]) -> str:
     status.stage, status.done = "verifying", 0
 
-    def report(done: int, total: int) -> None:
-        status.done, status.total = done, total
+    def report(event: ProgressEvent) -> None:
+        status.done, status.total = event.done_bytes, event.total_bytes
 
-    return sha256_file(path, report, stopped)
+    return sha256_file(path, Job(report, stopped))
 
 
 def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
@@ -313,15 +300,13 @@ def _is_git_blob(path: Path, size: int, sha1: str) -> bool:
     return digest.hexdigest() == sha1
 
 
-def run_watched(
-    job: Callable[[Callable[[], bool]], T], *, tick: Callable[[], None], cancelled: Cancelled | None, what: str
-) -> T:
-    """Run ``job(stopped)`` on a separate thread; returns its value or raises its exception.
+def run_watched(work: Callable[[Callable[[], bool]], T], job: Job, *, tick: Callable[[], None], what: str) -> T:
+    """Run ``work(stopped)`` on a separate thread; returns its value or raises its exception.
 
     The caller's thread stays free for Ctrl-C, cancellation and progress.
 
     ``tick`` runs on the caller's thread every tenth of a second. Any exception of ``tick`` (or a KeyboardInterrupt)
-    stops the job. Raises CancelledError, which says that ``what`` was cancelled.
+    stops the work. Raises CancelledError, which says that ``what`` was cancelled.
     """
     stop, done = threading.Event(), threading.Event()
     values: list[T] = []
@@ -329,7 +314,7 @@ def run_watched(
 
     def body() -> None:
         try:
-            values.append(job(stop.is_set))
+            values.append(work(stop.is_set))
         except BaseException as error:
             failures.append(error)
         finally:
@@ -339,8 +324,7 @@ def run_watched(
     try:
         while not done.wait(POLL_S):
             tick()
-            if cancelled is not None and cancelled():
-                raise CancelledError(f"{what} was cancelled; what has arrived is kept")
+            job.check(f"{what} was cancelled; what has arrived is kept")
     except BaseException:
         stop.set()
         done.wait(GRACE_S)

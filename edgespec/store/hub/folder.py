@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import DownloadError
-from edgespec.files.progress import Cancelled, ProgressCallback
+from edgespec.files.progress import QUIET, Job
 from edgespec.store.hub.file import fetch_hub_file
 from edgespec.store.hub.listing import list_hub_files
-from edgespec.store.references import HubFile, HubReference
+from edgespec.store.references import ONLINE, HubFile, HubReference, Network
 
 _CONFIG = "config.json"
 # Weights only as safetensors, and no code: no other file of a repository is downloaded.
@@ -41,51 +41,20 @@ class HubFolder:
         return tuple(name for name in self.filenames if _WANTED.fullmatch(name))
 
 
-def list_hub_folder(
-    reference: HubReference,
-    *,
-    offline: bool = False,
-    endpoint: str | None = None,
-    cache: Path | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
-) -> HubFolder:
+def list_hub_folder(reference: HubReference, network: Network = ONLINE, job: Job = QUIET) -> HubFolder:
     """List the repository's files. Arguments and errors are those of ``list_hub_files``."""
-    listing = list_hub_files(
-        reference.repo,
-        reference.revision,
-        offline=offline,
-        endpoint=endpoint,
-        cache=cache,
-        progress=progress,
-        cancelled=cancelled,
-    )
+    listing = list_hub_files(reference.repo, reference.revision, network, job)
     return HubFolder(repo=listing.repo, commit=listing.commit, filenames=listing.names)
 
 
-def fetch_hub_folder(
-    folder: HubFolder,
-    *,
-    offline: bool = False,
-    endpoint: str | None = None,
-    cache: Path | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
-) -> Path:
+def fetch_hub_folder(folder: HubFolder, network: Network = ONLINE, job: Job = QUIET) -> Path:
     """Fetch the files that a conversion reads, each verified; returns their folder, which is in the hub's cache.
 
     Raises DownloadError, HashMismatchError, DiskSpaceError, CancelledError; finished downloads are kept.
     """
     place: Path | None = None
     for name in folder.wanted:
-        place = fetch_hub_file(
-            HubFile(folder.repo, name, folder.commit),
-            offline=offline,
-            endpoint=endpoint,
-            cache=cache,
-            progress=progress,
-            cancelled=cancelled,
-        ).path.parent
+        place = fetch_hub_file(HubFile(folder.repo, name, folder.commit), network, job).path.parent
     if place is None:
         raise DownloadError(f"{folder.repo} holds no model that can be converted")
     return place

