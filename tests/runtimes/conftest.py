@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.onnx_folders import Folders
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 
 
@@ -21,3 +22,9 @@ def tiny_ggufs(tmp_path_factory: pytest.TempPathFactory) -> dict[Quant, Path]:
 def tiny_gguf(tiny_ggufs: dict[Quant, Path]) -> Path:
     """The tiny Q8_0 model."""
     return tiny_ggufs["Q8_0"]
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """Tiny ONNX models with each form of cache."""
+    return Folders(tmp_path_factory.mktemp("onnx"))

@@ -1,60 +1,29 @@
-"""Graphs with the whole cache as input and output, held to the contract; and their specifics."""
+"""Graphs with the whole cache as input and output. The contract: test_onnx_caches.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError
+from edgespec.errors import ForwardError, MemoryLimitError
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.onnx.interface import WHOLE
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.onnx import whole as onnx_whole
-from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, load_onnx
+from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.onnx.whole import WholeContext
-from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
-from tests.runtimes.thread_contract import ThreadContract
+from tests.runtimes.contract import equal, ids, logits, near
+from tests.support.onnx_folders import SHORT, Folders, load_folder, unwatch, watch
 from tests.support.tiny_onnx import llama_logits
-from tests.support.whole_onnx import LONGEST, write_folder, write_whole_onnx
-
-SHORT = 64
-
-
-@dataclass(frozen=True)
-class Folders:
-    """Artefacts of one tiny model, written on first use."""
-
-    place: Path
-
-    def __call__(self, head: str = "plain", context_length: int = LONGEST) -> Path:
-        folder = self.place / f"{head}-{context_length}"
-        if not folder.exists():
-            write_whole_onnx(self.source(context_length), folder, self.place, head=head)
-        return folder
-
-    def source(self, context_length: int = LONGEST) -> Path:
-        source = self.place / f"source-{context_length}"
-        return source if source.exists() else write_folder(source, context_length=context_length)
-
-
-def load_folder(folder: Path, settings: OnnxSettings | None = None) -> OnnxModel:
-    return load_onnx(read_onnx_folder(folder), settings or OnnxSettings())
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("whole-onnx"))
+from tests.support.whole_onnx import LONGEST
 
 
 @pytest.fixture(scope="module")
 def model(folders: Folders) -> Iterator[OnnxModel]:
-    with load_folder(folders()) as model:
+    with load_folder(folders.whole()) as model:
         yield model
 
 
@@ -65,29 +34,14 @@ def sequence(model: OnnxModel) -> Iterator[OnnxSequence]:
         yield sequence
 
 
-class TestContract(SequenceContract, ThreadContract):
-    @pytest.fixture(
-        scope="class",
-        params=[OnnxSettings(), OnnxSettings(threads=2, pad_to=2)],
-        ids=["plain", "padded, on two threads"],
-    )
-    @classmethod
-    def runtime(cls, request: pytest.FixtureRequest, folders: Folders) -> Runtime:
-        return Runtime(
-            open_model=lambda: load_folder(folders(), request.param),
-            prefill_tokens=12_000,
-            context_overhead_bytes=12 * 2**20,
-        )
-
-
 # ------------------------------------------------------------------------------------------------------ the scores
 
 
 @pytest.mark.parametrize("head", ["plain", "scaled", "hidden"])
 def test_whole_cache_graphs_score_like_llama_cpp(folders: Folders, head: str) -> None:
-    with load_folder(folders(head)) as model, model.open(SHORT) as sequence:
+    with load_folder(folders.whole(head)) as model, model.open(SHORT) as sequence:
         tokens = ids(40, model)
-        expected = llama_logits(folders.source().with_suffix(".gguf"), tokens)
+        expected = llama_logits(folders.whole_source().with_suffix(".gguf"), tokens)
         found: list[LogitsArray] = []
         for count in (1, 9, 2, 28):
             found += logits(sequence.forward(tokens[len(found) : len(found) + count], count))
@@ -97,7 +51,7 @@ def test_whole_cache_graphs_score_like_llama_cpp(folders: Folders, head: str) ->
 @pytest.mark.parametrize("head", ["plain", "hidden"])
 @pytest.mark.parametrize("pad_to", [1, 2])
 def test_a_whole_cache_graph_scores_only_the_requested_rows(folders: Folders, head: str, pad_to: int) -> None:
-    with load_folder(folders(head), OnnxSettings(pad_to=pad_to)) as model, model.open(SHORT) as sequence:
+    with load_folder(folders.whole(head), OnnxSettings(pad_to=pad_to)) as model, model.open(SHORT) as sequence:
         tokens = ids(12, model)
         whole = logits(sequence.forward(tokens, 12))
         for rows in (1, 5):
@@ -111,7 +65,7 @@ def test_a_whole_cache_graph_scores_only_the_requested_rows(folders: Folders, he
 def test_whole_cache_forwards_padded_to_two_are_bit_equal_at_every_width(
     folders: Folders, prompt_tokens: int
 ) -> None:
-    with load_folder(folders(), OnnxSettings(pad_to=2)) as model, model.open(400) as sequence:
+    with load_folder(folders.whole(), OnnxSettings(pad_to=2)) as model, model.open(400) as sequence:
         prompt, text = ids(prompt_tokens, model), ids(8, model, 1)
         found = {}
         for width in (8, 1, 2, 3, 5):
@@ -123,18 +77,6 @@ def test_whole_cache_forwards_padded_to_two_are_bit_equal_at_every_width(
                 for row in logits(sequence.forward(text[start : start + width], len(text[start : start + width])))
             ]
         assert all(equal(rows, found[8]) for rows in found.values())
-
-
-@pytest.mark.parametrize("pad_to", [1, 2])
-def test_the_last_position_of_a_whole_cache_context_can_be_used(folders: Folders, pad_to: int) -> None:
-    with load_folder(folders(context_length=SHORT), OnnxSettings(pad_to=pad_to)) as model:
-        assert model.facts.trained_context_length == SHORT
-        tokens = ids(SHORT, model)
-        with model.open(SHORT) as sequence:
-            sequence.forward(tokens[:-1], 0)
-            last = sequence.forward(tokens[-1:], 1).logits(0)
-            sequence.rewind(0)
-            assert near(sequence.forward(tokens, 1).logits(0), last)
 
 
 # ------------------------------------------------------------------------------------------------------ the cache
@@ -175,55 +117,17 @@ def count_cuts(sequence: OnnxSequence) -> list[int]:
     return found
 
 
-class WatchedSession:
-    """A session that lets a test act before each run; otherwise the real session."""
-
-    def __init__(self, session: Any, before: Callable[[], None]) -> None:
-        self._session = session
-        self._before = before
-
-    def io_binding(self) -> Any:
-        return self._session.io_binding()
-
-    def run_with_iobinding(self, *arguments: Any) -> None:
-        self._before()
-        self._session.run_with_iobinding(*arguments)
-
-
-def watch(sequence: OnnxSequence, before: Callable[[], None]) -> None:
-    weights = sequence._native._weights
-    sequence._native._weights = replace(weights, session=WatchedSession(weights.session, before))
-
-
-def fail_with(error: Exception) -> Callable[[], None]:
+def test_a_run_without_memory_for_the_next_cache_leaves_the_sequence_unchanged(sequence: OnnxSequence) -> None:
     def fail() -> None:
-        raise error
+        raise RuntimeError("std::bad_alloc")
 
-    return fail
-
-
-@pytest.mark.parametrize("rewound", [37, 20])
-def test_a_failed_or_cancelled_run_leaves_the_whole_cache_unchanged(
-    model: OnnxModel, sequence: OnnxSequence, rewound: int
-) -> None:
-    tokens = ids(80, model)
-    sequence.forward(tokens[:37], 0)
-    sequence.rewind(rewound)
-    for before, error in (
-        (fail_with(RuntimeError("Error in execution:\n the device was lost")), ForwardError),
-        (fail_with(RuntimeError("std::bad_alloc")), MemoryLimitError),
-        (sequence.cancel, CancelledError),
-    ):
-        watch(sequence, before)
-        with pytest.raises(error):
-            sequence.forward(tokens[rewound:], 1)
-        assert sequence.length == rewound
-        sequence._native._weights = model._weights
-        sequence.reset_cancel()
-    after = sequence.forward(tokens[rewound:], 1).logits(0)
-    with model.open(600) as fresh:
-        fresh.forward(tokens[:rewound], 0)
-        assert np.array_equal(fresh.forward(tokens[rewound:], 1).logits(0), after)
+    sequence.forward([3, 4, 5], 0)
+    sequence.rewind(2)
+    watch(sequence, fail)
+    with pytest.raises(MemoryLimitError):
+        sequence.forward([5], 1)
+    unwatch(sequence)
+    assert (sequence.length, sequence.forward([5], 1).count) == (2, 1)
 
 
 def test_a_graph_that_returns_a_wrong_cache_shape_raises_a_readable_error(
@@ -238,31 +142,8 @@ def test_a_graph_that_returns_a_wrong_cache_shape_raises_a_readable_error(
     assert sequence.forward([5], 1).count == 1
 
 
-def test_too_little_memory_for_scores_raises_a_readable_error(
-    model: OnnxModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty = np.empty
-
-    def refuse(shape: object, **keywords: object) -> object:
-        if isinstance(shape, tuple):  # scores; the other buffers are vectors of a few kilobytes
-            raise MemoryError
-        return empty(shape, **keywords)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(onnx_whole.np, "empty", refuse)
-    with pytest.raises(MemoryLimitError) as raised:
-        model.open(1000)
-    assert raised.value.needed_bytes == 2 * 1000 * model.facts.kv_bytes_per_token
-
-
-def test_a_closed_whole_cache_sequence_refuses_to_decode(model: OnnxModel) -> None:
-    with model.open(SHORT) as sequence:
-        sequence.forward([1, 2], 0)
-    with pytest.raises(ClosedError):
-        sequence._native.decode(np.array([1]), 0, 0)
-
-
 def test_the_facts_of_a_whole_cache_graph_come_from_its_artefact(folders: Folders, model: OnnxModel) -> None:
-    artefact = read_onnx_folder(folders())
+    artefact = read_onnx_folder(folders.whole())
     assert (artefact.cache, artefact.static_cache, artefact.kept) == (WHOLE, None, None)
     assert model.facts.trained_context_length == LONGEST
     assert (model.facts.kv_type, model.facts.kv_bytes_per_token) == ("f32", 4 * 2 * 2 * 2 * artefact.key_length)
