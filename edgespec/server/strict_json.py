@@ -8,6 +8,7 @@ import re
 from typing import Any, NoReturn
 
 from edgespec.server.errors import ApiError
+from edgespec.text.plain import plain
 
 # Objects and lists within one another. Tool schemas nest about 10 deep; Python's parser recurses.
 MOST_NESTING = 64
@@ -65,17 +66,14 @@ def check_text(text: str, param: str) -> str:
 
 
 def check_texts(value: Any, param: str) -> Any:
-    """The JSON value, all of whose texts and names pass ``check_text``. It nests at most ``MOST_NESTING`` levels."""
-    if isinstance(value, str):
-        check_text(value, param)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            check_text(name, param)
-            check_texts(item, param)
-    elif isinstance(value, list):
-        for item in value:
-            check_texts(item, param)
-    return value
+    """A copy of the JSON value, all of whose texts and names pass ``check_text``."""
+
+    def visit(value: Any) -> None:
+        for text in value if isinstance(value, dict) else [value]:
+            if isinstance(text, str):
+                check_text(text, param)
+
+    return plain(value, param, MOST_NESTING, visit)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

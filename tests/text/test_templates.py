@@ -309,7 +309,7 @@ def test_a_templates_sha256_is_that_of_its_source() -> None:
 def test_messages_and_extra_values_that_templates_cannot_print_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="bytes"):
         template("x").render([{"role": "user", "content": b"x"}])
-    with pytest.raises(InvalidRequestError, match="as a key"):
+    with pytest.raises(InvalidRequestError, match="a key that is not text"):
         template("x").render([], extra={"tools": {1: 2}})
     with pytest.raises(InvalidRequestError, match="messages must be a list of mappings"):
         template("x").render(["hello"])  # type: ignore[list-item]

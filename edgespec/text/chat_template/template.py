@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import InvalidRequestError, TemplateError
 from edgespec.text.chat_template.budget import NESTING, Budget, TemplateLimits, stored_bytes
+from edgespec.text.plain import plain
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -69,12 +70,13 @@ class ChatTemplate:
             if taken := _RESERVED.intersection(extra):
                 raise InvalidRequestError(f"{sorted(taken)[0]!r} is set by render itself and cannot be in extra")
             variables.update(extra)
-        plain, input_bytes = {}, 0
-        for name, value in variables.items():
-            plain[name], size = _plain(value, 0)
-            input_bytes += size
-        sandbox = Sandbox(Budget(self.limits, input_bytes))
-        template = Template.from_code(sandbox, self._code, {**sandbox.globals, **plain})
+        sizes = list[int]()
+        copies = {
+            name: plain(value, "a message or extra value", NESTING, lambda each: sizes.append(_size(each)))
+            for name, value in variables.items()
+        }
+        sandbox = Sandbox(Budget(self.limits, sum(sizes)))
+        template = Template.from_code(sandbox, self._code, {**sandbox.globals, **copies})
         try:
             return _collect(template, sandbox.budget)
         except Exception as error:
@@ -149,30 +151,8 @@ def _short(text: str) -> str:
     return line if len(line) <= _REASON_CHARACTERS else line[:_REASON_CHARACTERS] + "..."
 
 
-def _plain(value: Any, depth: int) -> tuple[Any, int]:
-    """A copy of ``value`` in exact built-in types, and its size: templates see no other object."""
-    if depth > NESTING:
-        raise InvalidRequestError(f"a message or extra value nests more than {NESTING} deep")
-    if value is None or isinstance(value, bool):
-        return value, 8
+def _size(value: Any) -> int:
+    """The bytes of a value without those of the values inside."""
     if isinstance(value, str):
-        return str.__str__(value), stored_bytes(value)
-    if isinstance(value, int):
-        return int(value), 8
-    if isinstance(value, float):
-        return float(value), 8
-    if isinstance(value, Mapping):
-        keys = [_key(key) for key in value]
-        copies = [_plain(item, depth + 1) for item in value.values()]
-        size = sum(size for _, size in copies) + sum(len(key) + 8 for key in keys)
-        return dict(zip(keys, (copy for copy, _ in copies), strict=True)), size
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        copies = [_plain(item, depth + 1) for item in value]
-        return [copy for copy, _ in copies], sum(size for _, size in copies) + 8
-    raise InvalidRequestError(f"a message or extra value is a {type(value).__name__}, which a template cannot print")
-
-
-def _key(key: Any) -> str:
-    if not isinstance(key, str):
-        raise InvalidRequestError(f"a message or extra value has a {type(key).__name__} as a key instead of text")
-    return str.__str__(key)
+        return stored_bytes(value)
+    return sum(len(name) + 8 for name in value) if isinstance(value, Mapping) else 8

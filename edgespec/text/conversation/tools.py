@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
+from edgespec.text.plain import plain
 
 Message = dict[str, Any]
 
@@ -66,7 +67,7 @@ def _listed(tools: object) -> tuple[Message, ...]:
         raise InvalidRequestError(f"tools must be a list, not {type(tools).__name__}")
     if len(tools) > MOST_TOOLS:
         raise InvalidRequestError(f"there are {len(tools)} tools", hint=f"allowed: at most {MOST_TOOLS}")
-    own = [_tool(number, tool) for number, tool in enumerate(plain(list(tools), "a tool"))]
+    own = [_tool(number, tool) for number, tool in enumerate(_copied(list(tools), "a tool"))]
     names = [tool["function"]["name"] for tool in own]
     for name in names:
         if names.count(name) > 1:
@@ -119,7 +120,7 @@ def _calls(number: int, calls: object) -> list[Message]:
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes) or len(calls) > _MOST_CALLS:
         raise InvalidRequestError(f"the tool_calls of message {number} are not a list of at most {_MOST_CALLS} calls")
     own = list[Message]()
-    for call in plain(list(calls), f"a call in message {number}"):
+    for call in _copied(list(calls), f"a call in message {number}"):
         function = call.get("function") if isinstance(call, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -147,7 +148,7 @@ def _arguments(given: object) -> str:
     if not isinstance(arguments, dict):
         return "{}"
     try:
-        _check_keys(plain(arguments, "an argument"), "a call")
+        _check_keys(_copied(arguments, "an argument"), "a call")
     except InvalidRequestError:
         return "{}"
     return text or "{}"
@@ -174,29 +175,17 @@ def _answered(number: int, message: Mapping[str, Any], open_calls: Sequence[Mess
     return {"tool_call_id": call["id"], "name": call["function"]["name"]}
 
 
-def plain(value: Any, what: str) -> Any:
+def _copied(value: Any, what: str) -> Any:
     """A copy in Python's own types. Raises InvalidRequestError for what is not JSON, too deep or too large."""
     left = _MOST_CHARACTERS
 
-    def copy(value: Any, depth: int) -> Any:
+    def visit(value: Any) -> None:
         nonlocal left
         left -= len(value) if isinstance(value, str) else 1
-        if left < 0 or depth > _DEEPEST:
-            limit = (
-                f"nests more than {_DEEPEST} deep" if left >= 0 else f"has more than {_MOST_CHARACTERS} characters"
-            )
-            raise InvalidRequestError(f"{what} {limit}")
-        if value is None or isinstance(value, bool | str):
-            return value
-        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-            return value
-        if isinstance(value, Mapping):
-            if not all(isinstance(key, str) for key in value):
-                raise InvalidRequestError(f"{what} has a key that is not text")
-            left -= sum(map(len, value))
-            return {key: copy(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-            return [copy(item, depth + 1) for item in value]
-        raise InvalidRequestError(f"{what} holds {type(value).__name__} {value!r:.40}, which is not JSON")
+        left -= sum(map(len, value)) if isinstance(value, Mapping) else 0
+        if left < 0:
+            raise InvalidRequestError(f"{what} has more than {_MOST_CHARACTERS} characters")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequestError(f"{what} holds float {value}, which is not JSON")
 
-    return copy(value, 0)
+    return plain(value, what, _DEEPEST, visit)
