@@ -23,9 +23,10 @@ from edgespec.errors import (
     TemplateError,
 )
 from edgespec.server.errors import ApiError, GoneError
+from edgespec.server.fields import MOST_CHOICES
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.pool import Kept, text_of
-from edgespec.server.schema import MOST_CHOICES, Request
+from edgespec.server.schema import Request
 from edgespec.server.threads import in_thread
 from edgespec.text.conversation.thinking import ThinkingText
 from edgespec.text.conversation.tool_calls import ToolCall
@@ -274,7 +275,7 @@ def _generation(request: Request, kept: Kept, sampling: Sampling) -> Generation:
     }
     if request.prompt is not None:
         return kept.session.generate(request.prompt, raw=True, **settings)
-    settings |= {"tools": request.tools or None, "tool_choice": request.tool_choice}
+    settings |= {"tools": request.tools, "tool_choice": request.tool_choice}
     return kept.session.generate(messages=request.messages, keep_all=True, **settings)
 
 

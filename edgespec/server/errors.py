@@ -112,8 +112,10 @@ def api_error(error: EdgespecError, param: str | None = None) -> ApiError:
     if isinstance(error, PromptTooLongError):
         code = "context_length_exceeded"
         return ApiError(f"{code}: {message}", param=param, code=code)  # clients look for it in the message
-    if isinstance(error, InvalidRequestError | TemplateError):
-        return ApiError(message, code=None if isinstance(error, InvalidRequestError) else "template_error")
+    if isinstance(error, InvalidRequestError):
+        return ApiError(message, param=error.param)
+    if isinstance(error, TemplateError):
+        return ApiError(message, code="template_error")
     if isinstance(error, _UNAVAILABLE):
         return ApiError(message, status=503, code="unavailable", retry_s=RETRY_S)
     return ApiError(message, status=500, code="internal_error")

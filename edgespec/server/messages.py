@@ -20,6 +20,21 @@ MOST_MESSAGES = 10_000
 
 _JOINED_BY = "\n\n"
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+# The kinds of a message's parts, and the names of their texts. Refusals are those of OpenAI's models.
+_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+def _part(text: str) -> dict[str, Any]:
+    """The schema of the parts whose text has the name ``text``."""
+    members = {"type": {"enum": [kind for kind, name in _PARTS.items() if name == text]}, text: {"type": "string"}}
+    return {"type": "object", "required": ["type", text], "properties": members}
+
+
+_LIST = {"type": "array", "items": {"oneOf": [_part("text"), _part("refusal")]}}
+_MEMBERS = {"role": {"enum": list(_ROLES)}, "content": {"oneOf": [{"type": "null"}, {"type": "string"}, _LIST]}}
+_MESSAGE = {"type": "object", "required": ["role"], "properties": _MEMBERS}
+# The JSON schema of messages.
+MESSAGES = {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MOST_MESSAGES}
 
 
 def read_messages(given: object) -> tuple[Message, ...]:
@@ -106,10 +121,10 @@ def _content(given: Any, param: str) -> str:
         if not isinstance(part, Mapping):
             raise ApiError(f"a part of {param} must be an object with a type", param=param)
         kind = part.get("type")
-        name = "refusal" if kind == "refusal" else "text"  # refusals of OpenAI's models
-        if kind not in ("text", "input_text", "output_text", "refusal"):
+        if not isinstance(kind, str) or kind not in _PARTS:
             raise unsupported(param, f"a part of the type {str(kind)[:32]!r} ({param})")
-        if not isinstance(part.get(name), str):
+        text = part.get(_PARTS[kind])
+        if not isinstance(text, str):
             raise ApiError(f"a text part of {param} has no text", param=param)
-        texts.append(part[name])
+        texts.append(text)
     return "".join(texts)

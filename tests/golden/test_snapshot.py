@@ -25,6 +25,7 @@ import pytest
 import edgespec
 import edgespec.errors
 from edgespec.files.home import Home
+from edgespec.server.openapi import document
 from tests.support.calibrating import fix_plain_ratio, shorten_contention
 from tests.support.command_line import InProcess, Result, run_cli
 from tests.support.exporting import GGUF, succeeded
@@ -370,6 +371,12 @@ def made(kind: type[edgespec.EdgespecError]) -> edgespec.EdgespecError:
         if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
     ]
     return kind(**{name: _VALUES.get(name, 1) for name in needed})
+
+
+def test_the_openapi_document_matches_the_snapshot() -> None:
+    found = document()
+    found["info"]["version"] = "VERSION"
+    check("openapi.json", json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def test_error_types_match_the_snapshot(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import MOST_BIASED
 from edgespec.server.errors import ApiError
+from edgespec.server.fields import MOST_CHOICES, MOST_STOPS
 from edgespec.server.messages import MOST_MESSAGES, read_messages
-from edgespec.server.schema import MOST_CHOICES, MOST_STOPS, Request, read_chat, read_completion
+from edgespec.server.schema import Request, read_chat, read_completion
 from edgespec.server.strict_json import MOST_NESTED, MOST_NESTING, parse_body
 from edgespec.text.conversation.tools import MOST_TOOLS
 
@@ -110,7 +111,7 @@ def test_minus_one_means_a_random_seed_and_no_limit() -> None:
     "ignored",
     [
         {"user": "someone", "metadata": {"a": 1}, "store": True, "service_tier": "auto", "parallel_tool_calls": True},
-        {"tools": [], "tool_choice": "auto", "logit_bias": {}, "logprobs": False, "top_logprobs": 0},
+        {"tools": [], "tool_choice": None, "logit_bias": {}, "logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}, "modalities": ["text"], "functions": None},
         {"something_new": [1, 2, 3]},
         dict.fromkeys(("temperature", "stop", "n", "seed", "stream", "stream_options", "max_tokens", "model")),
@@ -307,7 +308,7 @@ def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     found = read_chat({"messages": HI, "tools": [tool], "tool_choice": "auto"})
     assert (found.tools, found.tool_choice) == ((tool,), "auto")
-    for wrong in ("x", {"a": 1}, [{"a": "\0"}], [{"\ud800": 1}], [["a", "\0"]], [{"type": "web_search"}]):
+    for wrong in ("x", {"a": 1}, [{"a": "\0"}], [{"\ud800": 1}], [["a", "\0"]]):
         assert refused(read_chat, {"messages": HI, "tools": wrong}).param == "tools"
 
 

@@ -70,11 +70,25 @@ def test_a_call_that_is_not_allowed_stays_text(client: openai.OpenAI, says: list
     assert reply.choices[0].message.content == CALL
 
 
-@pytest.mark.parametrize("wrong", [{"tools": [{"type": "function"}]}, {"tools": TOOLS, "tool_choice": "required"}])
-def test_wrong_tools_and_forced_calls_are_refused(tools_server: Running, wrong: dict[str, Any]) -> None:
-    response = tools_server.post(messages=ASK, **wrong)
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("tools", [{"type": "function"}], None),
+        ("tools", [{"type": "web_search"}], None),
+        ("tools", [TOOLS[0], TOOLS[0]], None),
+        ("tool_choice", "required", "unsupported_parameter"),
+        ("tool_choice", {"type": "function", "function": {"name": "weather"}}, "unsupported_parameter"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_wrong_tools_and_forced_calls_are_refused(
+    tools_server: Running, field: str, value: Any, code: str | None, stream: bool
+) -> None:
+    response = tools_server.post(messages=ASK, **{"tools": TOOLS, "stream": stream, field: value})
     assert response.status_code == 400
-    assert response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert (error["param"], error["code"], error["type"]) == (field, code, "invalid_request_error")
+    assert error["message"]
 
 
 def test_a_model_whose_template_has_no_tools_says_so(server: Running) -> None:

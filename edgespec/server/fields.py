@@ -1,0 +1,281 @@
+"""The fields of a request, each once: what it may be, what it sets, and what becomes of those that are not obeyed.
+
+The parser, the OpenAPI document and the tables of docs/guide/serve.md are made of ``FIELDS``. Fields that are not in
+it are ignored: clients send many, and a refusal would stop clients that work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, TypeAlias
+
+from edgespec.decoding.logprobs import MOST_TOP
+from edgespec.decoding.sampling import BIASES, MOST_BIASED, RANGES
+from edgespec.files.checked import Range
+from edgespec.server.errors import ApiError
+from edgespec.server.json_schema import Schema, fits, wanted
+from edgespec.server.messages import MESSAGES, read_messages
+from edgespec.server.strict_json import check_texts
+from edgespec.text.conversation.tools import MOST_TOOLS
+
+# OpenAI allows 4; editors' lists for some programming languages have 19.
+MOST_STOPS = 32
+# Answers to one request. They are decoded one after another.
+MOST_CHOICES = 16
+# The share of the likeliest token is larger in any vocabulary.
+_LEAST_TOP_P = 1e-9
+# A smaller divisor makes scores infinite.
+_LEAST_REPEAT_PENALTY = 0.01
+_SEEDS = 2**64
+_MOST_WHOLE = 2**31 - 1
+
+
+class Treatment(Enum):
+    """What becomes of a field. A refused one may have the values of its schema, which change nothing."""
+
+    OBEYED = "obeyed"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+
+
+CHAT, COMPLETION = ("chat",), ("completion",)
+_Own: TypeAlias = Callable[[Any], Any]
+
+
+def _same(given: Any) -> Any:
+    return given
+
+
+def _nothing(given: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of the bodies of ``apis``. A name with a dot is that of a member of an object.
+
+    ``schema`` is what it may be; values outside an ``enum`` ask for what is not supported. ``own`` is what a value
+    means here, None if nothing. ``sets`` names what it becomes, by default the field's own name: a field of Request,
+    or behind ``sampling.`` one of Sampling. Of several fields that set the same, the first of the table counts.
+    Absent and null mean the default of what is set. ``shown`` is another schema for the OpenAPI document, or False if
+    that leaves the field out. With ``texts`` the field's texts reach the model.
+    """
+
+    name: str
+    schema: Schema
+    meaning: str
+    apis: tuple[str, ...] = CHAT + COMPLETION
+    own: _Own = _same
+    sets: str = ""
+    shown: Schema | bool = True
+    treatment: Treatment = Treatment.OBEYED
+    required: bool = False
+    texts: bool = False
+
+    def read(self, body: Mapping[str, Any]) -> Any:
+        """What the field of this body means, None if nothing. Raises ApiError."""
+        *objects, name = self.name.split(".")
+        for each in objects:
+            body = {} if (inner := body.get(each)) is None else inner
+            if not isinstance(body, Mapping):
+                raise ApiError(f"{each} must be an object, not {_told(body)}", param=each)
+        given = body.get(name)
+        if given is None and not self.required:
+            return None
+        if self.texts:
+            given = check_texts(given, name)
+        if not fits(self.schema, given):
+            raise self._refusal(name, given)
+        return self.own(given)
+
+    def _refusal(self, name: str, given: Any) -> ApiError:
+        if self.treatment is Treatment.REFUSED or "enum" in self.schema:
+            return ApiError(
+                f"{name} {_told(given)} is not supported ({self.meaning})", param=name, code="unsupported_parameter"
+            )
+        return ApiError(f"{name} must be {wanted(self.schema)}, not {_told(given)}", param=name)
+
+
+def _told(given: Any) -> str:
+    return json.dumps(given)[:40]
+
+
+# ------------------------------------------------------------------------------------------- schemas and own values
+
+
+def _number(allowed: Range, kind: str = "number") -> Schema:
+    return {"type": [kind, "null"], "minimum": allowed.least, "maximum": allowed.most}
+
+
+def _whole(least: int, most: int) -> Schema:
+    return _number(Range(least, most), "integer")
+
+
+_FLAG: Schema = {"type": ["boolean", "null"]}
+_TEXT: Schema = {"type": ["string", "null"]}
+_TEXTS: Schema = {"type": "array", "items": {"type": "string"}, "maxItems": MOST_STOPS}
+_STOPS: Schema = {"oneOf": [{"type": "null"}, {"type": "string"}, _TEXTS]}
+_OBJECTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_TOOLS}
+_PROMPT: Schema = {"type": "string", "minLength": 1}
+_CHOICE: Schema = {"enum": [None, "auto", "none"]}
+_LENGTH: Schema = {"type": "integer", "minimum": 1}
+_TOP = _whole(0, MOST_TOP)
+_BIASES: Schema = {
+    "type": ["object", "null"],
+    "patternProperties": {"^[0-9]{1,9}$": {"type": "number", "minimum": BIASES.least, "maximum": BIASES.most}},
+    "additionalProperties": False,
+    "maxProperties": MOST_BIASED,
+}
+_REPEAT = _number(replace(RANGES["repeat_penalty"], least=_LEAST_REPEAT_PENALTY, above=False))
+_TEXT_FORM: Schema = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
+_EMPTY: Schema = {"enum": [False, 0, "", [], {}]}
+
+
+def _seed(given: float) -> int | None:
+    """-1 means none, as in llama.cpp. Other negative ones are those of OpenAI's 64-bit integers."""
+    return None if given == -1 else int(given) % _SEEDS
+
+
+def _top(given: float) -> int | None:
+    return None if given is False else int(given)
+
+
+def _stops(given: str | list[str]) -> tuple[str, ...]:
+    return tuple(filter(None, [given] if isinstance(given, str) else given))
+
+
+def _biases(given: Mapping[str, float]) -> dict[int, float] | None:
+    return {int(token): bias for token, bias in given.items()} or None
+
+
+# -------------------------------------------------------------------------------------------------------- the table
+
+
+def _unsupported(
+    name: str, meaning: str, unless: Schema = _EMPTY, apis: tuple[str, ...] = CHAT + COMPLETION
+) -> Field:
+    return Field(name, unless, meaning, apis, _nothing, shown=False, treatment=Treatment.REFUSED)
+
+
+def _ignored(name: str) -> Field:
+    return Field(name, {}, "nothing", own=_nothing, shown=False, treatment=Treatment.IGNORED)
+
+
+def _length(name: str, apis: tuple[str, ...] = CHAT + COMPLETION) -> Field:
+    meaning = "the most tokens of an answer; without it, or with -1, the rest of the context"
+    schema = {"anyOf": [{"const": -1}, {**_LENGTH, "maximum": _MOST_WHOLE}]}
+    shown = {"anyOf": [{"type": "null"}, {"const": -1}, _LENGTH]}
+    return Field(name, schema, meaning, apis, int, "max_tokens", shown)
+
+
+def _thinking(name: str, schema: Schema, own: _Own = _same) -> Field:
+    return Field(
+        name, schema, "whether the model may think first, where its template has a switch", CHAT, own, "think", False
+    )
+
+
+def _drawing(name: str, schema: Schema, own: _Own = _same) -> Field:
+    return Field(name, schema, "as in [Sampling](sampling.md)", own=own, sets=f"sampling.{name}")
+
+
+FIELDS = (
+    _unsupported("response_format", "a form of the answer", _TEXT_FORM),
+    # What llama.cpp, vLLM and Ollama call an answer of a given form.
+    *(_unsupported(name, "a form of the answer") for name in ("grammar", "json_schema", "format")),
+    *(_unsupported(name, "a form of the answer") for name in ("structured_outputs", "guided_json", "guided_regex")),
+    *(_unsupported(name, "a form of the answer") for name in ("guided_choice", "guided_grammar")),
+    _unsupported("functions", "`tools`, by their old name", apis=CHAT),
+    _unsupported("modalities", "other answers than text", {"enum": [["text"]]}, CHAT),
+    _unsupported("best_of", "the best of several answers", {"enum": [1, True]}, COMPLETION),
+    _unsupported("suffix", "text after the answer", {"enum": [""]}, COMPLETION),
+    Field(
+        "messages", {}, "the conversation, as [below](#messages)", CHAT, read_messages, shown=MESSAGES, required=True
+    ),
+    Field(
+        "prompt",
+        {"anyOf": [_PROMPT, {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": 1}]},
+        "the text that the answer continues",
+        COMPLETION,
+        lambda given: given if isinstance(given, str) else given[0],
+        shown=_PROMPT,
+        required=True,
+        texts=True,
+    ),
+    _length("max_completion_tokens", CHAT),
+    _length("max_tokens"),
+    _length("max_completion_tokens", COMPLETION),
+    _length("n_predict"),
+    _thinking(
+        "reasoning_effort", {"anyOf": [{"const": "none"}, {}]}, lambda given: False if given == "none" else None
+    ),
+    _thinking("think", {"anyOf": [{"const": False}, {}]}, lambda given: False if given is False else None),
+    _thinking("chat_template_kwargs.enable_thinking", _FLAG),
+    Field("logprobs", _FLAG, "log-probabilities of the answer's tokens", CHAT),
+    Field("top_logprobs", _TOP, "how many of the likeliest tokens come with each", CHAT, int),
+    Field(
+        "logprobs",
+        {"anyOf": [{"const": False}, _TOP]},
+        "log-probabilities, with this many of the likeliest tokens each",
+        COMPLETION,
+        _top,
+    ),
+    Field("echo", _FLAG, "whether the answer begins with the prompt", COMPLETION),
+    Field("tools", _OBJECTS, "functions that the model may call, as [below](#tools)", CHAT, tuple, texts=True),
+    Field("tool_choice", _CHOICE, "whether the model may call them; a call cannot be forced", CHAT, texts=True),
+    Field("model", _TEXT, "the served model, by one of its names"),
+    _drawing("temperature", _number(RANGES["temperature"])),
+    # OpenAI allows 0: the likeliest token.
+    _drawing("top_p", _number(replace(RANGES["top_p"], above=False)), lambda given: given or _LEAST_TOP_P),
+    _drawing("min_p", _number(RANGES["min_p"])),
+    _drawing("presence_penalty", _number(RANGES["presence_penalty"])),
+    _drawing("frequency_penalty", _number(RANGES["frequency_penalty"])),
+    replace(_drawing("repeat_penalty", _REPEAT), name="repetition_penalty", shown=False),  # vLLM's name
+    _drawing("repeat_penalty", _REPEAT),  # llama.cpp's name
+    _drawing("top_k", _whole(-1, _MOST_WHOLE), lambda given: max(int(given), 0)),  # -1 is vLLM's number for all
+    Field(
+        "logit_bias",
+        _BIASES,
+        "numbers that are added to the scores of tokens",
+        own=_biases,
+        sets="sampling.logit_bias",
+    ),
+    Field("seed", _whole(-(_SEEDS // 2), _SEEDS - 1), "gives the same text again; with -1 one is drawn", own=_seed),
+    Field("stop", _STOPS, "texts before which the answer ends", own=_stops, texts=True),
+    Field("n", _whole(1, MOST_CHOICES), "how many answers, one after another", own=int, sets="choices"),
+    Field("stream", _FLAG, "events in place of one answer"),
+    Field("stream_options.include_usage", _FLAG, "whether the last event has `usage`"),
+    *(_ignored(name) for name in ("user", "metadata", "store", "service_tier", "parallel_tool_calls")),
+)
+
+
+def fields_of(api: str) -> list[Field]:
+    """The fields of the bodies of ``api``."""
+    return [field for field in FIELDS if api in field.apis]
+
+
+def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the fields of a body set, and ``sampling`` with the arguments of Sampling. Raises ApiError."""
+    found, sampling = dict[str, Any](), dict[str, Any]()
+    for field in fields_of(api):
+        if (value := field.read(body)) is not None:
+            group, _, name = (field.sets or field.name).rpartition(".")
+            (sampling if group == "sampling" else found).setdefault(name, value)
+    return {**found, "sampling": sampling}
+
+
+def body_schema(api: str) -> Schema:
+    """The JSON schema of the bodies of ``api`` in the OpenAPI document."""
+    found = dict[str, Any]()
+    for field in fields_of(api):
+        if shown := field.schema if field.shown is True else field.shown:
+            outer, _, name = field.name.rpartition(".")
+            inside = found.setdefault(outer, {"type": ["object", "null"], "properties": {}}) if outer else None
+            (found if inside is None else inside["properties"])[name] = shown
+    return {
+        "type": "object",
+        "properties": found,
+        "required": [each.name for each in fields_of(api) if each.required],
+    }

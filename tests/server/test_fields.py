@@ -1,0 +1,165 @@
+"""The table of fields: what it says of each field is what the parser, the OpenAPI document and the docs say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from itertools import groupby, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.decoding.sampling import RANGES, Sampling
+from edgespec.server.errors import ApiError
+from edgespec.server.fields import FIELDS, Field, Treatment, body_schema, fields_of, read_fields
+from edgespec.server.json_schema import Schema, fits, wanted
+from edgespec.server.schema import Request, read_chat, read_completion
+from tests.server.test_schema import HI, result
+
+PAGE = Path(__file__).parents[2] / "docs/guide/serve.md"
+BODIES: dict[str, dict[str, Any]] = {"chat": {"messages": HI}, "completion": {"prompt": "x"}}
+READERS = {"chat": read_chat, "completion": read_completion}
+ANY_VALUE: tuple[Any, ...] = (None, True, 0, -3, 1.5, "x", [], ["x"], {}, {"x": 1}, {"type": "x"}, 2**70)
+
+
+def known(treatment: Treatment) -> list[Field]:
+    return [field for field in FIELDS if field.treatment is treatment]
+
+
+def body_with(name: str, value: Any) -> dict[str, Any]:
+    """A body with the field: a name with a dot is that of a member."""
+    outer, _, own = name.rpartition(".")
+    return {outer: {own: value}} if outer else {own: value}
+
+
+def shown(field: Field) -> Schema:
+    """The schema that users read."""
+    return field.shown if isinstance(field.shown, Mapping) else field.schema
+
+
+def rows(treatment: Treatment) -> list[str]:
+    """The rows of the docs' table. Fields of one meaning share a row."""
+    kinds = groupby(known(treatment), lambda field: (wanted(shown(field)), field.meaning))
+    return [
+        f"| {', '.join(dict.fromkeys(f'`{field.name}`' for field in fields))} | {what} | {meaning} |"
+        for (what, meaning), fields in kinds
+    ]
+
+
+def test_an_api_has_each_name_once() -> None:
+    for api in BODIES:
+        assert set(Counter(field.name for field in fields_of(api)).values()) == {1}
+
+
+def test_an_obeyed_field_sets_what_a_request_has_and_others_set_nothing() -> None:
+    own = {each.name for each in dataclasses.fields(Request)} | {"top_logprobs"}
+    own |= {f"sampling.{each.name}" for each in dataclasses.fields(Sampling)}
+    assert {field.sets or field.name.rpartition(".")[2] for field in known(Treatment.OBEYED)} <= own
+    for field in (*known(Treatment.REFUSED), *known(Treatment.IGNORED)):
+        assert not field.sets
+        assert not field.shown
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: f"{field.name} of {' and '.join(field.apis)}")
+def test_any_value_is_obeyed_or_refused_by_the_fields_name_or_changes_nothing(field: Field) -> None:
+    for api, value in product(field.apis, ANY_VALUE):
+        found = result(READERS[api], {**BODIES[api], **body_with(field.name, value)})
+        if isinstance(found, ApiError):
+            assert str(found.param).partition("[")[0] == field.name.rpartition(".")[2]
+            assert found.status == 400
+            supported = field.treatment is Treatment.OBEYED and "enum" not in field.schema
+            assert found.code == (None if supported else "unsupported_parameter")
+        assert field.treatment is not Treatment.IGNORED or found == READERS[api](BODIES[api])
+        assert field.treatment is not Treatment.REFUSED or found == READERS[api](BODIES[api]) or found.code
+
+
+def test_the_ranges_of_sampling_are_those_of_requests() -> None:
+    wider = {"top_p": ("above", 0), "repeat_penalty": ("least", 0.01), "top_k": ("least", -1)}
+    properties = body_schema("chat")["properties"]
+    for name, allowed in RANGES.items():
+        if name != "seed":  # negative seeds are those of OpenAI's 64-bit integers
+            least, most = properties[name]["minimum"], properties[name]["maximum"]
+            assert least == (wider[name][1] if name in wider else allowed.least)
+            assert most == min(allowed.most, 2**31 - 1)
+            assert read_fields("chat", {**BODIES["chat"], name: most})["sampling"] == {name: most}
+
+
+@pytest.mark.parametrize("treatment", [Treatment.OBEYED, Treatment.REFUSED])
+def test_the_docs_have_the_table(treatment: Treatment) -> None:
+    assert "\n".join(rows(treatment)) in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_docs_name_the_fields_that_are_ignored() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert [field.name for field in known(Treatment.IGNORED) if f"`{field.name}`" not in page] == []
+
+
+# ---------------------------------------------------------------------------------------------------- JSON schemas
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused", "words"),
+    [
+        ({}, [None, 1, "x", [], {}], [], "anything"),
+        ({"type": ["boolean", "null"]}, [True, False, None], [0, 1, "true"], "true or false"),
+        ({"type": "string", "minLength": 1}, ["x"], ["", None, 3], "text"),
+        (
+            {"type": "integer", "minimum": 1},
+            [1, 7.0, 10**400],
+            [0, 1.5, True, "1", None],
+            "a whole number of at least 1",
+        ),
+        (
+            {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+            [0, 0.5, 1, None],
+            [-1, 1.5, True, float("nan")],
+            "a number from 0 to 1",
+        ),
+        ({"enum": [None, "auto", 1]}, [None, "auto", 1, 1.0], ["x", True, []], '"auto" or 1'),
+        ({"anyOf": [{"const": False}, {"type": "string"}]}, [False, "x"], [0, None, True], "false or text"),
+        ({"oneOf": [{"type": "null"}, {"type": "array", "items": {}}]}, [None, [1]], [{}, "x"], "a list"),
+        (
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
+            [["a"], ["a", "b"]],
+            [[], ["a", 1], ["a", "b", "c"], "a"],
+            "a list of at most 2",
+        ),
+        (
+            {"type": "object", "required": ["a"], "properties": {"a": {"const": 1}}},
+            [{"a": 1}, {"a": 1, "b": 2}],
+            [{}, {"a": 2}, [], "a"],
+            '{"a": 1}',
+        ),
+        (
+            {"type": "object", "patternProperties": {"^[0-9]$": {"type": "number"}}, "maxProperties": 2},
+            [{}, {"1": 2, "3": 4}],
+            [{"a": 1}, {"11": 1}, {"1\n": 1}, {"1": "x"}, {"1": 1, "2": 1, "3": 1}],
+            "an object of at most 2",
+        ),
+    ],
+)
+def test_a_schema_allows_what_it_says(schema: Schema, allowed: list[Any], refused: list[Any], words: str) -> None:
+    assert [value for value in allowed if not fits(schema, value)] == []
+    assert [value for value in refused if fits(schema, value)] == []
+    assert wanted(schema) == words
+
+
+def test_the_tables_schemas_use_no_keyword_that_is_not_checked() -> None:
+    known = {"type", "minimum", "maximum", "minLength", "minItems", "maxItems", "items", "maxProperties", "required"}
+    known |= {"anyOf", "oneOf", "const", "enum", "properties", "patternProperties", "additionalProperties"}
+
+    def keywords(schema: Schema) -> set[str]:
+        inner = [
+            *schema.get("anyOf", ()),
+            *schema.get("oneOf", ()),
+            *([schema["items"]] if "items" in schema else ()),
+        ]
+        inner += [*schema.get("properties", {}).values(), *schema.get("patternProperties", {}).values()]
+        return set(schema).union(*map(keywords, inner))
+
+    for field in FIELDS:
+        assert keywords(field.schema) <= known, field.name
+        assert ("additionalProperties" in json.dumps(field.schema)) == ("patternProperties" in field.schema)
