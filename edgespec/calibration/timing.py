@@ -9,16 +9,17 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 
 from edgespec.calibration.self_check import self_check
 from edgespec.calibration.width_probe import STEP_TOKENS, WidthProber, probe_tokens
+from edgespec.files.checked import Range
 from edgespec.interfaces.model import FrequentHeadSequence, Model, ModelFacts, Sequence
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.acceptance import Acceptance
@@ -80,14 +81,16 @@ FULL = Scope(repetitions=FULL_REPETITIONS, every_context=True, complete=True, to
 class ModelTimes:
     """Times of a model in one setting: lower quartiles in seconds, by context length and width.
 
-    ``prompt_token_s`` is the time of a prompt token, read ``STEP_TOKENS`` at a time.
+    ``prompt_token_s`` is the time of a prompt token, read ``STEP_TOKENS`` at a time. ``busy`` is the share of the
+    processors that other programs used during the measurement, if too large.
     """
 
     contexts: tuple[int, ...]
     widths: tuple[int, ...]
     forward_s: tuple[tuple[float, ...], ...]
-    prompt_token_s: float
-    repetitions: int
+    prompt_token_s: Annotated[float, Range(0, above=True)]
+    repetitions: Annotated[int, Range(1)]
+    busy: Annotated[float, Range(0, 1)] = 0.0
 
     @property
     def curves(self) -> ContextCurves:
@@ -119,30 +122,6 @@ class ModelTimes:
         if drafter.mask_id is None:
             return self.draft_cost
         return DraftCost(one_pass=self.curves.curves[0], lag_token_s=self.prompt_token_s)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "contexts": list(self.contexts),
-            "widths": list(self.widths),
-            "forward_s": [list(seconds) for seconds in self.forward_s],
-            "prompt_token_s": self.prompt_token_s,
-            "repetitions": self.repetitions,
-        }
-
-    @staticmethod
-    def from_json(stored: Mapping[str, Any]) -> ModelTimes:
-        """Raises ValueError, KeyError or TypeError for anything that ``as_json`` would not have written."""
-        times = ModelTimes(
-            contexts=tuple(int(context) for context in stored["contexts"]),
-            widths=tuple(int(width) for width in stored["widths"]),
-            forward_s=tuple(tuple(float(seconds) for seconds in row) for row in stored["forward_s"]),
-            prompt_token_s=float(stored["prompt_token_s"]),
-            repetitions=int(stored["repetitions"]),
-        )
-        if not 0 < times.prompt_token_s < float("inf") or times.repetitions < 1:
-            raise ValueError("prompt_token_s must be positive and finite, and repetitions at least 1")
-        times.curves  # noqa: B018  (checks the rest)
-        return times
 
 
 def measure_target(

@@ -184,9 +184,14 @@ def is_text(value: str) -> bool:
     return True
 
 
+def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
+    """The JSON object in the file ``path`` of at most ``most_bytes``. Raises ModelFileError."""
+    return parse_object(path, read_regular_file(path, most_bytes))
+
+
 def read_fields(path: Path, most_bytes: int) -> Fields:
     """The JSON object in the file ``path`` of at most ``most_bytes``. Raises ModelFileError."""
-    return Fields(path, parse_object(path, read_regular_file(path, most_bytes)))
+    return Fields(path, read_object(path, most_bytes))
 
 
 # ------------------------------------------------------------------------------------------------------- records
@@ -321,6 +326,19 @@ def read(record: type[T], value: object, *, ignore_unknown: bool = False) -> T:
     """
     kind: Kind[T] = kind_of(record, ignore_unknown=ignore_unknown)
     return kind.read(value)
+
+
+def to_json(value: Any) -> Any:
+    """A record as JSON that ``read`` reads as the same record; infinity, which JSON lacks, as null."""
+    if is_dataclass(value):
+        return {own.name: to_json(getattr(value, own.name)) for own in dataclasses.fields(value) if own.init}
+    if isinstance(value, Mapping):
+        return {str(name): to_json(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and math.isinf(value) else value
 
 
 def kind_of(hint: Any, *, ignore_unknown: bool = False) -> Kind[Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +43,10 @@ class ThreadBandwidth:
     best_bytes_per_s: float
     median_bytes_per_s: float
 
+    def __post_init__(self) -> None:
+        if self.threads < 1 or not 0 < self.median_bytes_per_s <= self.best_bytes_per_s < math.inf:
+            raise ValueError("some threads read at positive rates, and the best pass is the fastest")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandwidthMeasurement:
@@ -51,6 +54,11 @@ class BandwidthMeasurement:
 
     by_threads: tuple[ThreadBandwidth, ...]
     buffer_bytes: int
+
+    def __post_init__(self) -> None:
+        counts = [measured.threads for measured in self.by_threads]
+        if not counts or counts != sorted(set(counts)) or self.buffer_bytes < 1:
+            raise ValueError("a buffer is read by ascending numbers of threads")
 
     @property
     def fastest(self) -> ThreadBandwidth:
@@ -76,22 +84,6 @@ class BandwidthMeasurement:
                 for measured in self.by_threads
             ],
         }
-
-    @classmethod
-    def from_json(cls, stored: object) -> BandwidthMeasurement:
-        """Read what ``as_json`` made. Raises ValueError for anything else."""
-        table = _table(stored, {"read_bytes_per_s", "buffer_bytes", "by_threads"})
-        rows = table["by_threads"]
-        if not isinstance(rows, list) or not rows:
-            raise ValueError("by_threads is not a list of measurements")
-        measurement = cls(
-            by_threads=tuple(_thread_bandwidth(row) for row in rows), buffer_bytes=_count(table["buffer_bytes"])
-        )
-        if any(a.threads >= b.threads for a, b in itertools.pairwise(measurement.by_threads)):
-            raise ValueError("thread counts do not ascend")
-        if _rate(table["read_bytes_per_s"]) != measurement.read_bytes_per_s:
-            raise ValueError("read_bytes_per_s is not the highest median")
-        return measurement
 
 
 def measure_read_bandwidth(
@@ -193,36 +185,3 @@ def _require_positive(**values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise InvalidRequestError(f"{name} must be positive and finite, not {value}")
-
-
-def _thread_bandwidth(row: object) -> ThreadBandwidth:
-    table = _table(row, {"threads", "best_bytes_per_s", "median_bytes_per_s"})
-    measured = ThreadBandwidth(
-        threads=_count(table["threads"]),
-        best_bytes_per_s=_rate(table["best_bytes_per_s"]),
-        median_bytes_per_s=_rate(table["median_bytes_per_s"]),
-    )
-    if measured.median_bytes_per_s > measured.best_bytes_per_s:
-        raise ValueError("the median pass is faster than the best")
-    return measured
-
-
-def _table(stored: object, keys: set[str]) -> Mapping[str, object]:
-    if not isinstance(stored, dict) or set(stored) != keys:
-        raise ValueError(f"not an object with {', '.join(sorted(keys))}")
-    return stored
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{value!r} is not a positive integer")
-    return value
-
-
-def _rate(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ValueError(f"{value!r} is not a positive rate")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ValueError("the rate is beyond the range of a float") from error

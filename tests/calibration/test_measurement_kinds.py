@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from edgespec.calibration import kinds
 from edgespec.calibration.measurement_store import SCHEMA_VERSION, Measurements
 from edgespec.calibration.timing import ModelTimes
+from edgespec.files.checked import read, to_json
 from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from tests.calibration.test_measurements import FACTS, PROBE, TIMES, changed, stored_file
@@ -29,17 +31,21 @@ PRIOR = AcceptancePrior(
 Kind = tuple[Callable[[Measurements], None], Callable[[Measurements], Any], Any]
 
 KINDS: dict[str, Kind] = {
-    "widths": (lambda kept: kept.save_widths(FACTS, PROBE), lambda kept: kept.load_widths(FACTS), PROBE),
-    "times": (lambda kept: kept.save_times(FACTS, TIMES), lambda kept: kept.load_times(FACTS), TIMES),
-    "plain": (lambda kept: kept.save_plain_s(FACTS, 0.125), lambda kept: kept.load_plain_s(FACTS), 0.125),
+    "widths": (
+        lambda kept: kept.save(kinds.WIDTHS, PROBE, FACTS),
+        lambda kept: kept.load(kinds.WIDTHS, FACTS),
+        PROBE,
+    ),
+    "times": (lambda kept: kept.save(kinds.TIMES, TIMES, FACTS), lambda kept: kept.load(kinds.TIMES, FACTS), TIMES),
+    "plain": (lambda kept: kept.save(kinds.PLAIN, 0.125, FACTS), lambda kept: kept.load(kinds.PLAIN, FACTS), 0.125),
     "contention": (
-        lambda kept: kept.save_contention(FACTS, SMALL, BOTH),
-        lambda kept: kept.load_contention(FACTS, SMALL),
+        lambda kept: kept.save(kinds.CONTENTION, BOTH, FACTS, SMALL),
+        lambda kept: kept.load(kinds.CONTENTION, FACTS, SMALL),
         BOTH,
     ),
     "acceptance": (
-        lambda kept: kept.save_acceptance(FACTS, "lookup", PRIOR),
-        lambda kept: kept.load_acceptance(FACTS, "lookup"),
+        lambda kept: kept.save(kinds.ACCEPTANCE, PRIOR, FACTS, "lookup"),
+        lambda kept: kept.load(kinds.ACCEPTANCE, FACTS, "lookup"),
         PRIOR,
     ),
 }
@@ -75,14 +81,14 @@ def test_kinds_of_measurements_do_not_overwrite_each_other(kept: Measurements) -
 def test_newer_times_of_a_setting_replace_its_old_curve(kept: Measurements, tmp_path: Path) -> None:
     nowhere = Measurements(tmp_path / "measurements" / "widths", "machine-1")
     for store in (kept, nowhere):
-        store.save_times(FACTS, TIMES)
-        store.save_plain_s(FACTS, 0.125)
+        store.save(kinds.TIMES, TIMES, FACTS)
+        store.save(kinds.PLAIN, 0.125, FACTS)
         (tmp_path / "measurements").mkdir(exist_ok=True)
         assert store.plain_s(FACTS) == TIMES.curves.curves[0].plain_s
-        store.forget_times(FACTS)
-        assert store.load_times(FACTS) is None
+        store.forget(kinds.TIMES, FACTS)
+        assert store.load(kinds.TIMES, FACTS) is None
         assert store.plain_s(FACTS) == 0.125
-        store.forget_times(FACTS)
+        store.forget(kinds.TIMES, FACTS)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"{", b"\xff", b"[" * 10_000])
@@ -181,22 +187,24 @@ def test_the_power_source_is_unknown_by_default(tmp_path: Path) -> None:
 
 
 def test_acceptance_is_keyed_by_the_models_and_not_the_machine(kept: Measurements) -> None:
-    kept.save_acceptance(FACTS, "model:a", PRIOR)
+    kept.save(kinds.ACCEPTANCE, PRIOR, FACTS, "model:a")
     elsewhere = Measurements(kept.folder, "machine-2", "battery")
-    assert elsewhere.load_acceptance(replace(FACTS, threads=1, build="other", device="gpu0"), "model:a") == PRIOR
-    assert elsewhere.load_acceptance(FACTS, "model:b") is None
-    assert elsewhere.load_acceptance(replace(FACTS, sha256="sha256:00"), "model:a") is None
+    assert (
+        elsewhere.load(kinds.ACCEPTANCE, replace(FACTS, threads=1, build="other", device="gpu0"), "model:a") == PRIOR
+    )
+    assert elsewhere.load(kinds.ACCEPTANCE, FACTS, "model:b") is None
+    assert elsewhere.load(kinds.ACCEPTANCE, replace(FACTS, sha256="sha256:00"), "model:a") is None
 
 
 def test_contention_is_keyed_by_target_and_drafter(kept: Measurements) -> None:
-    kept.save_contention(FACTS, SMALL, BOTH)
-    assert kept.load_contention(SMALL, FACTS) is None
-    assert kept.load_contention(replace(FACTS, threads=1), SMALL) is None
-    assert kept.load_contention(FACTS, replace(SMALL, threads=1)) is None
+    kept.save(kinds.CONTENTION, BOTH, FACTS, SMALL)
+    assert kept.load(kinds.CONTENTION, SMALL, FACTS) is None
+    assert kept.load(kinds.CONTENTION, replace(FACTS, threads=1), SMALL) is None
+    assert kept.load(kinds.CONTENTION, FACTS, replace(SMALL, threads=1)) is None
 
 
 def test_model_times_survive_json() -> None:
-    assert ModelTimes.from_json(json.loads(json.dumps(TIMES.as_json()))) == TIMES
+    assert read(ModelTimes, json.loads(json.dumps(to_json(TIMES)))) == TIMES
     assert TIMES.curves.at(96).plain_s == 0.1
     assert TIMES.curves.at(2000).plain_s == 0.2
     assert (TIMES.draft_cost.token_s, TIMES.draft_cost.lag_token_s, TIMES.draft_cost.round_s) == (0.1, 0.003, 0.0)

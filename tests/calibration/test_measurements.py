@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from edgespec.calibration import kinds
 from edgespec.calibration.measurement_store import SCHEMA_VERSION, Measurements
 from edgespec.calibration.timing import ModelTimes
 from edgespec.planning.cost.contention import Contention
@@ -40,6 +41,7 @@ TIMES = ModelTimes(
     prompt_token_s=0.003,
     repetitions=5,
 )
+BUSY = replace(TIMES, busy=0.5)
 
 
 @pytest.fixture
@@ -53,10 +55,10 @@ def stored_file(kept: Measurements) -> Path:
 
 
 def test_a_saved_width_probe_is_loaded_again(kept: Measurements) -> None:
-    assert kept.load_widths(FACTS) is None
-    kept.save_widths(FACTS, PROBE)
-    assert kept.load_widths(FACTS) == PROBE
-    assert Measurements(kept.folder, "machine-1").load_widths(FACTS) == PROBE
+    assert kept.load(kinds.WIDTHS, FACTS) is None
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
+    assert kept.load(kinds.WIDTHS, FACTS) == PROBE
+    assert Measurements(kept.folder, "machine-1").load(kinds.WIDTHS, FACTS) == PROBE
 
 
 @pytest.mark.slow
@@ -73,23 +75,23 @@ def test_every_width_probe_survives_the_store(
         ContextProbe(start=start, positions=12, max_abs_diff={100 + start: diff}) for start, diff in enumerate(diffs)
     )
     probe = WidthProbe(widths=(1, *sorted(widths)), contexts=contexts, complete=complete)
-    kept.save_widths(FACTS, probe)
-    assert kept.load_widths(FACTS) == probe
+    kept.save(kinds.WIDTHS, probe, FACTS)
+    assert kept.load(kinds.WIDTHS, FACTS) == probe
 
 
 def test_an_unbounded_difference_survives_the_store(kept: Measurements) -> None:
     probe = WidthProbe(widths=(1,), contexts=(ContextProbe(start=96, positions=12, max_abs_diff={2: math.inf}),))
-    kept.save_widths(FACTS, probe)
-    found = kept.load_widths(FACTS)
+    kept.save(kinds.WIDTHS, probe, FACTS)
+    found = kept.load(kinds.WIDTHS, FACTS)
     assert found is not None
     assert found.max_abs_diff == math.inf
 
 
 def test_a_later_probe_replaces_the_earlier_one(kept: Measurements) -> None:
-    kept.save_widths(FACTS, PROBE)
-    kept.save_widths(FACTS, replace(PROBE, widths=(1, 2)))
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
+    kept.save(kinds.WIDTHS, replace(PROBE, widths=(1, 2)), FACTS)
     assert len(list(kept.folder.iterdir())) == 1
-    found = kept.load_widths(FACTS)
+    found = kept.load(kinds.WIDTHS, FACTS)
     assert found is not None
     assert found.widths == (1, 2)
 
@@ -113,17 +115,17 @@ def test_a_later_probe_replaces_the_earlier_one(kept: Measurements) -> None:
     ids=str,
 )
 def test_a_probe_is_not_found_once_anything_in_its_key_changes(kept: Measurements, change: dict[str, Any]) -> None:
-    kept.save_widths(FACTS, PROBE)
-    assert kept.load_widths(replace(FACTS, **change)) is None
-    assert kept.load_widths(FACTS) == PROBE
-    kept.save_times(FACTS, TIMES)
-    assert kept.load_times(replace(FACTS, **change)) is None
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
+    assert kept.load(kinds.WIDTHS, replace(FACTS, **change)) is None
+    assert kept.load(kinds.WIDTHS, FACTS) == PROBE
+    kept.save(kinds.TIMES, TIMES, FACTS)
+    assert kept.load(kinds.TIMES, replace(FACTS, **change)) is None
     assert kept.notes == []  # a missing file is not damaged
 
 
 def test_a_probe_from_another_machine_is_not_used(kept: Measurements) -> None:
-    kept.save_widths(FACTS, PROBE)
-    assert Measurements(kept.folder, "machine-2").load_widths(FACTS) is None
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
+    assert Measurements(kept.folder, "machine-2").load(kinds.WIDTHS, FACTS) is None
 
 
 OURS = replace(FACTS, runtime="native", build="7+abc", settings={"level": "avx2"}, bit_equal_by_construction=True)
@@ -131,29 +133,29 @@ OURS = replace(FACTS, runtime="native", build="7+abc", settings={"level": "avx2"
 
 @pytest.mark.parametrize("change", [{"threads": 9}, {"device": "cpu2"}])
 def test_a_self_check_applies_to_any_machine_and_thread_count(kept: Measurements, change: dict[str, Any]) -> None:
-    kept.save_widths(OURS, PROBE)
-    assert kept.load_widths(replace(OURS, **change)) == PROBE
-    assert Measurements(kept.folder, "machine-2").load_widths(OURS) == PROBE
+    kept.save(kinds.WIDTHS, PROBE, OURS)
+    assert kept.load(kinds.WIDTHS, replace(OURS, **change)) == PROBE
+    assert Measurements(kept.folder, "machine-2").load(kinds.WIDTHS, OURS) == PROBE
 
 
 @pytest.mark.parametrize("change", [{"build": "8+def"}, {"settings": {"level": "avx-vnni"}}, {"sha256": "sha256:cd"}])
 def test_another_build_level_or_file_needs_a_new_self_check(kept: Measurements, change: dict[str, Any]) -> None:
-    kept.save_widths(OURS, PROBE)
-    assert kept.load_widths(replace(OURS, **change)) is None
+    kept.save(kinds.WIDTHS, PROBE, OURS)
+    assert kept.load(kinds.WIDTHS, replace(OURS, **change)) is None
 
 
 def test_times_of_another_build_of_our_kernels_are_used(kept: Measurements) -> None:
     drafter = replace(OURS, name="small")
-    kept.save_times(OURS, TIMES, busy=0.5)
-    kept.save_plain_s(OURS, 0.5)
-    kept.save_contention(OURS, drafter, Contention(target_factor=1.5, drafter_factor=1.25))
+    kept.save(kinds.TIMES, BUSY, OURS)
+    kept.save(kinds.PLAIN, 0.5, OURS)
+    kept.save(kinds.CONTENTION, Contention(target_factor=1.5, drafter_factor=1.25), OURS, drafter)
     later = Measurements(kept.folder, "machine-1")
     new, small = replace(OURS, build="8+def"), replace(drafter, build="8+def")
-    assert (later.load_times(new), later.busy_share(new), later.load_plain_s(new)) == (TIMES, 0.5, 0.5)
-    assert later.load_contention(new, small) == Contention(target_factor=1.5, drafter_factor=1.25)
+    assert (later.load(kinds.TIMES, new), later.busy_share(new), later.load(kinds.PLAIN, new)) == (BUSY, 0.5, 0.5)
+    assert later.load(kinds.CONTENTION, new, small) == Contention(target_factor=1.5, drafter_factor=1.25)
     for change in ({"threads": 9}, {"settings": {"level": "avx-vnni"}}, {"bit_equal_by_construction": False}):
-        assert later.load_times(replace(new, **change)) is None, change  # type: ignore[arg-type]
-    assert Measurements(kept.folder, "machine-2").load_times(new) is None
+        assert later.load(kinds.TIMES, replace(new, **change)) is None, change  # type: ignore[arg-type]
+    assert Measurements(kept.folder, "machine-2").load(kinds.TIMES, new) is None
     assert later.notes == []
 
 
@@ -161,36 +163,36 @@ def test_times_of_this_build_then_of_the_latest_build_are_used(kept: Measurement
     builds = {"1+a": 1000, "3+c": 3000, "2+b": 2000}
     for build, moment in builds.items():
         before = set(kept.folder.glob("*"))
-        kept.save_plain_s(replace(OURS, build=build), moment / 1e6)
+        kept.save(kinds.PLAIN, moment / 1e6, replace(OURS, build=build))
         (path,) = set(kept.folder.glob("*")) - before
         os.utime(path, (moment, moment))
     later, new = Measurements(kept.folder, "machine-1"), replace(OURS, build="8+def")
-    assert later.load_plain_s(new) == 0.003
-    later.save_plain_s(new, 0.5)
-    assert later.load_plain_s(new) == 0.5
-    later.forget_plain_s(new)
-    assert later.load_plain_s(new) is None
+    assert later.load(kinds.PLAIN, new) == 0.003
+    later.save(kinds.PLAIN, 0.5, new)
+    assert later.load(kinds.PLAIN, new) == 0.5
+    later.forget(kinds.PLAIN, new)
+    assert later.load(kinds.PLAIN, new) is None
     assert list(kept.folder.iterdir()) == []
 
 
 def test_a_damaged_file_of_another_build_is_skipped(kept: Measurements) -> None:
-    kept.save_plain_s(OURS, 0.5)
+    kept.save(kinds.PLAIN, 0.5, OURS)
     stored_file(kept).write_text("{")
     later = Measurements(kept.folder, "machine-1")
-    assert later.load_plain_s(replace(OURS, build="8+def")) is None
+    assert later.load(kinds.PLAIN, replace(OURS, build="8+def")) is None
     assert later.notes == []
 
 
 def test_a_measurement_under_the_wrong_name_is_ignored(kept: Measurements) -> None:
     """As if two keys had one digest, or the user had renamed the file."""
-    kept.save_widths(FACTS, PROBE)
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
     mine = stored_file(kept)
     data = mine.read_bytes()
     mine.unlink()
     other = replace(FACTS, threads=1)
-    kept.save_widths(other, PROBE)
+    kept.save(kinds.WIDTHS, PROBE, other)
     stored_file(kept).write_bytes(data)
-    assert kept.load_widths(other) is None
+    assert kept.load(kinds.WIDTHS, other) is None
 
 
 def changed(document: Any, *path: str | int, to: Any) -> Any:
@@ -238,17 +240,17 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_malformed_document_is_noted_and_replaced(kept: Measurements, name: str) -> None:
-    kept.save_widths(FACTS, PROBE)
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
     path = stored_file(kept)
     path.write_text(json.dumps(DAMAGES[name](json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
-    assert kept.load_widths(FACTS) is None
-    assert kept.load_widths(FACTS) is None
+    assert kept.load(kinds.WIDTHS, FACTS) is None
+    assert kept.load(kinds.WIDTHS, FACTS) is None
     (note,) = kept.notes  # once, however often it is loaded
     assert note.startswith(f"the measurement {path.name} is ignored and made again: ")
     words = {"older version": "another version", "newer version": "another version", "another key": "another machine"}
     assert words.get(name, "") in note
-    kept.save_widths(FACTS, PROBE)  # and replaced
-    assert kept.load_widths(FACTS) == PROBE
+    kept.save(kinds.WIDTHS, PROBE, FACTS)  # and replaced
+    assert kept.load(kinds.WIDTHS, FACTS) == PROBE
 
 
 @pytest.mark.parametrize(
@@ -265,51 +267,51 @@ def test_a_malformed_document_is_noted_and_replaced(kept: Measurements, name: st
     ids=["empty", "cut", "not UTF-8", "zeros", "deep", "long number", "no numbers"],
 )
 def test_a_damaged_file_is_noted_and_replaced(kept: Measurements, data: bytes) -> None:
-    kept.save_widths(FACTS, PROBE)
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
     stored_file(kept).write_bytes(data)
-    assert kept.load_widths(FACTS) is None
+    assert kept.load(kinds.WIDTHS, FACTS) is None
     assert len(kept.notes) == 1
     assert "is ignored and made again" in kept.notes[0]
 
 
 def test_a_file_truncated_at_any_byte_is_ignored(kept: Measurements) -> None:
-    kept.save_widths(FACTS, PROBE)
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
     path = stored_file(kept)
     data = path.read_bytes()
     for length in range(0, len(data.rstrip()), 7):
         path.write_bytes(data[:length])
-        assert kept.load_widths(FACTS) is None, length
+        assert kept.load(kinds.WIDTHS, FACTS) is None, length
 
 
 def test_a_huge_measurement_file_is_not_read(kept: Measurements) -> None:
-    kept.save_widths(FACTS, PROBE)
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
     path = stored_file(kept)
     data = path.read_bytes()
     path.write_bytes(data + b" " * 2**21)  # still valid JSON
-    assert kept.load_widths(FACTS) is None
+    assert kept.load(kinds.WIDTHS, FACTS) is None
     assert kept.notes[0].endswith("it is too large to be one of ours")
     path.write_bytes(data + b" " * (2**20 - len(data)))
-    assert kept.load_widths(FACTS) == PROBE
+    assert kept.load(kinds.WIDTHS, FACTS) == PROBE
 
 
 def test_a_folder_at_the_measurements_path_is_not_an_error(kept: Measurements) -> None:
-    kept.save_widths(FACTS, PROBE)
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
     path = stored_file(kept)
     path.unlink()
     path.mkdir()
-    assert kept.load_widths(FACTS) is None
+    assert kept.load(kinds.WIDTHS, FACTS) is None
     assert "it cannot be read" in kept.notes[0]
-    kept.save_widths(FACTS, PROBE)
-    assert kept.load_widths(FACTS) == PROBE  # in this process
-    assert Measurements(kept.folder, "machine-1").load_widths(FACTS) is None
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
+    assert kept.load(kinds.WIDTHS, FACTS) == PROBE  # in this process
+    assert Measurements(kept.folder, "machine-1").load(kinds.WIDTHS, FACTS) is None
 
 
 def test_an_uncreatable_folder_keeps_measurements_in_this_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file", encoding="utf-8")
     kept = Measurements(tmp_path / "file" / "measurements", "machine-1")
-    kept.save_widths(FACTS, PROBE)
-    assert kept.load_widths(FACTS) == PROBE  # the measurement is kept while this process lives
-    assert Measurements(kept.folder, "machine-1").load_widths(FACTS) is None
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
+    assert kept.load(kinds.WIDTHS, FACTS) == PROBE  # the measurement is kept while this process lives
+    assert Measurements(kept.folder, "machine-1").load(kinds.WIDTHS, FACTS) is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folder permissions do not forbid writing on Windows")
@@ -319,8 +321,8 @@ def test_a_read_only_folder_keeps_measurements_in_this_process(tmp_path: Path) -
     if os.access(folder, os.W_OK):
         pytest.skip("this user may write everywhere")
     kept = Measurements(folder, "machine-1")
-    kept.save_widths(FACTS, PROBE)
-    assert Measurements(folder, "machine-1").load_widths(FACTS) is None
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
+    assert Measurements(folder, "machine-1").load(kinds.WIDTHS, FACTS) is None
 
 
 def test_a_full_disk_keeps_measurements_in_this_process(kept: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,13 +330,13 @@ def test_a_full_disk_keeps_measurements_in_this_process(kept: Measurements, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("edgespec.files.atomic.os.fsync", full)
-    kept.save_widths(FACTS, PROBE)
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
     assert list(kept.folder.iterdir()) == []
-    assert kept.load_widths(FACTS) == PROBE
+    assert kept.load(kinds.WIDTHS, FACTS) == PROBE
     monkeypatch.undo()
-    kept.save_widths(FACTS, replace(PROBE, complete=False))  # there is room again
-    assert kept.load_widths(FACTS) == replace(PROBE, complete=False)
-    assert Measurements(kept.folder, "machine-1").load_widths(FACTS) == replace(PROBE, complete=False)
+    kept.save(kinds.WIDTHS, replace(PROBE, complete=False), FACTS)  # there is room again
+    assert kept.load(kinds.WIDTHS, FACTS) == replace(PROBE, complete=False)
+    assert Measurements(kept.folder, "machine-1").load(kinds.WIDTHS, FACTS) == replace(PROBE, complete=False)
 
 
 def test_unstored_gives_the_reason_until_everything_is_stored(
@@ -347,7 +349,7 @@ def test_unstored_gives_the_reason_until_everything_is_stored(
 
     with monkeypatch.context() as patch:
         patch.setattr("edgespec.files.atomic.os.fsync", full)
-        kept.save_widths(FACTS, PROBE)
+        kept.save(kinds.WIDTHS, PROBE, FACTS)
         assert "is full" in (kept.unstored or "")
         assert "is full" in (kept.on_power("battery").unstored or "")
 
@@ -356,10 +358,10 @@ def test_unstored_gives_the_reason_until_everything_is_stored(
 
     with monkeypatch.context() as patch:
         patch.setattr("edgespec.files.atomic.os.fsync", too_large)
-        kept.save_widths(FACTS, PROBE)
+        kept.save(kinds.WIDTHS, PROBE, FACTS)
         assert (kept.unstored or "").startswith(str(kept.folder))
         assert (kept.unstored or "").endswith(": File too large")
-    kept.save_widths(FACTS, PROBE)
+    kept.save(kinds.WIDTHS, PROBE, FACTS)
     assert kept.unstored is None
 
 
@@ -368,24 +370,26 @@ def test_unstored_gives_the_reason_until_everything_is_stored(
 
 def test_times_of_a_busy_machine_are_replaced_only_by_quieter_ones(kept: Measurements) -> None:
     assert kept.busy_share(FACTS) == 0.0
-    kept.save_times(FACTS, TIMES, busy=0.5)
-    assert (kept.load_times(FACTS), kept.busy_share(FACTS)) == (TIMES, 0.5)
-    worse, better, quiet = (replace(TIMES, prompt_token_s=seconds) for seconds in (0.9, 0.2, 0.1))
-    kept.save_times(FACTS, worse, busy=0.6)
-    assert (kept.load_times(FACTS), kept.busy_share(FACTS)) == (TIMES, 0.5)
-    kept.save_times(FACTS, better, busy=0.3)
-    assert (kept.load_times(FACTS), kept.busy_share(FACTS)) == (better, 0.3)
-    kept.save_times(FACTS, quiet)
-    kept.save_times(FACTS, better, busy=0.3)
-    assert (kept.load_times(FACTS), kept.busy_share(FACTS)) == (quiet, 0.0)
-    kept.save_times(FACTS, TIMES)
-    assert kept.load_times(FACTS) == TIMES
+    kept.save(kinds.TIMES, BUSY, FACTS)
+    assert (kept.load(kinds.TIMES, FACTS), kept.busy_share(FACTS)) == (BUSY, 0.5)
+    worse, better = replace(TIMES, prompt_token_s=0.9, busy=0.6), replace(TIMES, prompt_token_s=0.2, busy=0.3)
+    kept.save(kinds.TIMES, worse, FACTS)
+    assert kept.load(kinds.TIMES, FACTS) == BUSY
+    kept.save(kinds.TIMES, better, FACTS)
+    assert kept.load(kinds.TIMES, FACTS) == better
+    kept.save(kinds.TIMES, replace(TIMES, prompt_token_s=0.1), FACTS)
+    kept.save(kinds.TIMES, better, FACTS)
+    assert kept.load(kinds.TIMES, FACTS) == replace(TIMES, prompt_token_s=0.1)
+    assert kept.busy_share(FACTS) == 0.0
+    kept.save(kinds.TIMES, TIMES, FACTS)
+    assert kept.load(kinds.TIMES, FACTS) == TIMES
+    assert "busy" not in stored_file(kept).read_text(encoding="utf-8")
 
 
 def test_forgetting_plain_times_keeps_everything_else(kept: Measurements) -> None:
-    kept.save_times(FACTS, TIMES)
-    kept.save_plain_s(FACTS, 0.5)
-    kept.forget_plain_s(FACTS)
-    assert kept.load_plain_s(FACTS) is None
-    assert kept.load_times(FACTS) == TIMES
-    kept.forget_plain_s(FACTS)
+    kept.save(kinds.TIMES, TIMES, FACTS)
+    kept.save(kinds.PLAIN, 0.5, FACTS)
+    kept.forget(kinds.PLAIN, FACTS)
+    assert kept.load(kinds.PLAIN, FACTS) is None
+    assert kept.load(kinds.TIMES, FACTS) == TIMES
+    kept.forget(kinds.PLAIN, FACTS)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from edgespec.calibration.kinds import WIDTHS
 from edgespec.calibration.self_check import PASSES, SelfCheck, self_check
 from edgespec.errors import ForwardError
-from edgespec.planning.cost.widths import POSITIONS, WIDEST, WidthProbe, holds_for, widths_from_json, widths_to_json
+from edgespec.files.checked import kind_of, to_json
+from edgespec.planning.cost.widths import POSITIONS, WIDEST, WidthProbe, holds_for
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.noisy_model import NoisyModel
 
@@ -31,7 +33,7 @@ def test_a_self_check_takes_nine_forwards_in_passes_of_twelve_rows() -> None:
     assert told == pytest.approx([done / 9 for done in range(1, 10)])
     assert probe.widths == tuple(range(1, WIDEST + 1))
     assert (probe.complete, probe.max_abs_diff) == (True, 0.0)
-    assert widths_from_json(widths_to_json(probe)) == probe
+    assert kind_of(WIDTHS.hint).read(to_json(probe)) == probe
 
 
 def test_every_pass_of_a_self_check_compares_the_same_rows() -> None:
@@ -46,7 +48,7 @@ def test_a_self_check_that_finds_a_difference_leaves_only_width_one(width: int) 
     assert probe.widths == (1,)
     assert probe.depth_cap == 0
     assert not probe.complete
-    assert widths_from_json(widths_to_json(probe)) == probe
+    assert kind_of(WIDTHS.hint).read(to_json(probe)) == probe
 
 
 def test_a_self_check_gives_the_last_forwards_time_as_plain_time() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 import edgespec.engine.pair.calibration_run as module
+from edgespec.calibration.kinds import PLAIN
 from edgespec.calibration.timing import FULL, QUICK
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
@@ -185,7 +186,7 @@ def test_alternatives_time_plain_decoding_with_other_threads_and_caches(
         times = engine.measurements.target_times()
         assert times is not None
         with engine.target_model.with_settings(threads=1) as other:
-            seconds = engine.measurements.store.load_plain_s(other.facts)
+            seconds = engine.measurements.store.load(PLAIN, other.facts)
         assert seconds == pytest.approx(1.5 * times.curves.curves[0].plain_s)
 
 
@@ -478,7 +479,7 @@ def test_fewer_threads_are_not_chosen_while_other_programs_run(
     """While another program uses one of two processors, one thread is faster than two."""
     fix_plain_ratio(monkeypatch, 0.5)
     single = engine.target_model.facts_with(threads=1)
-    engine.measurements.store.save_plain_s(single, 1e-6)  # the result of an earlier calibration
+    engine.measurements.store.save(PLAIN, 1e-6, single)  # the result of an earlier calibration
     others["share"] = 0.4
     engine.calibrate(afresh=True, alternatives=True)
     assert engine.target_model.settings.threads == 2

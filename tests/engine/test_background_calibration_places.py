@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import edgespec.placement.model_pool as pool_module
+from edgespec.calibration.kinds import PLACE, TIMES
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import Limits, settled_settings
 from edgespec.errors import ClosedError, MemoryLimitError, ModelFileError
@@ -146,10 +147,10 @@ def test_a_place_where_timing_fails_stays_unmeasured(engine: Engine, monkeypatch
 def test_a_device_found_faster_twice_runs_the_target_from_the_next_load_on(engine: Engine) -> None:
     engine.calibrate(alternatives=True)
     place = next(place for place in engine.pair.pool.places.targets if place.footprint.layers is not None)
-    times = engine.measurements.store.load_times(place.facts)
+    times = engine.measurements.store.load(TIMES, place.facts)
     assert times is not None
     fast = tuple(tuple(seconds / 1000 for seconds in row) for row in times.forward_s)
-    engine.measurements.store.save_times(place.facts, replace(times, forward_s=fast))
+    engine.measurements.store.save(TIMES, replace(times, forward_s=fast), place.facts)
     engine.pair.replan()
     assert ranked(engine).best.target.short_name == "target on cpu"
     stays = [refusal.speedup for refusal in ranked(engine).rejected if refusal.what == place.name]
@@ -157,9 +158,9 @@ def test_a_device_found_faster_twice_runs_the_target_from_the_next_load_on(engin
     assert stays[0] > 100
     pair, store = engine.pair, engine.measurements.store
     for count in range(2):
-        assert store.load_place(place.facts).count == count
+        assert store.settled(PLACE, place.facts).count == count
         pair.measurements.settle_place(pair.pool.places)
-    assert store.load_place(place.facts).chosen == place.key
+    assert store.settled(PLACE, place.facts).chosen == place.key
     prepare, here = Preparation(pair.profile, 1, CONTEXT), pair.target.settings
     moved, said = settled_settings(store, prepare, pair.pool.target, here, pair.pool.places, 1 << 40)
     assert (moved.device, moved.gpu_layers) == ("Vulkan0", 2)

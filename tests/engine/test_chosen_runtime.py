@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.calibration.kinds import PLAIN, TIMES, WIDTHS
 from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
@@ -67,13 +68,13 @@ def test_a_runtime_that_decodes_faster_is_used_from_the_next_load_on(
     with load(draft="none", lookup=True) as engine:
         assert engine.plan.target.runtime == first
         store, places = engine.measurements.store, engine.pair.pool.places
-        store.save_times(engine.target_model.facts, invented_times(FORWARD_S))
+        store.save(TIMES, invented_times(FORWARD_S), engine.target_model.facts)
         rival = place(places.targets, OTHER[first]).facts
-        store.save_plain_s(rival, FORWARD_S / 1.05)
+        store.save(PLAIN, FORWARD_S / 1.05, rival)
         settle(engine)
     with load(draft="none", lookup=True) as engine:
         assert engine.plan.target.runtime == first, "the difference is within a calibration's error"
-        store.save_plain_s(rival, FORWARD_S / 2)
+        store.save(PLAIN, FORWARD_S / 2, rival)
         settle(engine)
         assert engine.plan.target.runtime == first
     with load(draft="none", lookup=True) as engine:
@@ -94,8 +95,8 @@ def test_with_full_times_of_both_runtimes_the_faster_one_is_used(load: Load) -> 
             found[runtime] = engine.target_model.facts
             store = engine.measurements.store
     for fast, slow in OTHER.items():
-        store.save_times(found[fast], invented_times(FORWARD_S / 3))
-        store.save_times(found[slow], invented_times(FORWARD_S))
+        store.save(TIMES, invented_times(FORWARD_S / 3), found[fast])
+        store.save(TIMES, invented_times(FORWARD_S), found[slow])
         with load() as engine:
             settle(engine)
         with load() as engine:
@@ -110,7 +111,7 @@ def test_the_drafters_runtime_is_chosen_separately_from_the_targets(load: Load, 
         store, drafters = engine.measurements.store, engine.pair.pool.places.drafters
         for runtime in OTHER:
             seconds = DRAFT_S / 2 if runtime == fast else DRAFT_S * 2
-            store.save_times(place(drafters, runtime).facts, invented_times(seconds))
+            store.save(TIMES, invented_times(seconds), place(drafters, runtime).facts)
     with load() as engine:
         require_speculation(engine)
         assert engine.plan.target.runtime == "native"
@@ -149,8 +150,8 @@ def test_an_unmeasured_place_is_listed_with_its_runtime(load: Load) -> None:
         with closing(engine.pair.pool.open_target(other)) as model:
             assert model.wait(60.0)
             probe: Any = probe_widths(model, context_length=300)
-        engine.measurements.store.save_times(other.facts, invented_times(FORWARD_S))
-        engine.measurements.store.save_widths(other.facts, probe)
+        engine.measurements.store.save(TIMES, invented_times(FORWARD_S), other.facts)
+        engine.measurements.store.save(WIDTHS, probe, other.facts)
         engine.pair.replan()
         ranking = engine.ranking()
         assert ranking is not None

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from edgespec.bench.arms import open_arm
+from edgespec.calibration.kinds import TIMES
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import Limits
 from edgespec.engine.pair.measurements import PairMeasurements
@@ -123,7 +124,7 @@ def test_a_drafter_process_does_not_count_as_a_disturbing_program(
         invent_measurements(engine)
         store, facts = engine.measurements.store, engine.measurements.drafter
         assert facts is not None
-        store.forget_times(facts)
+        store.forget(TIMES, facts)
         assert engine.calibrate() == (0.0 if isolation == "process" else 0.5)
         assert engine.measurements.disturbed == (isolation == "thread")
 
@@ -184,7 +185,7 @@ def test_a_drafter_in_a_process_is_calibrated_in_that_process(load: Load) -> Non
         assert engine.measurements.drafter is not None
         assert engine.measurements.drafter.settings["process"] is True
         here = replace(engine.measurements.drafter, settings={})
-        assert engine.measurements.store.load_times(here) is None, "times in a thread differ"
+        assert engine.measurements.store.load(TIMES, here) is None, "times in a thread differ"
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from edgespec import CancelledError, Engine, Limits, ModelNotFoundError, Sampling
+from edgespec.calibration.kinds import ACCEPTANCE
 from edgespec.engine.pair import drafter_search, load as assembly
 from edgespec.files import model_file
 from edgespec.files.home import Home, home as users_home
@@ -239,7 +240,7 @@ def test_acceptance_in_conversations_orders_drafters_and_excludes_none(
             taught.append(str(drafter_of(engine)))
             prior = AcceptancePrior(by_position=(0.01,) * POSITIONS, tokens=100.0)
             known = engine.measurements
-            known.store.save_acceptance(known.target, known._identity("model"), prior)
+            known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))
     assert sorted(taught) == sorted(paths)
     with load(tiny.slow, home, runtime="native", draft_runtime="native") as engine:
         assert drafter_of(engine) in paths, "the next text may suit the drafter better"
@@ -259,7 +260,7 @@ def test_a_drafter_with_high_acceptance_is_used_where_a_usual_one_would_not_gain
     with load(target, home, draft=str(path), **settings) as engine:
         prior = AcceptancePrior(by_position=(0.99,) * POSITIONS, tokens=100.0)
         known = engine.measurements
-        known.store.save_acceptance(known.target, known._identity("model"), prior)
+        known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))
     with load(target, home, **settings) as engine:
         assert drafter_of(engine) == "near"
 

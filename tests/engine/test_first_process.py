@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgespec.engine.pair.load as assembly_module
+from edgespec.calibration.kinds import TIMES
 from edgespec.calibration.self_check import PASSES, SelfCheck
 from edgespec.engine.engine import Engine
 from edgespec.errors import ForwardError
@@ -175,7 +176,7 @@ def test_each_measured_value_replaces_its_estimate_separately(load: Callable[...
         expected = known.costs()
         assert not expected.measured
         assert expected.curves is not None
-        known.store.save_times(known.target, invented_times(0.5))
+        known.store.save(TIMES, invented_times(0.5), known.target)
         timed = known.costs()
         assert not timed.measured, "the drafter is not measured"
         assert timed.curves is not None
@@ -183,7 +184,7 @@ def test_each_measured_value_replaces_its_estimate_separately(load: Callable[...
         ratio = known.drafter.bytes_per_forward / known.target.bytes_per_forward  # type: ignore[union-attr]
         assert timed.drafts["model"].token_s == pytest.approx(0.5 * 1.25 * ratio)
         assert known.drafter is not None
-        known.store.save_times(known.drafter, invented_times(0.01))
+        known.store.save(TIMES, invented_times(0.01), known.drafter)
         whole = known.costs()
         assert whole.measured
         assert whole.drafts["model"].token_s == 0.01
@@ -196,7 +197,7 @@ def test_a_drafters_measured_cost_is_used_without_target_times(load: Callable[..
     with load() as engine:
         known = engine.measurements
         assert known.drafter is not None
-        known.store.save_times(known.drafter, invented_times(0.01))
+        known.store.save(TIMES, invented_times(0.01), known.drafter)
         costs = known.costs()
         assert not costs.measured
         assert costs.drafts["model"].token_s == 0.01

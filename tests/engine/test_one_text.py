@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.calibration.kinds import PLACE, PLAIN, TIMES, WIDTHS
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
@@ -93,9 +94,9 @@ def calibrated(load: Load, draw: random.Random, llama_s: float, *, widths: bool 
         noisy = [seconds * draw.uniform(1 - NOISE, 1 + NOISE) for seconds in (FORWARD_S, llama_s)]
         runtimes = ("native", "llama")
         for runtime, seconds in zip(runtimes, noisy, strict=True):
-            store.save_times(place(engine, runtime).facts, invented_times(seconds))
+            store.save(TIMES, invented_times(seconds), place(engine, runtime).facts)
             if widths:
-                store.save_widths(place(engine, runtime).facts, EVERY_WIDTH)
+                store.save(WIDTHS, EVERY_WIDTH, place(engine, runtime).facts)
         engine.measurements.settle_place(engine.pair.pool.places)
 
 
@@ -201,15 +202,15 @@ def test_only_an_undisturbed_calibration_that_compared_places_counts(load: Load,
     with load(draft="none", lookup=True) as engine:
         store, facts = engine.measurements.store, engine.target_model.facts
         engine.calibrate()
-        assert store.load_place(facts).count == 1
+        assert store.settled(PLACE, facts).count == 1
         engine.calibrate()
-        assert store.load_place(facts).count == 1, "no place was timed again"
+        assert store.settled(PLACE, facts).count == 1, "no place was timed again"
         quick.setattr("edgespec.hardware.neighbours.Neighbours.share", property(lambda _self: 0.5))
         engine.calibrate(afresh=True)
-        assert store.load_place(facts).count == 1, "another program may have slowed one place"
+        assert store.settled(PLACE, facts).count == 1, "another program may have slowed one place"
         quick.undo()
     with load(draft="none", runtime="native") as engine:
-        assert engine.measurements.store.load_place(facts).count == 1
+        assert engine.measurements.store.settled(PLACE, facts).count == 1
 
 
 @pytest.mark.slow
@@ -243,7 +244,7 @@ def test_places_are_compared_by_usual_drafting_if_widths_are_known(load: Load) -
         for _ in range(2):
             with load() as engine:
                 invent_measurements(engine)
-                engine.measurements.store.save_plain_s(place(engine, "llama").facts, FORWARD_S / lead)
+                engine.measurements.store.save(PLAIN, FORWARD_S / lead, place(engine, "llama").facts)
                 engine.measurements.settle_place(engine.pair.pool.places)
         with load(draft="none", lookup=False) as engine:
             assert setting(engine)[0] == runtime

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.calibration.kinds import CONTENTION, TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
@@ -60,15 +61,15 @@ def test_an_empty_store_gives_no_times_and_no_acceptance(store: Measurements) ->
 
 def test_measurements_are_missing_until_times_widths_and_contention_are_stored(store: Measurements) -> None:
     known = knowledge(store, *BOTH)
-    store.save_times(TARGET, invented_times(0.1))
+    store.save(TIMES, invented_times(0.1), TARGET)
     assert known.missing
-    store.save_widths(TARGET, PROBE)
+    store.save(WIDTHS, PROBE, TARGET)
     assert known.missing
     assert not knowledge(store, "lookup").missing
     assert not knowledge(store).missing
-    store.save_times(DRAFTER, invented_times(0.01))
+    store.save(TIMES, invented_times(0.01), DRAFTER)
     assert known.missing, "contention is not known"
-    store.save_contention(TARGET, DRAFTER, Contention())
+    store.save(CONTENTION, Contention(), TARGET, DRAFTER)
     assert not known.missing
     assert knowledge(Measurements(store.folder, "machine-1", "battery"), *BOTH).missing
 
@@ -78,8 +79,8 @@ def test_without_drafters_no_measurement_is_missing(store: Measurements) -> None
 
 
 def test_costs_come_from_the_stored_times(store: Measurements) -> None:
-    store.save_times(TARGET, invented_times(0.1))
-    store.save_times(DRAFTER, invented_times(0.01))
+    store.save(TIMES, invented_times(0.1), TARGET)
+    store.save(TIMES, invented_times(0.01), DRAFTER)
     costs = knowledge(store, *BOTH).costs()
     assert costs.curves is not None
     assert costs.curves.at(96).plain_s == 0.1
@@ -91,19 +92,19 @@ def test_costs_come_from_the_stored_times(store: Measurements) -> None:
 
 def test_stored_widths_are_used_only_up_to_their_context_length(store: Measurements) -> None:
     short = replace(PROBE, contexts=(ContextProbe(start=96, positions=12, max_abs_diff={}),))
-    store.save_widths(TARGET, short)
-    store.save_times(TARGET, invented_times(0.1))
+    store.save(WIDTHS, short, TARGET)
+    store.save(TIMES, invented_times(0.1), TARGET)
     assert knowledge(store, "lookup", context_length=128).widths() == short
     longer = knowledge(store, "lookup", context_length=2048)
     assert longer.widths() is None
     assert longer.missing
-    store.save_widths(TARGET, PROBE)
+    store.save(WIDTHS, PROBE, TARGET)
     assert longer.widths() == PROBE
 
 
 def test_a_lost_drafter_is_reported_and_not_counted_as_missing(store: Measurements) -> None:
-    store.save_times(TARGET, invented_times(0.1))
-    store.save_widths(TARGET, PROBE)
+    store.save(TIMES, invented_times(0.1), TARGET)
+    store.save(WIDTHS, PROBE, TARGET)
     known = knowledge(store, *BOTH)
     assert known.missing
     known.drafter_failure = "it does not fit"
@@ -112,7 +113,7 @@ def test_a_lost_drafter_is_reported_and_not_counted_as_missing(store: Measuremen
 
 
 def test_an_ignored_measurement_is_reported_once(store: Measurements) -> None:
-    store.save_times(TARGET, invented_times(0.1))
+    store.save(TIMES, invented_times(0.1), TARGET)
     (path,) = store.folder.iterdir()
     path.write_text("{", encoding="utf-8")
     known = knowledge(store, *BOTH)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.calibration.kinds import CONTENTION, PLACE, PLAIN, TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair.load import choose_drafter
 from edgespec.engine.pair.measurements import PairMeasurements
@@ -84,9 +85,9 @@ def store(tmp_path: Path) -> Measurements:
 @pytest.fixture
 def measured(store: Measurements) -> Measurements:
     """Target and drafter on the processor: ten tokens a second, and no gain from drafting."""
-    store.save_times(HERE.facts, invented_times(0.1))
-    store.save_widths(HERE.facts, PROBE)
-    store.save_times(DRAFTING_HERE.facts, invented_times(0.09))
+    store.save(TIMES, invented_times(0.1), HERE.facts)
+    store.save(WIDTHS, PROBE, HERE.facts)
+    store.save(TIMES, invented_times(0.09), DRAFTING_HERE.facts)
     return store
 
 
@@ -106,9 +107,9 @@ def rank(
 
 
 def time_target(store: Measurements, at: Placement, seconds: float, *, probe: bool = True) -> None:
-    store.save_times(at.facts, invented_times(seconds))
+    store.save(TIMES, invented_times(seconds), at.facts)
     if probe:
-        store.save_widths(at.facts, PROBE)
+        store.save(WIDTHS, PROBE, at.facts)
 
 
 def said(ranking: Ranking) -> list[str]:
@@ -169,12 +170,12 @@ def test_which_place_is_faster_does_not_depend_on_the_drafter(measured: Measurem
         for seconds, faster in ((0.095, False), (0.08, True)):
             time_target(measured, SOME, seconds)
             known = pair(measured, HERE, drafter)
-            measured.save_place(HERE.facts, Settled())
+            measured.save(PLACE, Settled(), HERE.facts)
             for count in range(2):
-                assert measured.load_place(HERE.facts).chosen is None
-                assert measured.load_place(HERE.facts).count == count * faster
+                assert measured.settled(PLACE, HERE.facts).chosen is None
+                assert measured.settled(PLACE, HERE.facts).count == count * faster
                 known.settle_place(BOTH)
-            assert measured.load_place(HERE.facts).chosen == (SOME.key if faster else None)
+            assert measured.settled(PLACE, HERE.facts).chosen == (SOME.key if faster else None)
 
 
 def test_a_place_without_room_is_not_chosen_by_calibrations(measured: Measurements) -> None:
@@ -182,9 +183,9 @@ def test_a_place_without_room_is_not_chosen_by_calibrations(measured: Measuremen
     crowded = replace(BOTH, memory_bytes={"Vulkan0": GIB})
     known = pair(measured, HERE)
     known.settle_place(crowded)
-    assert measured.load_place(HERE.facts) == Settled()
+    assert measured.settled(PLACE, HERE.facts) == Settled()
     known.settle_place(Placements())
-    assert measured.load_place(HERE.facts) == Settled()
+    assert measured.settled(PLACE, HERE.facts) == Settled()
 
 
 def test_a_target_split_over_two_devices_is_checked_against_both_memories(measured: Measurements) -> None:
@@ -201,9 +202,9 @@ def test_a_target_split_over_two_devices_is_checked_against_both_memories(measur
 
 
 def test_drafters_are_ranked_over_all_devices_and_a_loaded_one_stays(measured: Measurements) -> None:
-    measured.save_times(DRAFTING_THERE.facts, invented_times(0.001))
+    measured.save(TIMES, invented_times(0.001), DRAFTING_THERE.facts)
     for drafter in (DRAFTING_HERE, DRAFTING_THERE):
-        measured.save_contention(HERE.facts, drafter.facts, Contention())
+        measured.save(CONTENTION, Contention(), HERE.facts, drafter.facts)
     before = rank(measured, loaded=False)
     assert (before.best.drafter and before.best.drafter.device) == "Vulkan0"
     assert before.best.mode == "serial"
@@ -217,7 +218,7 @@ def test_drafters_are_ranked_over_all_devices_and_a_loaded_one_stays(measured: M
 
 
 def test_a_pair_without_measured_contention_is_not_pipelined(measured: Measurements) -> None:
-    measured.save_times(DRAFTING_THERE.facts, invented_times(0.001))
+    measured.save(TIMES, invented_times(0.001), DRAFTING_THERE.facts)
     ranking = rank(measured, loaded=False)
     assert any("small on Vulkan0 drafting for big on cpu, pipelined: how much" in line for line in said(ranking))
     assert not any(c.mode == "pipelined" and c.drafter and c.drafter.device == "Vulkan0" for c in ranking.candidates)
@@ -244,9 +245,9 @@ def test_contention_below_the_limit_of_shared_processors_is_raised(
     assert loaded.on_shared_processors(1, 3, 4) == loaded, "each has its own"
 
     # A slow drafter without contention would gain when pipelined, which is impossible on shared processors.
-    measured.save_times(DRAFTING_HERE.facts, invented_times(0.04))
-    measured.save_contention(HERE.facts, DRAFTING_HERE.facts, loaded)
-    measured.save_contention(WHOLE.facts, DRAFTING_HERE.facts, loaded)
+    measured.save(TIMES, invented_times(0.04), DRAFTING_HERE.facts)
+    measured.save(CONTENTION, loaded, HERE.facts, DRAFTING_HERE.facts)
+    measured.save(CONTENTION, loaded, WHOLE.facts, DRAFTING_HERE.facts)
     known = pair(measured, HERE, DRAFTING_HERE)
     elsewhere = pair(measured, WHOLE, DRAFTING_HERE)
     for processors, factor, mode in ((4, done / 4.4, "serial"), (8, 1.0, "pipelined")):
@@ -263,20 +264,20 @@ def test_contention_below_the_limit_of_shared_processors_is_raised(
 @pytest.mark.parametrize("probe", [True, False])
 def test_drafting_in_a_place_needs_the_widths_of_that_place(store: Measurements, probe: bool) -> None:
     time_target(store, SOME, 0.05, probe=probe)
-    store.save_times(DRAFTING_HERE.facts, invented_times(0.001))
+    store.save(TIMES, invented_times(0.001), DRAFTING_HERE.facts)
     ranking = rank(store, own=SOME)
     assert (ranking.best.mode == "serial") is probe
     assert any("how many guesses keep the text identical" in line for line in said(ranking)) is not probe
 
 
 def test_a_place_with_only_plain_times_is_ranked_for_plain_decoding(measured: Measurements) -> None:
-    measured.save_plain_s(SOME.facts, 0.05)
+    measured.save(PLAIN, 0.05, SOME.facts)
     stays = [refusal.speedup for refusal in rank(measured).rejected if refusal.verdict.code == "target_stays"]
     assert stays == [2.0]
 
 
 def test_times_measured_for_a_shorter_context_are_not_used(measured: Measurements) -> None:
-    measured.save_times(SOME.facts, replace(invented_times(0.05), contexts=(16,)))
+    measured.save(TIMES, replace(invented_times(0.05), contexts=(16,)), SOME.facts)
     assert any("12 of 25 layers on Vulkan0: not measured" in line for line in said(rank(measured)))
 
 
@@ -341,7 +342,7 @@ def test_a_drafter_measured_faster_on_the_card_is_placed_there(
     measured: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dovetail's placement: the drafter on the card, the target on the processor."""
-    measured.save_times(DRAFTING_THERE.facts, invented_times(0.001))
+    measured.save(TIMES, invented_times(0.001), DRAFTING_THERE.facts)
     taught = Acceptance()
     for _ in range(50):
         taught.learn((0.9,), (True, True))
@@ -349,7 +350,7 @@ def test_a_drafter_measured_faster_on_the_card_is_placed_there(
     known.learn_prior("model", taught)
     room_for_one = replace(BOTH, memory_bytes={"Vulkan0": 5 * GIB})
     assert choose(measured, monkeypatch, room_for_one) == "Vulkan0"
-    measured.save_times(DRAFTING_HERE.facts, invented_times(0.0001))
+    measured.save(TIMES, invented_times(0.0001), DRAFTING_HERE.facts)
     assert choose(measured, monkeypatch, room_for_one) == "cpu"
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.calibration.kinds import CONTENTION
 from edgespec.engine.engine import Engine
 from edgespec.errors import ProfileError
 from edgespec.files.home import Home
@@ -31,7 +32,7 @@ def control(engine: Engine) -> DepthControl:
 def plan_with(engine: Engine, contention: Contention) -> None:
     drafter = engine.measurements.drafter
     assert drafter is not None
-    engine.measurements.store.save_contention(engine.measurements.target, drafter, contention)
+    engine.measurements.store.save(CONTENTION, contention, engine.measurements.target, drafter)
     invent_measurements(engine, TARGET_S, DRAFT_S)
 
 

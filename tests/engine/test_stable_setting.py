@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.calibration.kinds import WIDTHS
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.pair.load import find_stable_model
@@ -104,7 +105,7 @@ def test_a_stable_preferred_setting_is_kept(kept: Measurements) -> None:
     assert shelf.settings == [PREFERRED]
     assert probe is not None
     assert probe.widths == (1, 2, 3)
-    assert kept.load_widths(model.facts) == probe
+    assert kept.load(WIDTHS, model.facts) == probe
 
 
 def test_a_stored_probe_is_used_without_measuring(kept: Measurements) -> None:
@@ -140,9 +141,9 @@ def test_a_stable_setting_that_slows_plain_decoding_too_much_is_not_used(
     find(Shelf(all_noisy, beyond_three), kept)
     for settings, seconds in ((PREFERRED, 0.1), (SECOND, 0.1 * ratio)):
         facts = Shelf(no_noise)(settings).facts
-        stored = kept.load_widths(facts)
+        stored = kept.load(WIDTHS, facts)
         assert stored is not None
-        kept.save_widths(facts, replace(stored, plain_forward_s=seconds))
+        kept.save(WIDTHS, replace(stored, plain_forward_s=seconds), facts)
     model, probe = find(Shelf(all_noisy, beyond_three), kept, measure=False, slower_allowed=SLOWER_ALLOWED)
     assert (model.facts.settings == SECOND.as_json()) is taken
     assert probe is not None
@@ -171,13 +172,13 @@ def test_without_permission_to_measure_no_width_is_probed(kept: Measurements) ->
     shelf = Shelf(no_noise)
     model, probe = find(shelf, kept, measure=False)
     assert (shelf.settings, shelf.probed, probe) == ([PREFERRED], [], None)
-    assert kept.load_widths(model.facts) is None
+    assert kept.load(WIDTHS, model.facts) is None
 
 
 def test_an_unmeasured_second_setting_does_not_replace_the_preferred_one(kept: Measurements) -> None:
     """For example, the second setting's probe was interrupted: only the first setting's result is known."""
     first = Shelf(all_noisy)(PREFERRED)
-    kept.save_widths(first.facts, probe_widths(first, context_length=300))
+    kept.save(WIDTHS, probe_widths(first, context_length=300), first.facts)
     model, probe = find(Shelf(all_noisy), kept, measure=False)
     assert model.facts.settings == PREFERRED.as_json()
     assert probe is not None

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import edgespec
+from edgespec.calibration.kinds import ACCEPTANCE, CONTENTION, PLAIN, TIMES, WIDTHS, Kind
 from edgespec.calibration.measurement_store import Measurements, load_bandwidth
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.export.trim.token_counts import CountedAnswersKey, load_answers
 from edgespec.files.home import Home
 from edgespec.hardware.machine import Machine
 from edgespec.interfaces.model import ModelFacts
-from edgespec.planning.cost.widths import widths_to_json
 from edgespec.runtimes.native.library import load as load_native
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
@@ -184,24 +184,14 @@ def facts_of(key: dict[str, Any]) -> ModelFacts:
     )
 
 
-def load(store: Measurements, kind: str, key: dict[str, Any]) -> object:
+KINDS: dict[str, Kind[Any, Any]] = {kind.name: kind for kind in (WIDTHS, TIMES, PLAIN, CONTENTION, ACCEPTANCE)}
+
+
+def load(store: Measurements, name: str, key: dict[str, Any]) -> object:
     """What the store says, as it stands in the file."""
-    match kind:
-        case "widths":
-            probe = store.load_widths(facts_of(key))
-            return None if probe is None else widths_to_json(probe)
-        case "times":
-            times = store.load_times(facts_of(key))
-            return None if times is None else times.as_json()
-        case "plain":
-            seconds = store.load_plain_s(facts_of(key))
-            return None if seconds is None else {"forward_s": seconds}
-        case "contention":
-            both = store.load_contention(facts_of(key["target"]), facts_of(key["drafter"]))
-            return both and {"target_factor": both.target_factor, "drafter_factor": both.drafter_factor}
-        case _:
-            prior = store.load_acceptance(facts_of(key["target"]), key["source"])
-            return None if prior is None else prior.as_json()
+    kind, sides = KINDS[name], [key.get("target", key), *([key["drafter"]] if name == "contention" else [])]
+    found = store.load(kind, *map(facts_of, sides), *([key["source"]] if name == "acceptance" else []))
+    return None if found is None else kind.stored(found)
 
 
 def store_of(home: Home, key: dict[str, Any]) -> Measurements:
@@ -229,8 +219,7 @@ def test_kernel_times_of_an_old_home_are_used(old: Home, kind: str) -> None:
         sides = [key["target"], key["drafter"]] if kind == "contention" else [key]
         ours = sides[0]["runtime"] == "native"
         today = [replace(facts_of(side), build="99+0123456789ab", bit_equal_by_construction=ours) for side in sides]
-        load_any = {"times": store.load_times, "plain": store.load_plain_s, "contention": store.load_contention}[kind]
-        assert (load_any(*today) is not None) == ours  # type: ignore[operator]
+        assert (store.load(KINDS[kind], *today) is not None) == ours
         assert store.notes == []
         served[ours] += 1
     assert all(served.values())
@@ -242,8 +231,8 @@ def test_a_kernel_probe_of_an_old_home_is_valid_only_for_its_build(old: Home) ->
         if name.startswith("widths") and stored["key"]["runtime"] == "native":
             facts = replace(facts_of(stored["key"]), bit_equal_by_construction=True)
             store = store_of(old, stored["key"])
-            assert store.load_widths(facts) is not None
-            assert store.load_widths(replace(facts, build="99+0123456789ab")) is None
+            assert store.load(WIDTHS, facts) is not None
+            assert store.load(WIDTHS, replace(facts, build="99+0123456789ab")) is None
             return
     raise AssertionError("there is none")
 

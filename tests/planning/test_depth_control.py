@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.files.checked import read, to_json
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior
@@ -19,7 +20,7 @@ from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.depth.answer import AT_ONCE, MOVED, PLAIN_AGAIN, PLAIN_EVERY, AnswerDepth
 from edgespec.planning.depth.base import NOT_CALIBRATED
 from edgespec.planning.depth.control import DepthControl
-from edgespec.planning.depth.experience import PAYS, SAMPLED, Experience, History, Lengths
+from edgespec.planning.depth.experience import NO_HISTORY, PAYS, SAMPLED, Experience, History, Lengths
 from edgespec.planning.depth.price import (
     FIRST_REST,
     HINDSIGHT,
@@ -319,7 +320,7 @@ def first_look(own: DepthControl) -> int:
 
 
 def test_hindsight_guesses_are_bought_once_doubling_the_answer_repays_them() -> None:
-    hardly = DepthControl(believed(NATIVE), NATIVE.depth_cap, history=History(greedy=(20.0, 4000.0, 0.0)))
+    hardly = DepthControl(believed(NATIVE), NATIVE.depth_cap, history=replace(NO_HISTORY, greedy=(20.0, 4000.0, 0.0)))
     assert HINDSIGHT <= first_look(control()) <= SOON_TOKENS < first_look(hardly) < 200
 
 
@@ -436,7 +437,7 @@ def test_a_drafter_that_does_not_pay_pauses_for_a_while() -> None:
 
 
 def test_an_answer_that_was_long_enough_is_not_called_too_short() -> None:
-    rare = DepthControl(believed(NATIVE), NATIVE.depth_cap, history=History(greedy=(20.0, 2000.0, 0.0)))
+    rare = DepthControl(believed(NATIVE), NATIVE.depth_cap, history=replace(NO_HISTORY, greedy=(20.0, 2000.0, 0.0)))
     why = begun(rare).why_off("model")
     assert why is not None
     assert (why.code, why.text.partition(";")[0]) == (
@@ -673,14 +674,14 @@ def test_a_history_survives_json_and_malformed_ones_are_refused() -> None:
     assert stored.lengths == (answer._done,)
     assert stored.greedy[0] > 0
     assert stored.sampled == (0.0,) * 3
-    again = DepthControl(believed(NATIVE), 7, None, History.from_json(stored.as_json()))
+    again = DepthControl(believed(NATIVE), 7, None, read(History, to_json(stored)))
     assert again.history() == stored
     assert again.modes[False].sums == own.modes[False].sums
-    once = {**stored.as_json(), "greedy": [*stored.greedy, 7.0]}
-    assert History.from_json(once) == stored, "there was a fourth sum"
+    once = {**to_json(stored), "greedy": [*stored.greedy, 7.0]}
+    assert read(History, once) == stored, "there was a fourth sum"
     for change in ({"greedy": [1.0]}, {"lengths": [-1]}, {"sampled": [math.nan] * 4}, {"greedy": None}):
         with pytest.raises((ValueError, TypeError)):
-            History.from_json({**stored.as_json(), **change})
+            read(History, {**to_json(stored), **change})
 
 
 def test_new_measurements_keep_experience_and_add_missing_priors() -> None:

@@ -12,7 +12,7 @@ from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
 from edgespec.planning.depth.control import DepthControl, make_policy
-from edgespec.planning.depth.experience import History
+from edgespec.planning.depth.experience import NO_HISTORY
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.planning.test_depth import plain_round
 from tests.support.simulated_decoding import FLAT, Source, always, costs_of, decode
@@ -61,7 +61,7 @@ def test_costs_priors_and_history_reach_the_cost_policy() -> None:
         "before a draft was timed"
     )
     assert begun(make_policy("cost", 4, costs_of(SOURCES, FLAT.scaled(0.1)))).allow("model").depth == 0
-    prior, history = AcceptancePrior(by_position=(0.95,) * 8), History(lengths=(2,) * 9)
+    prior, history = AcceptancePrior(by_position=(0.95,) * 8), replace(NO_HISTORY, lengths=(2,) * 9)
     policy = make_policy("cost", 4, costs_of(SOURCES), {"model": prior}, history)
     assert isinstance(policy, DepthControl)
     assert policy.priors() == {"model": prior}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import edgespec.engine.pair.calibration_run as learning_module
+from edgespec.calibration.kinds import PLAIN
 from edgespec.calibration.timing import measure_contention
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
@@ -71,4 +72,4 @@ def on_cores(patch: pytest.MonkeyPatch, cores: int) -> None:
 def time_other(engine: Engine, factor: float) -> None:
     """Store a measurement of plain decoding in another setting (an F16 cache) that is ``factor`` times as fast."""
     facts = engine.target_model.facts_with(kv_type="f16")
-    engine.measurements.store.save_plain_s(facts, FORWARD_S / factor)
+    engine.measurements.store.save(PLAIN, FORWARD_S / factor, facts)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.drafters.lookup import match_confidence
+from edgespec.files.checked import read, to_json
 from edgespec.interfaces.drafting import ChainGate, DraftTree, values_trees
 from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
@@ -311,8 +312,8 @@ class Controlled(Plain):
 
     def restart(self) -> None:
         """Write the stored state in its file format and read it again."""
-        priors = {name: AcceptancePrior.from_json(own.as_json()) for name, own in self.control.priors().items()}
-        history = History.from_json(self.control.history().as_json())
+        priors = {name: read(AcceptancePrior, to_json(own)) for name, own in self.control.priors().items()}
+        history = read(History, to_json(self.control.history()))
         self.control = DepthControl(self._costs, self._cap, priors, history)
 
 

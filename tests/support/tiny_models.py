@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.calibration.kinds import TIMES, WIDTHS
 from edgespec.calibration.timing import ModelTimes
 from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.answer import Generation
@@ -129,10 +130,10 @@ def invent_measurements(engine: Engine, forward_s: float = FORWARD_S, draft_s: f
     store = knowledge.store
     if knowledge.widths() is None and engine.pair.can_rewind:
         probe = probe_widths(engine.target_model, context_length=engine.plan.context_length)
-        store.save_widths(knowledge.target, probe)
-    store.save_times(knowledge.target, invented_times(forward_s))
+        store.save(WIDTHS, probe, knowledge.target)
+    store.save(TIMES, invented_times(forward_s), knowledge.target)
     if knowledge.drafter is not None:
-        store.save_times(knowledge.drafter, invented_times(draft_s))
+        store.save(TIMES, invented_times(draft_s), knowledge.drafter)
     engine.pair.replan()
 
 

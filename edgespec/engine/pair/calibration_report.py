@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.calibration.kinds import CONTENTION
 from edgespec.calibration.timing import ModelTimes
 from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.hardware.bandwidth import BandwidthMeasurement, kernel_bandwidth, utilisation
@@ -72,7 +73,7 @@ def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None)
             forward_s = drafter_times.curves.curves[0].seconds(width)
             costs = f"{1000 * forward_s:.1f} ms for {width} tokens in one forward of {drafter.name}"
         lines.append(f"drafting     {costs}, {1000 * drafter_times.prompt_token_s:.1f} ms for each prompt token")
-        both = known.store.load_contention(target, drafter)
+        both = known.store.load(CONTENTION, target, drafter)
         if both is not None:
             extra["contention"] = {"target_factor": both.target_factor, "drafter_factor": both.drafter_factor}
             lines.append(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from edgespec.calibration.kinds import CONTENTION, PLAIN, TIMES, WIDTHS
 from edgespec.calibration.timing import (
     Scope,
     measure_agreement,
@@ -244,7 +245,7 @@ class BackgroundCalibration:
         facts = {threads: before.facts_with(threads=threads) for threads in (*fewer, own)}
         if busy:  # fewer threads are faster only while other programs run
             for threads in fewer:
-                store.forget_plain_s(facts[threads])
+                store.forget(PLAIN, facts[threads])
             ratios = {}
         ratios[own] = 1.0
         if pair.profile.threads != "auto":
@@ -276,8 +277,8 @@ class BackgroundCalibration:
         label = f"measuring {facts.name}"
         steps = measure_target(pair.target, pair.plan.context_length, self._scope)
         times, probe = yield from self._labelled(steps, label)
-        store.save_times(facts, times, busy=self._busy)
-        store.save_widths(facts, probe)
+        store.save(TIMES, replace(times, busy=self._busy), facts)
+        store.save(WIDTHS, probe, facts)
         for others, factor in self._other_threads:
             self._keep_plain_s(others, factor * times.curves.curves[0].plain_s)
 
@@ -286,12 +287,12 @@ class BackgroundCalibration:
 
     def _keep_plain_s(self, facts: ModelFacts, seconds: float) -> None:
         store = self._pair.measurements.store
-        store.save_plain_s(facts, seconds)
-        store.forget_times(facts)
+        store.save(PLAIN, seconds, facts)
+        store.forget(TIMES, facts)
 
     def _alternative_steps(self) -> Steps:
         pair, store = self._pair, self._pair.measurements.store
-        times = store.load_times(pair.target.facts)
+        times = store.load(TIMES, pair.target.facts)
         if times is None:
             return  # the folder cannot be written, so no times were kept
         own_s = times.curves.curves[0].plain_s
@@ -308,8 +309,8 @@ class BackgroundCalibration:
         facts, target = pair.measurements.drafter, pair.target.facts
         if facts is None:
             return
-        known = store.load_times(facts) is not None and not self._made_again(facts)
-        paired = store.load_contention(target, facts) is not None
+        known = store.load(TIMES, facts) is not None and not self._made_again(facts)
+        paired = store.load(CONTENTION, target, facts) is not None
         if known and paired and not pair.measurements.unproven and not self._afresh:
             return
         try:
@@ -331,7 +332,7 @@ class BackgroundCalibration:
         if not known or self._afresh:
             steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
             times = yield from self._labelled(steps, label, facts)
-            store.save_times(facts, times, busy=self._busy)
+            store.save(TIMES, replace(times, busy=self._busy), facts)
         if pair.measurements.unproven:
             agreeing = measure_agreement(pair.target, drafter, map(pair.prompts.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} agrees with {target.name}"
@@ -339,7 +340,7 @@ class BackgroundCalibration:
         if not paired or self._afresh:
             both = measure_contention(pair.target, drafter)
             label = f"measuring {target.name} and {facts.name} in parallel"
-            store.save_contention(target, facts, (yield from self._labelled(both, label, facts)))
+            store.save(CONTENTION, (yield from self._labelled(both, label, facts)), target, facts)
 
     def _place_steps(self) -> Steps:
         """Time target and drafter in every other place that has room for them next to the loaded models.
@@ -375,13 +376,13 @@ class BackgroundCalibration:
         own = pair.target
         own_s = store.plain_s(own.facts)
         for place in self._rivals():
-            whole = store.load_times(place.facts) is not None  # these times are renewed only with all places
-            known = whole or (store.load_plain_s(place.facts) is not None and not self._afresh)
+            whole = store.load(TIMES, place.facts) is not None  # these times are renewed only with all places
+            known = whole or (store.load(PLAIN, place.facts) is not None and not self._afresh)
             if own_s is None or known or self._rivals_dropped >= _RIVAL_ATTEMPTS:
                 continue
             with suppress(EdgespecError):  # a place without room stays unmeasured
                 ratio = yield from self._rival_ratio(place)
-                store.save_plain_s(place.facts, own_s * ratio)
+                store.save(PLAIN, own_s * ratio, place.facts)
                 self._compared = True
 
     def _rivals(self) -> list[Placement]:
@@ -407,8 +408,8 @@ class BackgroundCalibration:
     def _target_at(self, place: Placement) -> Steps:
         pair, store, drafting = self._pair, self._pair.measurements.store, self._pair.measurements.drafter
         apart = drafting is not None and drafting.device != place.facts.device
-        timed = store.load_times(place.facts) is not None
-        paired = drafting is None or not apart or store.load_contention(place.facts, drafting) is not None
+        timed = store.load(TIMES, place.facts) is not None
+        paired = drafting is None or not apart or store.load(CONTENTION, place.facts, drafting) is not None
         if timed and paired and not self._afresh:
             return
         with closing(pair.pool.open_target(place)) as target:
@@ -416,8 +417,8 @@ class BackgroundCalibration:
             scope = replace(self._scope, to_end=False)  # the place may never be used
             steps = measure_target(target, pair.plan.context_length, scope)
             times, probe = yield from self._labelled(steps, f"measuring {place.name}")
-            store.save_times(place.facts, times, busy=self._busy)
-            store.save_widths(place.facts, probe)
+            store.save(TIMES, replace(times, busy=self._busy), place.facts)
+            store.save(WIDTHS, probe, place.facts)
             self._compared = True
             if drafting is not None and apart:
                 drafter = pair.pool.drafter_model()
@@ -427,21 +428,25 @@ class BackgroundCalibration:
     def _drafter_at(self, place: Placement) -> Steps:
         pair, store, target = self._pair, self._pair.measurements.store, self._pair.target
         apart = target.facts.device != place.facts.device
-        timed = store.load_times(place.facts) is not None
-        if timed and (not apart or store.load_contention(target.facts, place.facts)) and not self._afresh:
+        timed = store.load(TIMES, place.facts) is not None
+        if (
+            timed
+            and (not apart or store.load(CONTENTION, target.facts, place.facts) is not None)
+            and not self._afresh
+        ):
             return
         with closing(pair.pool.open_drafter(place)) as drafter:
             yield from _until_loaded(drafter, place.name)
             steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
             times = yield from self._labelled(steps, f"measuring {place.name}", place.facts)
-            store.save_times(place.facts, times, busy=self._busy)
+            store.save(TIMES, replace(times, busy=self._busy), place.facts)
             if apart:
                 yield from self._contention_of(target, target.facts, drafter, place.facts)
 
     def _contention_of(self, target: Model, target_facts: ModelFacts, drafter: Model, facts: ModelFacts) -> Steps:
         label = f"measuring {target_facts.name} on {target_facts.device} with {facts.name} on {facts.device}"
         both = yield from self._labelled(measure_contention(target, drafter), label, facts)
-        self._pair.measurements.store.save_contention(target_facts, facts, both)
+        self._pair.measurements.store.save(CONTENTION, both, target_facts, facts)
 
 
 def _until_loaded(model: BackgroundModel, name: str) -> Steps:

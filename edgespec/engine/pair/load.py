@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from edgespec.calibration.kinds import PLACE, THREADS, TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.self_check import SelfCheck
 from edgespec.calibration.timing import QUICK, ModelTimes, measure_target
@@ -84,7 +85,7 @@ def load_pair(
     prepare = Preparation(profile, threads, context_length)
 
     def is_known(facts: ModelFacts) -> bool:
-        return store.load_times(facts) is not None
+        return store.load(TIMES, facts) is not None
 
     settings, alone, notices = _place_target(store, prepare, target, is_known, allowed)
     fewer = settled_threads(store, prepare, target, settings)
@@ -127,7 +128,7 @@ def load_pair(
         tokenizer = open_tokenizer(target.tokenizer_path, target.header)
         if check is not None:
             widths = check.result()
-            store.save_widths(model.facts, widths)
+            store.save(WIDTHS, widths, model.facts)
         return LoadedPair(
             profile=prepare.profile,
             machine=machine,
@@ -311,7 +312,7 @@ def _measure(
                     tell(Loading(f"measuring {model.facts.name}", done))
                 except StopIteration as end:
                     times, probe = cast("tuple[ModelTimes, WidthProbe]", end.value)
-                    store.save_times(model.facts, times, busy=neighbours.share if neighbours.busy else 0.0)
+                    store.save(TIMES, replace(times, busy=neighbours.share if neighbours.busy else 0.0), model.facts)
                     return probe
 
     return measure
@@ -341,14 +342,14 @@ def find_stable_model(
         try:
             if not model.facts.can_rewind:
                 return model, None
-            probe = measurements.load_widths(model.facts)
+            probe = measurements.load(WIDTHS, model.facts)
             if model.facts.bit_equal_by_construction:
                 return model, probe
             if probe is not None and not probe.covers(context_length):
                 probe = None  # made for a shorter context than this one
             if (probe is None or (complete and not probe.complete)) and measure is not None:
                 probe = measure(model)
-                measurements.save_widths(model.facts, probe)
+                measurements.save(WIDTHS, probe, model.facts)
         except BaseException:
             model.close()
             raise
@@ -394,7 +395,7 @@ def settled_settings(
     gone, has no room, or contradicts the profile's runtime and device.
     """
     facts = prepare.target(target).facts
-    settled = store.load_place(facts)
+    settled = store.settled(PLACE, facts)
     place = next((place for place in places.targets if place.key == settled.chosen), None)
     if place is None or not places.room(place) or place.needed_bytes[HOST] > allowed_bytes:
         if settled.chosen is None or (prepare.profile.runtime, prepare.profile.device) != ("auto", "auto"):
@@ -417,7 +418,7 @@ def settled_threads(
     """The smaller number of threads that calibrations agreed on; None without one, or if the profile sets it."""
     if prepare.profile.threads != "auto":
         return None
-    chosen = store.load_threads(prepare.target(target).facts, settings.runtime).chosen
+    chosen = store.settled(THREADS, prepare.target(target).facts, settings.runtime).chosen
     return chosen if chosen is not None and chosen < prepare.threads else None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+from edgespec.calibration.kinds import ACCEPTANCE, CONTENTION, HISTORY, PLACE, PLAIN, TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.priors import (
     expected_acceptance,
@@ -68,7 +69,7 @@ class PairMeasurements:
             prior = self._load_prior(source)
             if prior is not None and prior != NO_PRIOR:
                 self.priors[source] = prior
-        self.history = self.store.load_history(self.target, self._identity(MODEL))
+        self.history = self.store.load(HISTORY, self.target, self._identity(MODEL))
 
     @property
     def drafter(self) -> ModelFacts | None:
@@ -78,9 +79,9 @@ class PairMeasurements:
     def _load_prior(self, source: str) -> AcceptancePrior | None:
         """The stored acceptance. An unusable file is replaced here: without drafting no other code replaces it."""
         noted = len(self.store.notes)
-        prior = self.store.load_acceptance(self.target, self._identity(source))
+        prior = self.store.load(ACCEPTANCE, self.target, self._identity(source))
         if len(self.store.notes) > noted:
-            self.store.save_acceptance(self.target, self._identity(source), NO_PRIOR)
+            self.store.save(ACCEPTANCE, NO_PRIOR, self.target, self._identity(source))
         return prior
 
     @property
@@ -91,7 +92,7 @@ class PairMeasurements:
         threads = f"{self.target.threads} thread{'s' if self.target.threads != 1 else ''}"
         where = f"{self.target.name}{some} on {self.target.device}, {threads}"
         notes = [Reason("target_place", where)]
-        settled = self.store.load_place(self.target)
+        settled = self.store.settled(PLACE, self.target)
         if settled.chosen is not None:
             runtime, device, _ = settled.chosen
             said = f"calibrations agree that {runtime} on {device} is fastest: it runs there unless a place is set"
@@ -113,12 +114,12 @@ class PairMeasurements:
         return self._widths_of(self.target)
 
     def _widths_of(self, facts: ModelFacts) -> WidthProbe | None:
-        probe = self.store.load_widths(facts)
+        probe = self.store.load(WIDTHS, facts)
         return probe if probe is not None and holds_for(probe, facts, self.request.context_length) else None
 
     def target_times(self) -> ModelTimes | None:
         """The target's stored times; None without, or if measured for a shorter (faster) context."""
-        times = self.store.load_times(self.target)
+        times = self.store.load(TIMES, self.target)
         return (
             times
             if times is not None and times.contexts[-1] >= probe_starts(self.request.context_length)[-1]
@@ -126,7 +127,7 @@ class PairMeasurements:
         )
 
     def drafter_times(self) -> ModelTimes | None:
-        return None if self.drafter is None else self.store.load_times(self.drafter)
+        return None if self.drafter is None else self.store.load(TIMES, self.drafter)
 
     def costs(self) -> Costs:
         """Curves and costs: measured ones if there are any, else estimates if possible.
@@ -141,7 +142,7 @@ class PairMeasurements:
         acceptance = {source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()}
         drafts = {COPIES: FREE} if self.request.copies else {}
         for model in models:
-            if (timed := self.store.load_times(model.facts)) is not None:
+            if (timed := self.store.load(TIMES, model.facts)) is not None:
                 drafts[model.source] = timed.cost_for(model.facts)
         untimed = [model for model in models if model.source not in drafts and self.drafter_failure is None]
         for model in untimed:
@@ -169,7 +170,7 @@ class PairMeasurements:
 
     def _contention(self, target: ModelFacts, drafter: ModelFacts) -> Contention | None:
         """How much the two slow each other down, as measured; corrected for shared processors."""
-        both = self.store.load_contention(target, drafter)
+        both = self.store.load(CONTENTION, target, drafter)
         if both is None or {target.device, drafter.device} != {HOST}:
             return both
         return both.on_shared_processors(target.threads, drafter.threads, usable_processors())
@@ -270,7 +271,7 @@ class PairMeasurements:
             facts = place.facts
             if facts.name != model.facts.name or (facts.name, facts.device, facts.runtime) in here:
                 continue
-            times = self.store.load_times(facts)
+            times = self.store.load(TIMES, facts)
             if times is not None:
                 there = _drafting(replace(model, facts=facts), costs, times.cost_for(facts), place.footprint)
                 timed.append(replace(there, eligible=not loaded))
@@ -293,10 +294,10 @@ class PairMeasurements:
 
     def _option_at(self, place: Placement) -> TargetOption | None:
         """The target as timed in another place for contexts of this length; None without such times."""
-        times, probe = self.store.load_times(place.facts), self._widths_of(place.facts)
+        times, probe = self.store.load(TIMES, place.facts), self._widths_of(place.facts)
         if times is not None and times.contexts[-1] >= probe_starts(self.request.context_length)[-1]:
             curve, stable = times.curves.curves[0], None if probe is None else probe.depth_cap
-        elif (seconds := self.store.load_plain_s(place.facts)) is not None:
+        elif (seconds := self.store.load(PLAIN, place.facts)) is not None:
             curve, stable = Curve(widths=(1,), forward_s=(seconds,)), 0
         else:
             return None
@@ -323,17 +324,17 @@ class PairMeasurements:
             for place in places.targets
             if place is not here and places.room(place) and (option := self._option_at(place)) is not None
         }
-        before = self.store.load_place(self.target)
+        before = self.store.settled(PLACE, self.target)
         after = before.after(clearly_faster(own_s, others))
         if after != before:
-            self.store.save_place(self.target, after)
+            self.store.save(PLACE, after, self.target)
 
     def place_announced(self) -> None:
         """Note that the user has seen the notice about the target's new place."""
-        settled = self.store.load_place(self.target)
+        settled = self.store.settled(PLACE, self.target)
         here = self.target.runtime, self.target.device
         if settled.chosen is not None and settled.chosen[:2] == here and not settled.announced:
-            self.store.save_place(self.target, replace(settled, announced=True))
+            self.store.save(PLACE, replace(settled, announced=True), self.target)
 
     def may_pay(self, source: str) -> bool:
         """Whether drafting by ``source`` would be faster than plain decoding if every guess were accepted."""
@@ -346,7 +347,7 @@ class PairMeasurements:
     def learn_prior(self, source: str, acceptance: Acceptance) -> None:
         """Store a source's measured acceptance, before any conversation."""
         self.priors[source] = acceptance.as_prior()
-        self.store.save_acceptance(self.target, self._identity(source), self.priors[source])
+        self.store.save(ACCEPTANCE, self.priors[source], self.target, self._identity(source))
 
     def keep(self, policy: DepthPolicy) -> None:
         """Store what a policy has learned, for the next process."""
@@ -355,11 +356,11 @@ class PairMeasurements:
         for source, prior in policy.priors().items():
             if prior != self.priors.get(source, NO_PRIOR):
                 self.priors[source] = prior
-                self.store.save_acceptance(self.target, self._identity(source), prior)
+                self.store.save(ACCEPTANCE, prior, self.target, self._identity(source))
         history = policy.history()
         if history.lengths and history != self.history:
             self.history = history
-            self.store.save_history(self.target, self._identity(MODEL), history)
+            self.store.save(HISTORY, history, self.target, self._identity(MODEL))
 
     def _identity(self, source: str) -> str:
         """A source's key in the store; a model's file and weight format are part of it."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeAlias, TypeVar
+from typing import Annotated, Generic, TypeAlias, TypeVar
 
+from edgespec.files.checked import Range
 from edgespec.planning.cost.acceptance import UNKNOWN
 from edgespec.planning.cost.curve import Curve, DraftCost, choose_depth
 from edgespec.planning.cost.margins import TAKEOVER_CALIBRATIONS, TAKEOVER_MARGIN, USUAL_DRAFT_SHARE
@@ -28,7 +29,7 @@ class Settled(Generic[V]):
 
     chosen: V | None = None
     ahead: V | None = None
-    count: int = 0
+    count: Annotated[int, Range(0)] = 0
     announced: bool = True
 
     def after(self, faster: V | None, needed: int = TAKEOVER_CALIBRATIONS) -> Settled[V]:

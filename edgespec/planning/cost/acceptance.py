@@ -8,9 +8,11 @@ al., 2024).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, TypeAlias
+
+from edgespec.files.checked import Length, Range
 
 # Bins of equal width over [0, 1]. Ten separate a sure copy from a guess and still fill within a paragraph.
 BINS = 10
@@ -43,9 +45,6 @@ HANDED_ON_STRENGTH = 256.0
 # target from a 0.5B drafter of its family (greedy, depth 3, 16 Spec-Bench prompts).
 UNKNOWN = 0.6
 
-# Stored priors without a number of tokens hold the rates of the last thirty.
-_TOKENS_OF_OLD = 30.0
-
 
 @dataclass(slots=True)
 class _Count:
@@ -74,6 +73,9 @@ class _Count:
         return (self.accepted_ever + strength * prior) / (self.tried_ever + strength)
 
 
+_Rate: TypeAlias = Annotated[float, Range(0, 1)] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptancePrior:
     """What earlier conversations of a pair taught: a rate for every position and every bin, None if unknown.
@@ -81,33 +83,9 @@ class AcceptancePrior:
     ``tokens`` is the number of tokens behind the rates, capped at HANDED_ON_STRENGTH.
     """
 
-    by_position: tuple[float | None, ...] = (None,) * POSITIONS
-    by_confidence: tuple[float | None, ...] = (None,) * BINS
-    tokens: float = 0.0
-
-    def __post_init__(self) -> None:
-        if len(self.by_position) != POSITIONS or len(self.by_confidence) != BINS:
-            raise ValueError(f"a prior has {POSITIONS} positions and {BINS} bins")
-        if not all(rate is None or 0 <= rate <= 1 for rate in (*self.by_position, *self.by_confidence)):
-            raise ValueError("an acceptance rate lies between 0 and 1")
-        if not 0 <= self.tokens < float("inf"):
-            raise ValueError("the number of tokens is finite and not negative")
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "by_position": list(self.by_position),
-            "by_confidence": list(self.by_confidence),
-            "tokens": self.tokens,
-        }
-
-    @staticmethod
-    def from_json(stored: Mapping[str, Any]) -> AcceptancePrior:
-        """Raises ValueError, KeyError or TypeError for anything that ``as_json`` would not have written."""
-        return AcceptancePrior(
-            by_position=tuple(None if rate is None else float(rate) for rate in stored["by_position"]),
-            by_confidence=tuple(None if rate is None else float(rate) for rate in stored["by_confidence"]),
-            tokens=float(stored.get("tokens", _TOKENS_OF_OLD)),
-        )
+    by_position: Annotated[tuple[_Rate, ...], Length(POSITIONS, POSITIONS)] = (None,) * POSITIONS
+    by_confidence: Annotated[tuple[_Rate, ...], Length(BINS, BINS)] = (None,) * BINS
+    tokens: Annotated[float, Range(0)] = 0.0
 
 
 NO_PRIOR = AcceptancePrior()

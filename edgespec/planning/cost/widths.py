@@ -1,13 +1,14 @@
-"""Which forward widths were measured as bit-equal to plain decoding: the record, and its JSON."""
+"""Which forward widths were measured as bit-equal to plain decoding: the record."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
 
+from edgespec.files.checked import From, Range
 from edgespec.interfaces.model import ModelFacts
 
 # Attention kernels split the cache into blocks and pad it to multiples of 256; bit-equality broke at 512. Each probe
@@ -26,13 +27,22 @@ _FIRST_START = 96
 WIDEST = POSITIONS
 
 
+def _differences(stored: Mapping[str, float | None]) -> dict[int, float]:
+    """JSON has no infinity: null means a difference without a bound."""
+    return {int(width): math.inf if each is None else each for width, each in stored.items()}
+
+
+_Positive: TypeAlias = Annotated[float, Range(0, above=True)]
+_Differences: TypeAlias = Annotated[dict[int, float], From(dict[str, _Positive | None], _differences)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextProbe:
     """Differences between width 1 and each other width at one context. ``max_abs_diff`` in logits, by width."""
 
     start: int
     positions: int
-    max_abs_diff: dict[int, float]
+    max_abs_diff: _Differences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +54,16 @@ class WidthProbe:
     """
 
     widths: tuple[int, ...]
-    contexts: tuple[ContextProbe, ...] = field(default_factory=tuple)
     complete: bool = False
-    plain_forward_s: float | None = None
+    plain_forward_s: _Positive | None = None
+    contexts: tuple[ContextProbe, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the widths start with 1 and ascend, and no width that is bit-equal has a difference."""
+        ascend = self.widths[:1] == (1,) and all(left < right for left, right in itertools.pairwise(self.widths))
+        differ = {width for context in self.contexts for width in context.max_abs_diff}
+        return ascend and (len(self.widths) == 1 or differ.isdisjoint(self.widths))
 
     @property
     def max_abs_diff(self) -> float:
@@ -120,56 +137,3 @@ def width_classes(
             "max_abs_diff": probe.max_abs_diff if probe.complete or not probe.max_abs_diff else None,
         }
     ]
-
-
-def widths_to_json(probe: WidthProbe) -> dict[str, Any]:
-    """A probe as JSON."""
-    return {
-        "widths": list(probe.widths),
-        "complete": probe.complete,
-        "plain_forward_s": probe.plain_forward_s,
-        "contexts": [
-            {
-                "start": context.start,
-                "positions": context.positions,
-                # JSON has no infinity: null means a difference without a bound.
-                "max_abs_diff": {
-                    str(width): diff if math.isfinite(diff) else None for width, diff in context.max_abs_diff.items()
-                },
-            }
-            for context in probe.contexts
-        ],
-    }
-
-
-def widths_from_json(stored: Mapping[str, Any]) -> WidthProbe:
-    """Read a probe from JSON. Raises ValueError, KeyError, TypeError or AttributeError if it is malformed."""
-    widths = tuple(int(width) for width in stored["widths"])
-    if widths[:1] != (1,) or any(left >= right for left, right in itertools.pairwise(widths)):
-        raise ValueError("the widths of a class start with 1 and ascend")
-    contexts = tuple(
-        ContextProbe(
-            start=int(context["start"]),
-            positions=int(context["positions"]),
-            max_abs_diff={int(width): _difference_from_json(diff) for width, diff in context["max_abs_diff"].items()},
-        )
-        for context in stored["contexts"]
-    )
-    if len(widths) > 1 and any(width in context.max_abs_diff for context in contexts for width in widths):
-        raise ValueError("a width that is bit-equal has no difference")
-    seconds = stored["plain_forward_s"]
-    if seconds is not None and not 0 < float(seconds) < math.inf:
-        raise ValueError("the seconds of a forward are positive and finite")
-    return WidthProbe(
-        widths=widths,
-        complete=bool(stored["complete"]),
-        contexts=contexts,
-        plain_forward_s=None if seconds is None else float(seconds),
-    )
-
-
-def _difference_from_json(stored: float | None) -> float:
-    difference = math.inf if stored is None else float(stored)
-    if not difference > 0:
-        raise ValueError("a difference is positive")
-    return difference

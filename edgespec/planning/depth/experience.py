@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, TypeAlias
 
+from edgespec.files.checked import From, Length, Range
 from edgespec.planning.cost.acceptance import NO_PRIOR, Acceptance, AcceptancePrior, AlternativeOdds
 
 # Before a pair has any experience: drafting pays in three of four answers, with an acceptance of 0.8 in those
@@ -32,38 +33,24 @@ SAMPLED = ":sampled"
 _REMEMBERED = 32
 _ENOUGH = 6
 
-Sums = tuple[float, float, float]
+Sums: TypeAlias = tuple[float, float, float]
 NO_SUMS: Sums = (0.0, 0.0, 0.0)
+
+# Files of earlier versions have a fourth sum.
+_Numbers: TypeAlias = Annotated[tuple[Annotated[float, Range(0)], ...], Length(3)]
+_StoredSums: TypeAlias = Annotated[Sums, From(_Numbers, lambda sums: sums[:3])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """What one process passes to the next: answer lengths, and ``Experience.sums`` for greedy and sampled answers."""
 
-    lengths: tuple[int, ...] = ()
-    greedy: Sums = NO_SUMS
-    sampled: Sums = NO_SUMS
-
-    def __post_init__(self) -> None:
-        if not all(0 <= each < float("inf") for each in (*self.lengths, *self.greedy, *self.sampled)):
-            raise ValueError("lengths and sums are numbers from 0 on")
-
-    def as_json(self) -> dict[str, Any]:
-        return {"lengths": list(self.lengths), "greedy": list(self.greedy), "sampled": list(self.sampled)}
-
-    @staticmethod
-    def from_json(stored: Mapping[str, Any]) -> History:
-        """Raises ValueError, KeyError or TypeError for anything that ``as_json`` would not have written."""
-        return History(
-            lengths=tuple(int(length) for length in stored["lengths"]),
-            greedy=_sums(stored["greedy"]),
-            sampled=_sums(stored["sampled"]),
-        )
+    lengths: tuple[Annotated[int, Range(0)], ...]
+    greedy: _StoredSums
+    sampled: _StoredSums
 
 
-def _sums(stored: Sequence[Any]) -> Sums:
-    answers, tokens, saved = (float(each) for each in stored[:3])
-    return answers, tokens, saved
+NO_HISTORY = History(lengths=(), greedy=NO_SUMS, sampled=NO_SUMS)
 
 
 class Lengths:

@@ -20,7 +20,7 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
-from edgespec.planning.depth.experience import GOOD_RATE, SAMPLED, Experience, History, Lengths
+from edgespec.planning.depth.experience import GOOD_RATE, NO_HISTORY, SAMPLED, Experience, History, Lengths
 from edgespec.planning.depth.load import Load
 from edgespec.planning.depth.price import LEAST_READ, drafting_slowness, pair_speedup
 
@@ -41,7 +41,7 @@ class DepthState:
         *,
         pipelined: bool = False,
     ) -> None:
-        history = history or History()
+        history = history or NO_HISTORY
         self.lock = threading.RLock()
         self.plain = PlainTimes()
         self.lengths = Lengths(history.lengths)

@@ -1,0 +1,189 @@
+"""The kinds of measurements: what each is, how it is read from its file, and what it depends on.
+
+Times depend on the power source and width classes do not. What texts taught depends on the models alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
+
+from edgespec.calibration.timing import ModelTimes
+from edgespec.files.checked import Check, From, Range, read, to_json
+from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.choice.settled import Settled
+from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.widths import WidthProbe
+from edgespec.planning.depth.experience import History
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Key: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The machine's fingerprint, and its power source."""
+
+    machine: str
+    power_source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T, P]):
+    """A kind of measurement: ``name`` in its file, and what it depends on.
+
+    ``hint`` is the annotation that ``files.checked`` reads it by, ``stored`` makes its JSON. ``keys`` has the key it
+    is stored under, then earlier ones. With ``any_build``, other builds of our kernels take as long. A value that
+    ``keeps`` prefers to a new one stays.
+    """
+
+    name: str
+    hint: Any
+    keys: Callable[Concatenate[Setting, P], list[Key]]
+    stored: Callable[[T], Key] = to_json
+    any_build: bool = False
+    keeps: Callable[[T, T], bool] | None = None
+
+
+# ------------------------------------------------------------------------------------------------------- keys
+
+
+def _identity(facts: ModelFacts) -> Key:
+    return {"model_sha256": facts.sha256, "model_bytes": facts.weight_bytes, "model_name": facts.name}
+
+
+def _model_key(at: Setting, facts: ModelFacts) -> Key:
+    return {
+        "machine": at.machine,
+        **_identity(facts),
+        "runtime": facts.runtime,
+        "build": facts.build,
+        "device": facts.device,
+        "threads": facts.threads,
+        "kv_type": facts.kv_type,
+        "settings": dict(facts.settings),
+    }
+
+
+def _width_keys(at: Setting, facts: ModelFacts) -> list[Key]:
+    key = _model_key(at, facts)
+    if not facts.bit_equal_by_construction:
+        return [key]
+    # A self-check of file, build and level is valid on any machine; files from before self-checks have the other key.
+    return [{name: value for name, value in key.items() if name not in ("machine", "device", "threads")}, key]
+
+
+def _timing_key(at: Setting, facts: ModelFacts) -> Key:
+    return {**_model_key(at, facts), "power_source": at.power_source}
+
+
+def _timing_keys(at: Setting, facts: ModelFacts) -> list[Key]:
+    return [_timing_key(at, facts)]
+
+
+def _pair_keys(at: Setting, target: ModelFacts, drafter: ModelFacts) -> list[Key]:
+    return [{"target": _timing_key(at, target), "drafter": _timing_key(at, drafter)}]
+
+
+def _text_keys(_at: Setting, target: ModelFacts, source: str) -> list[Key]:
+    return [{"target": _identity(target), "source": source}]
+
+
+def _settled_keys(at: Setting, model: ModelFacts, question: str) -> list[Key]:
+    file = {"model_sha256": model.sha256, "model_name": model.name}
+    return [{"machine": at.machine, **file, "question": question}]
+
+
+def _place_keys(at: Setting, model: ModelFacts) -> list[Key]:
+    return _settled_keys(at, model, "place")
+
+
+def _thread_keys(at: Setting, model: ModelFacts, runtime: str) -> list[Key]:
+    return _settled_keys(at, model, f"threads of {runtime}")
+
+
+# ------------------------------------------------------------------------------------------------------ kinds
+
+
+def _with_curves(times: ModelTimes) -> ModelTimes:
+    times.curves  # noqa: B018  (raises ValueError for numbers that no measurement gives)
+    return times
+
+
+def _times_as_stored(times: ModelTimes) -> Key:
+    stored: dict[str, Any] = to_json(times)
+    return stored if times.busy else {name: value for name, value in stored.items() if name != "busy"}
+
+
+# The tokens behind an acceptance that was stored without their number: it holds the rates of the last thirty.
+_TOKENS_OF_OLD = 30.0
+
+
+def _prior(stored: dict[str, Any]) -> AcceptancePrior:
+    return read(AcceptancePrior, {"tokens": _TOKENS_OF_OLD, **stored}, ignore_unknown=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    forward_s: Annotated[float, Range(0, above=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    target_factor: Annotated[float, Range(1)]
+    drafter_factor: Annotated[float, Range(1)]
+
+    @property
+    def contention(self) -> Contention:
+        return Contention(target_factor=self.target_factor, drafter_factor=self.drafter_factor)
+
+
+# Larger numbers of threads and layers are invalid.
+_Count: TypeAlias = Annotated[int, Range(1, 4096)]
+
+# The widths that are bit-equal to plain decoding, of a model in a setting.
+WIDTHS: Kind[WidthProbe, [ModelFacts]] = Kind(
+    "widths", Annotated[WidthProbe, Check(lambda probe: probe.is_sound, "the widths of one class")], _width_keys
+)
+
+# Times of a model's forwards in a setting. Times of a busy machine never replace those of a quieter one.
+TIMES: Kind[ModelTimes, [ModelFacts]] = Kind(
+    "times",
+    Annotated[ModelTimes, From(ModelTimes, _with_curves)],
+    _timing_keys,
+    _times_as_stored,
+    any_build=True,
+    keeps=lambda before, now: now.busy > before.busy,
+)
+
+# T(1) of a model in a setting, in seconds, if only that was measured.
+PLAIN: Kind[float, [ModelFacts]] = Kind(
+    "plain",
+    Annotated[float, From(_Plain, lambda plain: plain.forward_s)],
+    _timing_keys,
+    lambda seconds: {"forward_s": seconds},
+    any_build=True,
+)
+
+CONTENTION: Kind[Contention, [ModelFacts, ModelFacts]] = Kind(
+    "contention", Annotated[Contention, From(_Both, lambda both: both.contention)], _pair_keys, any_build=True
+)
+
+# What earlier conversations taught about a source (a drafter's identity) that drafts for a target.
+ACCEPTANCE: Kind[AcceptancePrior, [ModelFacts, str]] = Kind(
+    "acceptance", Annotated[AcceptancePrior, From(dict[str, Any], _prior)], _text_keys
+)
+
+# How long a target's answers were, and whether drafting with a source paid in them.
+HISTORY: Kind[History, [ModelFacts, str]] = Kind("history", History, _text_keys)
+
+# The placement of a target on which calibrations have agreed for this machine, for any drafter.
+PLACE: Kind[Settled[tuple[str, str, int | None]], [ModelFacts]] = Kind(
+    "settled", Settled[tuple[str, str, _Count | None]], _place_keys
+)
+
+# The fastest number of threads for a target in a runtime, on which calibrations have agreed.
+THREADS: Kind[Settled[int], [ModelFacts, str]] = Kind("settled", Settled[_Count], _thread_keys)
