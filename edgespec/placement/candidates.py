@@ -7,7 +7,7 @@ reverse. Both compete with a GPU that holds as many layers of the target as fit,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
@@ -82,11 +82,13 @@ class Placement:
 class Placements:
     """All placements of target and drafter; empty if there is only the processor with one runtime.
 
-    ``memory_bytes`` is the usable part of each GPU's own memory, without GPUs that do not report it.
+    ``gpus`` are those that either may use. ``memory_bytes`` is the usable part of each GPU's own memory, without GPUs
+    that do not report it.
     """
 
     targets: tuple[Placement, ...] = ()
     drafters: tuple[Placement, ...] = ()
+    gpus: tuple[Device, ...] = ()
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def room(self, place: Placement) -> bool:
@@ -111,39 +113,47 @@ class Placements:
         )
 
 
-def find_placements(
-    prepare: Preparation, target: LocatedModel, drafter: LocatedModel | None, known: Known = lambda _facts: False
-) -> Placements:
-    """Where the profile lets target and drafter run, and in which runtime; ONNX models are not moved.
+def target_places(prepare: Preparation, target: LocatedModel, known: Known = lambda _facts: False) -> Placements:
+    """Where the profile lets the target run, and in which runtime; an ONNX model is not moved.
 
-    A GPU that is too small for the whole target is offered as many layers as fit, alone and together with the
-    drafter. Of a placement's settings the first that is ``known`` (measured) is used, else the fastest. No driver is
-    queried if only the CPU is requested. Raises RuntimeUnavailableError, ModelFileError.
+    A GPU that is too small for the whole target is offered as many layers as fit. Of a placement's settings the first
+    that is ``known`` (measured) is used, else the fastest. No driver is queried if only the CPU is requested. Raises
+    RuntimeUnavailableError, ModelFileError.
     """
     profile = prepare.profile
-    wanted, wanted_drafter = profile.device.lower(), profile.draft_device.lower()
-    gpus = [] if wanted == wanted_drafter == HOST else [gpu for one in RUNTIMES.values() for gpu in one.gpus()]
-    runtimes, draft_runtimes = _runtimes(profile.runtime, target), _runtimes(profile.draft_runtime, drafter)
-    if not gpus and max(len(runtimes), len(draft_runtimes)) < 2:
-        return Placements()
+    wanted = profile.device.lower()
+    only_host = wanted == profile.draft_device.lower() == HOST
+    gpus = () if only_host else tuple(gpu for one in RUNTIMES.values() for gpu in one.gpus())
     memory_bytes = {
         gpu.name: int(gpu.free_bytes * profile.max_memory_fraction)
         for gpu in gpus
         if gpu.memory != HOST and gpu.free_bytes is not None
     }
-    drafters: list[Placement] = []
-    for device, runtime in _allowed(wanted_drafter, gpus, draft_runtimes):
-        assert drafter is not None  # runtimes were found for a drafter
-        drafters.append(_placement(prepare, prepare.drafter_at(drafter, runtime, _name(device)), device))
+    runtimes = _runtimes(profile.runtime, target)
     targets: list[Placement] = []
-    for device, runtime in _allowed(wanted, gpus, runtimes):
+    for device, runtime in _allowed(wanted, gpus, runtimes) if gpus or len(runtimes) > 1 else ():
         room = None if device is None else memory_bytes.get(device.name)
-        taken = [p.needed_bytes[p.memory] for p in drafters if device is not None and p.memory == device.name]
-        for layers in _layer_counts(prepare, target, runtime, device, room, sum(taken)):
+        for layers in _layer_counts(prepare, target, runtime, device, room):
             variants = prepare.target_at(target, runtime, _name(device), layers)
             chosen = next((each for each in variants if known(each.facts)), variants[0])
-            targets.append(_placement(prepare, chosen, device))
-    return Placements(targets=tuple(targets), drafters=tuple(drafters), memory_bytes=memory_bytes)
+            targets.append(_placement(chosen, device))
+    return Placements(targets=tuple(targets), gpus=gpus, memory_bytes=memory_bytes)
+
+
+def with_drafter(places: Placements, prepare: Preparation, drafter: LocatedModel) -> Placements:
+    """``places`` with all placements of a drafter. It never moves the target or its layers.
+
+    Raises what ``target_places`` raises.
+    """
+    profile = prepare.profile
+    runtimes = _runtimes(profile.draft_runtime, drafter)
+    if not places.gpus and not places.targets and len(runtimes) < 2:
+        return places
+    found = (
+        _placement(prepare.drafter_at(drafter, runtime, _name(device)), device)
+        for device, runtime in _allowed(profile.draft_device.lower(), places.gpus, runtimes)
+    )
+    return replace(places, drafters=tuple(found))
 
 
 def default_settings(prepare: Preparation, target: LocatedModel, places: Placements, allowed_bytes: int) -> Settings:
@@ -210,9 +220,9 @@ def _name(device: Device | None) -> str:
     return HOST if device is None else device.name
 
 
-def _runtimes(wanted: str, located: LocatedModel | None) -> Sequence[Runtime]:
+def _runtimes(wanted: str, located: LocatedModel) -> Sequence[Runtime]:
     """The runtimes for a model on the processor; empty for an ONNX model, which is not placed here."""
-    if located is None or located.onnx is not None:
+    if located.onnx is not None:
         return ()
     return processor_runtimes(wanted, HOST, located)
 
@@ -236,7 +246,6 @@ def _layer_counts(
     runtime: Runtime,
     device: Device | None,
     room: int | None,
-    taken_bytes: int,
 ) -> list[int | None]:
     """How many layers of the target to offer a device: all (None), and the numbers that fit if all do not."""
     if device is None:
@@ -244,23 +253,19 @@ def _layer_counts(
     wanted = prepare.profile.gpu_layers
     if wanted != "auto":
         return [wanted] if wanted else []
-    counts: list[int | None] = [None]
     if room is None:  # size unknown, or the machine's own memory, where a part is as hard to fit as the whole
-        return counts
+        return [None]
     whole = prepare.target_at(target, runtime, device.name)[0]
     layers = layer_bytes(target.header, runtime.cache_bits(whole.settings))
-    for free in (room, room - taken_bytes):
-        count = layers_that_fit(layers, prepare.context_length, free, headroom_bytes=HEADROOM_BYTES)
-        if 0 < count < layers.layers and count not in counts:
-            counts.append(count)
-    return counts
+    count = layers_that_fit(layers, prepare.context_length, room, headroom_bytes=HEADROOM_BYTES)
+    return [None, count] if 0 < count < layers.layers else [None]
 
 
-def _placement(prepare: Preparation, model: PreparedModel, device: Device | None) -> Placement:
+def _placement(model: PreparedModel, device: Device | None) -> Placement:
     header, settings, some = model.file.header, model.settings, model.settings.gpu_layers
     bits = runtime_of(settings).cache_bits(settings)
     layers = layer_bytes(header, bits)
-    split = layers.split(0 if settings.device == HOST else some, prepare.context_length)
+    split = layers.split(0 if settings.device == HOST else some, model.context_length)
     memory = HOST if device is None else device.memory
     host_bytes = split.host_bytes - model.spared_bytes
     return Placement(
@@ -272,5 +277,5 @@ def _placement(prepare: Preparation, model: PreparedModel, device: Device | None
             host_bytes=0 if memory == HOST else host_bytes,
             layers=None if some is None else (some, layers.layers),
         ),
-        buffers_bytes=estimate_memory(header, prepare.context_length, bits).buffers_bytes,
+        buffers_bytes=estimate_memory(header, model.context_length, bits).buffers_bytes,
     )

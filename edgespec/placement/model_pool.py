@@ -13,7 +13,7 @@ from edgespec.errors import ClosedError
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST
 from edgespec.placement.candidates import Placement, Placements
-from edgespec.placement.memory import MemoryEstimate, MemoryUse, memory_needed, require_memory
+from edgespec.placement.memory import MemoryUse, memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.process.settings import WorkerSettings
@@ -35,28 +35,27 @@ class OpenSession(Protocol):
 class ModelPool:
     """Loads models while all of them together leave the target its memory. Thread-safe.
 
-    ``target`` is the target's file and ``drafter`` its drafting model; ``whole_drafter`` is the file from which a
-    drafter with a trimmed head was made. ``places`` are all placements of target and drafter, those in use included.
-    ``left_bytes`` may be used beyond the target and one session. ``target_memory`` is what those take.
+    ``drafter`` is the target's drafting model; ``whole_drafter`` is the file from which a drafter with a trimmed head
+    was made. ``places`` are all placements of target and drafter, those in use included. ``left_bytes`` may be
+    used beyond the target and one session.
     """
 
     def __init__(
         self,
         prepare: Preparation,
-        target: LocatedModel,
+        target: PreparedModel,
         drafter: PreparedModel | None,
         whole_drafter: LocatedModel | None,
         places: Placements,
         left_bytes: int,
         worker: WorkerSettings,
-        target_memory: MemoryEstimate,
     ) -> None:
-        self.target = target
+        self.target = target.file
+        self.target_memory = target.memory  # with one session
         self.drafter = drafter
         self.whole_drafter = whole_drafter
         self.places = places
         self.left_bytes = left_bytes
-        self._target_memory = target_memory
         self._sessions: tuple[weakref.ref[OpenSession], ...] = ()
         self._timed: weakref.WeakKeyDictionary[BackgroundModel, PreparedModel] = weakref.WeakKeyDictionary()
         self._compared: dict[str, int] = {}
@@ -71,6 +70,11 @@ class ModelPool:
     # ---------------------------------------------------------------------------------------- memory
 
     @property
+    def allowed_bytes(self) -> int:
+        """The most that all models and sessions may take of the machine's own memory."""
+        return self.left_bytes + self.target_memory.total_bytes
+
+    @property
     def memory(self) -> MemoryUse:
         """What the engine takes now: every model loaded or loading, and every open session."""
         with self._lock:
@@ -80,8 +84,8 @@ class ModelPool:
         # A session may be forgotten during this, on any thread.
         sessions = [reference() for reference in self._sessions]
         return MemoryUse(
-            allowed_bytes=self.left_bytes + self._target_memory.total_bytes,
-            target=self._target_memory,
+            allowed_bytes=self.allowed_bytes,
+            target=self.target_memory,
             sessions=sum(session is not None and not session.closed for session in sessions),
             drafters={own.file.name: own.memory for own in drafters},
             others=compared | {f"{own.file.name} on {own.settings.device}": own.memory.total_bytes for own in timed},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from edgespec.files.model_file import LocatedModel
@@ -23,20 +24,26 @@ from edgespec.runtimes.table import runtime_of
 PROCESS_BYTES = 68 * 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedModel:
-    """A file in one setting. ``facts`` are those of the model once loaded.
+    """A file in one setting, with caches for ``context_length`` tokens. ``facts`` are those of the loaded model.
 
-    ``memory`` are the bytes needed of the machine's own memory. ``form`` is what a drafter leaves out of its file.
-    ``in_process``: the model is loaded in a separate process.
+    ``form`` is what a drafter leaves out of its file. ``in_process``: the model is loaded in a separate process.
     """
 
     file: LocatedModel
     settings: Settings
     facts: ModelFacts
-    memory: MemoryEstimate
+    context_length: int
     form: DraftForm = AS_FILED
     in_process: bool = False
+
+    @cached_property
+    def memory(self) -> MemoryEstimate:
+        """The bytes needed of the machine's own memory."""
+        needed = memory_needed(self.file, self.settings, self.context_length)
+        process_bytes = PROCESS_BYTES if self.in_process else 0  # once, not for each session
+        return replace(needed, weights_bytes=needed.weights_bytes - self.spared_bytes + process_bytes)
 
     @property
     def is_prepared(self) -> bool:
@@ -85,9 +92,7 @@ class PreparedModel:
 def prepare_model(file: LocatedModel, settings: Settings, context_length: int) -> PreparedModel:
     """A model with all that its file holds. Raises what ``Runtime.describe`` raises."""
     facts = runtime_of(settings).describe(file, settings)
-    return PreparedModel(
-        file=file, settings=settings, facts=facts, memory=memory_needed(file, settings, context_length)
-    )
+    return PreparedModel(file=file, settings=settings, facts=facts, context_length=context_length)
 
 
 def prepare_drafter(profile: Profile, file: LocatedModel, settings: Settings, context_length: int) -> PreparedModel:
@@ -101,12 +106,11 @@ def prepare_drafter(profile: Profile, file: LocatedModel, settings: Settings, co
         whole_head, filed_weights = profile.draft_head == "whole", profile.draft_weights == "file"
         form = runtime.draft_form(file, whole_head=whole_head, filed_weights=filed_weights)
     facts = runtime.describe(file, settings, form)
-    memory = memory_needed(file, settings, context_length)
-    memory = replace(memory, weights_bytes=memory.weights_bytes - (file.weight_bytes - facts.weight_bytes))
     if apart:
         facts = replace(facts, can_fork=False, can_branch=False, settings={**facts.settings, "process": True})
-        memory = replace(memory, weights_bytes=memory.weights_bytes + PROCESS_BYTES)  # once, not for each session
-    return PreparedModel(file=file, settings=settings, facts=facts, memory=memory, form=form, in_process=apart)
+    return PreparedModel(
+        file=file, settings=settings, facts=facts, context_length=context_length, form=form, in_process=apart
+    )
 
 
 def drafts_in_process(profile: Profile, device: str) -> bool:
@@ -148,6 +152,14 @@ class Preparation:
             self._prepared[key] = [prepare_model(file, each, self.context_length) for each in variants]
         return self._prepared[key]
 
+    def target_in(self, file: LocatedModel, settings: Settings) -> PreparedModel:
+        """The target in these settings."""
+        known = (
+            each for models in self._prepared.values() for each in models if each.file is file and not each.in_process
+        )
+        found = next((each for each in known if each.settings == settings and each.form == AS_FILED), None)
+        return found or prepare_model(file, settings, self.context_length)
+
     def for_prompts(self, model: PreparedModel) -> PreparedModel | None:
         """The model in the setting that reads prompts fastest; None if unchanged or if the model only drafts."""
         settings = runtime_of(model.settings).prompt_settings(model.settings)
@@ -162,11 +174,12 @@ class Preparation:
         """
         return self.drafter_at(file, *choose_runtime(self.profile.draft_runtime, self.profile.draft_device, file))
 
-    def decided_drafter(self, file: LocatedModel, device: str, runtime: str | None = None) -> PreparedModel:
-        """The drafter on the chosen device, which the profile holds from now on."""
-        profile = self.profile
-        self.profile = replace(profile, draft_device=device, draft_runtime=runtime or profile.draft_runtime)
-        return self.drafter(file)
+    def drafting_on(self, device: str, runtime: str | None = None) -> Preparation:
+        """The same models, for a profile that names the drafter's device, and its runtime if given."""
+        profile = replace(self.profile, draft_device=device, draft_runtime=runtime or self.profile.draft_runtime)
+        decided = Preparation(profile, self.threads, self.context_length)
+        decided._prepared = self._prepared
+        return decided
 
     def drafter_at(self, file: LocatedModel, runtime: Runtime, device: str) -> PreparedModel:
         """The drafter on a device."""

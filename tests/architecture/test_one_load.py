@@ -1,32 +1,46 @@
-"""A load computes everything once: each header is read once, and settings are chosen once for each place."""
+"""A load asks once for each file: its header, layout, memory, places, and its settings in each place."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
+from edgespec.placement.candidates import target_places, with_drafter
+from edgespec.placement.memory import memory_needed
+from edgespec.runtimes.native.layout import _Reader
 from edgespec.runtimes.table import RUNTIMES
 from tests.support.tiny_models import TinyModels
 
+# Questions about a file, and where the function that answers each has the file's path.
+QUESTIONS: dict[str, tuple[CodeType, Callable[[Mapping[str, Any]], Path]]] = {
+    "header": (read_header.__code__, lambda own: own["path"]),
+    "layout": (_Reader.layout.__code__, lambda own: own["self"]._header.path),
+    "memory": (memory_needed.__code__, lambda own: own["file"].path),
+    "target's places": (target_places.__code__, lambda own: own["target"].path),
+    "drafter's places": (with_drafter.__code__, lambda own: own["drafter"].path),
+}
+
 
 @contextmanager
-def headers_read() -> Iterator[Counter[Path]]:
-    """How often each header is read during the block, under every name of the reader and on every thread."""
-    found: Counter[Path] = Counter()
+def asked() -> Iterator[Counter[tuple[str, str]]]:
+    """How often each question is asked about each file during the block, on every thread."""
+    found: Counter[tuple[str, str]] = Counter()
 
     def look(frame: FrameType, event: str, _argument: Any) -> None:
-        if event == "call" and frame.f_code is read_header.__code__:
-            found[Path(frame.f_locals["path"]).resolve()] += 1
+        if event == "call":
+            for question, (code, path) in QUESTIONS.items():
+                if frame.f_code is code:
+                    found[question, path(frame.f_locals).stem] += 1
 
     threading.setprofile(look)
     sys.setprofile(look)
@@ -57,14 +71,15 @@ def settings_chosen(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]
 
 
 @pytest.mark.parametrize("runtime", ["auto", "llama"])
-def test_loading_an_engine_reads_each_header_and_computes_each_setting_once(
+def test_loading_an_engine_asks_each_question_once_about_each_file(
     tiny: TinyModels, home: Home, settings_chosen: Counter[tuple[Any, ...]], runtime: str
 ) -> None:
-    models = {path.resolve(): 1 for path in (tiny.target, tiny.drafter)}
-    with headers_read() as read, tiny.load(store_home=home, runtime=runtime, draft_runtime=runtime) as engine:
+    with asked() as counted, tiny.load(store_home=home, runtime=runtime, draft_runtime=runtime) as engine:
         assert engine.pair.pool.drafter is not None
         engine.pair.pool.drafter_model()
-        assert read == models
+    of_both = ["header", "memory", *(["layout"] if runtime == "auto" else [])]
+    files = {(question, file) for question in of_both for file in ("target", "drafter")}
+    assert counted == dict.fromkeys([*files, ("target's places", "target"), ("drafter's places", "drafter")], 1)
     assert {name for name, *_ in settings_chosen} == {"target", "drafter"}
     assert set(settings_chosen.values()) == {1}, settings_chosen
 
@@ -72,7 +87,6 @@ def test_loading_an_engine_reads_each_header_and_computes_each_setting_once(
 def test_a_drafter_in_a_worker_process_has_its_header_read_once(
     tiny: TinyModels, home: Home, settings_chosen: Counter[tuple[Any, ...]]
 ) -> None:
-    models = {path.resolve(): 1 for path in (tiny.target, tiny.drafter)}
-    with headers_read() as read, tiny.load(store_home=home, draft_isolation="process"):
-        assert read == models
+    with asked() as counted, tiny.load(store_home=home, draft_isolation="process"):
+        assert (counted["header", "target"], counted["header", "drafter"]) == (1, 1)
     assert set(settings_chosen.values()) == {1}, settings_chosen

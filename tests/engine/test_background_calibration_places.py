@@ -12,7 +12,8 @@ import pytest
 import edgespec.placement.model_pool as pool_module
 from edgespec.calibration.kinds import PLACE, TIMES
 from edgespec.engine.engine import Engine
-from edgespec.engine.pair.load import Limits, settled_settings
+from edgespec.engine.pair.load import Limits
+from edgespec.engine.pair.target_setting import settled_settings
 from edgespec.errors import ClosedError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home

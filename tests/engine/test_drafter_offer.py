@@ -184,7 +184,7 @@ def test_a_drafter_without_room_in_memory_is_not_offered(
     from edgespec import Limits
 
     with load(tiny.slow, home) as engine:
-        needed = engine.pair.session_memory.total_bytes
+        needed = engine.pair.pool.target_memory.total_bytes
     with load(tiny.slow, home, limits=Limits(max_memory_bytes=needed + 1_000_000)) as engine:
         assert engine.drafter_offer is None
 

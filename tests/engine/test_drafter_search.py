@@ -14,7 +14,7 @@ import pytest
 
 from edgespec import CancelledError, Engine, Limits, ModelNotFoundError, Sampling
 from edgespec.calibration.kinds import ACCEPTANCE
-from edgespec.engine.pair import drafter_search, load as assembly
+from edgespec.engine.pair import drafter_choice, drafter_search
 from edgespec.files import model_file
 from edgespec.files.home import Home, home as users_home
 from edgespec.files.model_file import LocatedModel
@@ -280,7 +280,7 @@ def test_a_file_that_no_runtime_can_run_is_rejected_and_noted(
 def test_a_drafter_without_room_in_memory_is_rejected(user: User, tiny: TinyModels, home: Home) -> None:
     user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
     with load(tiny.slow, home) as engine:
-        needed = engine.pair.session_memory.total_bytes
+        needed = engine.pair.pool.target_memory.total_bytes
         assert drafter_of(engine) == "small"
     with load(tiny.slow, home, limits=Limits(max_memory_bytes=needed + 1_000_000)) as engine:
         assert drafter_of(engine) is None
@@ -394,7 +394,7 @@ def _no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search may read one header: the second one exceeds the time limit."""
     seconds = itertools.chain([0.0], itertools.repeat(1e9))
     real = drafter_search.DrafterSearch
-    monkeypatch.setattr(assembly, "DrafterSearch", partial(real, clock=lambda: next(seconds)))
+    monkeypatch.setattr(drafter_choice, "DrafterSearch", partial(real, clock=lambda: next(seconds)))
 
 
 @pytest.mark.usefixtures("_no_time")
@@ -507,7 +507,7 @@ def test_no_two_real_vocabularies_count_as_equal(tmp_path: Path, monkeypatch: py
     place, user = users_home(), User(tmp_path / "user")
     for name, value in user.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(assembly, "DrafterSearch", partial(drafter_search.DrafterSearch, search_s=600.0))
+    monkeypatch.setattr(drafter_choice, "DrafterSearch", partial(drafter_search.DrafterSearch, search_s=600.0))
     target = Locator(store=Store(place), download=True).locate("smollm2-135m")
     try:
         found = real_vocabularies(place.create(place.root / "test-data"))

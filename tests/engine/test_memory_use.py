@@ -38,7 +38,7 @@ def per_session(estimate: MemoryEstimate) -> int:
 
 
 def test_every_session_and_the_loaded_drafter_are_counted(engine: Engine) -> None:
-    target, drafter = engine.pair.session_memory, engine.pair.pool.drafter
+    target, drafter = engine.pair.pool.target_memory, engine.pair.pool.drafter
     assert drafter is not None
     before = engine.memory
     assert set(before) == NAMES
@@ -66,7 +66,7 @@ def test_every_session_and_the_loaded_drafter_are_counted(engine: Engine) -> Non
 def test_a_session_that_would_not_fit_next_to_the_drafter_is_refused_with_the_numbers(tiny: TinyModels) -> None:
     """Without the drafter two more sessions would fit."""
     with tiny.load(lookup=False) as engine:
-        target, drafter = engine.pair.session_memory, engine.pair.pool.drafter
+        target, drafter = engine.pair.pool.target_memory, engine.pair.pool.drafter
     assert drafter is not None
     both = per_session(target) + per_session(drafter.memory)
     limits = Limits(max_memory_bytes=target.weights_bytes + drafter.memory.weights_bytes + 2 * both + 1000)
@@ -87,7 +87,7 @@ def test_a_session_that_would_not_fit_next_to_the_drafter_is_refused_with_the_nu
 
 def test_a_drafter_is_refused_if_open_sessions_took_its_memory(tiny: TinyModels) -> None:
     with tiny.load(lookup=False) as engine:
-        target, drafter = engine.pair.session_memory, engine.pair.pool.drafter
+        target, drafter = engine.pair.pool.target_memory, engine.pair.pool.drafter
     assert drafter is not None
     limits = Limits(max_memory_bytes=target.total_bytes + drafter.memory.total_bytes + per_session(target))
     settings = {"lookup": False, "native_sidecar": False, "limits": limits}
@@ -100,7 +100,7 @@ def test_a_drafter_is_refused_if_open_sessions_took_its_memory(tiny: TinyModels)
 def test_models_to_compare_and_to_time_are_counted(engine: Engine) -> None:
     pool, before = engine.pair.pool, engine.memory
     engine.load_comparable([pool.target])
-    once = engine.pair.session_memory
+    once = engine.pair.pool.target_memory
     compared = once.total_bytes + per_session(once)
     assert engine.memory["others"] == {"target": compared}, "with two caches"
     engine.load_comparable([pool.target])

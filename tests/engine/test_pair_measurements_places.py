@@ -10,12 +10,12 @@ import pytest
 
 from edgespec.calibration.kinds import CONTENTION, PLACE, PLAIN, TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
-from edgespec.engine.pair.load import choose_drafter
+from edgespec.engine.pair.drafter_choice import in_the_fastest_place
 from edgespec.engine.pair.measurements import PairMeasurements
+from edgespec.engine.pair.target_setting import PlacedTarget
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import ModelFacts
 from edgespec.placement.candidates import NOT_MEASURED, Placement, Placements
-from edgespec.placement.memory import MemoryEstimate
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.planning.choice.options import Footprint, Ranking
 from edgespec.planning.choice.planner import DraftingModel
@@ -27,7 +27,6 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.widths import BORDERS, ContextProbe, WidthProbe
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.runtime import DraftForm
 from tests.support.planning import GIB, model_facts, request
 from tests.support.tiny_models import invented_times
 
@@ -294,15 +293,10 @@ def test_another_setting_of_the_current_place_is_not_listed_as_unmeasured(store:
 # --------------------------------------------------------------------------------------------- the drafter's place
 
 
-class _Header:
-    vocabulary_size = 1000
-
-
 class Located:
     """The attributes of a located drafter that choosing needs."""
 
     name = "small"
-    header = _Header()
     onnx = None
     weight_bytes = GIB
 
@@ -313,17 +307,15 @@ def choose(store: Measurements, monkeypatch: pytest.MonkeyPatch, places: Placeme
     def drafter(own: Preparation, file: LocatedModel) -> PreparedModel:
         device = "Vulkan0" if own.profile.draft_device == "auto" else own.profile.draft_device
         settings = LlamaSettings(threads=own.threads, device=device, kv_type="q8_0")
-        nothing = MemoryEstimate(weights_bytes=0, cache_bytes=0, buffers_bytes=0)
-        form = DraftForm()
-        return PreparedModel(file=file, settings=settings, facts=facts("small", device), memory=nothing, form=form)
+        return PreparedModel(file=file, settings=settings, facts=facts("small", device), context_length=CONTEXT)
 
     monkeypatch.setattr(Preparation, "drafter", drafter)
     located: Any = Located()
     prepare = Preparation(replace(PROFILE, **values), 1, CONTEXT)
-    drafting = choose_drafter(store, prepare, HERE.settings, located, places, 32 * GIB)
-    assert drafting == drafter(prepare, located), "it is prepared for where the profile says it runs"
-    assert choose_drafter(store, prepare, HERE.settings, None, places, 32 * GIB) is None
-    return prepare.profile.draft_device
+    model = PreparedModel(file=located, settings=HERE.settings, facts=HERE.facts, context_length=CONTEXT)
+    target = PlacedTarget(model=model, prepare=prepare, places=places, allowed_bytes=32 * GIB, notices=())
+    wanted = request(context_length=CONTEXT)
+    return in_the_fastest_place(prepare, located, target, places, store, wanted).profile.draft_device
 
 
 def test_without_other_places_the_profiles_drafter_device_is_kept(

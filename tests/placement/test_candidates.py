@@ -18,10 +18,11 @@ from edgespec.placement.candidates import (
     Placement,
     Placements,
     default_settings,
-    find_placements,
     require_room,
     room_for_drafter,
     same_place,
+    target_places,
+    with_drafter,
 )
 from edgespec.placement.layer_split import layer_bytes
 from edgespec.placement.prepared import Preparation
@@ -74,7 +75,9 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def places(target: LocatedModel, drafter: LocatedModel | None = None, **values: Any) -> Placements:
     known = values.pop("known", lambda _facts: False)
-    return find_placements(Preparation(replace(PROFILE, **values), 1, CONTEXT), target, drafter, known)
+    prepare = Preparation(replace(PROFILE, **values), 1, CONTEXT)
+    found = target_places(prepare, target, known)
+    return found if drafter is None else with_drafter(found, prepare, drafter)
 
 
 def needed(model: LocatedModel, layers: int | None) -> int:
@@ -184,17 +187,6 @@ def test_no_partial_offload_if_no_layer_or_every_layer_fits(
 ) -> None:
     cards(gpu("Vulkan0", free=needed(target, 1) + spare, total=1 << 40))
     assert [p.settings.gpu_layers for p in places(target, device="Vulkan0").targets] == layers
-
-
-def test_a_drafter_on_the_same_gpu_reduces_the_layers_offered(
-    cards: Install, target: LocatedModel, drafter: LocatedModel
-) -> None:
-    """Alone the whole target fits; with the drafter only the head and one block do."""
-    cards(gpu("Vulkan0", free=needed(target, 2) + needed(drafter, None), total=1 << 40))
-    found = places(target, drafter, device="Vulkan0")
-    assert [place.settings.gpu_layers for place in found.targets] == [None, 2]
-    elsewhere = places(target, drafter, device="Vulkan0", draft_device="cpu")
-    assert [place.settings.gpu_layers for place in elsewhere.targets] == [None]
 
 
 def test_a_requested_number_of_layers_is_the_only_placement_on_the_gpu(cards: Install, target: LocatedModel) -> None:

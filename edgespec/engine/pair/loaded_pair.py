@@ -26,7 +26,6 @@ from edgespec.hardware.machine import Machine, power_source
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
-from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.model_pool import ModelPool, OpenSession
 from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
@@ -149,18 +148,13 @@ class LoadedPair:
             return None
 
         def expected_speedup(drafter: ModelFacts) -> float | None:
-            allowed = self.pool.left_bytes + self.session_memory.total_bytes
+            allowed = self.pool.allowed_bytes
             judged = judge_drafter(self.measurements.store, target, drafter, request, allowed)
             return None if judged.why_not is not None else judged.speedup
 
         offer = best_offer(self.family, target, expected_speedup)
         here = {one.what for one in self.considered}  # already on this machine, and it does not draft
         return None if offer is None or offer.model in here else offer
-
-    @property
-    def session_memory(self) -> MemoryEstimate:
-        """The memory of the target with one session."""
-        return memory_needed(self.pool.target, self.target.settings, self.request.context_length)
 
     @property
     def answering(self) -> bool:
@@ -226,7 +220,7 @@ class LoadedPair:
         near = self.profile.exactness == "near"
         # The longest context at which drafting keeps the requested exactness; None: any length.
         self.exact_length = None if near else exact_length(self.probe, self.target.facts)
-        allowed = self.pool.left_bytes + self.session_memory.total_bytes
+        allowed = self.pool.allowed_bytes
         self.ranking = self.measurements.ranking(self.probe, costs, self.pool.places, allowed)
         facts, notes = self.target.facts, self.measurements.notes
         return make_plan(self.request, facts, self.probe, notes, costs, self.ranking)

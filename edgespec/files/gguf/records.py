@@ -6,13 +6,15 @@ import hashlib
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from edgespec.errors import ModelFileError
+
+T = TypeVar("T")
 
 # GGUF value types 0..12, as the format numbers them: name, struct format, bytes (strings and arrays have no size).
 VALUE_TYPES: Mapping[int, tuple[str, str, int]] = {
@@ -236,6 +238,14 @@ class GgufHeader:
     split: tuple[FilePart, ...] = ()
     vision_tensors: tuple[TensorInfo, ...] = ()
     completed: bool = False
+    _made: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def once(self, what: str, make: Callable[[], T]) -> T:
+        """What ``make`` makes of this header, made by the first caller that names it ``what``."""
+        if what not in self._made:
+            self._made[what] = make()
+        made: T = self._made[what]
+        return made
 
     @property
     def parts(self) -> tuple[FilePart, ...]:

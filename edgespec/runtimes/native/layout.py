@@ -51,7 +51,7 @@ _NORMS = {
 def unsupported_reason(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> str | None:
     """Why the native runtime does not run this model, in one sentence; None if it does. Raises ModelFileError."""
     try:
-        _Reader(header).layout(trimmed)
+        _layout(header, trimmed)
     except UnsupportedError as error:
         return str(error)
     return None
@@ -65,12 +65,17 @@ def read_layout(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> Mo
     run, ModelFileError for a file that contradicts itself.
     """
     try:
-        return _Reader(header).layout(trimmed)
+        return _layout(header, trimmed)
     except UnsupportedError as error:
         raise RuntimeUnavailableError(
             f"the native runtime does not run {header.path.name}: {error}",
             hint='runtime "auto" or "llama" runs it with llama.cpp',
         ) from None
+
+
+def _layout(header: GgufHeader, trimmed: TrimmedDrafter | None) -> ModelLayout:
+    what = "layout" if trimmed is None else "trimmed layout"
+    return header.once(what, lambda: _Reader(header).layout(trimmed))
 
 
 class _Reader:

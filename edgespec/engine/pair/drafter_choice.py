@@ -1,0 +1,127 @@
+"""Who drafts for a target, in which setting, or why no model drafts: the whole decision of a load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.engine.pair.drafter_search import DrafterSearch, FoundDrafter, find_drafter
+from edgespec.engine.pair.measurements import PairMeasurements
+from edgespec.engine.pair.target_setting import PlacedTarget
+from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import LoadProgress
+from edgespec.interfaces.model import HOST
+from edgespec.placement.candidates import Placements, room_for_drafter, with_drafter
+from edgespec.placement.memory import too_large_words
+from edgespec.placement.prepared import Preparation, PreparedModel
+from edgespec.planning.choice.options import Rejected
+from edgespec.planning.choice.planner import DraftingModel, PlanRequest
+from edgespec.store.locate import Locator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenDrafter:
+    """The drafting model (None: none drafts), and what a plan is requested with.
+
+    ``prepare`` has the profile that names the model's device, ``places`` are all of target and model. ``considered``
+    are the files on this machine that do not draft, with reasons.
+    """
+
+    model: PreparedModel | None
+    request: PlanRequest
+    prepare: Preparation
+    places: Placements
+    considered: tuple[Rejected, ...] = ()
+
+
+def choose_drafter(target: PlacedTarget, locator: Locator, store: Measurements, tell: LoadProgress) -> ChosenDrafter:
+    """The drafter of a load. Raises what locating raises for a drafter that the profile names.
+
+    The file is the profile's, else the catalogue's, else the one on this machine that is expected to gain most. It
+    runs where it was measured to draft fastest, before any measurement where its runtime puts it, and not at all if
+    it does not fit next to the target.
+    """
+    prepare, places = target.prepare, target.places
+    request = _request(prepare)
+
+    def search() -> FoundDrafter:
+        file, facts, allowed = target.model.file, target.model.facts, target.allowed_bytes
+        if not facts.can_rewind:
+            return FoundDrafter()
+        return DrafterSearch(file, facts, prepare, locator, store, request, allowed, tell).run()
+
+    found = find_drafter(prepare.profile, target.model.file, locator, search)
+    model, off = None, found.off
+    if found.file is not None:
+        places = with_drafter(places, prepare, found.file)
+        prepare = in_the_fastest_place(prepare, found.file, target, places, store, request)
+        model = prepare.drafter(found.file)
+        off = _too_large(model, target, places)
+    if model is None or off is not None:
+        model, request = None, replace(request, no_model=off)
+    else:
+        request = replace(request, drafters=(_drafting(model, found.program),))
+    return ChosenDrafter(model=model, request=request, prepare=prepare, places=places, considered=found.considered)
+
+
+def _request(prepare: Preparation) -> PlanRequest:
+    """What the profile asks for, without a drafting model."""
+    profile = prepare.profile
+    return PlanRequest(
+        depth=profile.depth,
+        exactness=profile.exactness,
+        context_length=prepare.context_length,
+        copies=profile.lookup,
+        weighs_alternatives=profile.depth_policy == "cost",
+        mode=profile.mode,
+    )
+
+
+def _drafting(drafter: PreparedModel, program: str | None) -> DraftingModel:
+    rows, file = drafter.form.head_rows, drafter.file
+    return DraftingModel(
+        facts=drafter.facts,
+        head=None if rows is None else (rows, file.header.vocabulary_size),
+        filed_bytes=file.weight_bytes if drafter.form.requantized else None,
+        program=program,
+    )
+
+
+def in_the_fastest_place(
+    prepare: Preparation,
+    file: LocatedModel,
+    target: PlacedTarget,
+    places: Placements,
+    store: Measurements,
+    request: PlanRequest,
+) -> Preparation:
+    """``prepare`` for a profile that names the place where the drafter was measured to draft fastest for this target.
+
+    Before any measurement ``Preparation.drafter`` decides. The machine's memory is the limit of target and drafter.
+    """
+    settings, default = target.model.settings, prepare.drafter(file).settings
+    if not places.drafters:
+        return prepare
+    room = room_for_drafter(settings, default.device, places)
+    crowded = prepare.profile.draft_device == "auto" and room is not None and room[0] > room[1]
+    prepare = prepare.drafting_on(HOST if crowded else default.device)
+    here = next((place for place in places.targets if place.is_of(settings)), None)
+    if here is None:
+        return prepare
+    drafting = DraftingModel(facts=prepare.drafter(file).facts)
+    known = PairMeasurements(store, here.facts, replace(request, drafters=(drafting,)))
+    ranking = known.ranking(known.widths(), known.costs(), places, target.allowed_bytes, loaded=False)
+    best = None if ranking is None or ranking.best.drafter is None else ranking.best.drafter.facts
+    return prepare if best is None else prepare.drafting_on(best.device, best.runtime)
+
+
+def _too_large(drafter: PreparedModel, target: PlacedTarget, places: Placements) -> str | None:
+    """Why the drafter does not fit next to the target; None if it fits. The target always keeps its memory."""
+    name, device = drafter.file.name, drafter.settings.device
+    room = room_for_drafter(target.model.settings, device, places)
+    if room is not None and room[0] > room[1]:
+        return too_large_words(name, *room)
+    if drafter.file.onnx is not None and device != target.model.settings.device:
+        return None  # where a provider keeps the weights is not known
+    needed, left = drafter.memory.total_bytes, target.left_bytes
+    return None if needed <= left else too_large_words(name, needed, left)

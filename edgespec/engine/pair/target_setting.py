@@ -1,0 +1,93 @@
+"""The one setting that a target runs in: its place and threads, as measurements and the profile have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.calibration.kinds import PLACE, THREADS, TIMES
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.files.model_file import LocatedModel
+from edgespec.interfaces.model import HOST
+from edgespec.placement.candidates import Placements, default_settings, require_room, target_places
+from edgespec.placement.memory import require_memory
+from edgespec.placement.prepared import Preparation, PreparedModel
+from edgespec.planning.cost.margins import TAKEOVER_CALIBRATIONS
+from edgespec.runtimes.runtime import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTarget:
+    """A target in its setting.
+
+    ``prepare`` has its threads, ``places`` are all that it could run in. ``left_bytes`` of the machine's own memory
+    remain next to it and one session. ``notices`` are for the user.
+    """
+
+    model: PreparedModel
+    prepare: Preparation
+    places: Placements
+    allowed_bytes: int
+    notices: tuple[str, ...]
+
+    @property
+    def left_bytes(self) -> int:
+        return self.allowed_bytes - self.model.memory.total_bytes
+
+
+def place_target(prepare: Preparation, file: LocatedModel, store: Measurements, allowed_bytes: int) -> PlacedTarget:
+    """The target where calibrations agreed to run it, else where it fits best.
+
+    No drafter is considered: the target's setting, and so its text, must not depend on one. Raises MemoryLimitError,
+    and what choosing a runtime raises.
+    """
+    places = target_places(prepare, file, lambda facts: store.load(TIMES, facts) is not None)
+    settings = default_settings(prepare, file, places, allowed_bytes)
+    settings, notices = settled_settings(store, prepare, file, settings, places, allowed_bytes)
+    fewer = _settled_threads(store, prepare, file, settings)
+    if fewer is not None:  # other facts, and other measurements
+        return place_target(Preparation(prepare.profile, fewer, prepare.context_length), file, store, allowed_bytes)
+    model = prepare.target_in(file, settings)
+    require_room(settings, places)
+    require_memory(file.name, model.memory, allowed_bytes)
+    return PlacedTarget(model=model, prepare=prepare, places=places, allowed_bytes=allowed_bytes, notices=notices)
+
+
+def settled_settings(
+    store: Measurements,
+    prepare: Preparation,
+    target: LocatedModel,
+    settings: Settings,
+    places: Placements,
+    allowed_bytes: int,
+) -> tuple[Settings, tuple[str, ...]]:
+    """The place that calibrations agreed on for the target, and a notice until the user has seen it.
+
+    ``settings`` are the ones before any calibration. They are kept if nothing was agreed, or if the agreed place is
+    gone, has no room, or contradicts the profile's runtime and device.
+    """
+    facts = prepare.target(target).facts
+    settled = store.settled(PLACE, facts)
+    place = next((place for place in places.targets if place.key == settled.chosen), None)
+    if place is None or not places.room(place) or place.needed_bytes[HOST] > allowed_bytes:
+        if settled.chosen is None or (prepare.profile.runtime, prepare.profile.device) != ("auto", "auto"):
+            return settings, ()
+        where = "{} on {}".format(*settled.chosen)
+        lost = f"{target.name} runs in {settings.runtime} on {settings.device} this time: {where}"
+        return settings, (f"{lost}, which calibrations chose, is missing or has no room; the wording may differ",)
+    notices: tuple[str, ...] = ()
+    if not settled.announced:
+        notices = (
+            f"{place.name} from now on, which {TAKEOVER_CALIBRATIONS} calibrations found faster: "
+            "the same prompt may get a different text than before",
+        )
+    return place.put(settings), notices
+
+
+def _settled_threads(
+    store: Measurements, prepare: Preparation, target: LocatedModel, settings: Settings
+) -> int | None:
+    """The smaller number of threads that calibrations agreed on; None without one, or if the profile sets it."""
+    if prepare.profile.threads != "auto":
+        return None
+    chosen = store.settled(THREADS, prepare.target(target).facts, settings.runtime).chosen
+    return chosen if chosen is not None and chosen < prepare.threads else None
