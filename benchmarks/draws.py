@@ -23,14 +23,14 @@ from contextlib import closing
 from edgespec.bench.suite import builtin_suite
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.model import MOST_ALTERNATIVES
-from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
 from edgespec.interfaces.drawing import Drawn, DrawRequest, draw_from
 from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.rows import IdArray, Rows
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
-from edgespec.runtimes.native.runtime import frequent_head_ids, frequent_head_rows
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
+from edgespec.runtimes.native.runtime import NativeRuntime, frequent_head_rows
+from edgespec.runtimes.runtime import DraftForm
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizers.choice import open_tokenizer
@@ -73,13 +73,12 @@ class _WithNumpy(Rows):
 
 def open_model(name: str, *, drafts: bool) -> tuple[NativeModel, list[int]]:
     """The model, a drafter with its short head, and a text in its tokens."""
-    path = Locator(store=Store(home()), download=True).locate(name).path
-    header = read_header(path)
-    head = frequent_head_ids(header) if drafts and frequent_head_rows(header) is not None else None
-    settings = NativeSettings(threads=describe_machine().physical_cores)
-    with closing(open_tokenizer(path, header)) as tokenizer:
+    file = Locator(store=Store(home()), download=True).locate(name)
+    head = frequent_head_rows(file.header) if drafts else None
+    settings = NativeSettings(threads=describe_machine().physical_cores, sidecar=False)
+    with closing(open_tokenizer(file.path, file.header)) as tokenizer:
         tokens = tokenizer.encode("\n".join(prompt.prompt for prompt in builtin_suite("verify")))
-    return load_native(path, settings, header=header, frequent_head=head), tokens
+    return NativeRuntime().load(file, settings, DraftForm(head_rows=head)), tokens
 
 
 def draft(chooser: Chooser, rows: Rows, index: int, context: list[int]) -> object:

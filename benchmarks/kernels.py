@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgespec.files.gguf.header import read_header
+from edgespec.files.model_file import read_model_file
 from edgespec.hardware.bandwidth import measure_read_bandwidth
 from edgespec.runtimes.native.library import PORTABLE, load
 from edgespec.runtimes.native.model import NativeSettings, load_native
@@ -30,10 +30,10 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 256)
 
 def time_widths(path: Path, settings: NativeSettings, context: int, passes: int) -> tuple[dict[int, float], int]:
     """Median seconds of a forward of each width after ``context`` tokens, and its bytes of weights."""
-    header = read_header(path)
-    tokens = random.Random(1).choices(range(header.vocabulary_size), k=context + max(WIDTHS))
+    file = read_model_file(path)
+    tokens = random.Random(1).choices(range(file.header.vocabulary_size), k=context + max(WIDTHS))
     times: dict[int, list[float]] = {width: [] for width in WIDTHS}
-    with load_native(path, settings, header=header) as model, model.open(len(tokens)) as sequence:
+    with load_native(file, settings) as model, model.open(len(tokens)) as sequence:
         sequence.forward(tokens[:context], 0)
 
         def measure() -> None:

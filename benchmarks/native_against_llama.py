@@ -26,6 +26,7 @@ from typing import Any
 
 from edgespec.bench.runtimes import REST_S, NamedModel, RuntimeTimes, measure_runtimes
 from edgespec.calibration.width_probe import probe_tokens
+from edgespec.files.model_file import read_model_file
 from edgespec.hardware.bandwidth import measure_read_bandwidth
 from edgespec.interfaces.model import Model, Sequence
 from edgespec.runtimes.llama.context import LlamaSettings
@@ -54,10 +55,12 @@ class Shares:
 
 def open_models(stack: ExitStack, path: Path, threads: int) -> dict[str, Model]:
     """The native model first, then llama.cpp in each setting."""
-    models: dict[str, Model] = {NATIVE: stack.enter_context(load_native(path, NativeSettings(threads=threads)))}
+    models: dict[str, Model] = {
+        NATIVE: stack.enter_context(load_native(read_model_file(path), NativeSettings(threads=threads)))
+    }
     for repack in (True, False):
         settings = LlamaSettings(threads=threads, repack=repack, kv_type="f16")
-        loaded = stack.enter_context(load_model(path, settings))
+        loaded = stack.enter_context(load_model(read_model_file(path), settings))
         weights = "repacked" if repack else "as in the file"
         models[f"llama, {weights}, {threads} threads"] = loaded
         fewer = threads // 2

@@ -29,8 +29,10 @@ import psutil
 
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.model_file import read_model_file
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.native.weights import SidecarPlace
 
 CONTEXT = 2048
 TOKENS = 512
@@ -57,11 +59,11 @@ def embedding_bytes(header: GgufHeader) -> int:
 
 def decode(path: Path, sidecar: Path | None, threads: int) -> None:
     """The child's work; prints the seconds of loading."""
-    header = read_header(path)
-    tokens, half = some_tokens(header), TOKENS // 2
+    file = read_model_file(path)
+    tokens, half = some_tokens(file.header), TOKENS // 2
     started = time.perf_counter()
-    sha256 = None if sidecar is None else "sha256:of the benchmark's file"
-    model = load_native(path, NativeSettings(threads=threads), header=header, sha256=sha256, sidecar=sidecar)
+    place = None if sidecar is None else SidecarPlace(path=sidecar, sha256=file.identity)
+    model = load_native(file, NativeSettings(threads=threads), place=place)
     load_s = time.perf_counter() - started
     with model, model.open(CONTEXT) as sequence:
         sequence.forward(tokens[:half], 1)

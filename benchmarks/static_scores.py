@@ -27,7 +27,8 @@ import numpy.typing as npt
 from benchmarks.export_quality import bytes_of
 from benchmarks.processes import ROOT, edgespec
 from benchmarks.score_distance import agreements, kl_divergences, tokens_to_predict
-from edgespec.files.onnx.folder import TOKENIZER_NAME, read_onnx_folder
+from edgespec.files.model_file import read_model_file
+from edgespec.files.onnx.folder import TOKENIZER_NAME
 from edgespec.hardware.machine import describe_machine
 from edgespec.runtimes.onnx import providers as onnx_providers
 from edgespec.runtimes.onnx.model import load_onnx
@@ -53,7 +54,7 @@ def _tell_devices() -> None:
 def _tell_scores(folder: str, device: str, tokens: str, out: str) -> None:
     inputs: list[int] = json.loads(Path(tokens).read_text(encoding="utf-8"))
     settings = OnnxSettings(provider=device, threads=describe_machine().physical_cores)
-    with load_onnx(read_onnx_folder(Path(folder)), settings) as model, model.open(len(inputs)) as sequence:
+    with load_onnx(read_model_file(Path(folder)), settings) as model, model.open(len(inputs)) as sequence:
         sequence.forward(inputs[:-SCORED_TOKENS], 0)
         rows = [sequence.forward([token], 1).logits(0) for token in inputs[-SCORED_TOKENS:]]
         np.save(out, np.stack(rows))

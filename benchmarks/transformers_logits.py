@@ -26,7 +26,7 @@ from benchmarks.processes import ROOT
 from edgespec.export.huggingface.gguf import export_from_folder
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import home
-from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.files.model_file import read_model_file
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.onnx.model import load_onnx
 from edgespec.runtimes.onnx.session import OnnxSettings
@@ -84,7 +84,7 @@ def onnx_logits(source: Path, folder: Path, tokens: npt.NDArray[np.int64]) -> np
     """ONNX Runtime's logits after each of the tokens, float32 (positions, rows), of the GGUF exported as ONNX."""
     export_onnx(source, folder, name=source.parent.name, sha256=None)
     rows = []
-    with load_onnx(read_onnx_folder(folder), OnnxSettings()) as model, model.open(len(tokens)) as sequence:
+    with load_onnx(read_model_file(folder), OnnxSettings()) as model, model.open(len(tokens)) as sequence:
         for start in range(0, len(tokens), MAX_SCORED_ROWS):
             some = tokens[start : start + MAX_SCORED_ROWS].tolist()
             scored = sequence.forward(some, len(some))

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.files.gguf.header import read_header
+from edgespec.files.model_file import read_model_file
 from edgespec.interfaces.model import Sequence
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LIBRARY_NAMES, NativeLibrary, load, load_from
@@ -42,11 +43,11 @@ def opened(library: NativeLibrary, path: Path, threads: int) -> Iterator[Sequenc
 
     The process otherwise uses the installed library, which also describes the model here.
     """
-    header, settings = read_header(path), NativeSettings(threads=threads, sidecar=False)
-    facts = describe_native(header, settings, name=path.stem, sha256=None)
+    file, settings = read_model_file(path), NativeSettings(threads=threads, sidecar=False)
+    facts = describe_native(file, settings)
     facts = replace(facts, build=library.build, settings={**facts.settings, "level": library.levels[-1]})
-    part = ModelPart(load_weights(library, header, read_layout(header), threads))
-    with NativeModel(part, header, settings, facts) as model, model.open(256) as sequence:
+    part = ModelPart(load_weights(library, file.header, read_layout(file.header), threads))
+    with NativeModel(part, file, settings, facts) as model, model.open(256) as sequence:
         yield sequence
 
 

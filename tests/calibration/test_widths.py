@@ -15,7 +15,7 @@ from edgespec.calibration.width_probe import STEP_TOKENS, probe_tokens, probe_wi
 from edgespec.errors import ForwardError
 from edgespec.planning.cost.widths import BORDERS, POSITIONS, WIDEST, ContextProbe, WidthProbe, probe_starts
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import load_model
+from tests.support.loading import load_model
 from tests.support.noisy_model import NoisyModel, Rule
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -21,11 +21,11 @@ from edgespec.export.onnx.export import export_onnx
 from edgespec.files.gguf.header import read_header
 from edgespec.placement.prepared import PreparedModel
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import load_model
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.support.command_line import InProcess
 from tests.support.exporting import GGUF, succeeded
 from tests.support.fake_runtime import FakeModel
+from tests.support.loading import load_model
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 from tests.support.tiny_onnx import write_tiny_model

@@ -17,9 +17,10 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import MemoryLimitError
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import DraftRequest, DraftState
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
 require_native()

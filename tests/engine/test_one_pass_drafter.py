@@ -20,8 +20,8 @@ from edgespec.interfaces.drafting import DraftRequest
 from edgespec.interfaces.model import Model
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import load_model
-from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings
+from tests.support.loading import load_model, load_native
 from tests.support.processor import processor_runtimes
 from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.tiny_models import TinyModels, invent_measurements, read_all, require_speculation

@@ -24,6 +24,7 @@ from edgespec.runtimes.native.model import NativeSettings, describe_native
 from edgespec.runtimes.onnx.model import OnnxSettings, describe_onnx
 from tests.export.test_hf_gguf import same_tensors
 from tests.support.hf_folder import write_hf_folder
+from tests.support.loading import located
 from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -115,12 +116,7 @@ def test_a_trimmed_drafter_keeps_the_mask_whether_its_head_scores_it(
     assert manifest["mask_token_id"] == MASK
     artefact = read_artefact(tmp_path / "out")
     assert artefact.model_header.mask_token_id == MASK
-    assert (
-        describe_native(
-            artefact.model_header, NativeSettings(threads=1), name="tiny", sha256=None, artefact=artefact
-        ).mask_id
-        == MASK
-    )
+    assert describe_native(located(artefact), NativeSettings(threads=1)).mask_id == MASK
 
 
 def test_a_trimmed_drafter_with_a_mask_outside_its_vocabulary_is_refused(source: Path, tmp_path: Path) -> None:
@@ -141,11 +137,10 @@ def test_an_onnx_export_keeps_the_mask(drafter: Path, tmp_path: Path) -> None:
     manifest = export_onnx(drafter, tmp_path / "out", name="tiny", sha256=None)
     assert manifest["mask_token_id"] == MASK
     artefact = read_onnx_folder(tmp_path / "out")
-    assert describe_onnx(artefact, OnnxSettings(threads=1), name="tiny", sha256=None).mask_id == MASK
+    assert describe_onnx(located(artefact), OnnxSettings(threads=1)).mask_id == MASK
 
 
 def test_every_runtimes_facts_name_the_mask(source: Path, drafter: Path) -> None:
     for path, mask in ((drafter, MASK), (source, None)):
-        header = read_header(path)
-        assert describe_native(header, NativeSettings(threads=1), name="tiny", sha256=None).mask_id == mask
-        assert describe_model(header, LlamaSettings(threads=1), name="tiny", sha256=None).mask_id == mask
+        assert describe_native(located(path), NativeSettings(threads=1)).mask_id == mask
+        assert describe_model(located(path), LlamaSettings(threads=1)).mask_id == mask

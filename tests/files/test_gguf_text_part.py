@@ -17,11 +17,12 @@ from edgespec.files.model_file import read_model_file
 from edgespec.files.progress import Job, ProgressEvent
 from edgespec.interfaces.model import HOST
 from edgespec.placement.settings import choose_runtime
-from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizers.choice import open_tokenizer
+from tests.support.loading import load_native
 from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels

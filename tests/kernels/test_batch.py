@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, MOST_ENTRIES, OK, Matrix
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.weights import HeadRows
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.native_batches import Batch, Cache, Work, batch_of, part_of
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -14,8 +14,9 @@ from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.hardware.machine import describe_machine
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native.library import LEVELS, NativeLibrary
-from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings
 from tests.kernels.conftest import FAST
+from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
 # The /proc/cpuinfo name of the newest feature that each level needs.

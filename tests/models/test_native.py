@@ -15,10 +15,10 @@ from edgespec import Engine
 from edgespec.bench.suite import builtin_suite
 from edgespec.interfaces.model import Model, Sequence
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import load_model
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_model, load_native
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 

@@ -11,12 +11,12 @@ from edgespec import Engine
 from edgespec.bench.suite import builtin_suite
 from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import load_model
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.runtime import FREQUENT_HEAD_ROWS, frequent_head_ids, frequent_head_rows
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.models.test_native import Text, divergence, run, scores
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_model, load_native
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 

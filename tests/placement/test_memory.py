@@ -15,7 +15,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.placement.memory import MemoryEstimate, estimate_memory, require_memory
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
-from edgespec.runtimes.llama.model import load_model
+from tests.support.loading import load_model
 from tests.support.tiny_gguf import write_tiny_gguf
 
 GIB = 2**30
@@ -61,12 +61,14 @@ MEASURE = """
 import sys
 from pathlib import Path
 import psutil
+from edgespec.files.model_file import read_model_file
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from edgespec.runtimes.llama.library import load
 load()
 process = psutil.Process()
 before = process.memory_info().rss
-with load_model(Path(sys.argv[1]), LlamaSettings(kv_type="f32")) as model, model.open(int(sys.argv[2])) as sequence:
+file, length = read_model_file(Path(sys.argv[1])), int(sys.argv[2])
+with load_model(file, LlamaSettings(kv_type="f32")) as model, model.open(length) as sequence:
     sequence.forward([5] * 600, 64).copy()
     print(process.memory_info().rss - before)
 """

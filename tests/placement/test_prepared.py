@@ -116,8 +116,8 @@ def test_a_gguf_target_has_llama_settings_if_llama_is_requested(two_devices: Non
 
 
 def test_an_onnx_folder_runs_in_onnx_runtime(folder: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def describe(artefact: Any, settings: OnnxSettings, **more: Any) -> ModelFacts:
-        return describe_onnx(artefact, replace(settings, provider="cpu"), **more)
+    def describe(file: LocatedModel, settings: OnnxSettings) -> ModelFacts:
+        return describe_onnx(file, replace(settings, provider="cpu"))
 
     monkeypatch.setattr(onnx_runtime, "describe_onnx", describe)  # the provider may be missing on this machine
     for device, provider in (("auto", "cpu"), ("cpu", "cpu"), ("CPU", "cpu"), ("DirectML", "DirectML")):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import load_model
 from tests.runtimes.contract import Runtime, SequenceContract
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.fake_runtime import FakeModel
+from tests.support.loading import load_model
 from tests.support.tiny_gguf import Quant
 
 

@@ -25,9 +25,10 @@ from edgespec.errors import (
 from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.library import load
-from edgespec.runtimes.llama.model import LlamaModel, LlamaSequence, load_model
+from edgespec.runtimes.llama.model import LlamaModel, LlamaSequence
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_model
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 
 
@@ -106,7 +107,7 @@ def test_both_head_lengths_must_fit_a_quantized_cache(tiny_gguf: Path) -> None:
     header = read_header(tiny_gguf)
     odd = replace(header, metadata={**header.metadata, "llama.attention.value_length": 48})
     assert (odd.key_length, odd.value_length) == (32, 48)
-    with load_model(tiny_gguf, LlamaSettings(), header=odd) as model:
+    with load_model(odd, LlamaSettings()) as model:
         assert model.facts.kv_type == "f16"
 
 

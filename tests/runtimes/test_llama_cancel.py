@@ -14,9 +14,9 @@ from edgespec.errors import CancelledError, RuntimeUnavailableError
 from edgespec.runtimes.llama import context as llama_context
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.library import load
-from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native import library as native_library
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_model
 from tests.support.tiny_gguf import write_tiny_gguf
 
 

@@ -20,7 +20,7 @@ import edgespec
 from edgespec.errors import ClosedError
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.library import load
-from edgespec.runtimes.llama.model import load_model
+from tests.support.loading import load_model
 from tests.support.quiet_process import CANCELLED, LEFT_RUNNING
 
 REPOSITORY = Path(edgespec.__file__).parent.parent
@@ -33,17 +33,18 @@ QUIET = """
 import sys, threading, time
 from pathlib import Path
 from edgespec.errors import CancelledError, EdgespecError
+from edgespec.files.model_file import read_model_file
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 
 good, bad = map(Path, sys.argv[1:])
 try:
-    load_model(bad, LlamaSettings())
+    load_model(read_model_file(bad), LlamaSettings())
 except EdgespecError:
     steps = ["refused"]
 vocabulary = LlamaTokenizer(good)
 steps.append(vocabulary.detokenize(vocabulary.encode("hello")).strip())
-model = load_model(good, LlamaSettings())
+model = load_model(read_model_file(good), LlamaSettings())
 opened = lambda: model.open(3000)
 """
 

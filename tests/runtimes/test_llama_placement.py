@@ -17,8 +17,8 @@ from edgespec.runtimes.llama.context import AbortFlag, LlamaSettings, NativeCont
 from edgespec.runtimes.llama.devices import EVERYTHING
 from edgespec.runtimes.llama.facts import describe_model, usable_settings
 from edgespec.runtimes.llama.library import LlamaLibrary, load
-from edgespec.runtimes.llama.model import load_model
 from tests.runtimes.test_llama_devices import handles
+from tests.support.loading import load_model, located
 from tests.support.native_devices import gpu
 
 CARD, OTHER, BLAS = gpu("Vulkan0"), gpu("Vulkan1"), gpu("BLAS", kind="accel")
@@ -149,7 +149,7 @@ def test_a_device_that_is_not_a_graphics_card_is_refused_before_loading(
     tiny_gguf: Path, record: Callable[..., tuple[Recorder, Recorder]], device: str, says: str
 ) -> None:
     loading, _ = record(really=False)
-    for use in (load_model, lambda path, settings: describe_model(read_header(path), settings, name="", sha256="")):
+    for use in (load_model, lambda path, settings: describe_model(located(path), settings)):
         with pytest.raises(RuntimeUnavailableError, match=says):
             use(tiny_gguf, LlamaSettings(device=device))
     assert loading.seen == []
@@ -189,7 +189,7 @@ def test_facts_hold_the_devices_name_and_description(tiny_gguf: Path) -> None:
     header = read_header(tiny_gguf)
 
     def facts(**settings: Any) -> Any:
-        return describe_model(header, LlamaSettings(**settings), name="tiny", sha256=None)
+        return describe_model(located(header), LlamaSettings(**settings))
 
     some = facts(device="vulkan0", gpu_layers=2)
     assert some.device == "Vulkan0"

@@ -28,11 +28,12 @@ from edgespec.interfaces.rows import LogitsArray, Rows
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.facts import describe_model
 from edgespec.runtimes.llama.library import load
-from edgespec.runtimes.llama.model import LlamaModel, load_model
+from edgespec.runtimes.llama.model import LlamaModel
 from edgespec.runtimes.llama.trimmed import EmbeddingRows
 from edgespec.runtimes.sequence import TrimmedRows
 from tests.runtimes.contract import Runtime, SequenceContract
 from tests.runtimes.thread_contract import ThreadContract
+from tests.support.loading import load_model, located
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 from tests.support.trimmed_folder import record_file, write_tied, write_trimmed_folder
 
@@ -43,14 +44,7 @@ QUANTS: tuple[Quant, ...] = ("F32", "Q8_0", "Q4_0")
 
 
 def load_trimmed(folder: Path, settings: LlamaSettings | None = None) -> LlamaModel:
-    artefact = read_artefact(folder)
-    return load_model(
-        artefact.path,
-        settings or LlamaSettings(),
-        sha256=artefact.identity,
-        header=artefact.model_header,
-        artefact=artefact,
-    )
+    return load_model(read_artefact(folder), settings or LlamaSettings())
 
 
 def some_ids(count: int) -> list[int]:
@@ -270,7 +264,7 @@ def test_the_facts_of_a_trimmed_model_are_known_before_loading(
     row_bytes = artefact.embedding.row_bytes
     assert full.bytes_per_forward - own.bytes_per_forward == (TOKENS - KEPT_ROWS) * row_bytes
     assert full.weight_bytes - own.weight_bytes == tables * (TOKENS - KEPT_ROWS) * row_bytes
-    said = describe_model(artefact.model_header, LlamaSettings(), name="drafter", sha256=artefact.identity)
+    said = describe_model(located(artefact), LlamaSettings())
     assert own == said  # measurements of a drafter are found before it is loaded
 
 

@@ -32,17 +32,19 @@ from edgespec.errors import (
     StaleRowsError,
 )
 from edgespec.files.gguf.header import read_header
+from edgespec.files.model_file import read_model_file
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.runtimes.native import weights as native_weights
 from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.library import load
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.scheduler import Share
 from edgespec.runtimes.native.sequence import NativeCache, NativeCancel, NativeSequence
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits
 from tests.runtimes.thread_contract import ThreadContract
+from tests.support.loading import load_native
 from tests.support.native_models import KINDS, Files, some_tokens
 
 try:
@@ -271,7 +273,7 @@ def test_native_facts_come_from_the_file_and_the_machine(files: Files, model: Na
     facts = model.facts
     assert facts == ModelFacts(
         name="llama Q4_0",
-        sha256=None,
+        sha256=read_model_file(files("llama Q4_0")).identity,
         architecture="llama",
         runtime="native",
         build=load().build,
@@ -581,10 +583,10 @@ def test_a_model_file_that_changed_after_its_check_is_refused(files: Files, tmp_
     with path.open("r+b") as file:
         file.truncate(header.file_bytes - 4096)
     with pytest.raises(ModelFileError, match="changed"):
-        load_native(path, NativeSettings(), header=header)
+        load_native(header, NativeSettings())
     path.unlink()
     with pytest.raises(ModelFileError, match="cannot be read"):
-        load_native(path, NativeSettings(), header=header)
+        load_native(header, NativeSettings())
 
 
 def test_unsupported_reason_is_none_for_models_that_run(files: Files) -> None:

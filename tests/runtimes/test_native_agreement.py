@@ -12,13 +12,13 @@ import pytest
 from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.layout import read_layout
-from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.tensors import Rope
 from tests.runtimes.contract import logits
 from tests.support.fused_gguf import fused_layout, write_fused
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_model, load_native
 from tests.support.native_models import KINDS, VARIANTS, Files, reading, some_tokens
 
 require_native()

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from tests.runtimes.contract import equal, ids, logits
 from tests.runtimes.tree_contract import random_tree
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 # Heads of 32 elements; of 16, two of which are quantised together; one group of 64 that looks back over a window.

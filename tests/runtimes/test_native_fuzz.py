@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings
 from tests.runtimes.contract import logits
 from tests.runtimes.tree_contract import path_to, random_tree
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
 require_native()

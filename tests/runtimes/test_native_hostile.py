@@ -19,9 +19,10 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.trimmed_drafter import read_artefact
 from edgespec.interfaces.rows import Rows
 from edgespec.runtimes.native.layout import read_layout, unsupported_reason
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.weights import NativeWeights
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 from tests.support.trimmed_folder import edit_manifest, record_file, write_trimmed_folder
 
@@ -178,8 +179,7 @@ def test_mutated_trimmed_folders_are_refused_or_run_safely(tmp_path: Path) -> No
                 record_file(folder, name)
 
     def load(folder: Path) -> NativeModel:
-        made = read_artefact(folder)
-        return load_native(made.path, NativeSettings(), header=made.model_header, artefact=made)
+        return load_native(read_artefact(folder), NativeSettings())
 
     for number in range(80):
         folder = write_trimmed_folder(source, tmp_path / str(number), range(0, 90, 2))
@@ -208,10 +208,10 @@ def test_rotary_frequencies_beyond_a_double_are_refused(tmp_path: Path, key: str
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         if value == 1e-300:
-            assert accepted(lambda: load_native(path, NativeSettings(), header=changed))
+            assert accepted(lambda: load_native(changed, NativeSettings()))
             return
         with pytest.raises(ModelFileError, match="no finite frequencies"):
-            load_native(path, NativeSettings(), header=changed)
+            load_native(changed, NativeSettings())
 
 
 def test_more_attention_heads_than_embedding_columns_are_refused(tmp_path: Path) -> None:

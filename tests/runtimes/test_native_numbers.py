@@ -21,10 +21,11 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import TensorInfo
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import read_layout
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.tensors import LayerTensors, ModelLayout, Rope
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.native_models import reading, some_tokens
 from tests.support.tiny_gguf import write_tiny_gguf
 

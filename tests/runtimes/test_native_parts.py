@@ -13,9 +13,10 @@ from edgespec.errors import ClosedError, InvalidRequestError, StaleRowsError
 from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.model import FrequentHeadSequence
 from edgespec.interfaces.rows import IdArray, LogitsArray
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from tests.runtimes.contract import equal, ids, logits
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
 require_native()

@@ -17,11 +17,13 @@ from edgespec.files.trimmed_drafter import read_artefact
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, describe_native, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, describe_native
 from edgespec.runtimes.native.tensors import WeightTensor, requantize
 from edgespec.runtimes.native.weights import NativeWeights
+from edgespec.runtimes.runtime import DraftForm
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import TYPES, Weights, relaid, require_native
+from tests.support.loading import load_native, located
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.trimmed_folder import write_tied, write_trimmed_folder
 
@@ -86,14 +88,12 @@ def test_requantised_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) ->
 def test_a_requantised_model_is_smaller_and_scores_nearly_the_same(tmp_path: Path, kind: str, tied: bool) -> None:
     path = written(tmp_path, kind, tied=tied)
     with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), requantized=True) as coarse:
-        spared = bytes_spared(wide.header)
+        spared = bytes_spared(located(path))
         assert spared > 0
         assert coarse.facts.weight_bytes == wide.facts.weight_bytes - spared
         assert coarse.facts.bytes_per_forward == wide.facts.bytes_per_forward - spared
         assert coarse.facts.settings == {**wide.facts.settings, "weights": "Q4_0"}
-        assert coarse.facts == describe_native(
-            wide.header, NativeSettings(), name="tiny", sha256=None, requantized=True
-        )
+        assert coarse.facts == describe_native(located(path), NativeSettings(), DraftForm(requantized=True))
         plain = rows_of(coarse, 1)
         for width in (2, 5, 8, 13):
             assert equal(rows_of(coarse, width), plain)
@@ -134,9 +134,8 @@ def test_parts_of_a_requantised_model_are_requantised(tmp_path: Path) -> None:
         size = model.facts.vocabulary_size
         row = model.header.embedding_length // 32 * 18
         assert model.facts.bytes_per_forward - rows.facts.bytes_per_forward == row * (size - len(kept))
-        described = describe_native(
-            model.header, NativeSettings(), name="tiny", sha256=None, head_rows=len(kept), requantized=True
-        )
+        form = DraftForm(head_rows=len(kept), requantized=True)
+        described = describe_native(located(path), NativeSettings(), form)
         assert rows.facts == described
         for found, whole in zip(rows_of(rows), rows_of(model), strict=True):
             assert np.array_equal(found[kept], whole[kept])
@@ -176,18 +175,15 @@ def test_a_trimmed_drafter_can_be_requantised(tmp_path: Path, tied: bool) -> Non
     artefact = read_artefact(
         write_trimmed_folder(write_tied(file, tmp_path / "tied.gguf") if tied else file, tmp_path / "trimmed", kept)
     )
-    header = artefact.model_header
     with (
-        load_native(artefact.path, NativeSettings(), header=header, artefact=artefact, requantized=True) as model,
-        load_native(artefact.path, NativeSettings(), header=header, artefact=artefact) as exact,
+        load_native(artefact, NativeSettings(), requantized=True) as model,
+        load_native(artefact, NativeSettings()) as exact,
         model.with_layers([0]) as part,
     ):
-        spared = bytes_spared(header, artefact)
+        spared = bytes_spared(located(artefact))
         assert model.facts.bytes_per_forward == exact.facts.bytes_per_forward - spared < exact.facts.bytes_per_forward
-        name = model.facts.name
-        assert model.facts == describe_native(
-            header, NativeSettings(), name=name, sha256=None, requantized=True, artefact=artefact
-        )
+        form = DraftForm(requantized=True)
+        assert model.facts == describe_native(located(artefact), NativeSettings(), form)
         assert part.facts.settings["weights"] == "Q4_0"
         found, wide = (np.array(rows_of(each))[:, kept] for each in (model, exact))
         assert np.isneginf(np.delete(rows_of(model)[0], kept)).all()

@@ -17,12 +17,13 @@ from edgespec.files.gguf.records import TensorInfo
 from edgespec.files.trimmed_drafter import read_artefact
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import read_layout
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, has_sidecar, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, has_sidecar
 from edgespec.runtimes.native.tensors import ModelLayout
-from edgespec.runtimes.native.weights import NativeWeights
+from edgespec.runtimes.native.weights import NativeWeights, SidecarPlace
 from tests.runtimes.contract import equal, logits
 from tests.support.fused_gguf import fused_layout, write_fused
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native, located
 from tests.support.native_models import reading
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.trimmed_folder import write_trimmed_folder
@@ -61,7 +62,7 @@ def same_rows(pair: Pair, use: Callable[[NativeModel], NativeModel] = lambda mod
     """Whether both models, loaded so, have the same rows, facts and bytes, or a part of both."""
     found = []
     for path, layout in ((pair.plain, read_layout(read_header(pair.plain))), (pair.fused, pair.layout)):
-        with reading(layout), load_native(path, NativeSettings(threads=2), name="m", **loading) as whole:
+        with reading(layout), load_native(path, NativeSettings(threads=2), name="m", sha256="ab", **loading) as whole:
             model = use(whole)
             found.append((rows_of(model), model.facts))
             model.close()
@@ -94,8 +95,8 @@ def test_rows_of_a_fused_tensor_can_be_requantised(tmp_path: Path, quant: str) -
     assert same_rows(pair, requantized=True)
     assert same_rows(pair, lambda model: model.with_layers([0, 2]), requantized=True)
     with reading(pair.layout):
-        spared = bytes_spared(read_header(pair.fused))
-    assert spared == bytes_spared(read_header(pair.plain)) > 0
+        spared = bytes_spared(located(pair.fused))
+    assert spared == bytes_spared(located(pair.plain)) > 0
 
 
 def test_parts_of_a_model_with_fused_tensors_equal_those_of_the_plain_one(tmp_path: Path) -> None:
@@ -113,9 +114,7 @@ def test_a_trimmed_drafter_with_fused_tensors_equals_the_plain_one(tmp_path: Pat
     for artefact, layout in zip(artefacts, (own, fused_layout(own, artefacts[1].model_header)), strict=True):
         with (
             reading(layout),
-            load_native(
-                artefact.path, NativeSettings(), header=artefact.model_header, artefact=artefact, requantized=True
-            ) as model,
+            load_native(artefact, NativeSettings(), requantized=True) as model,
         ):
             found.append(rows_of(model))
     assert equal(*found)
@@ -144,7 +143,8 @@ def test_fused_tensors_have_a_sidecar(tmp_path: Path, monkeypatch: pytest.Monkey
             load_native(path, NativeSettings(), sha256="ab", sidecar=sidecar, requantized=requantized) as model,
         ):
             found.append(rows_of(model))
-            assert has_sidecar(sidecar, read_header(path), sha256="ab", artefact=None, requantized=requantized)
+            place = SidecarPlace(path=sidecar, sha256="ab")
+            assert has_sidecar(place, located(path), requantized=requantized)
         assert bool(strips) is relays
     assert all(equal(rows, found[0]) for rows in found)
 

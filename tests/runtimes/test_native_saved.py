@@ -12,9 +12,10 @@ import pytest
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError, RuntimeUnavailableError
 from edgespec.interfaces.model import SavableSequence
 from edgespec.runtimes.native.library import BAD_REQUEST, NOT_FINITE, OK, load
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.fake_runtime import FakeModel
+from tests.support.loading import load_native
 from tests.support.native_models import Files, some_tokens
 
 try:

@@ -20,10 +20,11 @@ from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.native import sidecar as native_sidecar, weights as native_weights
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import NativeLibrary
-from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.sidecar import HEADER_BYTES, Sidecar
 from edgespec.runtimes.native.weights import NativeWeights, SidecarPlace, load_weights
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
 TOKENS = [5, 6, 7, 8, 9]
@@ -45,7 +46,7 @@ def sidecar(tmp_path: Path) -> Path:
     return tmp_path / "tiles"
 
 
-def scores(path: Path, sidecar: Path | None, *, sha256: str | None = SHA256, threads: int = 1) -> bytes:
+def scores(path: Path, sidecar: Path | None, *, sha256: str = SHA256, threads: int = 1) -> bytes:
     model = load_native(path, NativeSettings(threads=threads), sha256=sha256, sidecar=sidecar)
     with model, model.open(20) as sequence:
         rows = sequence.forward(TOKENS, len(TOKENS))
@@ -90,8 +91,7 @@ def test_the_second_load_maps_the_sidecar_and_scores_the_same(
     assert [each.name for each in sidecar.parent.iterdir()] == [sidecar.name]  # no temporaries
 
 
-def test_no_sidecar_is_written_without_a_place_or_a_sha256(path: Path, sidecar: Path) -> None:
-    scores(path, sidecar, sha256=None)
+def test_no_sidecar_is_written_without_a_place(path: Path, sidecar: Path) -> None:
     scores(path, None)
     assert list(sidecar.parent.iterdir()) == []
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
-from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.native import batch as native_batch
 from edgespec.runtimes.native.library import MOST_THREADS, Threads
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, describe_native, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, describe_native
 from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.command_line import run_python
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native, located
 from tests.support.tiny_gguf import write_tiny_gguf
 
 WATCHDOG_S = 120.0
@@ -37,13 +37,11 @@ def model(path: Path) -> Iterator[NativeModel]:
 
 
 def test_too_few_or_too_many_threads_are_refused(path: Path) -> None:
-    header = read_header(path)
-    assert (
-        describe_native(header, NativeSettings(threads=MOST_THREADS), name="m", sha256=None).threads == MOST_THREADS
-    )
+    file = located(path)
+    assert describe_native(file, NativeSettings(threads=MOST_THREADS)).threads == MOST_THREADS
     for threads, reason in ((0, "at least 1"), (MOST_THREADS + 1, "at most 8192")):
         with pytest.raises(InvalidRequestError, match=reason):
-            describe_native(header, NativeSettings(threads=threads), name="m", sha256=None)
+            describe_native(file, NativeSettings(threads=threads))
 
 
 def test_the_kernels_receive_the_cpu_quota(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +148,7 @@ attributes, size = ctypes.create_string_buffer(256), ctypes.c_size_t()
 libc.pthread_attr_init(attributes)
 assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(128 * 1024)) == 0
 assert libc.pthread_setattr_default_np(attributes) == 0
+from edgespec.files.model_file import read_model_file
 from edgespec.runtimes.native.model import NativeSettings, load_native
 
 def own_stack():
@@ -158,7 +157,7 @@ def own_stack():
     assert libc.pthread_attr_getstacksize(own, ctypes.byref(size)) == 0
     return size.value
 
-with load_native(Path(sys.argv[1]), NativeSettings()) as model, model.open(400) as sequence:
+with load_native(read_model_file(Path(sys.argv[1])), NativeSettings()) as model, model.open(400) as sequence:
     print(sequence.forward(list(range(1, 300)), 8).argmax_row(7), sequence.run(own_stack) >= 512 * 1024)
 """
 

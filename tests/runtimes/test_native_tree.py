@@ -12,10 +12,11 @@ import pytest
 from edgespec.errors import InvalidRequestError
 from edgespec.interfaces.model import Model
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from tests.runtimes.contract import Runtime, equal, ids, logits
 from tests.runtimes.tree_contract import TreeContract, path_to, random_tree
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
 LEVELS = require_native().levels

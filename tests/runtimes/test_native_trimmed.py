@@ -12,9 +12,10 @@ import pytest
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.trimmed_drafter import TrimmedDrafter, read_artefact
 from edgespec.runtimes.native.layout import unsupported_reason
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from tests.runtimes.contract import equal, ids, logits
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.trimmed_folder import write_tied, write_trimmed_folder
 
@@ -36,9 +37,7 @@ def artefact(file: Path) -> TrimmedDrafter:
 
 
 def load(artefact: TrimmedDrafter) -> NativeModel:
-    return load_native(
-        artefact.path, NativeSettings(threads=2), header=artefact.model_header, artefact=artefact, name="drafter"
-    )
+    return load_native(artefact, NativeSettings(threads=2))
 
 
 @pytest.fixture(scope="module")

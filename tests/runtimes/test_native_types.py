@@ -14,12 +14,12 @@ from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.library import load
-from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.tensors import TYPES
 from tests.runtimes.contract import equal, logits
 from tests.support.k_quants import quantize
+from tests.support.loading import load_model, load_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
 try:

@@ -22,11 +22,12 @@ from edgespec.errors import (
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, describe_onnx, load_onnx
+from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, describe_onnx
 from edgespec.runtimes.onnx.providers import load
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from tests.runtimes.contract import equal, ids, logits, near
+from tests.support.loading import load_onnx, located
 from tests.support.onnx_folders import Folders, load_folder, watch
 from tests.support.quiet_process import CANCELLED, LEFT_RUNNING
 from tests.support.tiny_gguf import Quant
@@ -133,7 +134,7 @@ def test_a_provider_with_separate_memory_runs_serially_and_scores_the_same(folde
         weights = model._weights
         assert weights is not None
         lock = threading.Lock()
-        other = OnnxModel(replace(weights, on_cpu=False, turn=lock), model.settings, model.facts)
+        other = OnnxModel(replace(weights, on_cpu=False, turn=lock), model._file, model.settings, model.facts)
         with other, other.open(300) as remote:
             watch(remote, lambda: None if lock.locked() else pytest.fail("two runs could overlap"))
             for count in (270, 1, 3, 1):
@@ -155,7 +156,7 @@ def test_onnx_facts_come_from_the_artefact_and_the_settings(folders: Folders) ->
     settings = OnnxSettings(threads=2, pad_to=2)
     with load_onnx(artefact, settings, name="tiny", sha256="ab") as model:
         facts = model.facts
-    assert facts == describe_onnx(artefact, settings, name="tiny", sha256="ab")
+    assert facts == describe_onnx(located(artefact, name="tiny", sha256="ab"), settings)
     assert (facts.name, facts.sha256, facts.architecture) == ("tiny", "ab", "llama")
     assert (facts.runtime, facts.device, facts.threads) == ("onnx", "cpu", 2)
     assert facts.build == f"{load().build} CPUExecutionProvider"
@@ -169,8 +170,11 @@ def test_onnx_facts_come_from_the_artefact_and_the_settings(folders: Folders) ->
     assert not facts.can_fork
 
 
-def test_an_onnx_models_name_is_its_folders_unless_the_caller_passes_one(model: OnnxModel, folders: Folders) -> None:
-    assert (model.facts.name, model.facts.sha256) == (folders.shared().name, None)
+def test_an_onnx_models_name_is_its_folders(model: OnnxModel, folders: Folders) -> None:
+    assert (model.facts.name, model.facts.sha256) == (
+        folders.shared().name,
+        read_onnx_folder(folders.shared()).identity,
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,17 +252,17 @@ from pathlib import Path
 import onnxruntime
 print(file=sys.stderr)  # whatever it says when imported is its own
 from edgespec.errors import CancelledError, EdgespecError
-from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.files.model_file import read_model_file
 from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
 
 good, bad = map(Path, sys.argv[1:])
-broken = read_onnx_folder(bad)
-broken.data_path.write_bytes(b"")
+broken = read_model_file(bad)
+broken.onnx.data_path.write_bytes(b"")
 try:
     load_onnx(broken, OnnxSettings())
 except EdgespecError:
     steps = ["refused"]
-opened = lambda: load_onnx(read_onnx_folder(good), OnnxSettings()).open(3000)
+opened = lambda: load_onnx(read_model_file(good), OnnxSettings()).open(3000)
 """
 
 

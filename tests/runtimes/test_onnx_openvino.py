@@ -33,12 +33,12 @@ RUN = """
 import json, sys
 import numpy as np
 from pathlib import Path
-from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.files.model_file import read_model_file
 from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
 
 asked = json.loads(sys.argv[1])
 settings = OnnxSettings(provider=asked["device"], options=asked["options"])
-with load_onnx(read_onnx_folder(Path(asked["folder"])), settings) as model, model.open(128) as sequence:
+with load_onnx(read_model_file(Path(asked["folder"])), settings) as model, model.open(128) as sequence:
     tokens, found = asked["tokens"], []
     sequence.forward(tokens[:70], 0)
     for token in tokens[70:]:

@@ -79,7 +79,7 @@ def fixed(model: OnnxModel) -> OnnxModel:
     ]
     one, many = sessions
     own = replace(weights, session=one, wide=many, on_cpu=False, turn=threading.Lock())
-    return OnnxModel(own, model.settings, model.facts)
+    return OnnxModel(own, model._file, model.settings, model.facts)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])

@@ -25,9 +25,10 @@ from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.process import frames as worker_frames, link as worker_link
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import LoadRequest
-from edgespec.runtimes.process.model import WorkerModel, WorkerSequence, start_model
+from edgespec.runtimes.process.model import WorkerModel, WorkerSequence
 from edgespec.runtimes.process.settings import WorkerSettings, run_in_process
 from tests.support.fake_runtime import FakeModel
+from tests.support.loading import start_model
 from tests.support.started_threads import started_threads
 from tests.support.worker_loaders import command
 
@@ -329,11 +330,11 @@ def test_a_worker_that_sends_invalid_frames_is_lost(code: str, words: str) -> No
 PARENT = """
 import sys, time
 from edgespec.runtimes.process.settings import WorkerSettings, run_in_process
-from edgespec.runtimes.process.model import start_model, LoadRequest
+from edgespec.runtimes.process.model import StartingWorker, LoadRequest
 from pathlib import Path
 from tests.support.fake_runtime import FakeModel
 from tests.support.worker_loaders import command
-model = start_model(LoadRequest(runtime="fake", path=Path("tiny")), command=command("LOADER"))
+model = StartingWorker(LoadRequest(runtime="fake", path=Path("tiny")), command=command("LOADER")).wait()
 sequence = model.open(16)
 print(model.pid, flush=True)
 """

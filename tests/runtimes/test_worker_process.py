@@ -33,16 +33,16 @@ from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.interfaces.drawing import DrawRequest, Measure, draw_from
 from edgespec.interfaces.rows import Rows
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import LlamaModel, load_model
-from edgespec.runtimes.native.model import NativeSettings, load_native
-from edgespec.runtimes.onnx.model import load_onnx
+from edgespec.runtimes.llama.model import LlamaModel
+from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import Frame, LoadRequest
-from edgespec.runtimes.process.model import StartingWorker, WorkerModel, start_model
+from edgespec.runtimes.process.model import StartingWorker, WorkerModel
 from tests.runtimes.contract import Runtime, SequenceContract, ids, near
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.kernel_calls import require_native
+from tests.support.loading import load_model, load_native, load_onnx, start_model
 from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import Quant
 from tests.support.worker_loaders import command
@@ -413,9 +413,8 @@ def test_default_worker_settings_have_the_documented_values() -> None:
     assert Deadlines() == Deadlines(
         load_s=600.0, answer_s=30.0, token_s=None, timed_s=2.0, cancel_s=20.0, close_s=2.0
     )
-    for start in (start_model, StartingWorker):
-        parameters = inspect.signature(start).parameters.items()
-        defaults = {name: own.default for name, own in parameters if own.kind == 3}
-        assert defaults == {"command": None, "environment": None, "deadlines": None}
+    parameters = inspect.signature(StartingWorker).parameters.items()
+    defaults = {name: own.default for name, own in parameters if own.kind == 3}
+    assert defaults == {"command": None, "environment": None, "deadlines": None}
     request = LoadRequest(runtime="llama", path=Path("x"))
     assert (request.settings, request.name, request.sha256) == ({}, None, None)

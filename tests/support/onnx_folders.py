@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
-from edgespec.files.onnx.folder import read_onnx_folder
-from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, load_onnx
+from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence
 from edgespec.runtimes.onnx.session import OnnxSettings
+from tests.support.loading import load_onnx
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 from tests.support.tiny_onnx import VOCABULARY_SIZE, write_tiny_model
 from tests.support.whole_onnx import LONGEST, write_folder, write_whole_onnx
@@ -88,7 +88,7 @@ def some_ids(count: int) -> list[int]:
 
 
 def load_folder(folder: Path, settings: OnnxSettings | None = None) -> OnnxModel:
-    return load_onnx(read_onnx_folder(folder), settings or OnnxSettings())
+    return load_onnx(folder, settings or OnnxSettings())
 
 
 class WatchedSession:

@@ -13,7 +13,7 @@ import onnxruntime
 
 from edgespec.files.gguf.records import GGML_TYPES
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.model import load_model
+from tests.support.loading import load_model
 
 __all__ = [
     "ARCHITECTURES",

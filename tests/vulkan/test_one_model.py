@@ -16,9 +16,10 @@ import edgespec
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.devices import Device
-from edgespec.runtimes.llama.model import LlamaModel, load_model
+from edgespec.runtimes.llama.model import LlamaModel
 from edgespec.runtimes.llama.runtime import LlamaRuntime
 from edgespec.runtimes.table import list_devices
+from tests.support.loading import load_model
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 from tests.support.vulkan import NATIVE_LOG, UNSEEN, buffers, needs_vulkan, on_device, second_device, shows_threads

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from edgespec.errors import InvalidRequestError
 from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.drivers import gpu_drivers
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
@@ -13,11 +14,12 @@ from edgespec.runtimes.llama.devices import Device, find_device
 from edgespec.runtimes.llama.library import LlamaLibrary, load
 
 
-def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sha256: str | None) -> ModelFacts:
+def describe_model(file: LocatedModel, settings: LlamaSettings) -> ModelFacts:
     """The facts of a model as ``load_model`` would report them, from its header alone.
 
     Raises InvalidRequestError, and RuntimeUnavailableError if llama.cpp or the device is missing.
     """
+    header = file.header
     settings = usable_settings(settings, header)
     library = load()
     device = device_of(library, settings)
@@ -27,8 +29,8 @@ def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sh
         said["device_description"] = device.description
         said["drivers"] = gpu_drivers()
     return ModelFacts(
-        name=name,
-        sha256=sha256,
+        name=file.name,
+        sha256=file.identity,
         architecture=header.architecture,
         runtime="llama",
         build=library.build,

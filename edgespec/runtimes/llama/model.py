@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, RewindError
-from edgespec.files.gguf.header import read_header
-from edgespec.files.gguf.records import GgufHeader
-from edgespec.files.trimmed_drafter import TrimmedDrafter
+from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
 from edgespec.runtimes.llama.context import KV_TYPES, AbortFlag, LlamaRows, LlamaSettings, NativeContext
@@ -30,20 +28,10 @@ from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_cont
 from edgespec.runtimes.thread import WorkerThread
 
 
-def load_model(
-    path: Path,
-    settings: LlamaSettings,
-    *,
-    name: str | None = None,
-    sha256: str | None = None,
-    header: GgufHeader | None = None,
-    artefact: TrimmedDrafter | None = None,
-    stop: threading.Event | None = None,
-) -> LlamaModel:
-    """Check the file, then load its weights on the named device. Once ``stop`` is set, loading ends early.
+def load_model(file: LocatedModel, settings: LlamaSettings, stop: threading.Event | None = None) -> LlamaModel:
+    """Load a file's weights on the named device. Once ``stop`` is set, loading ends early.
 
-    For a trimmed drafter pass its ``artefact``, with the artefact's ``path`` and ``model_header`` as the arguments of
-    the same names; the model then takes and returns the ids of its source.
+    A trimmed drafter takes and returns the ids of its source.
 
     Raises ModelFileError, RuntimeUnavailableError (e.g. an unknown device), InvalidRequestError, CancelledError.
     """
@@ -52,18 +40,16 @@ def load_model(
         raise InvalidRequestError(f"threads must be at least 1, not {settings.threads}")
     if settings.gpu_layers is not None and settings.gpu_layers < 0:
         raise InvalidRequestError(f"gpu_layers must be at least 0, not {settings.gpu_layers}")
-    header = read_header(path) if header is None else header
-    settings = usable_settings(settings, header)
-    trimmed = None if artefact is None else TrimmedVocabulary(artefact)
+    settings = usable_settings(settings, file.header)
+    trimmed = None if file.artefact is None else TrimmedVocabulary(file.artefact)
     library = load()
-    pointer = _load_weights(library.api, _paths(path, header), settings, device_of(library, settings), stop)
-    weights = _Weights(library.api, pointer)
-    return LlamaModel(library, weights, header, settings, name=name or path.stem, sha256=sha256, trimmed=trimmed)
+    pointer = _load_weights(library.api, _paths(file), settings, device_of(library, settings), stop)
+    return LlamaModel(library, _Weights(library.api, pointer), file, settings, trimmed)
 
 
-def _paths(path: Path, header: GgufHeader) -> list[Path]:
+def _paths(file: LocatedModel) -> list[Path]:
     """The files to load: exactly those whose headers were checked."""
-    return [part.path for part in header.split] or [path]
+    return [part.path for part in file.header.split] or [file.path]
 
 
 def _check_kv_type(kv_type: str) -> None:
@@ -121,14 +107,12 @@ class LlamaModel(RuntimeModel[_Weights]):
         self,
         library: LlamaLibrary,
         weights: _Weights,
-        header: GgufHeader,
+        file: LocatedModel,
         settings: LlamaSettings,
-        *,
-        name: str,
-        sha256: str | None,
-        trimmed: TrimmedVocabulary | None = None,
+        trimmed: TrimmedVocabulary | None,
     ) -> None:
-        self.header = header
+        self._file = file
+        self.header = file.header
         self.settings = settings
         self.trimmed = trimmed
         self.library = library
@@ -137,7 +121,7 @@ class LlamaModel(RuntimeModel[_Weights]):
         if trimmed is not None:
             trimmed.check_loaded(api, pointer, self.head_rows)
         facts = replace(
-            describe_model(header, settings, name=name, sha256=sha256),
+            describe_model(file, settings),
             vocabulary_size=self.head_rows if trimmed is None else trimmed.vocabulary_size,
             trained_context_length=int(api.llama_model_n_ctx_train(pointer)),
             # A recurrent state merges all past tokens: no part of it can be dropped.
@@ -154,8 +138,7 @@ class LlamaModel(RuntimeModel[_Weights]):
         self, *, threads: int | None = None, kv_type: str | None = None, flash_attention: bool | None = None
     ) -> ModelFacts:
         """The facts ``with_settings`` would have. Raises InvalidRequestError."""
-        settings = self._settings_with(threads, kv_type, flash_attention)
-        return describe_model(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
+        return describe_model(self._file, self._settings_with(threads, kv_type, flash_attention))
 
     def with_settings(
         self, *, threads: int | None = None, kv_type: str | None = None, flash_attention: bool | None = None
@@ -165,11 +148,8 @@ class LlamaModel(RuntimeModel[_Weights]):
         Raises ClosedError, InvalidRequestError.
         """
         settings = self._settings_with(threads, kv_type, flash_attention)
-        name, sha256 = self._facts.name, self._facts.sha256
         with self._lock:
-            return LlamaModel(
-                self.library, self._loaded(), self.header, settings, name=name, sha256=sha256, trimmed=self.trimmed
-            )
+            return LlamaModel(self.library, self._loaded(), self._file, settings, self.trimmed)
 
     def open(self, context_length: int) -> LlamaSequence:
         """A fresh Sequence with room for ``context_length`` tokens. Raises MemoryLimitError, ClosedError."""

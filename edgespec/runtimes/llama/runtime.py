@@ -48,7 +48,7 @@ class LlamaRuntime(Runtime):
         return usable_settings(settings, file.header)
 
     def describe(self, file: LocatedModel, settings: LlamaSettings, form: DraftForm = AS_FILED) -> ModelFacts:
-        return describe_model(file.header, settings, name=file.name, sha256=file.identity)
+        return describe_model(file, settings)
 
     def load(
         self,
@@ -57,15 +57,7 @@ class LlamaRuntime(Runtime):
         form: DraftForm = AS_FILED,
         stop: threading.Event | None = None,
     ) -> LlamaModel:
-        return load_model(
-            file.path,
-            settings,
-            name=file.name,
-            sha256=file.identity,
-            header=file.header,
-            artefact=file.artefact,
-            stop=stop,
-        )
+        return load_model(file, settings, stop)
 
     def cache_bits(self, settings: LlamaSettings) -> float:
         return KV_TYPES[settings.kv_type][1]

@@ -6,15 +6,13 @@ import functools
 import threading
 from collections import abc
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
-from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.files.trimmed_drafter import TrimmedDrafter
+from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.batch import NativeBatch
@@ -23,6 +21,7 @@ from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary
 from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by
 from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarPlace, load_weights, sidecar_of
+from edgespec.runtimes.runtime import AS_FILED, DraftForm
 from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
 
 KV_TYPE, KV_BITS = "f16", 16
@@ -53,24 +52,17 @@ class NativeSettings:
 
 
 def load_native(
-    path: Path,
+    file: LocatedModel,
     settings: NativeSettings,
     *,
-    name: str | None = None,
-    sha256: str | None = None,
-    header: GgufHeader | None = None,
-    sidecar: Path | None = None,
-    artefact: TrimmedDrafter | None = None,
-    frequent_head: IdArray | None = None,
+    place: SidecarPlace | None = None,
     requantized: bool = False,
     stop: threading.Event | None = None,
 ) -> NativeModel:
-    """Check the file, then lay its weights out for the kernels. Once ``stop`` is set, loading ends early.
+    """Lay a file's weights out for the kernels. Once ``stop`` is set, loading ends early.
 
-    With a ``frequent_head`` the result is that of ``with_head_rows``. An ``artefact`` is a drafter with a trimmed
-    head: ``path`` holds its weights, another file its embeddings. ``sidecar`` is where the laid out weights are kept
-    for the next load, which then takes less than a second. The sidecar takes as much disk as the model, and is
-    written only with a ``sha256`` of the model and with plenty of free disk.
+    ``place`` is where the laid out weights are kept for the next load, which then takes less than a second. They take
+    as much disk as the model, and are written only with plenty of free disk.
 
     A ``requantized`` model, for drafting, has its matrices of wider types as Q4_0: it computes what a file in Q4_0
     would.
@@ -78,42 +70,26 @@ def load_native(
     Raises ModelFileError, RuntimeUnavailableError (no library, or a model it does not run), InvalidRequestError,
     MemoryLimitError, CancelledError.
     """
-    header = read_header(path) if header is None else header
-    facts = describe_native(header, settings, name=name or path.stem, sha256=sha256)
-    place = (
-        SidecarPlace(path=sidecar, sha256=sha256)
-        if settings.sidecar and sidecar is not None and sha256 is not None
-        else None
-    )
-    layout = _read_layout(header, artefact, requantized=requantized)
+    facts, artefact = describe_native(file, settings), file.artefact
+    layout = _read_layout(file, requantized=requantized)
     embedding = None if artefact is None else artefact.embedding.path
-    weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding, stop=stop)
+    weights = load_weights(load(), file.header, layout, settings.threads, place, embedding=embedding, stop=stop)
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
-    head = None if frequent_head is None else HeadRows(weights, frequent_head)
-    return NativeModel(ModelPart(weights, head=head, head_ids=head_ids), header, settings, facts)
+    return NativeModel(ModelPart(weights, head_ids=head_ids), file, settings, facts)
 
 
-def describe_native(
-    header: GgufHeader,
-    settings: NativeSettings,
-    *,
-    name: str,
-    sha256: str | None,
-    head_rows: int | None = None,
-    requantized: bool = False,
-    artefact: TrimmedDrafter | None = None,
-) -> ModelFacts:
-    """The facts of a model as ``load_native`` would report them, from its header alone.
+def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> ModelFacts:
+    """The facts of a model as it would have once loaded, from its header alone.
 
-    ``head_rows``: how many rows its head has at first, if not all, for a model without ``artefact``. Raises
-    RuntimeUnavailableError, InvalidRequestError, ModelFileError.
+    Raises RuntimeUnavailableError, InvalidRequestError, ModelFileError.
     """
+    header = file.header
     if not 1 <= settings.threads <= MOST_THREADS:
         raise InvalidRequestError(f"threads must be at least 1 and at most {MOST_THREADS}, not {settings.threads}")
     library = load()
     whole = ModelFacts(
-        name=name,
-        sha256=sha256,
+        name=file.name,
+        sha256=file.identity,
         architecture=header.architecture,
         runtime="native",
         build=library.build,
@@ -131,29 +107,24 @@ def describe_native(
         mask_id=header.mask_token_id,
         settings={"level": _level(library, settings.level)},
     )
-    if not requantized and head_rows is None:
+    if form == AS_FILED:
         return whole
-    return _facts_of_part(whole, header, _read_layout(header, artefact, requantized=requantized), (), head_rows)
+    return _facts_of_part(whole, header, _read_layout(file, requantized=form.requantized), (), form.head_rows)
 
 
-def bytes_spared(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> int:
-    """How many bytes requantising the matrices of a model, or of a ``trimmed`` drafter, saves.
-
-    Raises RuntimeUnavailableError, ModelFileError.
-    """
-    return spared_by(_read_layout(header, trimmed, requantized=True))
+def bytes_spared(file: LocatedModel) -> int:
+    """How many bytes requantising the matrices of a model saves. Raises RuntimeUnavailableError, ModelFileError."""
+    return spared_by(_read_layout(file, requantized=True))
 
 
-def has_sidecar(
-    path: Path, header: GgufHeader, *, sha256: str, artefact: TrimmedDrafter | None, requantized: bool
-) -> bool:
-    """Whether the header of the file at ``path`` names this model and its present layout."""
-    layout = _read_layout(header, artefact, requantized=requantized)
-    return sidecar_of(load(), layout, SidecarPlace(path=path, sha256=sha256), 1, lambda: False).is_there()
+def has_sidecar(place: SidecarPlace, file: LocatedModel, *, requantized: bool) -> bool:
+    """Whether the header of the file there names this model and its present layout."""
+    layout = _read_layout(file, requantized=requantized)
+    return sidecar_of(load(), layout, place, 1, lambda: False).is_there()
 
 
-def _read_layout(header: GgufHeader, artefact: TrimmedDrafter | None, *, requantized: bool) -> ModelLayout:
-    layout = read_layout(header, artefact)
+def _read_layout(file: LocatedModel, *, requantized: bool) -> ModelLayout:
+    layout = read_layout(file.header, file.artefact)
     return requantize(layout) if requantized else layout
 
 
@@ -199,10 +170,11 @@ def _facts_of_part(
 class NativeModel(RuntimeModel[ModelPart]):
     """Weights laid out for the kernels. Implements the Model contract."""
 
-    def __init__(self, part: ModelPart, header: GgufHeader, settings: NativeSettings, facts: ModelFacts) -> None:
-        self.header = header
+    def __init__(self, part: ModelPart, file: LocatedModel, settings: NativeSettings, facts: ModelFacts) -> None:
+        self._file = file
+        self.header = file.header
         self.settings = settings
-        super().__init__(part, _facts_of_part(facts, header, part.weights.layout, part.skipped, part.head_rows))
+        super().__init__(part, _facts_of_part(facts, file.header, part.weights.layout, part.skipped, part.head_rows))
         self._batch = NativeBatch(
             part, threads=facts.threads, level=str(facts.settings["level"]), weight=self._facts.bytes_per_forward
         )
@@ -211,7 +183,7 @@ class NativeModel(RuntimeModel[ModelPart]):
         """The facts ``with_settings`` would have. Raises ClosedError, InvalidRequestError."""
         with self._lock:
             part = self._loaded()
-            whole = self._whole_facts(with_changes(self.settings, threads=threads))
+            whole = describe_native(self._file, with_changes(self.settings, threads=threads))
             return _facts_of_part(whole, self.header, part.weights.layout, part.skipped, part.head_rows)
 
     def with_settings(self, *, threads: int | None = None) -> NativeModel:
@@ -249,10 +221,7 @@ class NativeModel(RuntimeModel[ModelPart]):
             return self._with_part(part.scoring(head), self.settings)
 
     def _with_part(self, part: ModelPart, settings: NativeSettings) -> NativeModel:
-        return NativeModel(part, self.header, settings, self._whole_facts(settings))
-
-    def _whole_facts(self, settings: NativeSettings) -> ModelFacts:
-        return describe_native(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
+        return NativeModel(part, self._file, settings, describe_native(self._file, settings))
 
     def open(self, context_length: int, *, keep_hidden: abc.Sequence[int] = ()) -> NativeSequence:
         """A fresh Sequence with room for ``context_length`` tokens. It keeps its forwards' hidden states behind the

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,6 +36,7 @@ from edgespec.runtimes.native.model import (
     load_native,
 )
 from edgespec.runtimes.native.sidecar import has_room
+from edgespec.runtimes.native.weights import SidecarPlace
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
 
 # What the store keeps for a model, in the model's folder: removed with the model.
@@ -88,15 +88,7 @@ class NativeRuntime(Runtime):
         return NativeSettings(threads=threads, sidecar=sidecar)
 
     def describe(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> ModelFacts:
-        return describe_native(
-            file.header,
-            settings,
-            name=file.name,
-            sha256=file.identity,
-            head_rows=form.head_rows,
-            requantized=form.requantized,
-            artefact=file.artefact,
-        )
+        return describe_native(file, settings, form)
 
     def load(
         self,
@@ -105,34 +97,26 @@ class NativeRuntime(Runtime):
         form: DraftForm = AS_FILED,
         stop: threading.Event | None = None,
     ) -> NativeModel:
-        sidecar = _sidecar(file, form) if settings.sidecar else None
-        if sidecar is not None:
+        place = _place(file, settings, form)
+        if place is not None:
             with contextlib.suppress(OSError):  # then no sidecar is kept
-                sidecar.parent.mkdir(parents=True, exist_ok=True)
-        return load_native(
-            file.path,
-            settings,
-            name=file.name,
-            sha256=file.identity,
-            header=file.header,
-            artefact=file.artefact,
-            sidecar=sidecar,
-            frequent_head=None if form.head_rows is None else frequent_head_ids(file.header),
-            requantized=form.requantized,
-            stop=stop,
-        )
+                place.path.parent.mkdir(parents=True, exist_ok=True)
+        model = load_native(file, settings, place=place, requantized=form.requantized, stop=stop)
+        if form.head_rows is None:
+            return model
+        with model:
+            return model.with_head_rows(frequent_head_ids(file.header))
 
     def is_prepared(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
         """Whether the laid out weights are in a sidecar, which a load only maps."""
-        path = _sidecar(file, form) if settings.sidecar else None
-        return path is not None and has_sidecar(
-            path, file.header, sha256=file.identity, artefact=file.artefact, requantized=form.requantized
-        )
+        place = _place(file, settings, form)
+        return place is not None and has_sidecar(place, file, requantized=form.requantized)
 
     def will_prepare(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
-        path = _sidecar(file, form) if settings.sidecar else None
-        needed_bytes = self.describe(file, settings, form).weight_bytes
-        return path is not None and not self.is_prepared(file, settings, form) and has_room(path, needed_bytes)
+        place = _place(file, settings, form)
+        if place is None or has_sidecar(place, file, requantized=form.requantized):
+            return False
+        return has_room(place.path, self.describe(file, settings, form).weight_bytes)
 
     def cache_bits(self, settings: NativeSettings) -> float:
         return KV_BITS
@@ -141,12 +125,14 @@ class NativeRuntime(Runtime):
         """A short head, and four bits a weight for a drafter above the size limit."""
         rows = None if whole_head or file.artefact is not None else frequent_head_rows(file.header)
         bears = not filed_weights and file.header.parameter_count >= LEAST_REQUANTIZED_PARAMETERS
-        return DraftForm(head_rows=rows, requantized=bears and bytes_spared(file.header, file.artefact) > 0)
+        return DraftForm(head_rows=rows, requantized=bears and bytes_spared(file) > 0)
 
 
-def _sidecar(file: LocatedModel, form: DraftForm) -> Path | None:
-    folder = file.prepared_folder
-    return None if folder is None else folder / (REQUANTIZED_SIDECAR if form.requantized else NATIVE_SIDECAR)
+def _place(file: LocatedModel, settings: NativeSettings, form: DraftForm) -> SidecarPlace | None:
+    if not settings.sidecar or file.prepared_folder is None:
+        return None
+    name = REQUANTIZED_SIDECAR if form.requantized else NATIVE_SIDECAR
+    return SidecarPlace(path=file.prepared_folder / name, sha256=file.identity)
 
 
 def frequent_head_rows(header: GgufHeader) -> int | None:

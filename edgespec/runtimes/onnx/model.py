@@ -12,6 +12,7 @@ import numpy as np
 
 from edgespec.errors import ClosedError, InvalidRequestError
 from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.model_file import LocatedModel
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS, SHARED, WHOLE
 from edgespec.hardware.drivers import gpu_drivers
@@ -34,30 +35,31 @@ from edgespec.runtimes.sequence import (
 PADDINGS = (1, 2)  # more than two rows are computed like two
 
 
-def load_onnx(
-    artefact: OnnxArtefact,
-    settings: OnnxSettings,
-    *,
-    name: str | None = None,
-    sha256: str | None = None,
-    stop: threading.Event | None = None,
-) -> OnnxModel:
-    """Load a checked artefact on the settings' provider. Once ``stop`` is set, loading ends early.
+def load_onnx(file: LocatedModel, settings: OnnxSettings, stop: threading.Event | None = None) -> OnnxModel:
+    """Load an exported model on the settings' provider. Once ``stop`` is set, loading ends early.
 
     Raises RuntimeUnavailableError (no onnxruntime, no such provider), InvalidRequestError, ModelFileError,
     MemoryLimitError, CancelledError.
     """
-    facts = describe_onnx(artefact, settings, name=name or artefact.folder.name, sha256=sha256)
+    facts = describe_onnx(file, settings)
     provider = onnx_providers.find_provider(settings.provider)
-    weights = load_weights(onnx_providers.load(), provider, artefact, settings, stop)
-    return OnnxModel(weights, settings, facts)
+    weights = load_weights(onnx_providers.load(), provider, artefact_of(file), settings, stop)
+    return OnnxModel(weights, file, settings, facts)
 
 
-def describe_onnx(artefact: OnnxArtefact, settings: OnnxSettings, *, name: str, sha256: str | None) -> ModelFacts:
+def artefact_of(file: LocatedModel) -> OnnxArtefact:
+    """The exported folder of a model. Raises InvalidRequestError for any other model."""
+    if file.onnx is None:
+        raise InvalidRequestError(f"{file.name} is not an ONNX model", hint="`edgespec export --to onnx` makes one")
+    return file.onnx
+
+
+def describe_onnx(file: LocatedModel, settings: OnnxSettings) -> ModelFacts:
     """The facts of a model as ``load_onnx`` would report them, from its artefact alone.
 
     Raises RuntimeUnavailableError, InvalidRequestError.
     """
+    artefact = artefact_of(file)
     if settings.threads < 1:
         raise InvalidRequestError(f"threads must be at least 1, not {settings.threads}")
     if settings.pad_to not in PADDINGS:
@@ -69,8 +71,8 @@ def describe_onnx(artefact: OnnxArtefact, settings: OnnxSettings, *, name: str, 
     if artefact.static_cache is not None:  # padding needs no room: only the rows of real tokens are kept
         longest = min(longest, artefact.static_cache)
     return ModelFacts(
-        name=name,
-        sha256=sha256,
+        name=file.name,
+        sha256=file.identity,
         architecture=artefact.architecture,
         runtime="onnx",
         build=" ".join(filter(None, (library.build, provider.provider, provider.plugin))),
@@ -90,7 +92,8 @@ def describe_onnx(artefact: OnnxArtefact, settings: OnnxSettings, *, name: str, 
 class OnnxModel(RuntimeModel[OnnxWeights]):
     """Weights loaded by ONNX Runtime. Implements the Model contract."""
 
-    def __init__(self, weights: OnnxWeights, settings: OnnxSettings, facts: ModelFacts) -> None:
+    def __init__(self, weights: OnnxWeights, file: LocatedModel, settings: OnnxSettings, facts: ModelFacts) -> None:
+        self._file = file
         self.artefact = weights.artefact
         self.settings = settings
         super().__init__(weights, facts)
@@ -102,8 +105,7 @@ class OnnxModel(RuntimeModel[OnnxWeights]):
 
     def facts_with(self, *, threads: int | None = None, pad_to: int | None = None) -> ModelFacts:
         """The facts ``with_settings`` would have. Raises InvalidRequestError."""
-        settings = with_changes(self.settings, threads=threads, pad_to=pad_to)
-        return describe_onnx(self.artefact, settings, name=self._facts.name, sha256=self._facts.sha256)
+        return describe_onnx(self._file, with_changes(self.settings, threads=threads, pad_to=pad_to))
 
     def with_settings(self, *, threads: int | None = None, pad_to: int | None = None) -> OnnxModel:
         """The same weights with forwards of at least ``pad_to`` tokens. The caller closes the result like any other
@@ -119,7 +121,7 @@ class OnnxModel(RuntimeModel[OnnxWeights]):
         if settings.threads != self.settings.threads:
             provider = onnx_providers.find_provider(settings.provider)
             weights = load_weights(onnx_providers.load(), provider, self.artefact, settings)
-        return OnnxModel(weights, settings, facts)
+        return OnnxModel(weights, self._file, settings, facts)
 
     def open(self, context_length: int) -> OnnxSequence:
         """A fresh Sequence with room for ``context_length`` tokens.

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from edgespec.errors import InvalidRequestError
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.onnx import providers
-from edgespec.runtimes.onnx.model import OnnxModel, describe_onnx, load_onnx
+from edgespec.runtimes.onnx.model import OnnxModel, artefact_of, describe_onnx, load_onnx
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.runtime import AS_FILED, Device, DraftForm, Runtime
 
@@ -30,7 +28,7 @@ class OnnxRuntime(Runtime):
         return file.onnx is not None
 
     def check(self, file: LocatedModel, device: str) -> None:
-        _artefact(file)
+        artefact_of(file)
 
     def settings(
         self, file: LocatedModel, *, threads: int, device: str, gpu_layers: int | None = None, sidecar: bool = True
@@ -38,7 +36,7 @@ class OnnxRuntime(Runtime):
         return OnnxSettings(threads=threads, provider=device)
 
     def describe(self, file: LocatedModel, settings: OnnxSettings, form: DraftForm = AS_FILED) -> ModelFacts:
-        return describe_onnx(_artefact(file), settings, name=file.name, sha256=file.identity)
+        return describe_onnx(file, settings)
 
     def load(
         self,
@@ -47,7 +45,7 @@ class OnnxRuntime(Runtime):
         form: DraftForm = AS_FILED,
         stop: threading.Event | None = None,
     ) -> OnnxModel:
-        return load_onnx(_artefact(file), settings, name=file.name, sha256=file.identity, stop=stop)
+        return load_onnx(file, settings, stop)
 
     def cache_bits(self, settings: OnnxSettings) -> float:
         return _CACHE_BITS
@@ -68,9 +66,3 @@ class OnnxRuntime(Runtime):
     def other_caches(self, settings: OnnxSettings) -> Sequence[Mapping[str, Any]]:
         """There is one kind of cache; only padding may be left out."""
         return ({"pad_to": 1},) if settings.pad_to != 1 else ()
-
-
-def _artefact(file: LocatedModel) -> OnnxArtefact:
-    if file.onnx is None:
-        raise InvalidRequestError(f"{file.name} is not an ONNX model", hint="`edgespec export --to onnx` makes one")
-    return file.onnx

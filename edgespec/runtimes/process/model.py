@@ -43,17 +43,6 @@ _Scores = tuple[int, IdArray, dict[int, str]]  # a forward's number, its best id
 _MOST_TOP_K = 4096
 
 
-def start_model(
-    request: LoadRequest,
-    *,
-    command: abc.Sequence[str] | None = None,
-    environment: abc.Mapping[str, str] | None = None,
-    deadlines: Deadlines | None = None,
-) -> WorkerModel:
-    """Start a process, have it load a model, and wait for it: ``StartingWorker`` in one step."""
-    return StartingWorker(request, command=command, environment=environment, deadlines=deadlines).wait()
-
-
 class StartingWorker:
     """A process that loads a model."""
 
