@@ -25,6 +25,7 @@ import numpy.typing as npt
 from benchmarks.processes import ROOT
 from edgespec.export.huggingface.gguf import export_from_folder
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.home import home
 from edgespec.files.model_file import read_model_file
 from edgespec.runtimes.llama.library import load
@@ -82,7 +83,7 @@ def llama_logits(path: Path, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.fl
 
 def onnx_logits(source: Path, folder: Path, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """ONNX Runtime's logits after each of the tokens, float32 (positions, rows), of the GGUF exported as ONNX."""
-    export_onnx(source, folder, name=source.parent.name, sha256=None)
+    export_onnx(source, folder, Provenance(name=source.parent.name))
     rows = []
     with load_onnx(read_model_file(folder), OnnxSettings()) as model, model.open(len(tokens)) as sequence:
         for start in range(0, len(tokens), MAX_SCORED_ROWS):
@@ -106,7 +107,7 @@ def largest_difference(interpreter: str, kind: str, folder: Path) -> dict[str, f
         raise RuntimeError(done.stderr[-2000:])
     if kind != REAL_MODEL:
         write_byte_level_tokenizer(source)
-    export_from_folder(source, folder / f"{kind}-gguf", name=kind)
+    export_from_folder(source, folder / f"{kind}-gguf", Provenance(name=kind))
     theirs = np.load(source / "logits.npy", allow_pickle=False)
     made, tokens = folder / f"{kind}-gguf" / "model.gguf", np.load(source / "tokens.npy", allow_pickle=False)
     ours = onnx_logits(made, folder / f"{kind}-onnx", tokens) if kind in TABLED else llama_logits(made, tokens)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -117,18 +117,3 @@ def _told(folder: Path, needed_bytes: int) -> Iterator[None]:
         raise EdgespecError(
             f"{folder} cannot be written: {error.strerror or error}", hint="give another folder with -o"
         ) from error
-
-
-def mask_note(mask_token_id: int | None) -> dict[str, int]:
-    """The manifest's record of a one-pass drafter's mask token; nothing for other models."""
-    return {} if mask_token_id is None else {"mask_token_id": mask_token_id}
-
-
-def trim_notes(notes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The part of the manifest with ``notes``, as JSON will return it."""
-    if notes is None:
-        return {}
-    try:
-        return {"trim": json.loads(json.dumps(notes, allow_nan=False))}
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"the notes for the manifest are not plain JSON: {error}") from error

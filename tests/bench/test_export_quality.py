@@ -11,6 +11,7 @@ import benchmarks.export_quality as module
 from benchmarks.score_distance import agreements, kl_divergences
 from edgespec.decoding import scores
 from edgespec.export.gguf.files import export_whole
+from edgespec.export.provenance import Provenance
 from tests.support.fake_runtime import FakeModel
 from tests.support.tiny_models import TinyModels
 
@@ -38,6 +39,6 @@ def test_each_model_is_compared_on_every_token_of_the_text_once(monkeypatch: pyt
 
 
 def test_a_reference_with_quantised_weights_is_refused(tiny: TinyModels, tmp_path: Path) -> None:
-    export_whole(tiny.target, tmp_path / "out", quant="q8_0", name="tiny", sha256=None)
+    export_whole(tiny.target, tmp_path / "out", Provenance(name="tiny", quant="q8_0"))
     with pytest.raises(RuntimeError, match="Q8_0"):
         module.require_float32(tmp_path / "out")

@@ -15,6 +15,7 @@ import edgespec.engine.pair.load as loading_module
 from edgespec.bench.runtimes import NamedModel, RuntimeTimes
 from edgespec.cli import bench as module
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.hardware.machine import describe_machine
 from tests.support.bench_answers import FakeRun
 from tests.support.command_line import InProcess
@@ -38,7 +39,7 @@ def twin(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target as an ONNX model."""
     pytest.importorskip("onnxruntime", reason="the ONNX runtime is optional")
     folder = tmp_path_factory.mktemp("beside") / "twin"
-    export_onnx(tiny.target, folder, name="target", sha256=None)
+    export_onnx(tiny.target, folder, Provenance(name="target"))
     return folder
 
 
@@ -301,7 +302,7 @@ def test_a_context_too_long_for_a_compared_model_is_an_error(
 ) -> None:
     pytest.importorskip("onnxruntime", reason="the ONNX runtime is optional")
     short = tiny._make("short-context", seed=3, context_length=64)
-    export_onnx(short, tmp_path / "short", name="short", sha256=None)
+    export_onnx(short, tmp_path / "short", Provenance(name="short"))
     result = here("bench", *target, *SMALL, "--context", "256", "--compare", tmp_path / "short")
     result.failed_well("short has positions for 64 tokens", code=2)
     assert fake.calls == []

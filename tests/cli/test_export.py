@@ -19,6 +19,7 @@ import pytest
 
 from edgespec.cli.export import trimming
 from edgespec.errors import EdgespecError
+from edgespec.export.provenance import Provenance
 from edgespec.files import disk
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
@@ -104,8 +105,8 @@ def onnx_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What an ONNX exporter that writes nothing was asked."""
     calls: list[dict[str, Any]] = []
 
-    def export_onnx(source: Path, folder: Path, **more: Any) -> Mapping[str, Any]:
-        calls.append({"source": source, "folder": folder, **more})
+    def export_onnx(source: Path, folder: Path, provenance: Provenance, **more: Any) -> Mapping[str, Any]:
+        calls.append({"source": source, "folder": folder, "provenance": provenance, **more})
         folder.mkdir()
         return {
             "kind": "onnx-model",
@@ -126,13 +127,9 @@ def test_the_onnx_exporter_receives_the_source_and_the_kept_rows(
     options = ("--quant", "q4", "--trim-vocab", "300", "--trim-from", text)
     found = succeeded(here("export", tiny.drafter, "--to", "onnx", "-o", tmp_path / "a", *options, "--json")).json
     (call,) = onnx_calls
-    assert (call["source"], call["folder"], call["quant"], call["name"]) == (
-        tiny.drafter,
-        tmp_path / "a",
-        "q4",
-        "drafter",
-    )
-    assert len(call["sha256"]) == 64
+    provenance: Provenance = call["provenance"]
+    assert (call["source"], call["folder"]) == (tiny.drafter, tmp_path / "a")
+    assert (provenance.quant, provenance.name, len(provenance.sha256 or "")) == ("q4", "drafter", 64)
     assert call["kept"].dtype == np.int32
     assert len(call["kept"]) == 300
     assert found["bytes_per_token"]["after"] is None
@@ -140,7 +137,7 @@ def test_the_onnx_exporter_receives_the_source_and_the_kept_rows(
     assert found["trim"]["kept"] == 300
     told = succeeded(here("export", tiny.drafter, "--to", "onnx", "-o", tmp_path / "b"))
     assert onnx_calls[1]["kept"] is None
-    assert onnx_calls[1]["quant"] == "keep"
+    assert onnx_calls[1]["provenance"].quant == "keep"
     assert "here: not measured" in told.out
 
 

@@ -18,6 +18,7 @@ from edgespec.cli.export import perplexity_cost
 from edgespec.cli.export.perplexity_cost import Cost, PerplexityCost, rounded_types
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.gguf.header import read_header
 from edgespec.placement.prepared import PreparedModel
 from edgespec.runtimes.llama.context import LlamaSettings
@@ -160,12 +161,12 @@ def test_scores_that_are_not_finite_are_the_reason_for_no_perplexity(
 def test_the_rounded_types_of_an_onnx_export_come_from_its_manifest(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "mixed.gguf", quant="Q4_1", head_quant="Q8_0")
     header = read_header(source)
-    kept = export_onnx(source, tmp_path / "keep", name="mixed", sha256=None)
+    kept = export_onnx(source, tmp_path / "keep", Provenance(name="mixed"))
     assert rounded_types(header, tmp_path / "keep", kept) == ("Q4_1",)
-    small = export_onnx(source, tmp_path / "q4", name="mixed", sha256=None, quant="q4")
+    small = export_onnx(source, tmp_path / "q4", Provenance(name="mixed", quant="q4"))
     assert "Q4_1" in rounded_types(header, tmp_path / "q4", small)
     exact = write_tiny_model(tmp_path / "exact.gguf", quant="Q4_0", head_quant="Q8_0")
-    same = export_onnx(exact, tmp_path / "same", name="exact", sha256=None)
+    same = export_onnx(exact, tmp_path / "same", Provenance(name="exact"))
     assert rounded_types(read_header(exact), tmp_path / "same", same) == ()
 
 

@@ -16,6 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import Limits
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
@@ -49,7 +50,7 @@ def trimmed(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("onnx") / "onnx-drafter"
-    export_onnx(tiny.drafter, folder, name="onnx-drafter", sha256=None, kept=None)
+    export_onnx(tiny.drafter, folder, Provenance(name="onnx-drafter"), kept=None)
     return folder
 
 

@@ -14,6 +14,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.errors import PromptTooLongError
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.home import Home
 from edgespec.placement.candidates import Placement, Placements
 from edgespec.planning.cost.widths import BORDERS, POSITIONS, WIDEST, ContextProbe, WidthProbe
@@ -44,7 +45,7 @@ def ways(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """The options that a user may set for one target, with the load arguments."""
     folder = tmp_path_factory.mktemp("drafters")
     trimmed = write_trimmed_folder(tiny.drafter, folder / "trimmed", KEPT)
-    export_onnx(tiny.drafter, folder / "onnx", name="onnx", sha256=None, kept=None)
+    export_onnx(tiny.drafter, folder / "onnx", Provenance(name="onnx"), kept=None)
     return {
         "plain": {"depth": 0},
         "no drafter": {"draft": "none"},

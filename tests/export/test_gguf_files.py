@@ -18,12 +18,14 @@ from edgespec.export import staging
 from edgespec.export.gguf import files as gguf_files, parts as gguf_parts
 from edgespec.export.gguf.files import check_destination, export_trimmed, export_whole
 from edgespec.export.gguf.quantize import requantize
+from edgespec.export.provenance import Provenance
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufArray, GgufHeader
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
 from edgespec.runtimes.llama.library import load
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.export.models import VOCABULARY_SIZE, WIDTH, loads, logits, write_model
+from tests.support.provenance import described
 from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -34,7 +36,13 @@ TOKENS = [1, 260, 270, 259, 40, 299, 2, 261]
 
 
 def trim(source: Path, folder: Path, kept: npt.NDArray[Any] = EVERY_THIRD, **more: Any) -> Mapping[str, Any]:
-    return export_trimmed(source, folder, **{"name": "tiny", "sha256": None, "kept": kept, **more})
+    provenance, options = described(more, name="tiny")
+    return export_trimmed(source, folder, provenance, kept=kept, **options)
+
+
+def whole(source: Path, folder: Path, **more: Any) -> Mapping[str, Any]:
+    provenance, options = described(more, name="x")
+    return export_whole(source, folder, provenance, **options)
 
 
 def tensors(path: Path) -> dict[str, bytes]:
@@ -157,7 +165,7 @@ def test_the_manifest_of_a_trimmed_export_states_source_and_files(models: Path, 
 
 
 def test_facts_not_given_to_an_export_are_null_in_the_manifest(models: Path, tmp_path: Path) -> None:
-    manifest = export_trimmed(models / "tied.gguf", tmp_path / "out", name="tiny", sha256=None, kept=ALL)
+    manifest = export_trimmed(models / "tied.gguf", tmp_path / "out", Provenance(name="tiny"), kept=ALL)
     assert manifest["licence"] is None
     assert manifest["source"]["sha256"] is None
     assert "trim" not in manifest
@@ -168,7 +176,7 @@ def test_facts_not_given_to_an_export_are_null_in_the_manifest(models: Path, tmp
 def test_notes_become_the_trim_part_of_the_manifest(models: Path, tmp_path: Path, whole: bool) -> None:
     notes = {"ranked_by": "a text", "coverage_held_out": 0.98, "size_reasons": ("one", "two"), "forward_s": None}
     if whole:
-        manifest = export_whole(models / "tied.gguf", tmp_path / "out", name="x", sha256=None, notes=notes)
+        manifest = export_whole(models / "tied.gguf", tmp_path / "out", Provenance(name="x", notes=notes))
     else:
         manifest = trim(models / "tied.gguf", tmp_path / "out", notes=notes)
     assert manifest["trim"] == notes | {"size_reasons": ["one", "two"]}
@@ -179,7 +187,7 @@ def test_notes_become_the_trim_part_of_the_manifest(models: Path, tmp_path: Path
 def test_notes_that_are_not_json_are_refused_before_any_write(
     models: Path, tmp_path: Path, notes: dict[str, Any]
 ) -> None:
-    for export in (trim, lambda *a, **k: export_whole(*a, name="x", sha256=None, **k)):
+    for export in (trim, whole):
         with pytest.raises(InvalidRequestError, match="plain JSON"):
             export(models / "tied.gguf", tmp_path / "new" / "out", notes=notes)
     assert list(tmp_path.iterdir()) == []
@@ -189,7 +197,7 @@ def test_check_destination_accepts_new_and_exported_folders_only(models: Path, t
     source = models / "tied.gguf"
     check_destination(source, tmp_path / "new")
     check_destination(source, tmp_path)
-    export_whole(source, tmp_path / "out", name="tiny", sha256=None)
+    export_whole(source, tmp_path / "out", Provenance(name="tiny"))
     check_destination(source, tmp_path / "out")
     with pytest.raises(InvalidRequestError, match="would be replaced"):
         check_destination(tmp_path / "out" / "model.gguf", tmp_path / "out")
@@ -230,7 +238,7 @@ def test_gguf_exports_copy_in_small_pieces(models: Path, tmp_path: Path, monkeyp
 
 def test_exporting_a_whole_gguf_copies_it_and_adds_a_manifest(models: Path, tmp_path: Path) -> None:
     source = models / "tied.gguf"
-    manifest = export_whole(source, tmp_path / "out", name="tiny", sha256=None)
+    manifest = export_whole(source, tmp_path / "out", Provenance(name="tiny"))
     assert (tmp_path / "out" / "model.gguf").read_bytes() == source.read_bytes()
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
     assert (manifest["kind"], manifest["quant"], manifest["licence"]) == ("gguf", "keep", None)
@@ -239,7 +247,7 @@ def test_exporting_a_whole_gguf_copies_it_and_adds_a_manifest(models: Path, tmp_
 
 
 def test_a_requantised_export_loads_and_states_its_tools(models: Path, tmp_path: Path) -> None:
-    manifest = export_whole(models / "f32.gguf", tmp_path / "out", name="tiny", sha256=None, quant="Q8_0")
+    manifest = export_whole(models / "f32.gguf", tmp_path / "out", Provenance(name="tiny", quant="Q8_0"))
     header = read_header(tmp_path / "out" / "model.gguf")
     assert manifest["quant"] == "q8_0"
     assert manifest["tools"]["llama.cpp"] == load().build
@@ -275,8 +283,8 @@ def test_requantising_uses_the_given_threads_and_checks_disk_space(
 
     monkeypatch.setattr(gguf_files, "requantize", recording)
     monkeypatch.setattr(staging, "require_space", asked)
-    whole = export_whole(source, tmp_path / "a", name="x", sha256=None, quant="f16")
-    export_whole(source, tmp_path / "b", name="x", sha256=None, quant="f16", threads=2)
+    whole = export_whole(source, tmp_path / "a", Provenance(name="x", quant="f16"))
+    export_whole(source, tmp_path / "b", Provenance(name="x", quant="f16"), threads=2)
     cut = trim(source, tmp_path / "c", quant="f16")
     trim(source, tmp_path / "d", quant="f16", threads=2)
     kept = trim(source, tmp_path / "e")
@@ -295,7 +303,7 @@ def test_requantising_uses_the_given_threads_and_checks_disk_space(
 
 def test_gguf_export_progress_ends_at_the_total(models: Path, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
-    manifest = trim(models / "untied.gguf", tmp_path / "out", progress=events.append)
+    manifest = trim(models / "untied.gguf", tmp_path / "out", job=Job(events.append))
     total = sum(record["bytes"] for record in manifest["files"].values())
     done = [event.done_bytes for event in events]
     assert done == sorted(done)
@@ -307,7 +315,7 @@ def test_gguf_export_progress_ends_at_the_total(models: Path, tmp_path: Path) ->
 def test_cancelling_a_gguf_export_leaves_no_files(models: Path, tmp_path: Path, after: int) -> None:
     asked = iter([False] * after)
     with pytest.raises(CancelledError):
-        trim(models / "untied.gguf", tmp_path / "out", cancelled=lambda: next(asked, True))
+        trim(models / "untied.gguf", tmp_path / "out", job=Job(cancelled=lambda: next(asked, True)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -334,7 +342,7 @@ def test_invalid_kept_ids_are_refused(models: Path, tmp_path: Path, kept: npt.ND
 
 
 def test_an_unknown_quantisation_is_refused_before_any_write(models: Path, tmp_path: Path) -> None:
-    for export in (trim, lambda *a, **k: export_whole(*a, name="x", sha256=None, **k)):
+    for export in (trim, whole):
         with pytest.raises(InvalidRequestError, match="q3_7"):
             export(models / "untied.gguf", tmp_path / "new" / "out", quant="q3_7")
     assert list(tmp_path.iterdir()) == []
@@ -346,7 +354,7 @@ def test_exports_of_broken_ggufs_are_refused_and_write_nothing(models: Path, tmp
     source.parent.mkdir()
     for content in (b"", b"GGUF", data[:-40_000], data[:500], b"PK\3\4" + data[4:]):
         source.write_bytes(content)
-        for export in (trim, lambda *a: export_whole(*a, name="x", sha256=None)):
+        for export in (trim, whole):
             with pytest.raises(ModelFileError):
                 export(source, tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
@@ -389,7 +397,7 @@ def test_trimming_a_head_whose_rows_differ_from_the_tokens_is_refused(tmp_path: 
 
 
 def test_an_export_never_replaces_the_folder_of_its_source(models: Path, tmp_path: Path) -> None:
-    export_whole(models / "tied.gguf", tmp_path / "out", name="tiny", sha256=None)
+    export_whole(models / "tied.gguf", tmp_path / "out", Provenance(name="tiny"))
     with pytest.raises(InvalidRequestError, match="would be replaced"):
         trim(tmp_path / "out" / "model.gguf", tmp_path / "out")
     assert (tmp_path / "out" / "model.gguf").is_file()
@@ -405,7 +413,7 @@ def test_a_source_that_shrinks_during_the_export_raises(models: Path, tmp_path: 
             file.truncate(100)
 
     with pytest.raises(ModelFileError, match="shorter"):
-        trim(source, tmp_path / "out", progress=cut)
+        trim(source, tmp_path / "out", job=Job(cut))
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
 
 
@@ -419,7 +427,7 @@ def split(models: Path, tmp_path: Path) -> Path:
 
 
 def test_exporting_a_split_model_writes_one_file(models: Path, split: Path, tmp_path: Path) -> None:
-    manifest = export_whole(split, tmp_path / "out", name="tied", sha256=None)
+    manifest = export_whole(split, tmp_path / "out", Provenance(name="tied"))
     out, source = read_header(tmp_path / "out" / "model.gguf"), read_header(models / "tied.gguf")
     assert out.split == ()
     assert "split.count" not in out.metadata
@@ -442,7 +450,7 @@ def test_a_split_model_can_be_trimmed(models: Path, split: Path, tmp_path: Path)
 
 
 def test_a_split_model_can_be_requantised(split: Path, tmp_path: Path) -> None:
-    export_whole(split, tmp_path / "out", name="tied", sha256=None, quant="q8_0")
+    export_whole(split, tmp_path / "out", Provenance(name="tied", quant="q8_0"))
     assert read_header(tmp_path / "out" / "model.gguf").split == ()
     assert loads(tmp_path / "out" / "model.gguf")
 
@@ -454,4 +462,4 @@ def test_a_part_that_shrinks_during_the_export_raises(
     monkeypatch.setattr(gguf_files, "read_header", lambda _path: header)
     split.write_bytes(split.read_bytes()[:64])
     with pytest.raises(ModelFileError, match="became shorter after its header was read"):
-        export_whole(split, tmp_path / "out", name="tied", sha256=None)
+        export_whole(split, tmp_path / "out", Provenance(name="tied"))

@@ -20,7 +20,7 @@ from edgespec.files import disk
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufArray
 from edgespec.files.gguf.vocabulary import compare_vocabularies
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
 from edgespec.files.safetensors import to_float32
 from edgespec.runtimes.llama.library import load
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
@@ -36,6 +36,7 @@ from tests.export.hf_models import (
 )
 from tests.export.models import loads, logits, write_model
 from tests.support.hf_folder import write_hf_folder, write_safetensors
+from tests.support.provenance import described
 from tests.support.tiny_gguf import write_tiny_gguf
 
 TEXTS = (
@@ -54,7 +55,8 @@ TEXTS = (
 
 
 def export(source: Path, folder: Path, **more: Any) -> Mapping[str, Any]:
-    return export_from_folder(source, folder, **{"name": "tiny", **more})
+    provenance, options = described(more, name="tiny")
+    return export_from_folder(source, folder, provenance, **options)
 
 
 def values(path: Path) -> dict[str, npt.NDArray[np.float32]]:
@@ -320,7 +322,7 @@ def test_converting_the_same_folder_twice_gives_the_same_file(tmp_path: Path) ->
 def test_conversion_progress_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_gguf, "_TOLD_BYTES", 1)
     events: list[ProgressEvent] = []
-    export(write_random_folder(tmp_path / "in"), tmp_path / "out", progress=events.append)
+    export(write_random_folder(tmp_path / "in"), tmp_path / "out", job=Job(events.append))
     done = [event.done_bytes for event in events]
     assert done == sorted(done)
     assert {event.stage for event in events} == {"writing"}
@@ -336,7 +338,7 @@ def test_a_cancelled_conversion_leaves_no_files(tmp_path: Path) -> None:
         return len(asked) > 5
 
     with pytest.raises(CancelledError, match="nothing was written"):
-        export(write_random_folder(tmp_path / "in"), tmp_path / "out", cancelled=cancelled)
+        export(write_random_folder(tmp_path / "in"), tmp_path / "out", job=Job(cancelled=cancelled))
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from edgespec.errors import EdgespecError
 from edgespec.export.gguf.files import export_trimmed, export_whole
+from edgespec.export.provenance import Provenance
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.token_rows import always_kept, kept_ids
 from edgespec.files.trimmed_drafter import read_artefact
@@ -28,8 +29,8 @@ def export(source: Path, folder: Path) -> bool:
     try:
         header = read_header(source)
         kept = kept_ids({270: 3, 265: 2}, ROWS, always_kept(header), vocabulary_size=header.vocabulary_size)
-        export_trimmed(source, folder / "trimmed", name="x", sha256=None, kept=kept)
-        export_whole(source, folder / "whole", name="x", sha256=None)
+        export_trimmed(source, folder / "trimmed", Provenance(name="x"), kept=kept)
+        export_whole(source, folder / "whole", Provenance(name="x"))
     except EdgespecError as error:
         refusal = error
     assert time.perf_counter() - started < CHECK_S

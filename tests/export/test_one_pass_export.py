@@ -15,6 +15,7 @@ from edgespec.export.huggingface.config import read_config
 from edgespec.export.huggingface.description import describe_folder
 from edgespec.export.huggingface.gguf import export_from_folder
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.gguf.header import read_header
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.trimmed_drafter import read_artefact
@@ -56,7 +57,7 @@ def drafter(source: Path) -> Path:
 def test_pard_token_becomes_the_mask_token_of_the_gguf_and_its_manifest(
     source: Path, folder: Path, tmp_path: Path
 ) -> None:
-    manifest = export_from_folder(folder, tmp_path / "out", name="tiny")
+    manifest = export_from_folder(folder, tmp_path / "out", Provenance(name="tiny"))
     header = read_header(tmp_path / "out" / "model.gguf")
     assert header.mask_token_id == header.metadata[KEY] == manifest["mask_token_id"] == MASK
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["mask_token_id"] == MASK
@@ -67,7 +68,7 @@ def test_a_folder_without_pard_token_states_no_mask(source: Path, tmp_path: Path
     plain = write_hf_folder(source, tmp_path / "plain")
     assert read_config(plain).mask_token_id is None
     assert describe_folder(plain).mask_token_id is None
-    manifest = export_from_folder(set_mask(plain, None), tmp_path / "out", name="tiny")
+    manifest = export_from_folder(set_mask(plain, None), tmp_path / "out", Provenance(name="tiny"))
     assert "mask_token_id" not in manifest
     header = read_header(tmp_path / "out" / "model.gguf")
     assert header.mask_token_id is None
@@ -83,7 +84,7 @@ def test_a_pard_token_that_is_not_a_token_is_refused_in_one_sentence(
         with pytest.raises(ModelFileError, match=r"pard_token is .*a whole number from 0 to"):
             read(folder)
     with pytest.raises(ModelFileError, match="pard_token"):
-        export_from_folder(folder, tmp_path / "out", name="tiny")
+        export_from_folder(folder, tmp_path / "out", Provenance(name="tiny"))
     assert not (tmp_path / "out").exists()
 
 
@@ -91,17 +92,17 @@ def test_a_pard_token_without_a_row_of_the_embedding_is_refused(source: Path, fo
     rows = read_header(source).vocabulary_size
     set_mask(folder, rows)
     with pytest.raises(ModelFileError, match=f"pard_token is {rows}, and the embedding has {rows} rows"):
-        export_from_folder(folder, tmp_path / "out", name="tiny")
+        export_from_folder(folder, tmp_path / "out", Provenance(name="tiny"))
     with pytest.raises(ModelFileError, match="pard_token"):
         describe_folder(folder)
     assert not (tmp_path / "out").exists()
     set_mask(folder, rows - 1)
-    assert export_from_folder(folder, tmp_path / "out", name="tiny")["mask_token_id"] == rows - 1
+    assert export_from_folder(folder, tmp_path / "out", Provenance(name="tiny"))["mask_token_id"] == rows - 1
 
 
 @pytest.mark.parametrize("quant", ["keep", "q8_0"])
 def test_copies_and_quantised_copies_keep_the_mask(drafter: Path, tmp_path: Path, quant: str) -> None:
-    manifest = export_whole(drafter, tmp_path / "out", name="tiny", sha256=None, quant=quant)
+    manifest = export_whole(drafter, tmp_path / "out", Provenance(name="tiny", quant=quant))
     assert manifest["mask_token_id"] == MASK
     assert read_header(tmp_path / "out" / "model.gguf").mask_token_id == MASK
 
@@ -110,9 +111,7 @@ def test_copies_and_quantised_copies_keep_the_mask(drafter: Path, tmp_path: Path
 def test_a_trimmed_drafter_keeps_the_mask_whether_its_head_scores_it(
     drafter: Path, tmp_path: Path, kept: Any
 ) -> None:
-    manifest = export_trimmed(
-        drafter, tmp_path / "out", name="tiny", sha256=None, kept=np.array(kept, dtype=np.int32)
-    )
+    manifest = export_trimmed(drafter, tmp_path / "out", Provenance(name="tiny"), kept=np.array(kept, dtype=np.int32))
     assert manifest["mask_token_id"] == MASK
     artefact = read_artefact(tmp_path / "out")
     assert artefact.model_header.mask_token_id == MASK
@@ -124,7 +123,7 @@ def test_a_trimmed_drafter_with_a_mask_outside_its_vocabulary_is_refused(source:
     kept = np.arange(200, dtype=np.int32)
     folder = tmp_path / "out"
     marked = rewrite_gguf(source, tmp_path / "marked.gguf", keys={KEY: MASK})
-    export_trimmed(marked, folder, name="tiny", sha256=None, kept=kept)
+    export_trimmed(marked, folder, Provenance(name="tiny"), kept=kept)
     path = folder / "drafter.gguf"
     content = path.read_bytes()
     place = content.index(KEY.encode()) + len(KEY) + 4  # after the value's type
@@ -134,7 +133,7 @@ def test_a_trimmed_drafter_with_a_mask_outside_its_vocabulary_is_refused(source:
 
 
 def test_an_onnx_export_keeps_the_mask(drafter: Path, tmp_path: Path) -> None:
-    manifest = export_onnx(drafter, tmp_path / "out", name="tiny", sha256=None)
+    manifest = export_onnx(drafter, tmp_path / "out", Provenance(name="tiny"))
     assert manifest["mask_token_id"] == MASK
     artefact = read_onnx_folder(tmp_path / "out")
     assert describe_onnx(located(artefact), OnnxSettings(threads=1)).mask_id == MASK

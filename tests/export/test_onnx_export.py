@@ -21,11 +21,13 @@ from edgespec.errors import (
 )
 from edgespec.export.onnx import export as onnx_export
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files import disk
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.onnx.folder import read_onnx_folder
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
+from tests.support.provenance import described
 from tests.support.tiny_onnx import VOCABULARY_SIZE, write_tiny_model
 
 FILES = ("model.onnx", "model.onnx.data", "tokenizer.gguf")
@@ -38,7 +40,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export(source: Path, folder: Path, **more: Any) -> Mapping[str, Any]:
-    return export_onnx(source, folder, **{"name": "tiny", "sha256": "5" * 64, **more})
+    provenance, options = described(more, name="tiny", sha256="5" * 64)
+    return export_onnx(source, folder, provenance, **options)
 
 
 def names(folder: Path) -> list[str]:
@@ -83,7 +86,7 @@ def test_an_onnx_export_writes_four_files_and_a_manifest(source: Path, tmp_path:
 
 
 def test_an_onnx_export_keeps_precision_and_all_rows_by_default(source: Path, tmp_path: Path) -> None:
-    manifest = export_onnx(source, tmp_path / "out", name="tiny", sha256=None)
+    manifest = export_onnx(source, tmp_path / "out", Provenance(name="tiny"))
     assert (manifest["quant"], manifest["kept"], manifest["licence"]) == ("keep", None, None)
     assert manifest["source"]["sha256"] is None
 
@@ -127,7 +130,7 @@ def test_an_onnx_export_replaces_only_earlier_exports(source: Path, tmp_path: Pa
 
 def test_onnx_export_progress_ends_at_the_size_of_the_data(source: Path, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
-    manifest = export(source, tmp_path / "out", progress=events.append)
+    manifest = export(source, tmp_path / "out", job=Job(events.append))
     total = manifest["files"]["model.onnx.data"]["bytes"]
     done = [event.done_bytes for event in events]
     assert {(event.stage, event.source, event.total_bytes) for event in events} == {
@@ -147,7 +150,7 @@ def test_a_cancelled_onnx_export_leaves_no_files(source: Path, tmp_path: Path, a
         return len(asked) > after
 
     with pytest.raises(CancelledError):
-        export(source, tmp_path / "out", cancelled=cancelled)
+        export(source, tmp_path / "out", job=Job(cancelled=cancelled))
     assert names(tmp_path) == []
 
 
@@ -156,7 +159,7 @@ def test_an_exception_of_the_progress_callback_ends_the_export(source: Path, tmp
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export(source, tmp_path / "out", progress=stop)
+        export(source, tmp_path / "out", job=Job(stop))
     assert names(tmp_path) == []
 
 

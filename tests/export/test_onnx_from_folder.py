@@ -23,12 +23,14 @@ from edgespec.export.huggingface.description import describe_folder
 from edgespec.export.onnx import from_folder as onnx_from_folder
 from edgespec.export.onnx.from_folder import export_folder_to_onnx
 from edgespec.export.optimum import process as optimum_process
+from edgespec.export.provenance import Provenance
 from edgespec.files import disk
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.onnx.folder import read_onnx_folder
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
+from tests.support.provenance import described
 from tests.support.whole_onnx import DecoderGraph, write_fake_worker, write_folder
 
 PYTHON = Path(sys.executable)
@@ -55,8 +57,8 @@ def place(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def export(place: Path, **more: Any) -> Any:
-    more = {"name": "tiny", "home": Home(place / "home"), "python": PYTHON, **more}
-    return export_folder_to_onnx(place / "source", place / "out", **more)
+    provenance, options = described(more, name="tiny", home=Home(place / "home"), python=PYTHON)
+    return export_folder_to_onnx(place / "source", place / "out", provenance, **options)
 
 
 def left(place: Path) -> list[str]:
@@ -71,7 +73,7 @@ def edit_config(place: Path, **values: Any) -> None:
 
 def test_an_onnx_export_of_a_folder_writes_graph_weights_and_manifest(place: Path) -> None:
     events: list[ProgressEvent] = []
-    manifest = export(place, licence="MIT", progress=events.append)
+    manifest = export(place, licence="MIT", job=Job(events.append))
     assert manifest == json.loads((place / "out" / "manifest.json").read_text())
     assert sorted(path.name for path in (place / "out").iterdir()) == [
         "manifest.json",
@@ -118,7 +120,9 @@ def test_an_onnx_export_of_a_folder_replaces_only_earlier_exports(place: Path) -
     with pytest.raises(InvalidRequestError, match="mine"):
         export(place)
     with pytest.raises(InvalidRequestError, match="would be replaced"):
-        export_folder_to_onnx(place / "source", place / "source", name="tiny", home=Home(place), python=PYTHON)
+        export_folder_to_onnx(
+            place / "source", place / "source", Provenance(name="tiny"), home=Home(place), python=PYTHON
+        )
 
 
 def test_without_an_interpreter_the_optimum_environment_is_created(
@@ -216,7 +220,7 @@ def test_disk_space_is_checked_before_the_worker_starts(place: Path, monkeypatch
     monkeypatch.setattr(disk, "free_bytes", lambda _path: 1000)
     events: list[ProgressEvent] = []
     with pytest.raises(DiskSpaceError):
-        export(place, progress=events.append)
+        export(place, job=Job(events.append))
     assert events == []
     assert left(place) == []
 
@@ -225,7 +229,7 @@ def test_disk_space_is_checked_before_the_worker_starts(place: Path, monkeypatch
 def test_a_folder_export_cancelled_at_any_stage_leaves_no_files(place: Path, stage: str) -> None:
     seen: set[str] = set()
     with pytest.raises(CancelledError):
-        export(place, progress=lambda event: seen.add(event.stage), cancelled=lambda: stage in seen)
+        export(place, job=Job(lambda event: seen.add(event.stage), cancelled=lambda: stage in seen))
     assert left(place) == []
 
 

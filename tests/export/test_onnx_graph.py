@@ -20,6 +20,7 @@ from edgespec.export.onnx.model import describe_model, rope_tables
 from edgespec.export.onnx.tables import ALIGNMENT, Stored, TablePlan, plan_tables
 from edgespec.files.gguf.header import read_header
 from tests.export.models import write_model
+from tests.support.provenance import described
 from tests.support.tiny_onnx import (
     ARCHITECTURES,
     VOCABULARY_SIZE,
@@ -34,7 +35,8 @@ assert len(TOKENS) > 2 * WINDOW
 
 
 def exported(source: Path, folder: Path, **more: Any) -> Path:
-    export_onnx(source, folder, name="tiny", sha256=None, **more)
+    provenance, options = described(more, name="tiny")
+    export_onnx(source, folder, provenance, **options)
     return folder / "model.onnx"
 
 

@@ -13,9 +13,11 @@ import pytest
 
 from edgespec.errors import InvalidRequestError
 from edgespec.export.onnx.export import LEAST_STATIC_CACHE, check_static_cache, export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.gguf.header import read_header
 from edgespec.files.onnx.folder import read_onnx_folder
 from tests.support import tiny_onnx
+from tests.support.provenance import described
 from tests.support.static_graph import PlainStaticGraph
 from tests.support.tiny_onnx import (
     ARCHITECTURES,
@@ -34,7 +36,8 @@ KEPT = np.arange(1, VOCABULARY_SIZE, 3, dtype=np.int32)
 
 
 def exported(source: Path, folder: Path, **more: Any) -> Path:
-    export_onnx(source, folder, name="tiny", sha256=None, **{"static_cache": CAPACITY, **more})
+    provenance, options = described(more, name="tiny", static_cache=CAPACITY)
+    export_onnx(source, folder, provenance, **options)
     return folder / "model.onnx"
 
 
@@ -204,12 +207,12 @@ def test_the_manifest_of_a_fixed_shape_export_states_cache_and_window(
     architecture: str, window: int | None, tmp_path: Path
 ) -> None:
     source = tiny(tmp_path / "source.gguf", architecture)
-    said = export_onnx(source, tmp_path / "out", name="tiny", sha256=None, static_cache=CAPACITY)
+    said = export_onnx(source, tmp_path / "out", Provenance(name="tiny"), static_cache=CAPACITY)
     assert (said["cache"], said["static_cache"], said["window"]) == ("rows", CAPACITY, window)
     assert said["context_length"] == CONTEXT
     artefact = read_onnx_folder(tmp_path / "out")
     assert (artefact.cache, artefact.static_cache, artefact.window) == ("rows", CAPACITY, window)
-    usual = export_onnx(source, tmp_path / "shared", name="tiny", sha256=None)
+    usual = export_onnx(source, tmp_path / "shared", Provenance(name="tiny"))
     assert (usual["cache"], usual["static_cache"], usual["window"]) == ("shared", None, None)
 
 

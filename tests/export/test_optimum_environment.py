@@ -23,7 +23,7 @@ from edgespec.export.optimum.environment import (
 )
 from edgespec.files import disk
 from edgespec.files.home import Home
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
 
 Tick = Callable[[], None]
 
@@ -60,7 +60,7 @@ def home(tmp_path: Path) -> Home:
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The new interpreters that were checked."""
     found: list[Path] = []
-    monkeypatch.setattr(optimum_environment, "check_interpreter", lambda python, **_: found.append(python))
+    monkeypatch.setattr(optimum_environment, "check_interpreter", lambda python, _job: found.append(python))
     return found
 
 
@@ -71,7 +71,7 @@ def left(home: Home) -> list[str]:
 def test_the_optimum_environment_is_created_once_with_pinned_versions(home: Home, checked: list[Path]) -> None:
     tools, events = FakeTools(), list[ProgressEvent]()
     assert find_environment(home) is None
-    python = prepare_environment(home, run=tools, progress=events.append)
+    python = prepare_environment(home, run=tools, job=Job(events.append))
     assert python == find_environment(home)
     assert python.is_relative_to(environment_folder(home))
     assert left(home) == [environment_folder(home).name]
@@ -175,7 +175,7 @@ def test_a_python_without_an_executable_path_raises_an_error(home: Home, monkeyp
 def test_cancelling_the_environment_leaves_no_files(home: Home) -> None:
     tools = FakeTools()
     with pytest.raises(CancelledError):
-        prepare_environment(home, run=tools, cancelled=lambda: len(tools.commands) == 2)
+        prepare_environment(home, run=tools, job=Job(cancelled=lambda: len(tools.commands) == 2))
     assert left(home) == []
 
 
@@ -190,7 +190,7 @@ def test_a_second_process_waits_and_uses_the_first_ones_environment(home: Home) 
         waiting.set()
 
     def second() -> None:
-        made.append(prepare_environment(home, run=tools, progress=wait))
+        made.append(prepare_environment(home, run=tools, job=Job(wait)))
 
     tools = FakeTools()
     thread = threading.Thread(target=second)
@@ -213,7 +213,7 @@ def test_waiting_for_the_environments_lock_times_out(home: Home) -> None:
         with pytest.raises(StoreLockedError, match="0 s"):
             prepare_environment(home, run=FakeTools(), lock_timeout_s=0.0)
         with pytest.raises(CancelledError):
-            prepare_environment(home, run=FakeTools(), cancelled=lambda: True)
+            prepare_environment(home, run=FakeTools(), job=Job(cancelled=lambda: True))
 
 
 # ------------------------------------------------------------------------------------------------ commands

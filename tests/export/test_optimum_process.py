@@ -20,7 +20,7 @@ from edgespec.errors import (
 )
 from edgespec.export.optimum import process as optimum_process
 from edgespec.export.optimum.process import check_interpreter, last_line, run_worker, versions_in
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
 
 PYTHON = Path(sys.executable)
 SAY = "import json, os, signal, subprocess, sys, time\ndef say(**values): print(json.dumps(values), flush=True)\n"
@@ -46,7 +46,7 @@ def run(**more: object) -> object:
 def test_worker_stages_are_reported_and_the_result_returned(worker: Worker) -> None:
     worker("say(stage='one')\nsay(stage='two')\nprint('noise', file=sys.stderr)\nsay(result={'args': sys.argv[1:]})")
     events: list[ProgressEvent] = []
-    assert run(progress=events.append) == {"args": ["convert", "a", "b"]}
+    assert run(job=Job(events.append)) == {"args": ["convert", "a", "b"]}
     assert [(event.stage, event.source) for event in events] == [("one", "tiny"), ("two", "tiny")]
     assert run() == {"args": ["convert", "a", "b"]}
 
@@ -119,7 +119,7 @@ def test_a_cancellation_kills_the_worker_and_its_children(worker: Worker) -> Non
     worker(CHILD + "time.sleep(60)")
     pids: list[int] = []
     with pytest.raises(CancelledError):
-        run(progress=lambda event: pids.append(int(event.stage)), cancelled=lambda: bool(pids))
+        run(job=Job(lambda event: pids.append(int(event.stage)), cancelled=lambda: bool(pids)))
     assert gone(pids[0])
 
 
@@ -132,7 +132,7 @@ def test_an_exception_of_the_caller_kills_the_worker(worker: Worker) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(progress=interrupt)
+        run(job=Job(interrupt))
     assert gone(pids[0])
 
 
@@ -140,7 +140,7 @@ def test_an_exception_of_the_caller_kills_the_worker(worker: Worker) -> None:
 def test_a_child_that_keeps_the_pipe_open_does_not_block(worker: Worker) -> None:
     worker(CHILD + "say(result={'done': 1})")
     pids: list[int] = []
-    assert run(progress=lambda event: pids.append(int(event.stage))) == {"done": 1}
+    assert run(job=Job(lambda event: pids.append(int(event.stage)))) == {"done": 1}
     assert gone(pids[0])
 
 

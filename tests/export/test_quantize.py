@@ -10,7 +10,7 @@ from edgespec.errors import CancelledError, DiskSpaceError, InvalidRequestError,
 from edgespec.export.gguf import quantize
 from edgespec.export.gguf.quantize import QUANTS, find_quant, most_bytes, requantize
 from edgespec.files.gguf.header import read_header
-from edgespec.files.progress import ProgressEvent
+from edgespec.files.progress import Job, ProgressEvent
 from edgespec.runtimes.llama.library import load
 from tests.export.models import WIDTH, loads
 
@@ -99,7 +99,7 @@ def test_a_cancelled_quantisation_returns_immediately_and_leaves_no_file(
     monkeypatch.setattr(load().api, "llama_model_quantize", slow)
     try:
         with pytest.raises(CancelledError):
-            requantize(models / "f32.gguf", tmp_path / "new.gguf", "q8_0", 1, cancelled=started.is_set)
+            requantize(models / "f32.gguf", tmp_path / "new.gguf", "q8_0", 1, job=Job(cancelled=started.is_set))
         assert list(tmp_path.iterdir()) == []
     finally:
         release.set()
@@ -111,6 +111,6 @@ def test_a_cancelled_quantisation_returns_immediately_and_leaves_no_file(
 
 def test_quantisation_progress_reports_the_bytes_written(models: Path, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
-    header = requantize(models / "f32.gguf", tmp_path / "new.gguf", "q8_0", 1, progress=events.append)
+    header = requantize(models / "f32.gguf", tmp_path / "new.gguf", "q8_0", 1, job=Job(events.append))
     assert events[-1].done_bytes == header.file_bytes
     assert {(event.stage, event.total_bytes) for event in events} == {("quantising", None)}

@@ -15,6 +15,7 @@ from edgespec.errors import DiskSpaceError, EdgespecError, InvalidRequestError
 from edgespec.export import staging
 from edgespec.export.gguf import files as gguf_files
 from edgespec.export.gguf.files import export_whole
+from edgespec.export.provenance import Provenance
 from edgespec.export.staging import check_replaceable, staged_folder
 from edgespec.files import atomic, disk
 from tests.support.exporting import stop_half_done
@@ -162,7 +163,7 @@ def test_too_little_disk_space_is_refused_before_any_write(
 ) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
     with pytest.raises(DiskSpaceError) as caught:
-        export_whole(models / "tied.gguf", tmp_path / "out", name="tiny", sha256=None)
+        export_whole(models / "tied.gguf", tmp_path / "out", Provenance(name="tiny"))
     size = (models / "tied.gguf").stat().st_size
     assert caught.value.needed_bytes == size + disk.SLACK_BYTES
     assert names(tmp_path) == []
@@ -172,7 +173,7 @@ def test_too_little_disk_space_is_refused_before_any_write(
 def test_a_disk_that_fills_up_raises_disk_space_error_and_keeps_files(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    export_whole(models / "tied.gguf", tmp_path / "out", name="old", sha256=None)
+    export_whole(models / "tied.gguf", tmp_path / "out", Provenance(name="old"))
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -203,7 +204,7 @@ def test_a_disk_that_fills_up_raises_disk_space_error_and_keeps_files(
     else:
         monkeypatch.setattr(gguf_files, "write_json", full)
     with pytest.raises(DiskSpaceError) as caught:
-        export_whole(models / "untied.gguf", tmp_path / "out", name="new", sha256=None)
+        export_whole(models / "untied.gguf", tmp_path / "out", Provenance(name="new"))
     monkeypatch.undo()
     assert caught.value.hint
     assert "full" in caught.value.message
@@ -236,7 +237,7 @@ number = 0
 while True:
     number += 1
     kept = np.arange(number % 7, 300, dtype=np.int32)
-    export_trimmed(Path(sys.argv[1]), Path(sys.argv[2]), name=str(number), sha256=None, kept=kept)
+    export_trimmed(Path(sys.argv[1]), Path(sys.argv[2]), Provenance(name=str(number)), kept=kept)
 """
 
 

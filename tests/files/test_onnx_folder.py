@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.errors import ModelFileError
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
@@ -36,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sound(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sound") / "small"
-    export_onnx(source, folder, name="tiny", sha256=None, kept=KEPT)
+    export_onnx(source, folder, Provenance(name="tiny"), kept=KEPT)
     return folder
 
 
@@ -95,7 +96,7 @@ def test_a_valid_onnx_folder_gives_the_facts_of_its_source(sound: Path, source: 
 
 
 def test_an_onnx_model_with_a_whole_head_has_no_kept_ids(source: Path, tmp_path: Path) -> None:
-    export_onnx(source, tmp_path / "out", name="tiny", sha256=None)
+    export_onnx(source, tmp_path / "out", Provenance(name="tiny"))
     artefact = read_onnx_folder(tmp_path / "out")
     assert (artefact.ids, artefact.kept, artefact.rows) == (None, None, VOCABULARY_SIZE)
 
@@ -105,7 +106,7 @@ def test_bytes_per_forward_of_an_onnx_model_count_its_matrices(tmp_path: Path) -
     head, width = VOCABULARY_SIZE * 64 * 9 // 8, 64
     for tied in (False, True):
         source = write_tiny_model(tmp_path / f"{tied}.gguf", quant="Q8_0", layers=1, tied=tied)
-        export_onnx(source, tmp_path / str(tied), name="tiny", sha256=None)
+        export_onnx(source, tmp_path / str(tied), Provenance(name="tiny"))
         artefact = read_onnx_folder(tmp_path / str(tied))
         layer = (width * (128 + 64 + 64) + 128 * width + 3 * width * 96) * 9 // 8
         norms, small = 3 * width * 4, 200

@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.errors import ModelFileError
 from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.onnx.folder import read_onnx_folder
 from tests.files.test_onnx_folder import edit_graph, refusal
 from tests.support.tiny_onnx import WINDOW, write_tiny_model
@@ -23,7 +24,7 @@ CAPACITY = LEAST_STATIC_CACHE
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("rows")
     source = write_tiny_model(place / "a.gguf", "gemma3", quant="Q8_0", layers=3, context_length=2 * CAPACITY)
-    export_onnx(source, place / "out", name="tiny", sha256=None, static_cache=CAPACITY)
+    export_onnx(source, place / "out", Provenance(name="tiny"), static_cache=CAPACITY)
     return place / "out"
 
 
@@ -106,7 +107,7 @@ def test_a_fixed_shape_graph_with_wrong_inputs_or_outputs_is_refused(
 
 def test_a_dynamic_onnx_graph_has_no_window(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "a.gguf", "gemma3", quant="Q8_0")
-    export_onnx(source, tmp_path / "out", name="tiny", sha256=None)
+    export_onnx(source, tmp_path / "out", Provenance(name="tiny"))
     assert read_onnx_folder(tmp_path / "out").window is None
     edit_manifest(tmp_path / "out", lambda document: document.update(cache="rows"))
     with pytest.raises(ModelFileError, match="none is stated"):

@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.errors import MemoryLimitError
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.placement.candidates import (
@@ -273,7 +274,7 @@ def test_a_target_too_large_for_one_memory_is_split_between_two(cards: Install, 
 
 def test_an_onnx_target_keeps_its_settings(cards: Install, tiny: TinyModels, tmp_path: Path) -> None:
     cards(gpu("Vulkan0"))
-    export_onnx(tiny.target, tmp_path / "onnx", name="onnx", sha256=None, kept=None)
+    export_onnx(tiny.target, tmp_path / "onnx", Provenance(name="onnx"), kept=None)
     folder = Locator(store=Store(Home(tmp_path))).locate(str(tmp_path / "onnx"))
     prepare = Preparation(PROFILE, 2, CONTEXT)
     settings = default_settings(prepare, folder, places(folder), 1 << 40)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import ModelFacts
@@ -57,7 +58,7 @@ def located(tiny: TinyModels, tmp_path: Any) -> LocatedModel:
 @pytest.fixture
 def folder(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
     """The same model in an ONNX folder."""
-    export_onnx(tiny.target, tmp_path / "onnx", name="onnx", sha256=None, kept=None)
+    export_onnx(tiny.target, tmp_path / "onnx", Provenance(name="onnx"), kept=None)
     return Locator(store=Store(Home(tmp_path))).locate(str(tmp_path / "onnx"))
 
 

@@ -20,6 +20,7 @@ from edgespec.errors import (
     RuntimeUnavailableError,
 )
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, describe_onnx
@@ -117,7 +118,7 @@ def test_an_onnx_model_with_another_padding_shares_the_weights(folders: Folders)
 
 def test_a_trimmed_onnx_head_with_all_rows_scores_like_the_whole_head(folders: Folders, tmp_path: Path) -> None:
     size = read_onnx_folder(folders.shared()).vocabulary_size
-    export_onnx(folders.source(), tmp_path / "all", name="tiny", sha256=None, kept=np.arange(size, dtype=np.int32))
+    export_onnx(folders.source(), tmp_path / "all", Provenance(name="tiny"), kept=np.arange(size, dtype=np.int32))
     with load_folder(folders.shared()) as whole, load_folder(tmp_path / "all") as trimmed:
         tokens = ids(40, whole)
         with whole.open(64) as left, trimmed.open(64) as right:

@@ -17,6 +17,7 @@ import pytest
 
 import edgespec
 from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
+from edgespec.export.provenance import Provenance
 from tests.support.tiny_onnx import ARCHITECTURES, VOCABULARY_SIZE, write_tiny_model
 
 REPOSITORY = Path(edgespec.__file__).parent.parent
@@ -85,7 +86,7 @@ def scores(folder: Path, device: str, options: dict[str, str]) -> np.ndarray:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_float_weights_through_openvino_give_the_same_logits(architecture: str, device: str, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "a.gguf", architecture, context_length=LEAST_STATIC_CACHE)
-    export_onnx(source, tmp_path / "out", name="tiny", sha256=None, static_cache=LEAST_STATIC_CACHE)
+    export_onnx(source, tmp_path / "out", Provenance(name="tiny"), static_cache=LEAST_STATIC_CACHE)
     wanted, found = (scores(tmp_path / "out", name, IN_FLOAT32.get(name, {})) for name in ("cpu", device))
     assert wanted.std() > 0.5
     np.testing.assert_allclose(found, wanted, atol=1e-3)
@@ -97,6 +98,6 @@ def test_quantised_blocks_with_openvinos_defaults_give_nearly_the_same_logits(
 ) -> None:
     """Both round activations, to 8 bits in blocks or to bfloat16: a tenth of the spread at most, on average."""
     source = write_tiny_model(tmp_path / "a.gguf", "qwen2", quant=quant, context_length=LEAST_STATIC_CACHE)
-    export_onnx(source, tmp_path / "out", name="tiny", sha256=None, static_cache=LEAST_STATIC_CACHE)
+    export_onnx(source, tmp_path / "out", Provenance(name="tiny"), static_cache=LEAST_STATIC_CACHE)
     wanted, found = (scores(tmp_path / "out", name, {}) for name in ("cpu", device))
     assert np.abs(found - wanted).mean() < 0.1 * wanted.std()

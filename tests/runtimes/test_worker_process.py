@@ -29,6 +29,7 @@ from edgespec.errors import (
     RuntimeUnavailableError,
     StaleRowsError,
 )
+from edgespec.export.provenance import Provenance
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.interfaces.drawing import DrawRequest, Measure, draw_from
 from edgespec.interfaces.rows import Rows
@@ -266,7 +267,7 @@ def test_an_onnx_model_runs_in_a_worker(tiny_gguf: Path, tmp_path: Path) -> None
     from edgespec.export.onnx.export import export_onnx
 
     folder = tmp_path / "folder"
-    export_onnx(tiny_gguf, folder, name="tiny", sha256=None, kept=None)
+    export_onnx(tiny_gguf, folder, Provenance(name="tiny"), kept=None)
     request = LoadRequest(runtime="onnx", path=folder, settings=asdict(OnnxSettings()), sha256="sha256:1")
     with load_onnx(read_onnx_folder(folder), OnnxSettings(), sha256="sha256:1") as near, start_model(request) as far:
         assert far.facts == near.facts

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
+from edgespec.export.provenance import Provenance
 from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence
 from edgespec.runtimes.onnx.session import OnnxSettings
 from tests.support.loading import load_onnx
@@ -44,7 +45,7 @@ class Folders:
         if not folder.exists():
             source = self.source(quant, context_length)
             rows = None if kept is None else np.array(some_ids(kept), dtype=np.int32)
-            export_onnx(source, folder, name="tiny", sha256=None, kept=rows)
+            export_onnx(source, folder, Provenance(name="tiny"), kept=rows)
         return folder
 
     def source(self, quant: Quant = "Q4_0", context_length: int = LONGEST) -> Path:
@@ -63,7 +64,7 @@ class Folders:
         if not folder.exists():
             source = self.rows_source(architecture, quant)
             rows = None if kept is None else np.arange(0, VOCABULARY_SIZE, kept, dtype=np.int32)
-            export_onnx(source, folder, name="tiny", sha256=None, static_cache=static_cache, kept=rows)
+            export_onnx(source, folder, Provenance(name="tiny"), static_cache=static_cache, kept=rows)
         return folder
 
     def rows_source(self, architecture: str, quant: str) -> Path:

@@ -23,6 +23,7 @@ from edgespec.export.optimum import process as optimum_process
 from edgespec.files.home import Home
 from edgespec.files.safetensors import read_safetensors_folder
 from tests.support.hf_folder import write_hf_folder
+from tests.support.provenance import described
 from tests.support.tiny_gguf import write_tiny_gguf
 
 __all__ = ["LONGEST", "WORKER_TEXT", "DecoderGraph", "write_fake_worker", "write_folder", "write_whole_onnx"]
@@ -73,9 +74,8 @@ def write_whole_onnx(source: Path, folder: Path, place: Path, *, head: str = "pl
     worker = write_fake_worker(place / f"{folder.name}-worker.py", prepared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimum_process, "WORKER", worker)
-        export_folder_to_onnx(
-            source, folder, name="tiny", home=Home(place / "home"), python=Path(sys.executable), **more
-        )
+        provenance, options = described(more, name="tiny", home=Home(place / "home"), python=Path(sys.executable))
+        export_folder_to_onnx(source, folder, provenance, **options)
     return folder
 
 

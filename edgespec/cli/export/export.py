@@ -16,9 +16,12 @@ from edgespec.cli.export.export_report import Written
 from edgespec.cli.options import JsonOption, TargetOption, default_threads, state_of
 from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.atomic import sha256_file, sha256_of_parts
+from edgespec.files.gguf.token_rows import TokenIds
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Job
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
@@ -105,15 +108,18 @@ def export(
         timed_quant = "q4_0" if (to, form.quant) == ("onnx", "q4") else form.quant
         trimming = choose_rows(source, form.trim, quant=timed_quant, folder=output, state=state)
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
-        provenance = {
-            "name": source.name,
-            "sha256": _sha256(source, progress),
-            "licence": _licence(source),
-        }
+        provenance = Provenance(
+            name=source.name,
+            sha256=_sha256(source, progress.job),
+            licence=_licence(source),
+            quant=form.quant,
+            notes=None if trimming is None else trimming.as_json(),
+        )
+        kept = None if trimming is None else trimming.kept
         if to == "onnx":
-            manifest = _write_onnx(source, output, form, trimming, provenance, progress)
+            manifest = _write_onnx(source, output, provenance, kept, form.static_cache, progress.job)
         else:
-            manifest = _write_gguf(source, output, form.quant, trimming, provenance, progress)
+            manifest = _write_gguf(source, output, provenance, kept, progress.job)
     from edgespec.cli.export.perplexity_cost import cost_of_rounding
 
     trimmed = trimming is not None and trimming.kept is not None
@@ -217,15 +223,13 @@ def _located(model: str, output: Path, state: State) -> LocatedModel:
     return source
 
 
-def _sha256(source: LocatedModel, progress: ProgressPrinter) -> str:
+def _sha256(source: LocatedModel, job: Job) -> str:
     """SHA-256 of the source's content, by which a trimmed drafter's whole model is found later."""
     if source.identity.startswith("sha256:"):
         return source.identity.removeprefix("sha256:")
 
     try:
-        parts = [
-            sha256_file(part.path, progress.job, stage="hashing", source=source.name) for part in source.header.parts
-        ]
+        parts = [sha256_file(part.path, job, stage="hashing", source=source.name) for part in source.header.parts]
         return sha256_of_parts(parts)
     except OSError as error:
         raise ModelFileError(source.path, f"the file cannot be read: {error.strerror or error}") from error
@@ -246,37 +250,24 @@ def _licence(source: LocatedModel) -> str | None:
 
 
 def _write_gguf(
-    source: LocatedModel,
-    folder: Path,
-    quant: str,
-    trimming: Trimming | None,
-    provenance: Mapping[str, Any],
-    progress: ProgressPrinter,
+    source: LocatedModel, folder: Path, provenance: Provenance, kept: TokenIds | None, job: Job
 ) -> Mapping[str, Any]:
-    from edgespec.export.gguf.files import KEEP, export_trimmed, export_whole
+    from edgespec.export.gguf.files import export_trimmed, export_whole
 
-    more: dict[str, Any] = {
-        **provenance,
-        "quant": quant,
-        "threads": 1 if quant == KEEP else default_threads(),
-        "notes": None if trimming is None else trimming.as_json(),
-        "progress": progress,
-    }
-    if trimming is None or trimming.kept is None:
-        return export_whole(source.path, folder, **more)
-    return export_trimmed(source.path, folder, kept=trimming.kept, **more)
+    threads = 1 if provenance.quant == KEEP else default_threads()
+    if kept is None:
+        return export_whole(source.path, folder, provenance, threads=threads, job=job)
+    return export_trimmed(source.path, folder, provenance, kept=kept, threads=threads, job=job)
 
 
 def _write_onnx(
     source: LocatedModel,
     folder: Path,
-    form: _Form,
-    trimming: Trimming | None,
-    provenance: Mapping[str, Any],
-    progress: ProgressPrinter,
+    provenance: Provenance,
+    kept: TokenIds | None,
+    static_cache: int | None,
+    job: Job,
 ) -> Mapping[str, Any]:
-    kept, notes = (None, None) if trimming is None else (trimming.kept, trimming.as_json())
-    more: dict[str, Any] = {"quant": form.quant, "static_cache": form.static_cache, "kept": kept, "notes": notes}
     from edgespec.export.onnx.export import export_onnx
 
-    return export_onnx(source.path, folder, **more, progress=progress, **provenance)
+    return export_onnx(source.path, folder, provenance, kept=kept, static_cache=static_cache, job=job)

@@ -12,8 +12,9 @@ from edgespec.cli.export.export_report import Written
 from edgespec.cli.options import default_threads
 from edgespec.cli.terminal.output import ProgressPrinter, State
 from edgespec.errors import InvalidRequestError
+from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.home import home
-from edgespec.files.progress import ProgressCallback
+from edgespec.files.progress import Job
 from edgespec.store.catalogue import catalogue
 from edgespec.store.references import HubReference, LocalPath, Network, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store
@@ -54,7 +55,7 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
         return False
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
         write = _write_onnx if request.to == "onnx" else _write_gguf
-        manifest = write(source, request, progress)
+        manifest = write(source, request, progress.job)
     Written(
         folder=request.output,
         source_name=source.name,
@@ -115,29 +116,16 @@ def _check(model: str, request: FolderRequest) -> None:
     check_replaceable(Path(os.path.realpath(request.output)))
 
 
-def _write_gguf(source: _Source, request: FolderRequest, progress: ProgressCallback) -> Mapping[str, Any]:
-    from edgespec.export.gguf.files import KEEP
+def _write_gguf(source: _Source, request: FolderRequest, job: Job) -> Mapping[str, Any]:
     from edgespec.export.huggingface.gguf import export_from_folder
 
-    return export_from_folder(
-        source.path,
-        request.output,
-        name=source.name,
-        quant=request.quant,
-        threads=1 if request.quant == KEEP else default_threads(),
-        progress=progress,
-    )
+    threads = 1 if request.quant == KEEP else default_threads()
+    provenance = Provenance(name=source.name, quant=request.quant)
+    return export_from_folder(source.path, request.output, provenance, threads=threads, job=job)
 
 
-def _write_onnx(source: _Source, request: FolderRequest, progress: ProgressCallback) -> Mapping[str, Any]:
+def _write_onnx(source: _Source, request: FolderRequest, job: Job) -> Mapping[str, Any]:
     from edgespec.export.onnx.from_folder import export_folder_to_onnx
 
-    return export_folder_to_onnx(
-        source.path,
-        request.output,
-        name=source.name,
-        home=home(),
-        quant=request.quant,
-        python=request.python,
-        progress=progress,
-    )
+    provenance = Provenance(name=source.name, quant=request.quant)
+    return export_folder_to_onnx(source.path, request.output, provenance, home=home(), python=request.python, job=job)

@@ -23,8 +23,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError, InvalidRequestError, TemplateError
-from edgespec.export.gguf.files import KEEP, export_trimmed, export_whole
+from edgespec.export.gguf.files import export_trimmed, export_whole
 from edgespec.export.gguf.parts import embedding_table
+from edgespec.export.provenance import KEEP, Provenance
 from edgespec.export.trim import vocabtrim
 from edgespec.export.trim.token_counts import (
     TOKENS_PER_PROMPT,
@@ -294,17 +295,11 @@ def _measure(
     with ProgressPrinter(quiet=state.quiet).shown() as progress, _temporary_place(folder) as place:
         locator, whole = Locator(store=Store(home())), source
         if quant != KEEP:
-            export_whole(
-                source.path,
-                place / "whole",
-                name=source.name,
-                sha256=None,
-                quant=quant,
-                threads=threads,
-                progress=progress,
-            )
+            provenance = Provenance(name=source.name, quant=quant)
+            export_whole(source.path, place / "whole", provenance, threads=threads, job=progress.job)
             whole = locator.locate(str(place / "whole"))
-        export_trimmed(whole.path, place / "trimmed", name=source.name, sha256=None, kept=kept, progress=progress)
+        provenance = Provenance(name=source.name)
+        export_trimmed(whole.path, place / "trimmed", provenance, kept=kept, job=progress.job)
         trimmed = locator.locate(str(place / "trimmed"))
         allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
         prepare = Preparation(profile, threads, CONTEXT_TOKENS + 1)

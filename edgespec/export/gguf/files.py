@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.architectures.table import scales_tokens_only
-from edgespec.errors import CancelledError, InvalidRequestError
+from edgespec.errors import InvalidRequestError
 from edgespec.export.gguf.parts import (
     Literal,
     Part,
@@ -36,18 +36,17 @@ from edgespec.export.gguf.parts import (
     whole_parts,
 )
 from edgespec.export.gguf.quantize import find_quant, most_bytes, requantize
-from edgespec.export.staging import check_replaceable, mask_note, staged_folder, trim_notes
+from edgespec.export.provenance import KEEP, Provenance
+from edgespec.export.staging import check_replaceable, staged_folder
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.files.progress import Cancelled, Job, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 from edgespec.runtimes.llama.library import load
 from edgespec.store.manifest import MANIFEST_NAME
 
 DRAFTER, EMBEDDING_ROWS, IDS, TOKENIZER = "drafter.gguf", "embedding.bin", "ids.npy", "tokenizer.gguf"
 MODEL = "model.gguf"
-KEEP = "keep"  # no requantisation
-SCHEMA_VERSION = 1
 
 _REQUANTISED = "requantised.gguf"  # in the temporary folder only
 
@@ -60,40 +59,34 @@ _Files: TypeAlias = dict[str, list[Part]]
 def export_trimmed(
     source: Path,
     folder: Path,
+    provenance: Provenance,
     *,
-    name: str,
-    sha256: str | None,
     kept: npt.NDArray[np.int32],
-    licence: str | None = None,
-    quant: str = KEEP,
     threads: int = 1,
-    notes: Mapping[str, Any] | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
+    job: Job = QUIET,
 ) -> Mapping[str, Any]:
     """Write the model ``source`` to ``folder`` with only the ``kept`` rows of its head; returns the manifest.
 
-    ``kept`` is int32 of shape (N,): ascending token ids. ``name``, ``sha256`` and ``licence`` describe the source in
-    the manifest; ``notes`` (plain JSON: how the rows were chosen) become its ``trim``. All other tensors are copied
-    unchanged, unless ``quant`` names a format: the model is then requantised first, on ``threads`` threads.
-    ``folder`` appears complete or not at all; an earlier export there is replaced, any other content refused.
+    ``kept`` is int32 of shape (N,): ascending token ids. All other tensors are copied unchanged, unless the
+    provenance's ``quant`` names a format: the model is then requantised first, on ``threads`` threads. ``folder``
+    appears complete or not at all; an earlier export there is replaced, any other content refused.
 
     Raises ModelFileError if the source is malformed or cannot be trimmed, InvalidRequestError, DiskSpaceError,
     CancelledError, EdgespecError if ``folder`` cannot be written.
     """
     header = read_header(source)
     ids = check_kept(np.asarray(kept), header.vocabulary_size)
-    trim = trim_notes(notes)
+    provenance = _named(provenance)
     files = _trimmed_files(header, ids)
-    with _staged(header, folder, quant, _total_bytes(files)) as stage:
-        model = _requantised(header, stage, quant, threads, progress, cancelled)
+    with _staged(header, folder, provenance.quant, _total_bytes(files)) as stage:
+        model = _requantised(header, stage, provenance.quant, threads, job)
         if model is not header:
             files = _trimmed_files(model, ids)
-        written = _write_all(model, stage, files, progress, cancelled)
+        written = _write_all(model, stage, files, job)
         (stage / _REQUANTISED).unlink(missing_ok=True)
         embedding = embedding_table(model)
         manifest = {
-            **_provenance(header, "trimmed-drafter", name, sha256, licence, quant),
+            **_described(header, "trimmed-drafter", provenance),
             "kept": len(ids),
             "embedding": {
                 "type": embedding.type_name,
@@ -104,44 +97,32 @@ def export_trimmed(
             },
             "tensors": tensor_types(model),
             "files": written,
-            **trim,
         }
         write_json(stage / MANIFEST_NAME, manifest)
     return manifest
 
 
 def export_whole(
-    source: Path,
-    folder: Path,
-    *,
-    name: str,
-    sha256: str | None,
-    licence: str | None = None,
-    quant: str = KEEP,
-    threads: int = 1,
-    notes: Mapping[str, Any] | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
+    source: Path, folder: Path, provenance: Provenance, *, threads: int = 1, job: Job = QUIET
 ) -> Mapping[str, Any]:
-    """Write the model ``source`` to ``folder``/model.gguf, copied or requantised to ``quant``; returns the manifest.
+    """Write the model ``source`` to ``folder``/model.gguf, copied or requantised; returns the manifest.
 
     Arguments and errors are those of ``export_trimmed``.
     """
     header = read_header(source)
-    trim = trim_notes(notes)
-    files: _Files = {MODEL: whole_parts(header)} if quant == KEEP else {}
-    with _staged(header, folder, quant, _total_bytes(files)) as stage:
-        model = _requantised(header, stage, quant, threads, progress, cancelled)
+    provenance = _named(provenance)
+    files: _Files = {MODEL: whole_parts(header)} if provenance.quant == KEEP else {}
+    with _staged(header, folder, provenance.quant, _total_bytes(files)) as stage:
+        model = _requantised(header, stage, provenance.quant, threads, job)
         if model is header:
-            written = _write_all(header, stage, files, progress, cancelled)
+            written = _write_all(header, stage, files, job)
         else:
             path = model.path.rename(stage / MODEL)
-            written = {MODEL: {"bytes": model.file_bytes, "sha256": sha256_file(path, Job.of(None, cancelled))}}
+            written = {MODEL: {"bytes": model.file_bytes, "sha256": sha256_file(path, Job(cancelled=job.cancelled))}}
         manifest = {
-            **_provenance(header, "gguf", name, sha256, licence, quant),
+            **_described(header, "gguf", provenance),
             "tensors": tensor_types(model),
             "files": written,
-            **trim,
         }
         write_json(stage / MANIFEST_NAME, manifest)
     return manifest
@@ -196,22 +177,13 @@ def _staged(header: GgufHeader, folder: Path, quant: str, cut_bytes: int) -> Ite
         yield stage
 
 
-def _requantised(
-    header: GgufHeader,
-    stage: Path,
-    quant: str,
-    threads: int,
-    progress: ProgressCallback | None,
-    cancelled: Cancelled | None,
-) -> GgufHeader:
+def _requantised(header: GgufHeader, stage: Path, quant: str, threads: int, job: Job) -> GgufHeader:
     if quant == KEEP:
         return header
-    return requantize(header.path, stage / _REQUANTISED, quant, threads, progress=progress, cancelled=cancelled)
+    return requantize(header.path, stage / _REQUANTISED, quant, threads, job)
 
 
-def _write_all(
-    header: GgufHeader, stage: Path, files: _Files, progress: ProgressCallback | None, cancelled: Cancelled | None
-) -> dict[str, dict[str, int | str]]:
+def _write_all(header: GgufHeader, stage: Path, files: _Files, job: Job) -> dict[str, dict[str, int | str]]:
     """Write and fsync every file; returns the manifest's record of each file."""
     total, done = _total_bytes(files), 0
     written: dict[str, dict[str, int | str]] = {}
@@ -221,46 +193,37 @@ def _write_all(
             with (stage / name).open("xb") as file:
                 for part in parts:
                     for data in read_part(part, source, header.path):
-                        if cancelled is not None and cancelled():
-                            raise CancelledError("the export was cancelled; nothing was written")
+                        job.check("the export was cancelled; nothing was written")
                         file.write(data)
                         digest.update(data)
                         size += len(data)
-                        if progress is not None and len(data) >= _TOLD_BYTES:
-                            event = ProgressEvent(
-                                stage="writing", source=name, done_bytes=done + size, total_bytes=total
-                            )
-                            progress(event)
+                        if len(data) >= _TOLD_BYTES:
+                            job.tell("writing", name, done_bytes=done + size, total_bytes=total)
                 file.flush()
                 os.fsync(file.fileno())
             done += size
             written[name] = {"bytes": size, "sha256": digest.hexdigest()}
-            if progress is not None:
-                progress(ProgressEvent(stage="writing", source=name, done_bytes=done, total_bytes=total))
+            job.tell("writing", name, done_bytes=done, total_bytes=total)
     return written
 
 
 # ---------------------------------------------------------------------------------------- the manifest
 
 
-def _provenance(
-    header: GgufHeader, kind: str, name: str, sha256: str | None, licence: str | None, quant: str
-) -> dict[str, Any]:
-    tools = {"gguf": metadata.version("gguf")}
-    if quant != KEEP:
-        tools["llama.cpp"] = load().build
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": kind,
-        "source": {"name": name, "sha256": sha256, "bytes": header.file_bytes},
-        "edgespec": metadata.version("edgespec"),
-        "architecture": header.architecture,
-        "vocabulary_size": header.vocabulary_size,
-        "quant": quant if quant == KEEP else find_quant(quant).name,
-        "licence": licence,
-        "tools": tools,
-        **mask_note(header.mask_token_id),
-    }
+def _named(provenance: Provenance) -> Provenance:
+    """With the format's own name. Raises InvalidRequestError for an unknown one."""
+    return provenance if provenance.quant == KEEP else replace(provenance, quant=find_quant(provenance.quant).name)
+
+
+def _described(header: GgufHeader, kind: str, provenance: Provenance) -> dict[str, Any]:
+    return provenance.manifest(
+        kind,
+        source_bytes=header.file_bytes,
+        architecture=header.architecture,
+        vocabulary_size=header.vocabulary_size,
+        mask_token_id=header.mask_token_id,
+        tools={} if provenance.quant == KEEP else {"llama.cpp": load().build},
+    )
 
 
 def tensor_types(header: GgufHeader) -> dict[str, int]:

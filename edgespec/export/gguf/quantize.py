@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgespec.errors import CancelledError, DiskSpaceError, InvalidRequestError, ModelFileError
+from edgespec.errors import DiskSpaceError, InvalidRequestError, ModelFileError
 from edgespec.files.disk import SLACK_BYTES, free_bytes
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 from edgespec.runtimes.llama.library import load
 
 # Bytes of a tensor's rows in memory, as llama.cpp counts them. llama.cpp's default of 8 GiB is a whole tensor.
@@ -73,19 +73,11 @@ def most_bytes(header: GgufHeader, quant: Quant) -> int:
     return int(bits / 8) + header.data_offset + padding
 
 
-def requantize(
-    source: Path,
-    destination: Path,
-    quant: str,
-    threads: int,
-    *,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
-) -> GgufHeader:
+def requantize(source: Path, destination: Path, quant: str, threads: int, job: Job = QUIET) -> GgufHeader:
     """Write ``source`` with its matrices as ``quant`` to ``destination``; returns the checked header of the result.
 
     ``destination`` is a temporary of the caller, who renames the file; an error removes the file. A quantised source
-    is dequantised first, so rounding errors add up. ``progress`` receives the bytes written so far.
+    is dequantised first, so rounding errors add up. The job hears the bytes written so far.
 
     llama.cpp's quantizer cannot be stopped: after a cancellation it finishes in the background, into a deleted
     file. Raises InvalidRequestError, ModelFileError, DiskSpaceError, CancelledError, RuntimeUnavailableError.
@@ -119,14 +111,13 @@ def requantize(
         worker.start()
         while worker.is_alive():
             worker.join(_POLL_S)
-            if cancelled is not None and cancelled():
-                raise CancelledError("the quantisation was cancelled; nothing was written")
-            _report(source, destination, progress)
+            job.check("the quantisation was cancelled; nothing was written")
+            _report(source, destination, job)
         if codes != [0]:
             raise _failure(source, destination, chosen, codes)
         with destination.open("rb+") as file:
             os.fsync(file.fileno())
-        _report(source, destination, progress)
+        _report(source, destination, job)
         return read_header(destination)
     except BaseException:
         abandoned.set()
@@ -139,10 +130,9 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _report(source: Path, destination: Path, progress: ProgressCallback | None) -> None:
-    if progress is not None:
-        written = destination.stat().st_size if destination.exists() else 0
-        progress(ProgressEvent(stage="quantising", source=str(source), done_bytes=written))
+def _report(source: Path, destination: Path, job: Job) -> None:
+    written = destination.stat().st_size if destination.exists() else 0
+    job.tell("quantising", str(source), done_bytes=written)
 
 
 def _failure(source: Path, destination: Path, quant: Quant, codes: list[int]) -> Exception:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
-from edgespec.export.gguf.files import KEEP, MODEL, SCHEMA_VERSION, check_destination, tensor_types
+from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.export.gguf.files import MODEL, check_destination, tensor_types
 from edgespec.export.gguf.quantize import find_quant, requantize
 from edgespec.export.huggingface.config import CONFIG, ModelConfig, Value, read_config
 from edgespec.export.huggingface.tensors import PlannedTensor, count_rows, plan_tensors
 from edgespec.export.huggingface.tokenizer import Vocabulary, read_vocabulary
 from edgespec.export.packages import require
-from edgespec.export.staging import mask_note, staged_folder
+from edgespec.export.provenance import KEEP, Provenance
+from edgespec.export.staging import staged_folder
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.checked import DOWNLOAD_AGAIN
 from edgespec.files.gguf.header import read_header
-from edgespec.files.progress import Cancelled, Job, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 from edgespec.files.safetensors import read_safetensors_folder
 from edgespec.runtimes.llama.library import load
 from edgespec.store.manifest import MANIFEST_NAME
@@ -43,29 +44,19 @@ def is_model_folder(path: Path) -> bool:
 
 
 def export_from_folder(
-    source: Path,
-    folder: Path,
-    *,
-    name: str,
-    licence: str | None = None,
-    quant: str = KEEP,
-    threads: int = 1,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
+    source: Path, folder: Path, provenance: Provenance, *, threads: int = 1, job: Job = QUIET
 ) -> Mapping[str, Any]:
     """Write the model in the folder ``source`` to ``folder``/model.gguf; returns the manifest.
 
     With ``quant`` "keep" the matrices keep their type (F32, F16 or BF16) and all bits; any other format quantises
-    them on ``threads`` threads. ``name`` and ``licence`` go into manifest and GGUF. ``folder`` appears complete or
-    not at all; an earlier export there is replaced, any other content refused. Tensors are read in pieces of a few
+    them on ``threads`` threads. Name and licence go into manifest and GGUF. ``folder`` appears complete or not at
+    all; an earlier export there is replaced, any other content refused. Tensors are read in pieces of a few
     megabytes, so memory does not grow with the model.
 
     Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted, DiskSpaceError,
     CancelledError, EdgespecError if ``folder`` cannot be written.
     """
-    if not name:
-        raise InvalidRequestError("a model needs a name")
-    chosen = None if quant == KEEP else find_quant(quant)
+    chosen = None if provenance.quant == KEEP else find_quant(provenance.quant)
     if threads < 1:
         raise InvalidRequestError(f"threads must be at least 1, not {threads}")
     check_destination(source / CONFIG, folder)
@@ -88,40 +79,24 @@ def export_from_folder(
         needed_bytes += int(bits / 8) + header_bytes
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         path = stage / MODEL
-        _write(
-            path,
-            config.architecture.name,
-            planned,
-            _metadata(config, vocabulary, planned, name, licence),
-            progress,
-            cancelled,
-        )
+        _write(path, config.architecture.name, planned, _metadata(config, vocabulary, planned, provenance), job)
         header = read_header(path)
         if chosen is not None:
             quantised = stage / _REQUANTISED
-            requantize(path, quantised, quant, threads, progress=progress, cancelled=cancelled)
+            requantize(path, quantised, chosen.name, threads, job)
             quantised.replace(path)
             header = read_header(path)
-        digest = sha256_file(path, Job.of(None, cancelled))
+        digest = sha256_file(path, Job(cancelled=job.cancelled))
         manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "gguf",
-            # Only the size of the weights' files: hashing the files would take as long as the export.
-            "source": {
-                "name": name,
-                "sha256": None,
-                "bytes": _bytes_of({tensor.path for tensor in tensors.values()}),
-            },
-            "edgespec": metadata.version("edgespec"),
-            "architecture": config.architecture.name,
-            "vocabulary_size": rows,
-            "quant": quant if chosen is None else chosen.name,
-            "licence": licence,
-            "tools": {
-                "gguf": metadata.version("gguf"),
-                **({} if chosen is None else {"llama.cpp": load().build}),
-            },
-            **mask_note(mask),
+            **(provenance if chosen is None else replace(provenance, quant=chosen.name)).manifest(
+                "gguf",
+                # Only the size of the weights' files: hashing the files would take as long as the export.
+                source_bytes=_bytes_of({tensor.path for tensor in tensors.values()}),
+                architecture=config.architecture.name,
+                vocabulary_size=rows,
+                mask_token_id=mask,
+                tools={} if chosen is None else {"llama.cpp": load().build},
+            ),
             "tensors": tensor_types(header),
             "files": {MODEL: {"bytes": header.file_bytes, "sha256": digest}},
         }
@@ -130,15 +105,10 @@ def export_from_folder(
 
 
 def write_weightless(
-    path: Path,
-    architecture: str,
-    name: str,
-    licence: str | None,
-    values: Mapping[str, Value],
-    vocabulary: Vocabulary,
+    path: Path, architecture: str, provenance: Provenance, values: Mapping[str, Value], vocabulary: Vocabulary
 ) -> None:
     """Write a GGUF with the tokenizer and the architecture's keys ``values``, without weights."""
-    _write(path, architecture, (), {**_general(name, licence), **values, **vocabulary.metadata()}, None, None)
+    _write(path, architecture, (), {**_general(provenance), **values, **vocabulary.metadata()}, QUIET)
 
 
 def _bytes_of(paths: set[Path]) -> int:
@@ -146,22 +116,22 @@ def _bytes_of(paths: set[Path]) -> int:
 
 
 def _metadata(
-    config: ModelConfig, vocabulary: Vocabulary, planned: Sequence[PlannedTensor], name: str, licence: str | None
+    config: ModelConfig, vocabulary: Vocabulary, planned: Sequence[PlannedTensor], provenance: Provenance
 ) -> dict[str, Value]:
     """All keys of the GGUF except general.architecture, which the GGUF writer adds."""
     share: Counter[str] = Counter()
     for tensor in planned:
         share[tensor.type_name] += tensor.byte_count
-    general = _general(name, licence)
+    general = _general(provenance)
     general["general.file_type"] = _FILE_TYPES[share.most_common(1)[0][0]]
     sizes: dict[str, Value] = {f"{config.architecture.name}.vocab_size": len(vocabulary.tokens)}
     return general | dict(config.metadata) | sizes | vocabulary.metadata()
 
 
-def _general(name: str, licence: str | None) -> dict[str, Value]:
-    general: dict[str, Value] = {"general.type": "model", "general.name": name}
-    if licence:
-        general["general.license"] = licence
+def _general(provenance: Provenance) -> dict[str, Value]:
+    general: dict[str, Value] = {"general.type": "model", "general.name": provenance.name}
+    if provenance.licence:
+        general["general.license"] = provenance.licence
     return general
 
 
@@ -170,8 +140,7 @@ def _write(
     architecture: str,
     planned: Sequence[PlannedTensor],
     values: Mapping[str, Value],
-    progress: ProgressCallback | None,
-    cancelled: Cancelled | None,
+    job: Job,
 ) -> None:
     """Write and fsync the GGUF."""
     alignment = _write_header(path, architecture, planned, values)
@@ -182,12 +151,11 @@ def _write(
         file.write(bytes(-file.tell() % alignment))
         for tensor in planned:
             for chunk in tensor.chunks():
-                if cancelled is not None and cancelled():
-                    raise CancelledError("the export was cancelled; nothing was written")
+                job.check("the export was cancelled; nothing was written")
                 file.write(chunk.data)
                 done += chunk.nbytes
-                if progress is not None and (chunk.nbytes >= _TOLD_BYTES or done == total):
-                    progress(ProgressEvent(stage="writing", source=MODEL, done_bytes=done, total_bytes=total))
+                if chunk.nbytes >= _TOLD_BYTES or done == total:
+                    job.tell("writing", MODEL, done_bytes=done, total_bytes=total)
             file.write(bytes(-file.tell() % alignment))
         file.flush()
         os.fsync(file.fileno())

@@ -19,21 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.architectures.shape import Rope, Shape
-from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
+from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.gguf.parts import Part, Rows, Span, check_kept, open_source, read_part, tokenizer_parts
 from edgespec.export.onnx.model import describe_model, rope_tables
 from edgespec.export.onnx.tables import RopeTable, Table, TablePlan, plan_tables
 from edgespec.export.onnx.weights import float_rows, pack_rows
 from edgespec.export.packages import require
-from edgespec.export.staging import mask_note, staged_folder, trim_notes
+from edgespec.export.provenance import Provenance
+from edgespec.export.staging import staged_folder
 from edgespec.files.atomic import write_json
-from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
+from edgespec.files.export_folder import MANIFEST_NAME
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader, TensorInfo
 from edgespec.files.onnx.artefact import DATA_NAME
 from edgespec.files.onnx.folder import GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, read_onnx_folder
 from edgespec.files.onnx.interface import ROWS, SHARED
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 
 # Calibration needs this many tokens to time a drafter (calibration/timing.py), and so does a chat's first answer.
 LEAST_STATIC_CACHE = 256
@@ -58,38 +59,30 @@ def check_static_cache(tokens: int, context_length: int) -> None:
 def export_onnx(
     source: Path,
     folder: Path,
+    provenance: Provenance,
     *,
-    name: str,
-    sha256: str | None,
-    licence: str | None = None,
-    quant: str = "keep",
     kept: npt.NDArray[np.int32] | None = None,
     static_cache: int | None = None,
-    notes: Mapping[str, Any] | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
+    job: Job = QUIET,
 ) -> Mapping[str, Any]:
     """Write the model ``source`` as an ONNX model to ``folder``; returns the manifest.
 
     ``quant`` "keep" is lossless for Q4_0, Q5_0, Q8_0, IQ4_NL and plain numbers, and rounds other types to 8 bits;
     "q4" makes every matrix 4-bit, except a head with more bits in the source, which becomes 8-bit. ``kept`` is int32
-    of shape (N,), ascending token ids: the head then has only these rows; ``notes`` (plain JSON: how the rows were
-    chosen) become the manifest's ``trim``. With ``static_cache`` the graph has fixed shapes, as NPUs need, and a
-    cache of that many tokens: at least LEAST_STATIC_CACHE, at most the context length. ``name``, ``sha256`` and
-    ``licence`` describe the source in the manifest. ``folder`` appears complete or not at all; an earlier export
-    there is replaced, any other content refused.
+    of shape (N,), ascending token ids: the head then has only these rows. With ``static_cache`` the graph has fixed
+    shapes, as NPUs need, and a cache of that many tokens: at least LEAST_STATIC_CACHE, at most the context length.
+    ``folder`` appears complete or not at all; an earlier export there is replaced, any other content refused.
 
     Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot become an ONNX model,
     RuntimeUnavailableError without the package onnx, DiskSpaceError, CancelledError, EdgespecError if ``folder``
     cannot be written.
     """
-    trim = trim_notes(notes)
     build_graph = _graph_builder(static_cache)
     header = read_header(source)
     shape = describe_model(header)
     ids = None if kept is None else check_kept(np.asarray(kept), header.vocabulary_size)
     shape = _limited(shape, static_cache)
-    plan = plan_tables(header, shape, quant, ids)
+    plan = plan_tables(header, shape, provenance.quant, ids)
     graph: bytes = build_graph(shape, plan).SerializeToString()
     tokenizer = tokenizer_parts(header)
     if source.resolve().is_relative_to(folder.resolve()):
@@ -100,9 +93,9 @@ def export_onnx(
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         files: _Files = {}
         with open_source(header) as file:
-            reader = _Reader(header, file, cancelled)
+            reader = _Reader(header, file, job)
             with _written(stage / DATA_NAME, files) as out:
-                told = _Told(out, plan.data_bytes, progress)
+                told = _Told(out, plan.data_bytes, job)
                 _write_tables(reader, plan, out, told)
                 _write_constants(reader, shape, plan, ids, out, told)
             with _written(stage / TOKENIZER_NAME, files) as out:
@@ -112,14 +105,15 @@ def export_onnx(
         with _written(stage / GRAPH_NAME, files) as out:
             out.write(graph)
         manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": ONNX_KIND,
-            "source": {"name": name, "sha256": sha256, "bytes": header.file_bytes},
-            "edgespec": metadata.version("edgespec"),
-            "architecture": header.architecture,
-            "vocabulary_size": shape.rows,
+            **provenance.manifest(
+                ONNX_KIND,
+                source_bytes=header.file_bytes,
+                architecture=header.architecture,
+                vocabulary_size=shape.rows,
+                mask_token_id=header.mask_token_id,
+                tools={"onnx": metadata.version("onnx")},
+            ),
             "kept": None if ids is None else len(ids),
-            "quant": quant,
             "context_length": header.context_length,
             "block_count": shape.sizes.layers,
             "embedding_length": shape.sizes.width,
@@ -131,11 +125,7 @@ def export_onnx(
             "static_cache": static_cache,
             "window": None if static_cache is None else _window(shape),
             "tensors": plan.types(),
-            "licence": licence,
-            **trim,
-            **mask_note(header.mask_token_id),
             "files": files,
-            "tools": {"gguf": metadata.version("gguf"), "onnx": metadata.version("onnx")},
         }
         write_json(stage / MANIFEST_NAME, manifest)
         read_onnx_folder(stage)  # a folder that the reader refuses must not get its final name
@@ -168,9 +158,9 @@ def _graph_builder(static_cache: int | None) -> Callable[[Shape, TablePlan], Any
 class _Reader:
     """The open source; every read checks for cancellation."""
 
-    def __init__(self, header: GgufHeader, file: BinaryIO, cancelled: Cancelled | None) -> None:
+    def __init__(self, header: GgufHeader, file: BinaryIO, job: Job) -> None:
         self.header = header
-        self._file, self._cancelled = file, cancelled
+        self._file, self._job = file, job
 
     def pieces(self, part: Part) -> Iterator[bytes]:
         for data in read_part(part, self._file, self.header.path):
@@ -178,8 +168,7 @@ class _Reader:
             yield data
 
     def check_cancelled(self) -> None:
-        if self._cancelled is not None and self._cancelled():
-            raise CancelledError("the export was cancelled; nothing was written")
+        self._job.check("the export was cancelled; nothing was written")
 
     def rows(self, tensor: TensorInfo, ids: npt.NDArray[np.int32] | None) -> Iterator[npt.NDArray[np.uint8]]:
         """The rows ``ids`` (None: all) of a tensor, in pieces: uint8 (rows, bytes of a row)."""
@@ -235,14 +224,11 @@ def _written(path: Path, files: _Files) -> Iterator[_Output]:
 class _Told:
     """Reports the progress of the data file to the caller."""
 
-    def __init__(self, out: _Output, total_bytes: int, progress: ProgressCallback | None) -> None:
-        self._out, self._total_bytes, self._progress = out, total_bytes, progress
+    def __init__(self, out: _Output, total_bytes: int, job: Job) -> None:
+        self._out, self._total_bytes, self._job = out, total_bytes, job
 
     def __call__(self) -> None:
-        if self._progress is not None:
-            done = self._out.size
-            event = ProgressEvent(stage="writing", source=DATA_NAME, done_bytes=done, total_bytes=self._total_bytes)
-            self._progress(event)
+        self._job.tell("writing", DATA_NAME, done_bytes=self._out.size, total_bytes=self._total_bytes)
 
 
 def _write_tables(reader: _Reader, plan: TablePlan, out: _Output, told: _Told) -> None:

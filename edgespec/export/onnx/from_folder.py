@@ -11,12 +11,11 @@ import hashlib
 import os
 import shutil
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgespec.errors import CancelledError, InvalidRequestError
-from edgespec.export.gguf.files import KEEP, check_destination
+from edgespec.errors import InvalidRequestError
+from edgespec.export.gguf.files import check_destination
 from edgespec.export.huggingface.config import CONFIG
 from edgespec.export.huggingface.description import FolderModel, describe_folder
 from edgespec.export.huggingface.gguf import write_weightless
@@ -24,14 +23,15 @@ from edgespec.export.huggingface.tokenizer import read_vocabulary
 from edgespec.export.optimum.environment import prepare_environment
 from edgespec.export.optimum.process import check_interpreter, run_worker, versions_in
 from edgespec.export.packages import require
-from edgespec.export.staging import mask_note, staged_folder
+from edgespec.export.provenance import KEEP, Provenance
+from edgespec.export.staging import staged_folder
 from edgespec.files.atomic import CHUNK_BYTES, sha256_file, write_json
-from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
+from edgespec.files.export_folder import MANIFEST_NAME
 from edgespec.files.home import Home
 from edgespec.files.onnx.artefact import DATA_NAME
 from edgespec.files.onnx.folder import GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, read_onnx_folder
 from edgespec.files.onnx.interface import WHOLE
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 from edgespec.files.safetensors import read_safetensors_folder
 
 QUANTS = (KEEP, "q4")
@@ -48,28 +48,24 @@ _OTHER_BYTES = 64 << 20
 def export_folder_to_onnx(
     source: Path,
     folder: Path,
+    provenance: Provenance,
     *,
-    name: str,
     home: Home,
-    licence: str | None = None,
-    quant: str = KEEP,
     python: Path | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
+    job: Job = QUIET,
 ) -> Mapping[str, Any]:
     """Write the model in the Hugging Face folder ``source`` as an ONNX model to ``folder``; returns the manifest.
 
     ``quant`` "keep" stores weights as float32, lossless for every source type; "q4" makes all matrices except the
     embedding 4-bit, in blocks of 32 with a scale. ``python`` is an interpreter with Optimum; None: the interpreter
-    of an environment under ``home``, created if missing. ``name`` and ``licence`` go into the manifest. ``folder``
-    appears complete or not at all; an earlier export there is replaced, any other content refused.
+    of an environment under ``home``, created if missing. ``folder`` appears complete or not at all; an earlier
+    export there is replaced, any other content refused.
 
     Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted,
     RuntimeUnavailableError without the packages, DownloadError, DiskSpaceError, MemoryLimitError, CancelledError,
     EdgespecError if ``folder`` cannot be written.
     """
-    if not name:
-        raise InvalidRequestError("a model needs a name")
+    quant = provenance.quant
     if quant not in QUANTS:
         raise InvalidRequestError(f"unknown quantisation {quant!r}", hint=f"for ONNX one of {', '.join(QUANTS)}")
     require("onnx", "exporting to ONNX")
@@ -81,35 +77,32 @@ def export_folder_to_onnx(
     # The files of a step coexist with those of the previous step; a tied head becomes a separate table.
     needed_bytes = 2 * 4 * (sum(elements) + max(elements, default=0)) + _OTHER_BYTES
     if python is None:
-        python = prepare_environment(home, progress=progress, cancelled=cancelled)
+        python = prepare_environment(home, job=job)
     else:
-        check_interpreter(python, progress=progress, cancelled=cancelled)
+        check_interpreter(python, job)
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         work = stage / "work"
         work.mkdir()
         for step in (["convert", os.fspath(source.resolve()), os.fspath(work)], ["pack", os.fspath(work), quant]):
-            result = run_worker(python, step, source=name, progress=progress, cancelled=cancelled)
-        graph, files = _write_graph(work, stage, model, progress, cancelled)
+            result = run_worker(python, step, source=provenance.name, job=job)
+        graph, files = _write_graph(work, stage, model, job)
         shutil.rmtree(work)
-        write_weightless(stage / TOKENIZER_NAME, model.architecture, name, licence, model.metadata(graph), vocabulary)
+        write_weightless(stage / TOKENIZER_NAME, model.architecture, provenance, model.metadata(graph), vocabulary)
         for written in (TOKENIZER_NAME, GRAPH_NAME):
             path = stage / written
             files[written] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         manifest = {
-            "schema_version": SCHEMA_VERSION,
-            "kind": ONNX_KIND,
-            # Only the size of the weights' files: hashing the files would take as long as the export.
-            "source": {
-                "name": name,
-                "sha256": None,
-                "bytes": sum(path.stat().st_size for path in {each.path for each in tensors.values()}),
-            },
-            "edgespec": metadata.version("edgespec"),
-            "architecture": model.architecture,
+            **provenance.manifest(
+                ONNX_KIND,
+                # Only the size of the weights' files: hashing the files would take as long as the export.
+                source_bytes=sum(path.stat().st_size for path in {each.path for each in tensors.values()}),
+                architecture=model.architecture,
+                vocabulary_size=model.vocabulary_size,
+                mask_token_id=model.mask_token_id,
+                tools=versions_in(result),
+            ),
             "model_type": model.model_type,
-            "vocabulary_size": model.vocabulary_size,
             "kept": None,
-            "quant": quant,
             "context_length": model.context_length,
             "block_count": graph.block_count,
             "embedding_length": model.embedding_length,
@@ -120,19 +113,14 @@ def export_folder_to_onnx(
             "cache": WHOLE,
             "static_cache": None,
             "tensors": dict(graph.types),
-            "licence": licence,
-            **mask_note(model.mask_token_id),
             "files": files,
-            "tools": {"gguf": metadata.version("gguf"), **versions_in(result)},
         }
         write_json(stage / MANIFEST_NAME, manifest)
         read_onnx_folder(stage)  # a folder that the reader refuses must not get its final name
     return manifest
 
 
-def _write_graph(
-    work: Path, stage: Path, model: FolderModel, progress: ProgressCallback | None, cancelled: Cancelled | None
-) -> tuple[Any, dict[str, Any]]:
+def _write_graph(work: Path, stage: Path, model: FolderModel, job: Job) -> tuple[Any, dict[str, Any]]:
     """Rewrite the worker's graph; returns the graph and the record of the weights' file."""
     from edgespec.export.onnx.whole_graph import load_graph, rewrite_graph
 
@@ -159,12 +147,9 @@ def _write_graph(
             digest.update(padding)
             end += len(padding)
             graph.place(weight.name, end, DATA_NAME)
-            _copy(source, out, weight.offset, weight.byte_count, digest, cancelled)
+            _copy(source, out, weight.offset, weight.byte_count, digest, job)
             end += weight.byte_count
-            if progress is not None:
-                progress(
-                    ProgressEvent(stage="writing", source=DATA_NAME, done_bytes=min(end, total), total_bytes=total)
-                )
+            job.tell("writing", DATA_NAME, done_bytes=min(end, total), total_bytes=total)
         out.flush()
         os.fsync(out.fileno())
     with (stage / GRAPH_NAME).open("xb") as out:
@@ -174,11 +159,10 @@ def _write_graph(
     return graph, {DATA_NAME: {"bytes": end, "sha256": digest.hexdigest()}}
 
 
-def _copy(source: BinaryIO, out: BinaryIO, offset: int, count: int, digest: Any, cancelled: Cancelled | None) -> None:
+def _copy(source: BinaryIO, out: BinaryIO, offset: int, count: int, digest: Any, job: Job) -> None:
     source.seek(offset)
     while count:
-        if cancelled is not None and cancelled():
-            raise CancelledError("the export was cancelled; nothing was written")
+        job.check("the export was cancelled; nothing was written")
         chunk = source.read(min(count, CHUNK_BYTES))
         if not chunk:
             raise InvalidRequestError("the conversion's weights end early", hint="report this with the model's name")

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from edgespec.errors import CancelledError, DownloadError, EdgespecError
+from edgespec.errors import DownloadError, EdgespecError
 from edgespec.export.optimum.process import POLL_S, check_interpreter, end_group, last_line, start_group
 from edgespec.files.atomic import remove_stale_temporaries, sync_folder, temporary_name, write_json
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.home import Home
 from edgespec.files.locks import locked
-from edgespec.files.progress import Cancelled, Job, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 
 # Versions tested together. onnxruntime's 4-bit quantizer needs onnx-ir.
 TORCH = "torch==2.13.0"
@@ -66,8 +66,7 @@ def prepare_environment(
     *,
     pins: Sequence[str] = PINS,
     run: Runner | None = None,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
+    job: Job = QUIET,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> Path:
     """The interpreter of the environment with ``pins``, which is created if missing.
@@ -81,7 +80,7 @@ def prepare_environment(
     folder = environment_folder(home, pins)
     home.create(home.tools)
     lock, doing = home.create(home.locks) / "optimum-environment.lock", "creating the environment for Optimum"
-    with locked(lock, doing, Job.of(progress, cancelled), timeout_s=lock_timeout_s):
+    with locked(lock, doing, job, timeout_s=lock_timeout_s):
         if (found := find_environment(home, pins)) is not None:  # another process has created it
             return found
         remove_stale_temporaries(home.tools)
@@ -89,7 +88,7 @@ def prepare_environment(
         stage = home.tools / temporary_name(folder.name)
         try:
             with disk_errors(stage, _NEEDED_BYTES):
-                _build(stage, pins, run, progress, cancelled)
+                _build(stage, pins, run, job)
                 write_json(stage / MARKER, {"pins": list(pins)})
                 shutil.rmtree(folder, ignore_errors=True)  # an environment without the marker is incomplete
                 stage.replace(folder)
@@ -108,15 +107,11 @@ def _python_in(folder: Path) -> Path:
     return folder / "Scripts" / "python.exe" if os.name == "nt" else folder / "bin" / "python"
 
 
-def _build(
-    stage: Path, pins: Sequence[str], run: Runner, progress: ProgressCallback | None, cancelled: Cancelled | None
-) -> None:
+def _build(stage: Path, pins: Sequence[str], run: Runner, job: Job) -> None:
     def watch(stage_name: str) -> Callable[[], None]:
         def tick() -> None:
-            if cancelled is not None and cancelled():
-                raise CancelledError("creating the environment for Optimum was cancelled; nothing was kept")
-            if progress is not None:
-                progress(ProgressEvent(stage=stage_name, source="Optimum"))
+            job.check("creating the environment for Optimum was cancelled; nothing was kept")
+            job.tell(stage_name, "Optimum")
 
         tick()
         return tick
@@ -147,7 +142,7 @@ def _build(
             f"pip could not install Optimum: {_reason(said)}",
             hint="try again with a network, or give an interpreter that has Optimum with --python",
         )
-    check_interpreter(python, cancelled=cancelled)
+    check_interpreter(python, Job(cancelled=job.cancelled))
     shutil.rmtree(scratch, ignore_errors=True)
 
 

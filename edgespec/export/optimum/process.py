@@ -17,13 +17,12 @@ from typing import IO, Any
 import psutil
 
 from edgespec.errors import (
-    CancelledError,
     EdgespecError,
     InvalidRequestError,
     MemoryLimitError,
     RuntimeUnavailableError,
 )
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.progress import QUIET, Job
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -38,9 +37,7 @@ _LONGEST_SHOWN = 300  # characters of a worker's message
 _GRACE_S = 2.0  # for the pipes of a killed process
 
 
-def check_interpreter(
-    python: Path, *, progress: ProgressCallback | None = None, cancelled: Cancelled | None = None
-) -> Mapping[str, str]:
+def check_interpreter(python: Path, job: Job = QUIET) -> Mapping[str, str]:
     """The versions of the packages for a conversion that ``python`` has.
 
     Raises InvalidRequestError if ``python`` is not an interpreter, RuntimeUnavailableError if a package is missing.
@@ -50,7 +47,7 @@ def check_interpreter(
             f"{python} is not a program that can be run",
             hint="give the path of a Python, for example .venv/bin/python",
         )
-    return versions_in(run_worker(python, ["probe"], source=str(python), progress=progress, cancelled=cancelled))
+    return versions_in(run_worker(python, ["probe"], source=str(python), job=job))
 
 
 def versions_in(result: Mapping[str, Any]) -> dict[str, str]:
@@ -60,14 +57,7 @@ def versions_in(result: Mapping[str, Any]) -> dict[str, str]:
     return {str(name)[:64]: str(value)[:64] for name, value in found.items()}
 
 
-def run_worker(
-    python: Path,
-    arguments: Sequence[str],
-    *,
-    source: str,
-    progress: ProgressCallback | None = None,
-    cancelled: Cancelled | None = None,
-) -> Mapping[str, Any]:
+def run_worker(python: Path, arguments: Sequence[str], *, source: str, job: Job = QUIET) -> Mapping[str, Any]:
     """Run the worker under ``python``; returns its result. ``source`` names the work in progress and errors.
 
     On any exception the worker and all processes it started are killed. Raises CancelledError,
@@ -82,7 +72,7 @@ def run_worker(
             raise InvalidRequestError(
                 f"{python} cannot be run: {error.strerror or error}", hint="give the path of a Python"
             ) from error
-        answer = _listen(process, source, progress, cancelled)
+        answer = _listen(process, source, job)
         return _result(answer, process.returncode, _tail(log), python, source)
 
 
@@ -139,9 +129,7 @@ def _tail(log: IO[bytes]) -> bytes:
 # ------------------------------------------------------------------------------------------------ the output
 
 
-def _listen(
-    process: subprocess.Popen[bytes], source: str, progress: ProgressCallback | None, cancelled: Cancelled | None
-) -> Mapping[str, Any] | None:
+def _listen(process: subprocess.Popen[bytes], source: str, job: Job) -> Mapping[str, Any] | None:
     """Report the stages until the process closes its output; returns its answer, None without an answer."""
     assert process.stdout is not None
     lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -152,8 +140,7 @@ def _listen(
     polls_left = round(_GRACE_S / POLL_S)
     try:
         while polls_left:
-            if cancelled is not None and cancelled():
-                raise CancelledError("the conversion was cancelled; nothing was written")
+            job.check("the conversion was cancelled; nothing was written")
             try:
                 line = lines.get(timeout=POLL_S)
             except queue.Empty:
@@ -169,8 +156,8 @@ def _listen(
                     hint="check that the given interpreter is a Python",
                 )
             stage = found.get("stage")
-            if isinstance(stage, str) and progress is not None:
-                progress(ProgressEvent(stage=stage[:80], source=source))
+            if isinstance(stage, str):
+                job.tell(stage[:80], source)
             if "result" in found or "error" in found:
                 answer = found
         try:
