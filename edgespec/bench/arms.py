@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.bench.controls import ReplayDrafter, Script
-from edgespec.drafters.model import KIND
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
-from edgespec.interfaces.drafting import Drafter
+from edgespec.interfaces.drafting import MODEL, Drafter
 from edgespec.interfaces.model import Model
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE
@@ -86,7 +85,7 @@ def open_arm(engine: Engine, name: str, depth_cap: int, compared: Mapping[str, M
         name=name,
         session=engine.session(speculation=speculation),
         script=script,
-        drafts_with_model=drafting.depth_cap > 0 and any(drafter.kind == KIND for drafter in drafting.drafters),
+        drafts_with_model=drafting.depth_cap > 0 and any(drafter.kind == MODEL for drafter in drafting.drafters),
     )
 
 

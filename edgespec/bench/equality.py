@@ -16,7 +16,7 @@ from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
 from edgespec.interfaces.counted_text import MOST_NODES
-from edgespec.interfaces.drafting import Choice, DraftTree
+from edgespec.interfaces.drafting import MODEL, Choice, DraftTree
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.choice.plan import Exactness, Plan
 from edgespec.planning.cost.widths import WidthProbe, width_classes
@@ -26,9 +26,6 @@ from edgespec.planning.depth.price import choose_nodes
 
 # The sampling that is checked besides greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
-
-# The kind of drafter that can propose alternatives; copies have none.
-_MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +165,7 @@ def checks_trees(engine: Engine, depths: Sequence[int]) -> bool:
     """Whether trees are compared too: a serial plan may propose trees as deep as its depth policy allows."""
     may = engine.target_model.facts.can_branch and engine.profile.depth == "auto" and not _is_pipelined(engine)
     deepest = max(depths, default=0)
-    return may and 1 < deepest <= _stable_cap(engine) and any(each.kind == _MODEL for each in engine.drafters)
+    return may and 1 < deepest <= _stable_cap(engine) and any(each.kind == MODEL for each in engine.drafters)
 
 
 def _is_pipelined(engine: Engine) -> bool:
@@ -217,7 +214,7 @@ def check_equality(
     trees = checks_trees(engine, depths)
     every = Speculation(
         drafters=engine.drafters,
-        policy=FullTrees(cap, _MODEL) if trees else FixedDepth(cap),
+        policy=FullTrees(cap, MODEL) if trees else FixedDepth(cap),
         depth_cap=cap,
         budget=(lambda: MeasuredBudget(cap, costs, waits=True)) if _is_pipelined(engine) else None,
     )

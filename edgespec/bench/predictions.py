@@ -71,7 +71,7 @@ def current(costs: Costs, answers: Iterable[Answer]) -> dict[str, float]:
     """
     if costs.curves is None:
         return {}
-    known = _CurrentCosts(costs.curves, costs.drafts.get("model"))
+    known = _CurrentCosts(costs.curves, costs.model_cost)
     ratios: dict[str, list[float]] = {}
     for answer in answers:
         ratio = _ratio(answer, known.seconds(answer.rounds))
@@ -92,7 +92,7 @@ def calibrated(costs: Costs, answers: Sequence[Answer]) -> dict[str, float]:
         return {}
     ratios: dict[str, list[float]] = {}
     for answer in answers:
-        ratio = _ratio(answer, _predicted_s(curves, costs.drafts.get("model"), answer.rounds, {}))
+        ratio = _ratio(answer, _predicted_s(curves, costs.model_cost, answer.rounds, {}))
         if ratio is not None:
             ratios.setdefault(answer.arm, []).append(ratio)
     medians = {arm: statistics.median(own) for arm, own in ratios.items()}

@@ -16,11 +16,9 @@ from edgespec.drafters.text_index import TextIndex
 from edgespec.errors import ClosedError, MemoryLimitError, WorkerLostError
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.counted_text import Context, CountedText, common_prefix
-from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, Proposal, values_trees
+from edgespec.interfaces.drafting import MODEL, NOTHING, ChainGate, DraftRequest, DraftState, Proposal, values_trees
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
-
-KIND = "model"
 
 # Limits of the tokens read between two checks of the clock, a sixteenth of the unread text: such a forward takes two
 # steps of the target at most, and longer texts use longer forwards, which read the weights less often.
@@ -48,13 +46,12 @@ _LONG_TEXT_TOKENS, _SURE_MATCH_TOKENS = 2048, 3
 class ModelDrafter:
     """Drafts with the model that ``model`` returns, loading it if needed. One Sequence for each session."""
 
-    kind = KIND
-
-    def __init__(self, model: Callable[[], Model]) -> None:
+    def __init__(self, model: Callable[[], Model], kind: str = MODEL) -> None:
         self._model = model
+        self.kind = kind
 
     def start(self, request: DraftRequest) -> ModelDraftState:
-        return ModelDraftState(self._model(), request)
+        return ModelDraftState(self._model(), request, self.kind)
 
     def close(self) -> None:
         """Do nothing: the caller owns the model."""
@@ -99,8 +96,9 @@ class ModelDraftState(DraftState):
     A one-pass drafter (one_pass.py) gets masks in the place of guesses, and its chain takes one forward.
     """
 
-    def __init__(self, model: Model, request: DraftRequest) -> None:
+    def __init__(self, model: Model, request: DraftRequest, kind: str = MODEL) -> None:
         self._model = model
+        self._kind = kind
         self._request = request
         self._cache: _Cache | None = None
         self._text = CountedText()  # the latest context and its drafted continuation
@@ -240,7 +238,7 @@ class ModelDraftState(DraftState):
             hits = () if rows is None or hindsight < 1 else tuple(self._would_guess(context, rows, hindsight))
             sync_s = time.perf_counter() - started if len(lag) > self._usual_lag else 0.0
             if rows is None:
-                return Proposal(drafted_by=KIND, sync_s=sync_s)
+                return Proposal(drafted_by=self._kind, sync_s=sync_s)
             chain = self._draft(cache, context, rows, hindsight, guesses, depth, gate)
             return replace(chain, sync_s=sync_s, hindsight=hits)
         finally:
@@ -361,9 +359,9 @@ class ModelDraftState(DraftState):
         drawn = any(own is not None for own in probs)
         return Proposal(
             tokens=tuple(tokens),
-            sources=(KIND,) * len(tokens),
+            sources=(self._kind,) * len(tokens),
             draft_probs=tuple(probs) if drawn else None,
-            drafted_by=KIND,
+            drafted_by=self._kind,
             forwards=forwards,
             confidences=tuple(confidences),
             alternatives=tuple(alternatives) if most else (),

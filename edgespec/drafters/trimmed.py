@@ -8,7 +8,6 @@ from functools import partial
 from typing import TypeVar
 
 from edgespec.drafters.head_coverage import HeadCoverage
-from edgespec.drafters.model import KIND
 from edgespec.errors import CancelledError, ClosedError, EdgespecError
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Drafter, DraftRequest, DraftState, Outcome, Proposal
@@ -19,14 +18,13 @@ _Answer = TypeVar("_Answer")
 class TrimmedHeadDrafter:
     """Drafts with ``trimmed``, and with ``whole`` (None: not at all) while the trimmed head lacks the text's tokens.
 
-    ``kept`` are the ids that the trimmed head scores. Each drafter is loaded when first needed. Both proposals and
-    statistics count as one source, of one kind.
+    ``kept`` are the ids that the trimmed head scores. Each drafter is loaded when first needed. Both have one name
+    in proposals and statistics.
     """
-
-    kind = KIND
 
     def __init__(self, trimmed: Drafter, whole: Drafter | None, kept: Iterable[int]) -> None:
         self._trimmed = trimmed
+        self.kind = trimmed.kind
         self._whole = whole
         self._kept = frozenset(int(token) for token in kept)
 

@@ -221,12 +221,17 @@ class DraftState:
             part.close()
 
 
+# Names of drafters: copies of the text, and a model. Statistics and stored measurements use them, so an engine's only
+# drafting model has this name; a second one needs another.
+COPIES, MODEL = "lookup", "model"
+
+
 class Drafter(Protocol):
     """A source of proposals, shared by sessions. Loads its model when a state first needs it."""
 
     @property
     def kind(self) -> str:
-        """A short name: ``model``, ``lookup``, ..."""
+        """The drafter's name in proposals, costs and statistics: no other drafter of the engine has it."""
 
     def start(self, request: DraftRequest) -> DraftState: ...
 

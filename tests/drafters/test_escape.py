@@ -16,7 +16,7 @@ from edgespec.drafters.trimmed import TrimmedHeadDrafter, TrimmedHeadState
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError
 from edgespec.export.trim.vocabtrim import lost_allowed
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, DraftRequest, DraftState, Outcome, Proposal
+from edgespec.interfaces.drafting import MODEL, NOTHING, DraftRequest, DraftState, Outcome, Proposal
 from tests.support.fake_runtime import FakeModel
 from tests.support.gates import Gate
 from tests.support.scripted_drafters import Raising, Scripted
@@ -195,7 +195,7 @@ def test_the_last_window_beyond_a_limit_decides_the_drafter(course: list[int]) -
 
 def test_trimmed_and_whole_drafter_count_as_one_source() -> None:
     drafter = TrimmedHeadDrafter(Source(says(1)), Source(says(2)), KEPT)
-    assert drafter.kind == ModelDrafter.kind != LookupDrafter.kind
+    assert drafter.kind == MODEL != LookupDrafter.kind
     assert drafter.start(REQUEST).free is False
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.options import Candidate
 from edgespec.planning.choice.plan import PlannedDrafter
 from edgespec.planning.choice.planner import NOT_CALIBRATED, DraftingModel
@@ -15,6 +16,7 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, choose_depth
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.cost.widths import WidthProbe
+from edgespec.planning.depth.control import DepthControl
 from tests.support.planning import SMALL, model_facts, plan_pair, rank_pair, request
 
 FLAT = Curve(widths=(1, 16), forward_s=(0.1, 0.1))
@@ -172,3 +174,39 @@ def test_of_several_drafting_models_the_ranking_plans_the_one_that_gains_most() 
 def test_two_drafters_cannot_have_one_source() -> None:
     with pytest.raises(ValueError, match="another source"):
         request(drafters=(SMALL, SMALL))
+
+
+def test_the_depth_policy_prices_the_drafting_model_whatever_its_name() -> None:
+    def depths(source: str) -> list[int]:
+        known = costs(drafts={"lookup": FREE, source: DraftCost(token_s=0.001)}, acceptance={source: (0.8,)})
+        assert known.model == source
+        control = DepthControl(known, 4)
+        answer = control.answer(prompt_tokens=64)
+        answer.began(0.1, 0.1)
+        found = []
+        for _ in range(30):
+            allowed = answer.allow(source).depth
+            found.append(allowed)
+            answer.learn(source, (0.9,) * allowed, (True,) * allowed)
+            record = RoundRecord(
+                source=source if allowed else None,
+                proposed=allowed,
+                evaluated=allowed,
+                accepted=allowed,
+                invalid=0,
+                sync_s=0.0,
+                emitted=allowed + 1,
+                width=allowed + 1,
+                context_length=128,
+                draft_s=0.001 * allowed,
+                verify_s=0.1,
+                round_s=0.1 + 0.001 * allowed,
+                draft_forwards=allowed,
+            )
+            answer.record(record)
+        assert control.speedup(1.0) > 1
+        return found
+
+    assert depths("model") == depths("model:tiny")
+    assert max(depths("model:tiny")) > 1
+    assert costs(drafts={"lookup": FREE}).model is None

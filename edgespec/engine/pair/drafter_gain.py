@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.priors import expected_acceptance
 from edgespec.engine.pair.measurements import PairMeasurements
+from edgespec.interfaces.drafting import MODEL
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements
-from edgespec.planning.choice.options import MODEL, Candidate, Ranking, Rejected
+from edgespec.planning.choice.options import Candidate, Ranking, Rejected
 from edgespec.planning.choice.planner import DraftingModel, PlanRequest
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 

@@ -109,7 +109,7 @@ class LoadedPair:
         if profile.lookup:
             drafters += [LookupDrafter(), *stored.drafters]
         if pool.drafter is not None:
-            drafters.append(_model_drafter(pool))
+            drafters.append(_model_drafter(pool, request.drafters[0].source))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
         self.measurements = self._measurements_in(store)
         self.read_ahead = ReadAhead(self)
@@ -287,15 +287,15 @@ class LoadedPair:
         return PairMeasurements(store, self.target.facts, self.request, stored_texts)
 
 
-def _model_drafter(pool: ModelPool) -> Drafter:
+def _model_drafter(pool: ModelPool, source: str) -> Drafter:
     """Drafts with the pool's model; with a trimmed head, only while its head covers the text."""
     # Weak references: a forgotten engine must not be kept alive by its own drafter.
     open_drafter, open_whole = weakref.WeakMethod(pool.drafter_model), weakref.WeakMethod(pool.whole_drafter_model)
-    drafter = ModelDrafter(lambda: _called(open_drafter))
+    drafter = ModelDrafter(lambda: _called(open_drafter), source)
     kept_ids = None if pool.drafter is None else pool.drafter.file.kept_ids
     if kept_ids is None:
         return drafter
-    whole = None if pool.whole_drafter is None else ModelDrafter(lambda: _called(open_whole))
+    whole = None if pool.whole_drafter is None else ModelDrafter(lambda: _called(open_whole), source)
     return TrimmedHeadDrafter(drafter, whole, kept_ids.tolist())
 
 

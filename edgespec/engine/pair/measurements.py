@@ -16,12 +16,13 @@ from edgespec.calibration.priors import (
 )
 from edgespec.calibration.timing import ModelTimes
 from edgespec.hardware.machine import usable_processors
+from edgespec.interfaces.drafting import COPIES, MODEL
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placement, Placements, same_place
 from edgespec.planning.choice.evaluation import taken_bytes
-from edgespec.planning.choice.options import COPIES, MODEL, DrafterOption, Footprint, Ranking, Rejected, TargetOption
+from edgespec.planning.choice.options import DrafterOption, Footprint, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.planner import (
     DraftingModel,
     PlanRequest,

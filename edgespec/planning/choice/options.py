@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.interfaces.drafting import COPIES
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Exactness, Mode
 from edgespec.planning.cost.curve import Curve, DraftCost
-
-# The sources that propose copies of the text, and the first drafting model. The measurement store and the statistics
-# use these names.
-COPIES, MODEL = "lookup", "model"
 
 
 def placed_name(model: str, device: str, layers: tuple[int, int] | None) -> str:

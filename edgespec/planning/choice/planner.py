@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from edgespec.files.disk import megabytes
+from edgespec.interfaces.drafting import COPIES, MODEL
 from edgespec.interfaces.model import ModelFacts, NumericClass
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.evaluation import contention_words, guesses
-from edgespec.planning.choice.options import COPIES, MODEL, DrafterOption, Ranking, TargetOption
+from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption
 from edgespec.planning.choice.plan import DEPTH_ZERO, Exactness, Mode, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.choice.ranking import MODES, Pair, rank, reasons
 from edgespec.planning.cost.contention import Contention

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import ContextCurves, DraftCost
+from edgespec.planning.cost.curve import FREE, ContextCurves, DraftCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +27,12 @@ class Costs:
     contention: Contention | None = None
     load_s: float = 0.0
     measured: bool = True
+
+    @property
+    def model(self) -> str | None:
+        """The source of the drafting model, whose drafts cost time; None without one that was timed."""
+        return next((source for source, cost in self.drafts.items() if cost != FREE), None)
+
+    @property
+    def model_cost(self) -> DraftCost | None:
+        return None if self.model is None else self.drafts[self.model]

@@ -119,7 +119,7 @@ class AnswerDepth:
             cost = self._price(source)
             if cost is None or control.hopeless or self._times_plain():
                 return OFF
-            return self._allow_model(cost, lag, unread)
+            return self._allow_model(source, cost, lag, unread)
 
     def _price(self, source: str) -> DraftCost | None:
         cost = self._control.price(source, self._times)
@@ -135,7 +135,7 @@ class AnswerDepth:
         times = self._times
         return times.since_plain >= PLAIN_EVERY or (times.since_plain >= PLAIN_AGAIN and times.moved > MOVED)
 
-    def _allow_model(self, cost: DraftCost, lag: int, unread: int) -> Allowance:
+    def _allow_model(self, source: str, cost: DraftCost, lag: int, unread: int) -> Allowance:
         self._loading, self._control.load_s = False, 0.0  # a drafter that is asked is loaded
         both = self._pipelined is not None
         if both and not self._done:
@@ -167,10 +167,10 @@ class AnswerDepth:
             depth = 1  # the drafter's current speed is unknown
         hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
         patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
-        rates = self._experience.sources["model"].by_position(depth)
+        rates = self._experience.sources[source].by_position(depth)
         chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
         self._read, self._asked = read, chain or 0
-        return Allowance(depth, self._gate("model", cost, depth), window, patience_s, hindsight, chain=chain)
+        return Allowance(depth, self._gate(source, cost, depth), window, patience_s, hindsight, chain=chain)
 
     def _delays_others(self) -> bool:
         """Whether drafting costs other answers more than it brings this one."""
@@ -268,7 +268,7 @@ class AnswerDepth:
         """Share of a token's time that drafting saves when useful, with ``skipped`` tokens of the text unread."""
         rate = self._rate
         if rate is None:
-            rate = max(GOOD_RATE, self._experience.sources["model"].overall)
+            rate = max(GOOD_RATE, self._experience.sources[self._control.model].overall)
         loaded = (self._now, self._load.others) if self._load.others else ()
         speedup = self._control.speedup(rate * worth_of(skipped, self._context), *loaded)
         return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
@@ -290,12 +290,12 @@ class AnswerDepth:
         with self._control.lock:
             if source in self._experience.sources:
                 self._experience.sources[source].learn(confidences, hits)
-            if source == "model" and self._rate is not None:
+            if source == self._control.model and self._rate is not None:
                 self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), self._rate, HINDSIGHT)
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         with self._control.lock:
-            known = self._experience.sources["model"].overall
+            known = self._experience.sources[source].overall
             self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
             self._guessed, self._seen_gain = tuple(hits), self._usual(0)
             self._next_look = 0
@@ -335,7 +335,7 @@ class AnswerDepth:
             spent_s = record.verify_s if asked_only else record.round_s
             self.ledger.spent_s += charged(spent_s, usual_s * shown, others)
             # Reading was paid for by the purchase; the forward that read the text also drafted the first token.
-            drafter = control.price("model", times)
+            drafter = control.price(control.model, times)
             first_s = 0.0 if drafter is None else drafter.seconds(max(1, self._asked))
             read_s = 0.0 if drafter is None or record.overlapped else max(0.0, record.sync_s - first_s)
             working_s = record.round_s - read_s
@@ -343,7 +343,7 @@ class AnswerDepth:
                 self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
                 self._rate_s = _RATE_DECAY * self._rate_s + charged(working_s, usual_s * shown, others)
             self._count(record.emitted)
-            if record.source == "model" or record.overlapped:
+            if record.source == control.model or record.overlapped:
                 if not record.overlapped:
                     # In a shared step, drafting may have waited for others.
                     shared = record.company != ALONE

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from edgespec.interfaces.drafting import MODEL
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import NO_PRIOR, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
@@ -56,6 +57,7 @@ class DepthState:
         """Use new measurements for later answers. What was learned stays; ``priors`` fill in where nothing was."""
         with self.lock:
             self.costs, self.depth_cap, self.load_s = costs, depth_cap, costs.load_s
+            self.model = costs.model or MODEL  # the drafting model's source
             self.pipelined = (costs.contention or Contention()) if pipelined else None
             self.times = None if costs.curves is None else LiveTimes(costs.curves, depth_cap + 1)
             for name, prior in (priors or {}).items():
@@ -75,7 +77,7 @@ class DepthState:
 
         ``forward_s``: T(1), T(2), ... if not as calibrated. Drafting delays ``others`` more answers.
         """
-        model, cap = self.costs.drafts.get("model"), self.depth_cap
+        model, cap = self.costs.model_cost, self.depth_cap
         if model is None or self.costs.curves is None or cap < 1:
             return 0.0
         curve = self.costs.curves.curves[0]
@@ -124,7 +126,7 @@ class DepthState:
 
         ``asked`` is how many tokens a one-pass drafter drafted. Return whether the round had a draft to learn from.
         """
-        cost = self.costs.drafts.get("model")
+        cost = self.costs.model_cost
         if cost is None or cost == FREE or not record.draft_forwards:
             return False  # a read that was stopped early does not report how many tokens it read
         reading, drafting = drafting_slowness(cost, record, slower, read, asked)

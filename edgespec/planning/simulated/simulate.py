@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+from edgespec.interfaces.drafting import COPIES, MODEL
 from edgespec.interfaces.model import HOST, ModelFacts, NumericClass
-from edgespec.planning.choice.options import COPIES, MODEL, DrafterOption, Footprint, Ranking, TargetOption
+from edgespec.planning.choice.options import DrafterOption, Footprint, Ranking, TargetOption
 from edgespec.planning.choice.plan import Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.choice.ranking import HEADROOM_BYTES, rank, reasons
 from edgespec.planning.cost.contention import Contention
