@@ -12,7 +12,7 @@ from typing import Literal
 
 from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
-from edgespec.planning.simulated.machine_file import DescribedDevice, DescribedModel
+from edgespec.planning.simulated.machine_file import DescribedDevice, DescribedTarget
 from edgespec.planning.simulated.simulate import described_curve, split_curve
 from tests.support.drawn_rounds import expected_serial
 
@@ -61,7 +61,6 @@ def device(
         kind=kind,
         runtime="llama",
         threads=1,
-        memory=name,
         memory_bytes=1,
         read_bytes_per_s=READ_SHARE * paper_bytes_per_s,
         operations_per_s=arithmetic_share * paper_operations_per_s,
@@ -70,16 +69,15 @@ def device(
     )
 
 
-def model(name: str, parameters: float, bits: float, kv_bytes_per_token: int, layers: int) -> DescribedModel:
+def model(name: str, parameters: float, bits: float, kv_bytes_per_token: int, layers: int) -> DescribedTarget:
     """A model with ``parameters`` read per forward (without the embedding table), at ``bits`` each."""
     read_bytes = int(parameters * bits / 8)
-    return DescribedModel(
+    return DescribedTarget(
         name=name,
         weights_bytes=read_bytes,
         bytes_per_token=read_bytes,
         kv_bytes_per_token=kv_bytes_per_token,
         operations_per_token=2 * parameters,
-        devices=(),
         layers=layers,
     )
 
