@@ -12,6 +12,12 @@ from tests.support.http_server import Running, running
 from tests.support.tiny_models import TinyModels
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Tests that are coroutines run as the server does."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="package")
 def server(tiny: TinyModels) -> Iterator[Running]:
     """A server of the tiny pair, which guesses in every round: nothing is measured between requests."""

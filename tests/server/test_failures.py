@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 
-import httpx
 import psutil
 import pytest
 
@@ -16,7 +15,7 @@ from edgespec.server import app
 from tests.engine.answers import plain_text
 from tests.engine.test_thinking import BEGINS
 from tests.server.test_http import events, failed, text_of
-from tests.support.http_server import Running, running
+from tests.support.http_server import WAIT_S, Running, running
 from tests.support.started_threads import started_threads
 from tests.support.tiny_models import TinyModels, load_drafter, require_speculation
 
@@ -42,15 +41,12 @@ def test_a_killed_drafter_changes_no_text(tiny: TinyModels) -> None:
         require_speculation(engine)
         load_drafter(engine)
         expected = plain_text(engine, "hello", max_tokens=400).text
-        answers: list[httpx.Response] = []
         body = {"max_tokens": 400, "temperature": 0}
-        thread = threading.Thread(target=lambda: answers.append(server.chat("hello", **body)))
-        thread.start()
+        answer = server.asking("hello", **body)
         server.wait_until(lambda: engine.pair.answering)
         (worker,) = psutil.Process().children()
         worker.kill()
-        thread.join()
-        assert text_of(answers[0].json()) == expected
+        assert text_of(answer.result(WAIT_S).json()) == expected
         assert text_of(server.chat("hello", **body).json()) == expected
 
 

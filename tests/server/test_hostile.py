@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from edgespec.server import app
 from edgespec.server.connections import MOST_CONNECTIONS, RECEIVE_S, LimitedProtocol
-from tests.support.http_server import WAIT_S, Running, running
+from tests.support.http_server import HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -169,19 +169,15 @@ def test_bodies_that_do_not_arrive_do_not_take_all_connections(
 
 def test_connections_that_answer_are_not_replaced(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitedProtocol, "most_connections", 1)
-    release = threading.Event()
+    load = HeldLoad(lambda: tiny.load(draft="none"))
     content = b'{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
 
-    def load() -> object:
-        assert release.wait(WAIT_S)
-        return tiny.load(draft="none")
-
-    with running(load) as other, other.connect() as busy:  # type: ignore[arg-type]
+    with running(load) as other, other.connect() as busy:
         busy.sendall(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content))
         other.wait_until(lambda: other.service.queue.running == 1)
         with other.connect() as further:
             assert read_all(further) == b""
-        release.set()
+        load.release.set()
         assert read_all(busy).startswith(b"HTTP/1.1 200")
 
 

@@ -17,7 +17,7 @@ from edgespec.server import streaming
 from edgespec.server.errors import ApiError
 from edgespec.server.security import Access
 from tests.engine.answers import plain_text
-from tests.support.http_server import Running, running
+from tests.support.http_server import WAIT_S, HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
 
 CHAT = "/v1/chat/completions"
@@ -176,18 +176,9 @@ def test_the_same_request_is_not_read_again(server: Running) -> None:
 
 def test_concurrent_requests_get_their_own_texts(server: Running, engine: Engine) -> None:
     prompts = [f"hello {number}" for number in range(6)]
-    expected = {each: plain_text(engine, each, max_tokens=16).text for each in prompts}
-    found: dict[str, str] = {}
-
-    def ask(prompt: str) -> None:
-        found[prompt] = text_of(server.chat(prompt, max_tokens=16, temperature=0).json())
-
-    threads = [threading.Thread(target=ask, args=(each,)) for each in prompts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == expected
+    expected = [plain_text(engine, each, max_tokens=16).text for each in prompts]
+    answers = [server.asking(each, max_tokens=16, temperature=0) for each in prompts]
+    assert [text_of(answer.result(WAIT_S).json()) for answer in answers] == expected
 
 
 def test_the_models_own_sampling_is_the_default(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,17 +408,12 @@ def test_an_error_quotes_the_beginning_of_a_field_only(server: Running) -> None:
 
 
 def test_while_the_model_loads_health_says_so_and_requests_wait(tiny: TinyModels) -> None:
-    loading = threading.Event()
-
-    def load() -> Engine:
-        assert loading.wait(30)
-        return tiny.load(draft="none")
-
+    load = HeldLoad(lambda: tiny.load(draft="none"))
     with running(load) as server, server.client() as client:
         response = client.get("/health")
         assert (response.status_code, response.json()) == (503, {"status": "loading"})
         assert client.get("/v1/models").status_code == 200
-        threading.Timer(0.05, loading.set).start()
+        threading.Timer(0.05, load.release.set).start()
         assert server.chat("hello", max_tokens=2).status_code == 200
         assert client.get("/health").status_code == 200
 

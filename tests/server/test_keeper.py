@@ -68,116 +68,102 @@ async def use(keeper: ModelKeeper) -> Any:
         return loaded.engine
 
 
-def test_requests_wait_for_one_loading_and_share_it() -> None:
-    async def run() -> None:
-        loads = Loads()
-        loads.release.clear()
-        keeper = ModelKeeper(loads)
-        assert keeper.state == "unloaded"
-        keeper.start()
-        assert keeper.state == "loading"
-        waiting = [asyncio.create_task(use(keeper)) for _ in range(3)]
-        impatient = asyncio.create_task(use(keeper))
-        await asyncio.sleep(0.01)
-        impatient.cancel()
-        loads.release.set()
-        assert {id(engine) for engine in await asyncio.gather(*waiting)} == {id(loads.engines[0])}
-        assert (keeper.state, keeper.loads, len(loads.engines)) == ("ready", 1, 1)
-        await keeper.close()
-        assert loads.engines[0].closed
-        with pytest.raises(ClosedError):
-            await use(keeper)
-
-    asyncio.run(run())
+@pytest.mark.anyio
+async def test_requests_wait_for_one_loading_and_share_it() -> None:
+    loads = Loads()
+    loads.release.clear()
+    keeper = ModelKeeper(loads)
+    assert keeper.state == "unloaded"
+    keeper.start()
+    assert keeper.state == "loading"
+    waiting = [asyncio.create_task(use(keeper)) for _ in range(3)]
+    impatient = asyncio.create_task(use(keeper))
+    await asyncio.sleep(0.01)
+    impatient.cancel()
+    loads.release.set()
+    assert {id(engine) for engine in await asyncio.gather(*waiting)} == {id(loads.engines[0])}
+    assert (keeper.state, keeper.loads, len(loads.engines)) == ("ready", 1, 1)
+    await keeper.close()
+    assert loads.engines[0].closed
+    with pytest.raises(ClosedError):
+        await use(keeper)
 
 
-def test_an_idle_model_is_freed_and_loaded_again_on_demand() -> None:
-    async def run() -> None:
-        loads = Loads()
-        keeper = ModelKeeper(loads, keep_alive_s=0.02)
-        async with keeper.use():
-            await asyncio.sleep(0.05)
-            assert keeper.state == "ready", "a model in use is not freed"
-        await until(lambda: keeper.state == "unloaded")
-        await until(lambda: loads.engines[0].closed)
-        assert await use(keeper) is loads.engines[1]
-        await keeper.close()
-
-    asyncio.run(run())
+@pytest.mark.anyio
+async def test_an_idle_model_is_freed_and_loaded_again_on_demand() -> None:
+    loads = Loads()
+    keeper = ModelKeeper(loads, keep_alive_s=0.02)
+    async with keeper.use():
+        await asyncio.sleep(0.05)
+        assert keeper.state == "ready", "a model in use is not freed"
+    await until(lambda: keeper.state == "unloaded")
+    await until(lambda: loads.engines[0].closed)
+    assert await use(keeper) is loads.engines[1]
+    await keeper.close()
     assert KEEP_ALIVE_S == 300
     assert ModelKeeper(Loads())._keep_alive_s == KEEP_ALIVE_S  # the default
 
 
-def test_a_failed_loading_is_reported_and_tried_again() -> None:
-    async def run() -> None:
-        loads = Loads()
-        loads.error = ModelFileError("x.gguf", "it is broken")
-        keeper = ModelKeeper(loads, keep_alive_s=None)
-        for _ in range(2):
-            with pytest.raises(ModelFileError):
-                await use(keeper)
-            assert (keeper.state, keeper.error) == ("failed", loads.error)
-        loads.error = None
-        assert await use(keeper) is loads.engines[0]
-        assert keeper.error is None
-        await keeper.close()
-
-    asyncio.run(run())
-
-
-def test_an_unexpected_failure_of_loading_is_reported_too() -> None:
-    async def run() -> None:
-        loads = Loads()
-        loads.error = ZeroDivisionError("by zero")
-        keeper = ModelKeeper(loads, keep_alive_s=None)
-        with pytest.raises(EdgespecError, match="cannot be loaded: ZeroDivisionError: by zero"):
+@pytest.mark.anyio
+async def test_a_failed_loading_is_reported_and_tried_again() -> None:
+    loads = Loads()
+    loads.error = ModelFileError("x.gguf", "it is broken")
+    keeper = ModelKeeper(loads, keep_alive_s=None)
+    for _ in range(2):
+        with pytest.raises(ModelFileError):
             await use(keeper)
-        assert keeper.state == "failed"
-        await keeper.close()
+        assert (keeper.state, keeper.error) == ("failed", loads.error)
+    loads.error = None
+    assert await use(keeper) is loads.engines[0]
+    assert keeper.error is None
+    await keeper.close()
 
-    asyncio.run(run())
+
+@pytest.mark.anyio
+async def test_an_unexpected_failure_of_loading_is_reported_too() -> None:
+    loads = Loads()
+    loads.error = ZeroDivisionError("by zero")
+    keeper = ModelKeeper(loads, keep_alive_s=None)
+    with pytest.raises(EdgespecError, match="cannot be loaded: ZeroDivisionError: by zero"):
+        await use(keeper)
+    assert keeper.state == "failed"
+    await keeper.close()
 
 
-def test_a_measurement_that_fails_does_not_keep_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_a_measurement_that_fails_does_not_keep_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Engine, "calibrate_for", lambda *_, **__: 1 / 0)
-
-    async def run() -> None:
-        keeper = ModelKeeper(Loads(can_calibrate=True), keep_alive_s=0.01)
-        await use(keeper)
-        await until(lambda: keeper.state == "unloaded")
-        await keeper.close()
-
-    asyncio.run(run())
+    keeper = ModelKeeper(Loads(can_calibrate=True), keep_alive_s=0.01)
+    await use(keeper)
+    await until(lambda: keeper.state == "unloaded")
+    await keeper.close()
 
 
-def test_a_model_whose_process_was_lost_is_loaded_again() -> None:
-    async def run() -> None:
-        loads = Loads()
-        keeper = ModelKeeper(loads, keep_alive_s=None)
-        with pytest.raises(WorkerLostError):
-            async with keeper.use():
-                raise WorkerLostError("the process is gone")
-        assert await use(keeper) is loads.engines[1]
-        assert loads.engines[0].closed
-        await keeper.close()
-
-    asyncio.run(run())
+@pytest.mark.anyio
+async def test_a_model_whose_process_was_lost_is_loaded_again() -> None:
+    loads = Loads()
+    keeper = ModelKeeper(loads, keep_alive_s=None)
+    with pytest.raises(WorkerLostError):
+        async with keeper.use():
+            raise WorkerLostError("the process is gone")
+    assert await use(keeper) is loads.engines[1]
+    assert loads.engines[0].closed
+    await keeper.close()
 
 
-def test_the_machine_is_measured_between_requests_and_a_request_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_the_machine_is_measured_between_requests_and_a_request_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(keeping, "CALIBRATE_AFTER_S", 0.0)
-
-    async def run() -> None:
-        loads = Loads(can_calibrate=True)
-        keeper = ModelKeeper(loads, keep_alive_s=None)
-        engine = await use(keeper)
-        await until(engine.measuring.is_set)
-        await use(keeper)
-        await until(lambda: engine.stopped is not None)
-        assert engine.stopped is True
-        await keeper.close()
-
-    asyncio.run(run())
+    loads = Loads(can_calibrate=True)
+    keeper = ModelKeeper(loads, keep_alive_s=None)
+    engine = await use(keeper)
+    await until(engine.measuring.is_set)
+    await use(keeper)
+    await until(lambda: engine.stopped is not None)
+    assert engine.stopped is True
+    await keeper.close()
 
 
 def test_a_server_that_ends_while_it_loads_frees_what_comes_late() -> None:
@@ -195,153 +181,140 @@ def test_a_server_that_ends_while_it_loads_frees_what_comes_late() -> None:
     wait_until(lambda: bool(loads.engines) and loads.engines[0].closed)
 
 
-def test_a_cancelled_caller_waits_for_the_thread_and_loses_nothing() -> None:
-    async def run() -> None:
-        release, opened = threading.Event(), list[int]()
+@pytest.mark.anyio
+async def test_a_cancelled_caller_waits_for_the_thread_and_loses_nothing() -> None:
+    release, opened = threading.Event(), list[int]()
 
-        def work() -> None:
-            release.wait(20)
-            opened.append(1)
+    def work() -> None:
+        release.wait(20)
+        opened.append(1)
 
-        task = asyncio.create_task(in_thread(work))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.sleep(0.01)
-        assert not task.done()
-        release.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert opened == [1]
-        with pytest.raises(ZeroDivisionError):
-            await in_thread(lambda: 1 / 0)
-
-    asyncio.run(run())
+    task = asyncio.create_task(in_thread(work))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert opened == [1]
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 / 0)
 
 
 # ----------------------------------------------------------------------------------------------------- queue
 
 
-def test_requests_run_first_come_first_served_and_the_rest_is_refused() -> None:
-    async def run() -> None:
-        queue, order, release = RequestQueue(1, 2), list[int](), asyncio.Event()
+@pytest.mark.anyio
+async def test_requests_run_first_come_first_served_and_the_rest_is_refused() -> None:
+    queue, order, release = RequestQueue(1, 2), list[int](), asyncio.Event()
 
-        async def request(number: int) -> None:
-            async with queue.turn():
-                order.append(number)
-                await release.wait()
-
-        tasks = [asyncio.create_task(request(number)) for number in range(3)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert (queue.running, queue.waiting) == (1, 2)
-        with pytest.raises(ApiError) as found:
-            await request(4)
-        assert (found.value.status, found.value.code) == (429, "queue_full")
-        assert found.value.retry_s is not None
-        assert 1 <= found.value.retry_s <= 60
-        tasks[1].cancel()
-        release.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert order == [0, 2]
-        assert (queue.running, queue.waiting) == (0, 0)
-
-    asyncio.run(run())
-
-
-def test_a_request_waits_for_a_limited_time_only_and_not_for_a_server_that_ends() -> None:
-    async def run() -> None:
-        queue = RequestQueue(1, 5, longest_wait_s=0.01)
+    async def request(number: int) -> None:
         async with queue.turn():
-            with pytest.raises(ApiError, match="in time") as found:
-                await queue.turn().__aenter__()
-            assert found.value.status == 429
-            waiting = asyncio.create_task(RequestQueue.turn(ending := RequestQueue(0, 5)).__aenter__())
-            await asyncio.sleep(0)
-            assert ending.waiting == 1
-            ending.refuse_waiting()
-            with pytest.raises(ApiError, match="shutting down"):
-                await waiting
-            assert ending.waiting == 0
-        queue.draining = True
-        with pytest.raises(ApiError, match="shutting down") as ending:
+            order.append(number)
+            await release.wait()
+
+    tasks = [asyncio.create_task(request(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (queue.running, queue.waiting) == (1, 2)
+    with pytest.raises(ApiError) as found:
+        await request(4)
+    assert (found.value.status, found.value.code) == (429, "queue_full")
+    assert found.value.retry_s is not None
+    assert 1 <= found.value.retry_s <= 60
+    tasks[1].cancel()
+    release.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == [0, 2]
+    assert (queue.running, queue.waiting) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_a_request_waits_for_a_limited_time_only_and_not_for_a_server_that_ends() -> None:
+    queue = RequestQueue(1, 5, longest_wait_s=0.01)
+    async with queue.turn():
+        with pytest.raises(ApiError, match="in time") as found:
             await queue.turn().__aenter__()
-        assert ending.value.status == 503
-
-    asyncio.run(run())
-
-
-def test_the_bodies_of_waiting_requests_have_a_limit_together() -> None:
-    async def run() -> None:
-        queue = RequestQueue(1, 5, most_waiting_bytes=100)
-        async with queue.turn(1000):  # a request that need not wait is not counted
-            waiting = asyncio.create_task(queue.turn(60).__aenter__())
-            await asyncio.sleep(0)
-            with pytest.raises(ApiError, match="too many requests") as found:
-                await queue.turn(41).__aenter__()
-            assert found.value.status == 429
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            second = asyncio.create_task(queue.turn(100).__aenter__())
-            await asyncio.sleep(0)
-            assert queue.waiting == 1
-            second.cancel()
-            await asyncio.wait([second])
-
-    asyncio.run(run())
+        assert found.value.status == 429
+        waiting = asyncio.create_task(RequestQueue.turn(ending := RequestQueue(0, 5)).__aenter__())
+        await asyncio.sleep(0)
+        assert ending.waiting == 1
+        ending.refuse_waiting()
+        with pytest.raises(ApiError, match="shutting down"):
+            await waiting
+        assert ending.waiting == 0
+    queue.draining = True
+    with pytest.raises(ApiError, match="shutting down") as ending:
+        await queue.turn().__aenter__()
+    assert ending.value.status == 503
 
 
-def test_one_owner_of_several_cannot_take_all_places_to_wait() -> None:
-    async def run() -> None:
-        queue = RequestQueue(1, 5, most_waiting_of_one=1)
-        async with queue.turn(owner="a"):
-            waiting = [asyncio.create_task(queue.turn(owner=owner).__aenter__()) for owner in ("a", "b", None, None)]
-            await asyncio.sleep(0)
-            assert queue.waiting == 4
-            with pytest.raises(ApiError, match="too many requests"):
-                await queue.turn(owner="a").__aenter__()
-            for each in waiting:
-                each.cancel()
-            await asyncio.wait(waiting)
-            again = asyncio.create_task(queue.turn(owner="a").__aenter__())
-            await asyncio.sleep(0)
-            assert queue.waiting == 1
-            again.cancel()
-            await asyncio.wait([again])
+@pytest.mark.anyio
+async def test_the_bodies_of_waiting_requests_have_a_limit_together() -> None:
+    queue = RequestQueue(1, 5, most_waiting_bytes=100)
+    async with queue.turn(1000):  # a request that need not wait is not counted
+        waiting = asyncio.create_task(queue.turn(60).__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="too many requests") as found:
+            await queue.turn(41).__aenter__()
+        assert found.value.status == 429
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        second = asyncio.create_task(queue.turn(100).__aenter__())
+        await asyncio.sleep(0)
+        assert queue.waiting == 1
+        second.cancel()
+        await asyncio.wait([second])
 
-    asyncio.run(run())
+
+@pytest.mark.anyio
+async def test_one_owner_of_several_cannot_take_all_places_to_wait() -> None:
+    queue = RequestQueue(1, 5, most_waiting_of_one=1)
+    async with queue.turn(owner="a"):
+        waiting = [asyncio.create_task(queue.turn(owner=owner).__aenter__()) for owner in ("a", "b", None, None)]
+        await asyncio.sleep(0)
+        assert queue.waiting == 4
+        with pytest.raises(ApiError, match="too many requests"):
+            await queue.turn(owner="a").__aenter__()
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+        again = asyncio.create_task(queue.turn(owner="a").__aenter__())
+        await asyncio.sleep(0)
+        assert queue.waiting == 1
+        again.cancel()
+        await asyncio.wait([again])
 
 
 @pytest.mark.parametrize("waits_first", [False, True])
-def test_a_client_that_takes_nothing_does_not_hold_its_place_before_others(
+@pytest.mark.anyio
+async def test_a_client_that_takes_nothing_does_not_hold_its_place_before_others(
     monkeypatch: pytest.MonkeyPatch, waits_first: bool
 ) -> None:
     assert request_queue.LONGEST_WRITE_BEFORE_OTHERS_S == 10.0
     monkeypatch.setattr(request_queue, "LONGEST_WRITE_BEFORE_OTHERS_S", 0.1)
+    queue = RequestQueue(1, 5)
+    had = asyncio.Event()
 
-    async def run() -> None:
-        queue = RequestQueue(1, 5)
-        had = asyncio.Event()
+    async def stalled() -> None:
+        async with queue.turn():
+            await asyncio.sleep(0.05 if waits_first else 0)
+            async with queue.writing(60.0):
+                await asyncio.Event().wait()
 
-        async def stalled() -> None:
-            async with queue.turn():
-                await asyncio.sleep(0.05 if waits_first else 0)
-                async with queue.writing(60.0):
-                    await asyncio.Event().wait()
+    async def other() -> None:
+        async with queue.turn():
+            had.set()
 
-        async def other() -> None:
-            async with queue.turn():
-                had.set()
-
-        first = asyncio.create_task(stalled())
-        await asyncio.sleep(0 if waits_first else 0.2)
-        assert not first.done(), "no other request waits for its place"
-        second = asyncio.create_task(other())
-        await asyncio.wait_for(had.wait(), 5)
-        with pytest.raises(TimeoutError):
-            await first
-        await second
-
-    asyncio.run(run())
+    first = asyncio.create_task(stalled())
+    await asyncio.sleep(0 if waits_first else 0.2)
+    assert not first.done(), "no other request waits for its place"
+    second = asyncio.create_task(other())
+    await asyncio.wait_for(had.wait(), 5)
+    with pytest.raises(TimeoutError):
+        await first
+    await second
 
 
 def test_the_queue_has_room_for_a_few_programs() -> None:

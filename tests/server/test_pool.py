@@ -202,7 +202,7 @@ def test_a_closed_pool_closes_what_is_given_back(engine: Engine) -> None:
 
 
 def test_texts_of_chats_and_completions_are_never_beginnings_of_one_another() -> None:
-    chat = Request(model=None, messages=({"role": "user", "content": "x"},))
+    chat = Request(messages=({"role": "user", "content": "x"},))
     assert text_of(chat, "yes").startswith(text_of(chat))
-    assert text_of(Request(model=None, prompt="x"), "yes").startswith(text_of(Request(model=None, prompt="x")))
-    assert common_prefix(text_of(chat), text_of(Request(model=None, prompt="user\0x"))) == 0
+    assert text_of(Request(prompt="x"), "yes").startswith(text_of(Request(model=None, prompt="x")))
+    assert common_prefix(text_of(chat), text_of(Request(prompt="user\0x"))) == 0

@@ -75,12 +75,12 @@ def test_without_thinking_the_text_stays_as_it_is() -> None:
 
 def test_a_request_changes_the_models_own_sampling_where_it_says_so() -> None:
     usual = Sampling(temperature=0.7, top_p=0.8, rule="keyed")
-    request = Request(model=None, sampling={"temperature": 0.1}, seed=2**64 - 1)
+    request = Request(sampling={"temperature": 0.1}, seed=2**64 - 1)
     assert sampling_for(usual, request, 0) == Sampling(temperature=0.1, top_p=0.8, seed=2**64 - 1)
     assert sampling_for(usual, request, 1).seed == 0
-    assert sampling_for(usual, Request(model=None), 3) == usual
+    assert sampling_for(usual, Request(), 3) == usual
     with pytest.raises(InvalidRequestError):
-        sampling_for(usual, Request(model=None, sampling={"top_p": 7.0}), 0)
+        sampling_for(usual, Request(sampling={"top_p": 7.0}), 0)
 
 
 def done_of(engine: Engine, **stats: object) -> Done:

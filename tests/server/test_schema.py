@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import MOST_BIASED
 from edgespec.server.errors import ApiError
-from edgespec.server.fields import MOST_CHOICES, MOST_STOPS
+from edgespec.server.fields import FIELDS, MOST_CHOICES, MOST_STOPS
 from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import Request, read_chat, read_completion
 from edgespec.server.strict_json import MOST_NESTED, MOST_NESTING, parse_body
@@ -43,22 +43,11 @@ def result(read: Any, *arguments: Any) -> Any:
 
 
 def test_a_chat_without_fields_uses_the_defaults() -> None:
-    assert read_chat({"messages": HI}) == Request(model=None, messages=({"role": "user", "content": "hi"},))
-    found = Request(model=None)
-    assert (found.choices, found.stream, found.include_usage, found.think, found.echo) == (
-        1,
-        False,
-        False,
-        True,
-        False,
-    )
-    assert (found.seed, found.stop, found.max_tokens, found.prompt, dict(found.sampling)) == (
-        None,
-        (),
-        None,
-        None,
-        {},
-    )
+    assert read_chat({"messages": HI}) == Request(messages=({"role": "user", "content": "hi"},))
+    found = Request()
+    assert (found.choices, found.stream, found.include_usage, found.echo) == (1, False, False, False)
+    assert (found.think, found.seed, found.stop, found.max_tokens, found.prompt) == (True, None, (), None, None)
+    assert dict(found.sampling) == {}
 
 
 def test_every_field_of_a_chat_is_read() -> None:
@@ -371,13 +360,7 @@ _values = st.recursive(
     lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=5), own, max_size=3),
     max_leaves=5,
 )
-_names = st.sampled_from(
-    [
-        *("messages", "prompt", "model", "stop", "n", "seed", "stream", "stream_options", "temperature", "top_k"),
-        *("tools", "max_tokens", "logit_bias", "logprobs", "top_logprobs", "response_format", "tool_choice"),
-        *("chat_template_kwargs", "echo"),
-    ]
-)
+_names = st.sampled_from([field.name.partition(".")[0] for field in FIELDS])
 
 
 @given(st.dictionaries(_names, _values))

@@ -10,7 +10,6 @@ import time
 import tracemalloc
 from typing import Any, cast
 
-import httpx
 import pytest
 
 from edgespec.engine.engine import Engine
@@ -23,7 +22,7 @@ from edgespec.server.pool import Kept, SessionPool
 from edgespec.server.queue import RequestQueue
 from edgespec.server.schema import Request
 from tests.server.test_http import CHAT, events, failed
-from tests.support.http_server import Running, running
+from tests.support.http_server import WAIT_S, HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
 
 LONG = "hello " * 500  # half a second of reading for the slow model
@@ -118,114 +117,87 @@ def test_a_silent_stream_gets_comments(slow: Running, monkeypatch: pytest.Monkey
     assert events(response)[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_client_that_takes_nothing_ends_its_answer(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_a_client_that_takes_nothing_ends_its_answer(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.LONGEST_WRITE_S == 60.0
     monkeypatch.setattr(app, "LONGEST_WRITE_S", 0.05)
     monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.02)
+    sent = list[str]()
 
-    async def run() -> None:
-        sent = list[str]()
+    async def receive() -> Any:
+        if not sent:
+            sent.append("body")
+            body = {"messages": [{"role": "user", "content": LONG}], "stream": True, "max_tokens": 1}
+            return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        return await asyncio.Event().wait()
 
-        async def receive() -> Any:
-            if not sent:
-                sent.append("body")
-                body = {"messages": [{"role": "user", "content": LONG}], "stream": True, "max_tokens": 1}
-                return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
-            return await asyncio.Event().wait()
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
 
-        async def send(message: Any) -> None:
-            sent.append(message["type"])
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
+    keeper = ModelKeeper(lambda: pytest.fail("nothing is loaded here"))
+    lines = list[app.RequestLine]()
+    guard = app.make_app(app.Service(keeper=keeper, names=("tiny",), log=lines.append))
+    ended = asyncio.Event()
 
-        keeper = ModelKeeper(lambda: pytest.fail("nothing is loaded here"))
-        lines = list[app.RequestLine]()
-        guard = app.make_app(app.Service(keeper=keeper, names=("tiny",), log=lines.append))
-        ended = asyncio.Event()
+    async def decode(*_: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
-        async def decode(*_: Any) -> Any:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-
-        monkeypatch.setattr(app.Answering, "_decode", decode)
-        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [(b"host", b"localhost")]}
-        scope |= {"query_string": b"", "root_path": "", "raw_path": CHAT.encode(), "scheme": "http"}
-        await guard(scope, receive, send)
-        assert sent == ["body", "http.response.start", "http.response.body"]
-        assert ended.is_set(), "the answer was cancelled by the failed comment"
-        assert (lines[0].status, lines[0].error) == (200, "the client left")
-
-    asyncio.run(run())
+    monkeypatch.setattr(app.Answering, "_decode", decode)
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [(b"host", b"localhost")]}
+    scope |= {"query_string": b"", "root_path": "", "raw_path": CHAT.encode(), "scheme": "http"}
+    await guard(scope, receive, send)
+    assert sent == ["body", "http.response.start", "http.response.body"]
+    assert ended.is_set(), "the answer was cancelled by the failed comment"
+    assert (lines[0].status, lines[0].error) == (200, "the client left")
 
 
 def test_a_full_queue_answers_429_with_retry_after(tiny: TinyModels) -> None:
-    loading = threading.Event()
-
-    def load() -> Engine:
-        assert loading.wait(30)
-        return tiny.load(draft="none")
-
+    load = HeldLoad(lambda: tiny.load(draft="none"))
     with running(load, queue=RequestQueue(1, 1)) as server:
-        answers: list[httpx.Response] = []
-        threads = [threading.Thread(target=lambda: answers.append(server.chat("x", max_tokens=1))) for _ in range(2)]
-        for number, thread in enumerate(threads):
-            thread.start()
-            server.wait_until(lambda number=number: server.service.queue.waiting == number)  # type: ignore[misc]
-            server.wait_until(lambda: server.service.queue.running == 1)
+        answers = [server.asking("x", max_tokens=1) for _ in range(2)]
+        server.wait_until(lambda: (server.service.queue.running, server.service.queue.waiting) == (1, 1))
         response = server.chat("x")
         failed(response, 429, "queue_full")
         assert int(response.headers["retry-after"]) >= 1
-        loading.set()
-        for thread in threads:
-            thread.join()
-        assert [answer.status_code for answer in answers] == [200, 200]
+        load.release.set()
+        assert [answer.result(WAIT_S).status_code for answer in answers] == [200, 200]
 
 
 def test_an_answer_that_the_server_ends_is_an_error(tiny: TinyModels) -> None:
     with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
         server.wait_until(lambda: server.service.keeper.state == "ready")
-        answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(server.chat("hello", max_tokens=4000)))
-        thread.start()
+        answer = server.asking("hello", max_tokens=4000)
         server.wait_until(lambda: server.service.queue.running == 1 and server.service.keeper.state == "ready")
         engine = server.service.keeper.engine
         assert engine is not None
         server.wait_until(lambda: engine.pair.answering)
         engine.close()
-        thread.join()
-        failed(answers[0], 503, "unavailable")
+        failed(answer.result(WAIT_S), 503, "unavailable")
         server.wait_until(lambda: server.service.keeper.state == "unloaded")
         assert server.chat("hello", max_tokens=1).status_code == 200, "the model is loaded again"
 
 
 def test_a_server_that_ends_while_the_model_loads_refuses_what_waits(tiny: TinyModels) -> None:
-    loading = threading.Event()
-
-    def load() -> Engine:
-        assert loading.wait(30)
-        return tiny.load(draft="none")
-
-    answers: list[httpx.Response] = []
+    load = HeldLoad(lambda: tiny.load(draft="none"))
     with running(load, queue=RequestQueue(1, 5)) as server:
-        threads = [threading.Thread(target=lambda: answers.append(server.chat("x"))) for _ in range(2)]
-        for thread in threads:
-            thread.start()
+        answers = [server.asking("x") for _ in range(2)]
         server.wait_until(lambda: (server.service.queue.running, server.service.queue.waiting) == (1, 1))
         assert server.server.stop()
-        for thread in threads:
-            thread.join()
-    loading.set()
+        for answer in answers:
+            failed(answer.result(WAIT_S), 503)
+    load.release.set()
     assert server.server.load_error is None
-    for answer in answers:
-        failed(answer, 503)
 
 
 def test_more_requests_than_memory_holds_sessions_wait_for_one(
     slow: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, texts = slow.service.keeper.engine, list[int]()
+    engine = slow.service.keeper.engine
     assert engine is not None
     pool, session = slow.service.keeper._loaded.pool, engine.session  # type: ignore[union-attr]
     refusals, opened, opening = list[int](), list[Session](), threading.Lock()
@@ -241,15 +213,8 @@ def test_more_requests_than_memory_holds_sessions_wait_for_one(
             return opened[-1]
 
     monkeypatch.setattr(engine, "session", limited)
-    ask = [
-        threading.Thread(target=lambda text=text: texts.append(slow.chat(text * 1500, max_tokens=2).status_code))
-        for text in ("one ", "two ", "three ")
-    ]
-    for thread in ask:
-        thread.start()
-    for thread in ask:
-        thread.join()
-    assert texts == [200, 200, 200]
+    answers = [slow.asking(text * 1500, max_tokens=2) for text in ("one ", "two ", "three ")]
+    assert [answer.result(WAIT_S).status_code for answer in answers] == [200, 200, 200]
     assert refusals
     slow.wait_until(lambda: pool.in_use == 0)
 
@@ -272,7 +237,7 @@ def test_requests_that_wait_for_memory_get_it_in_their_order(server: Running, en
     pool, ended = ShortMemory(engine), list[int]()
 
     async def ask(number: int, loaded: LoadedEngine) -> None:
-        async with _session(Request(model=None), "", loaded):
+        async with _session(Request(), "", loaded):
             await asyncio.sleep(0.01)
         ended.append(number)
 
@@ -295,10 +260,7 @@ def test_an_empty_message_and_a_conversation_of_the_assistants_are_answered(serv
 
 def test_a_server_that_ends_finishes_running_answers(tiny: TinyModels) -> None:
     with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
-        answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(server.chat("hello", max_tokens=100)))
-        thread.start()
+        answer = server.asking("hello", max_tokens=100)
         server.wait_until(lambda: server.service.queue.running == 1)
         assert server.server.stop()
-        thread.join()
-    assert answers[0].json()["usage"]["completion_tokens"] == 100
+        assert answer.result(WAIT_S).json()["usage"]["completion_tokens"] == 100

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,10 @@ class Running:
     def chat(self, text: str, **body: Any) -> httpx.Response:
         return self.post(messages=[{"role": "user", "content": text}], **body)
 
+    def asking(self, text: str, **body: Any) -> Future[httpx.Response]:
+        """A chat on another thread."""
+        return ThreadPoolExecutor(1).submit(self.chat, text, **body)
+
     @staticmethod
     def send_chat(own: socket.socket, text: str, **body: Any) -> None:
         """Send a chat's request on an open connection, and leave its answer to the caller."""
@@ -65,6 +70,18 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.005)
+
+
+class HeldLoad:
+    """Loads once ``release`` is set."""
+
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        self.release = threading.Event()
+        self._load = load
+
+    def __call__(self) -> Engine:
+        assert self.release.wait(WAIT_S)
+        return self._load()
 
 
 @contextmanager
