@@ -198,7 +198,7 @@ def _find_comparable(profile: Profile, others: list[str], state: State) -> tuple
     from edgespec.store.locate import Locator
     from edgespec.store.store import Store
 
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         locator = Locator(store=Store(home()), download=not state.offline, job=progress.job)
         return find_comparable(profile.target, others, locator)
 
@@ -234,7 +234,7 @@ def _time_side_by_side(engine: Engine, models: tuple[NamedModel, ...], state: St
 
     if not models:
         return ()
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         steps = measure_runtimes(models, engine.plan.context_length)
         return progress.follow(steps, f"timing {', '.join(each.name for each in models)}")
 
@@ -244,7 +244,7 @@ def _log(
 ) -> None:
     from edgespec.bench.draft_log import write_draft_log
 
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         steps = write_draft_log(engine, prompts, path, max_tokens=max_tokens, sampling=sampling)
         progress.follow(steps, f"logging predictions to {path}")
 

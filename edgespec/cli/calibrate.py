@@ -42,7 +42,7 @@ def calibrate(
     state = state_of(ctx)
     with open_engine(flags.resolve(), state) as engine:
         started = time.perf_counter()
-        with ProgressPrinter(quiet=state.quiet).shown() as progress:
+        with ProgressPrinter(quiet=state.quiet) as progress:
             taken = engine.calibrate(
                 QUICK if quick else FULL,
                 afresh=True,

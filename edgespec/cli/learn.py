@@ -47,7 +47,7 @@ def learn(
     if forget and not paths:
         raise InvalidRequestError("--forget needs a path", hint="`edgespec learn --forget PATH`")
     chosen, place = resolve_profile(profile, target=target), home()
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         located = Locator(store=Store(place), download=not state.offline, job=progress.job).locate(chosen.target)
         learner = TextLearner(place, located)
         if not paths:

@@ -201,7 +201,7 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> E
 
     ``calibrate`` is passed to ``Engine.load``.
     """
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         return Engine.load(
             profile=profile,
             download=not state.offline,

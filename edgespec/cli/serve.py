@@ -110,7 +110,7 @@ def serve(
 
 
 def _load(profile: Profile, state: State, stopped: threading.Event) -> Engine:
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         engine = Engine.load(profile=profile, download=not state.offline, progress=progress, cancelled=stopped.is_set)
     note(f"{engine.plan.target.model} is loaded", dim=True)
     return engine

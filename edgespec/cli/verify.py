@@ -110,7 +110,7 @@ def _prompts(suite: Path | None, state: State) -> list[Prompt]:
         return list(found)
     own = list(builtin_suite("verify"))
     try:
-        with ProgressPrinter(quiet=state.json).shown() as progress:
+        with ProgressPrinter(quiet=state.json) as progress:
             stored = Store(home(), Network(offline=state.offline)).fetch(lookup("humaneval"), progress.job)
         return [*load_humaneval(stored.path, n=20), *own]
     except EdgespecError as error:

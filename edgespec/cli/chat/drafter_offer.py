@@ -70,7 +70,7 @@ def _fetched(offer: DrafterOffer, state: State) -> bool:
         note(f"`edgespec pull {offer.model}` downloads it later", dim=True)
         return False
     try:
-        with ProgressPrinter(quiet=state.quiet).shown() as progress:
+        with ProgressPrinter(quiet=state.quiet) as progress:
             Store(home()).fetch(_spec(offer), progress.job)
     except EdgespecError as error:
         print_error(error, as_json=False)

@@ -107,7 +107,7 @@ def export(
         # ONNX models are not timed; llama.cpp's times are used, with Q4_0 for 4 bits.
         timed_quant = "q4_0" if (to, form.quant) == ("onnx", "q4") else form.quant
         trimming = choose_rows(source, form.trim, quant=timed_quant, folder=output, state=state)
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         provenance = Provenance(
             name=source.name,
             sha256=_sha256(source, progress.job),
@@ -206,7 +206,7 @@ def _located(model: str, output: Path, state: State) -> LocatedModel:
 
     check_replaceable(Path(os.path.realpath(output)))  # before anything is downloaded
 
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         source = Locator(store=Store(home()), download=not state.offline, job=progress.job).locate(model)
     if source.drafts_only:
         raise InvalidRequestError(

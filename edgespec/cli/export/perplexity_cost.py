@@ -115,7 +115,7 @@ def measure(source: LocatedModel, folder: Path, *, state: State) -> PerplexityCo
     prepared = [_prepared(Preparation(profile, threads, TOKENS + 1), model) for model in models]
     tokens = _tokens(source, min(TOKENS, *(each.facts.trained_context_length for each in prepared)))
     found = []
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         for model, when in zip(prepared, ("before", "after"), strict=True):
             progress(Loading(f"measuring the perplexity {when}"))
             found.append(_perplexity(model, tokens, allowed_bytes))

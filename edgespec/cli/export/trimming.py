@@ -232,7 +232,7 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
     # Plain decoding without a drafter needs no calibration, and the text is the same.
     profile = resolve_profile(None, target=target, draft="none", depth=0, context=_CONTEXT_TOKENS)
     place = home()
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         located = Locator(store=Store(place), download=not state.offline, job=progress.job).locate(profile.target)
     prompts = calibration_prompts()
     key = CountedAnswersKey(
@@ -264,7 +264,7 @@ def _let_answer(
 ) -> Iterator[CountedAnswer]:
     """Generate answers to the prompts, starting with number ``first``."""
     raw = not engine.has_chat_template
-    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet) as progress:
         for number, prompt in enumerate(prompts[first:], start=first):
             progress(Loading(f"counting what {name} writes", number / len(prompts)))
             session.clear(keep_cache=False)
@@ -292,7 +292,7 @@ def _measure(
     """
     profile, machine = replace(resolve_profile(None), draft_runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
-    with ProgressPrinter(quiet=state.quiet).shown() as progress, _temporary_place(folder) as place:
+    with ProgressPrinter(quiet=state.quiet) as progress, _temporary_place(folder) as place:
         locator, whole = Locator(store=Store(home())), source
         if quant != KEEP:
             provenance = Provenance(name=source.name, quant=quant)

@@ -234,7 +234,10 @@ def enable_native_log() -> None:
 
 
 class ProgressPrinter:
-    """Shows the progress of loading and downloads: a bar on a terminal, else a line every few seconds."""
+    """Shows the progress of loading and downloads: a bar on a terminal, else a line every few seconds.
+
+    Used in a block, at whose end the bar is removed.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -310,10 +313,8 @@ class ProgressPrinter:
             self._bar = None
         self._label = ""
 
-    @contextmanager
-    def shown(self) -> Iterator[ProgressPrinter]:
-        """Use the printer within a block; the progress bar is removed at its end."""
-        try:
-            yield self
-        finally:
-            self._finish()
+    def __enter__(self) -> ProgressPrinter:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._finish()
