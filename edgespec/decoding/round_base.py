@@ -253,8 +253,8 @@ def _well_formed(distribution: Distribution, token: int, vocabulary_size: int) -
     # the token while the residual removes its mass, so the token would never be emitted.
     if not ((probs > 0) & (probs <= 1)).all() or not abs(float(probs.sum()) - 1) <= SUM_TOLERANCE:
         return False
-    place = int(np.searchsorted(ids, token))
-    return place < len(ids) and int(ids[place]) == token
+    index = int(np.searchsorted(ids, token))
+    return index < len(ids) and int(ids[index]) == token
 
 
 def _is_id(token: Any, vocabulary_size: int) -> bool:

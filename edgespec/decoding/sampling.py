@@ -231,7 +231,7 @@ class Chooser:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        # The noise stream of drafts under the rejection rule. A loop that may draft a place again because of its
+        # The noise stream of drafts under the rejection rule. A loop that may draft a position again because of its
         # earlier draft must change the stream in between: the old noise would be biased by then.
         self.draft_stream = 0
         self.seed_is_fresh = False  # whether the seed was drawn for this answer, so that no other answer had it

@@ -152,7 +152,7 @@ class DecodeLoop(Rounds):
         # Drafters learn acceptance from chains only.
         chain = first_chain(proposal)
         taken = verdict.path[:accepted]
-        leading = next((place for place, index in enumerate(taken) if index != place), len(taken))
+        leading = next((position for position, index in enumerate(taken) if index != position), len(taken))
         seen = min(leading + (leading == accepted < evaluated or leading < accepted), len(chain.tokens))
         outcome = Outcome(proposal=chain, evaluated=seen, accepted=leading, committed=tuple(committed))
         guessed_by = [proposal.source_of(index) for index in taken]

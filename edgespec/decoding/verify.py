@@ -19,7 +19,7 @@ class Verdict:
     """``accepted`` leading draft tokens are accepted, and ``next_token`` follows them.
 
     ``kind`` is ``correction`` after a rejection and ``bonus`` if every draft token was accepted. It is ``open``,
-    without a ``next_token``, if all were accepted and the target has not scored the next place. ``evaluated`` draft
+    without a ``next_token``, if all were accepted and the target has not scored the next position. ``evaluated`` draft
     tokens were compared: the accepted ones and the rejected one.
     """
 
@@ -90,7 +90,7 @@ def verify_rejection(
     ``draft_probs[i]`` is the full-vocabulary distribution that draft token i was drawn from, or None if it was
     not drawn at random (then it counts as having probability one). ``target_probs(i)`` is the target's
     distribution after ``draft_tokens[:i]``; ``uniforms[i]`` in [0, 1) is independent of everything drawn so far;
-    ``draw(probs, i)`` draws a token for place i from fresh noise. Without ``bonus``, and with all draft tokens
+    ``draw(probs, i)`` draws a token for position i from fresh noise. Without ``bonus``, and with all draft tokens
     accepted, nothing is drawn and ``target_probs`` is not called past the last one. Source: Leviathan, Kalman,
     Matias (2023).
     """

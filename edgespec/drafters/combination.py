@@ -224,12 +224,12 @@ class CombinationState(DraftState):
 
     def _grown(self, chain: Proposal, context: Context, gate: TreeGate, tree: DraftTree) -> Proposal:
         """The nodes worth verifying of the tree of a drafter's chain, its alternatives and the free guesses."""
-        for place, (token, odds) in enumerate(zip(chain.tokens, gate.believed, strict=False)):
-            tree.add(place - 1, token, odds, chain.source_of(place))
+        for position, (token, odds) in enumerate(zip(chain.tokens, gate.believed, strict=False)):
+            tree.add(position - 1, token, odds, chain.source_of(position))
         length = len(tree)
-        for place, others in enumerate(chain.alternatives[:length]):
+        for position, others in enumerate(chain.alternatives[:length]):
             for token, odds in others:
-                tree.add(place - 1, token, gate.believes_alternative(odds), chain.source_of(place))
+                tree.add(position - 1, token, gate.believes_alternative(odds), chain.source_of(position))
         self._grow(tree, context, length)
         return _proposal(tree, gate.choose(tree, tree.most_nodes).nodes, chain, length)
 
@@ -258,10 +258,10 @@ class CombinationState(DraftState):
             if start > committed or tuple(tokens[max(0, start - len(watched.tail)) : start]) != watched.tail:
                 continue  # another conversation, or an answer that was removed
             hits: list[bool] = []
-            for place, token in enumerate(watched.proposal.tokens):
-                if start + place >= committed or (hits and not hits[-1]):
+            for position, token in enumerate(watched.proposal.tokens):
+                if start + position >= committed or (hits and not hits[-1]):
                     break
-                hits.append(tokens[start + place] == token)
+                hits.append(tokens[start + position] == token)
             if len(hits) == len(watched.proposal.tokens) or (hits and not hits[-1]):
                 self.depth.learn(watched.kind, watched.proposal.confidences[: len(hits)], hits)
             else:
@@ -291,8 +291,8 @@ def _chain(idea: Proposal, gate: ChainGate | None, most: int) -> _Free:
         kept = int(sure[0] >= _RATHER_RIGHT) * len(sure) if gate is None else admitted(gate, sure[:most])
         return _Free(idea.cut(min(most, kept)), first=True) if kept else _Free(NOTHING)
     tree = DraftTree()
-    for place, token in enumerate(idea.tokens[:most]):
-        tree.add(place - 1, token, gate.believes(sure[place]), idea.source_of(place))
+    for position, token in enumerate(idea.tokens[:most]):
+        tree.add(position - 1, token, gate.believes(sure[position]), idea.source_of(position))
     choice = gate.choose(tree, most)
     if not choice.nodes:
         return _Free(NOTHING)
@@ -313,8 +313,8 @@ def _may_pay(why: Reason | None) -> bool:
 
 def _proposal(tree: DraftTree, nodes: Sequence[int], chain: Proposal, length: int) -> Proposal:
     """The chosen ``nodes`` as a proposal; the first ``length`` nodes of the tree are those of the ``chain``."""
-    place = {node: index for index, node in enumerate(nodes)}
-    parents = tuple(place.get(tree.parents[node], -1) for node in nodes)
+    indices = {node: index for index, node in enumerate(nodes)}
+    parents = tuple(indices.get(tree.parents[node], -1) for node in nodes)
     kept = sum(node < length for node in nodes)
     return replace(
         chain.cut(kept),
@@ -329,7 +329,7 @@ def _proposal(tree: DraftTree, nodes: Sequence[int], chain: Proposal, length: in
 
 def _sound(idea: Proposal) -> Proposal:
     """A free drafter's proposal up to the first token that is not an int, with one probability for each token."""
-    length = next((place for place, token in enumerate(idea.tokens) if type(token) is not int), len(idea.tokens))
+    length = next((index for index, token in enumerate(idea.tokens) if type(token) is not int), len(idea.tokens))
     sure = idea.confidences
     if length == len(idea.tokens) == len(sure) and all(0.0 <= own <= 1.0 for own in sure):
         return idea
@@ -360,7 +360,7 @@ class _Both:
 
 
 def seen_alternatives(outcome: Outcome) -> list[tuple[list[float], list[bool]]]:
-    """For each compared place of the chain, the odds of its alternatives and which was the target's token."""
+    """For each compared position of the chain, the odds of its alternatives and which was the target's token."""
     seen = []
     compared = outcome.committed[: outcome.evaluated]
     for token, known in zip(compared, outcome.proposal.alternatives, strict=False):

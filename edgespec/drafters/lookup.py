@@ -128,7 +128,7 @@ class LookupDraftState(DraftState):
                 heapq.heappush(open_, (here, count, node, self._beyond(found, token)))
 
     def _matches(self, context: Context) -> list[Match]:
-        """Earlier places that end as the text does; found once for each context."""
+        """Earlier positions that end as the text does; found once for each context."""
         if self._latest is None or self._latest[:2] != (context, len(context)):
             self._index.follow(context.tokens)
             found = self._index.matches(context.tokens[-LONGEST_MATCH_TOKENS:])
@@ -136,7 +136,7 @@ class LookupDraftState(DraftState):
         return self._latest[2]
 
     def _followers(self, found: Sequence[Match]) -> list[tuple[int, float, int]]:
-        """The tokens that followed the longest match: each with its share of the places, and the match's length."""
+        """The tokens that followed the longest match: each with its share of the positions, and the match's length."""
         if len(found) == 1:  # as after most guesses: no counting
             end, longest = found[0]
             token = self._index.after(end)

@@ -32,8 +32,8 @@ _LONGEST_SLICE_S = 5.0
 _ORDINARY_LAG_TOKENS = 2
 
 
-# Alternatives at each place: the second choice is the target's in 10.5 % of places, the third in 4.2 %, the fourth in
-# 1.8 % (the places of planning/cost/acceptance.py), and all other tokens together in 4 %.
+# Alternatives at each position: the second choice is the target's in 10.5 % of positions, the third in 4.2 %, the
+# fourth in 1.8 % (the positions of planning/cost/acceptance.py), and all other tokens together in 4 %.
 MOST_ALTERNATIVES = 3
 
 # The drafter's own next tokens are guessed from the text. With 3 guesses a drafter that drafts four tokens a round
@@ -93,7 +93,7 @@ class ModelDraftState(DraftState):
     guess saves a forward (Cascade Speculative Drafting, Chen et al., 2023). The chain stays the same, since a
     row's result does not depend on which rows are computed with it. Models without that property get no guesses.
 
-    A one-pass drafter (one_pass.py) gets masks in the place of guesses, and its chain takes one forward.
+    A one-pass drafter (one_pass.py) gets masks instead of guesses, and its chain takes one forward.
     """
 
     def __init__(self, model: Model, request: DraftRequest, kind: str = MODEL) -> None:
@@ -132,7 +132,7 @@ class ModelDraftState(DraftState):
 
     def _read_on(self, cache: _Cache, context: Context, stop: threading.Event) -> None:
         """Read on the cache's thread, in slices so short that the next request hardly waits."""
-        lag = self._place(cache, context)
+        lag = self._align(cache, context)
         while lag and not stop.is_set():
             lag = cache.feed(lag, _LEAST_SLICE)
 
@@ -220,7 +220,7 @@ class ModelDraftState(DraftState):
 
     def _chain(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None) -> Proposal:
         try:
-            lag = self._place(cache, context)
+            lag = self._align(cache, context)
             depth = min(depth, cache.sequence.context_length - (len(context) - cache.start) + 1)
             if depth < 1:
                 return NOTHING
@@ -244,7 +244,7 @@ class ModelDraftState(DraftState):
         finally:
             del cache.known[cache.sequence.length :]
 
-    def _place(self, cache: _Cache, context: Context) -> list[int]:
+    def _align(self, cache: _Cache, context: Context) -> list[int]:
         """Rewind the cache to what it shares with the context, or clear it; returns the tokens to feed.
 
         The last token is always fed, for its scores.
@@ -268,9 +268,9 @@ class ModelDraftState(DraftState):
         if self._index is None or most < 1:
             return []
         found = self._index.matches(tokens[-LONGEST_MATCH_TOKENS:])
-        place, matched = max(found, key=lambda match: match[1], default=(0, 0))
+        position, matched = max(found, key=lambda match: match[1], default=(0, 0))
         least = _SURE_MATCH_TOKENS if len(tokens) > _LONG_TEXT_TOKENS else 1
-        return self._index.copy(place, most) if matched >= least else []
+        return self._index.copy(position, most) if matched >= least else []
 
     def _read(
         self, cache: _Cache, lag: list[int], guesses: list[int], started: float, patience_s: float, before: int

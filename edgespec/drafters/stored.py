@@ -64,12 +64,12 @@ class _Latest:
             self._following += [*tokens, None]
         return found
 
-    def after(self, place: int) -> int | None:
-        return self._following[place] if place < len(self._following) else None
+    def after(self, position: int) -> int | None:
+        return self._following[position] if position < len(self._following) else None
 
-    def copy(self, place: int, count: int) -> list[int]:
+    def copy(self, position: int, count: int) -> list[int]:
         copied = []
-        for token in self._following[place : place + count]:
+        for token in self._following[position : position + count]:
             if token is None:
                 break
             copied.append(token)

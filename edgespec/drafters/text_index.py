@@ -7,19 +7,19 @@ from typing import Protocol
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.counted_text import common_prefix
 
-# Earlier places that are compared, most recent first: bounds the time on text that repeats one phrase thousands of
+# Earlier positions that are compared, most recent first: bounds the time on text that repeats one phrase thousands of
 # times.
 _CANDIDATES = 64
 
-# Runs of these lengths are indexed, longest first. Places of the short run serve where the long run is new; the long
-# run finds the best of thousands of places of a common token.
+# Runs of these lengths are indexed, longest first. Positions of the short run serve where the long run is new; the long
+# run finds the best of thousands of positions of a common token.
 _RUNS = (3, 1)
 
 Match = tuple[int, int]  # where the text after the matching tokens begins, and the number of matching tokens
 
 
 class EarlierText(Protocol):
-    """A text to copy from. A place is where the text after the matching tokens begins.
+    """A text to copy from. A position is where the text after the matching tokens begins.
 
     ``is_quick``: a search takes a few microseconds, so that one for each guessed token is negligible.
     """
@@ -31,13 +31,13 @@ class EarlierText(Protocol):
         """Prepare for searches of the end of ``tokens``."""
 
     def matches(self, tail: list[int]) -> list[Match]:
-        """Places whose text ends as ``tail`` does, those to copy first at the front."""
+        """Positions whose text ends as ``tail`` does, those to copy first at the front."""
 
-    def after(self, place: int) -> int | None:
-        """The token at ``place``; None at the end of the text."""
+    def after(self, position: int) -> int | None:
+        """The token at ``position``; None at the end of the text."""
 
-    def copy(self, place: int, count: int) -> list[int]:
-        """At most ``count`` tokens from ``place`` on."""
+    def copy(self, position: int, count: int) -> list[int]:
+        """At most ``count`` tokens from ``position`` on."""
 
     def clear(self) -> None:
         """Forget the text."""
@@ -65,7 +65,7 @@ class TextIndex:
         self.tokens.extend(tokens[known:])
 
     def matches(self, tail: list[int]) -> list[Match]:
-        """Earlier places whose text ends as ``tail`` does, most recent first.
+        """Earlier positions whose text ends as ``tail`` does, most recent first.
 
         ``tail`` is the end of the indexed text, possibly with guessed tokens: at most LONGEST_MATCH_TOKENS tokens
         are compared.
@@ -84,12 +84,12 @@ class TextIndex:
             return found
         return []
 
-    def after(self, place: int) -> int | None:
-        return self.tokens[place] if place < len(self.tokens) else None
+    def after(self, position: int) -> int | None:
+        return self.tokens[position] if position < len(self.tokens) else None
 
-    def copy(self, place: int, count: int) -> list[int]:
-        """``count`` tokens from ``place`` on. At the text's end the copy repeats from its first token."""
-        copied = self.tokens[place : place + count]
+    def copy(self, position: int, count: int) -> list[int]:
+        """``count`` tokens from ``position`` on. At the text's end the copy repeats from its first token."""
+        copied = self.tokens[position : position + count]
         period = len(copied)
         while len(copied) < count:
             copied.append(copied[-period])

@@ -40,7 +40,7 @@ class TrimmedHeadDrafter:
 
 
 class _Missing(DraftState):
-    """In the place of a whole drafter that cannot draft."""
+    """A whole drafter that cannot draft."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -50,7 +50,7 @@ class _Missing(DraftState):
         return f"the drafter's trimmed head lacks too many words of this text, and the untrimmed drafter {self._why}"
 
 
-# In the place of a whole drafter that has not been needed.
+# A whole drafter that has not been needed.
 _NOT_STARTED = DraftState()
 
 

@@ -85,7 +85,7 @@ class CountedText(abc.Sequence[int]):
 
     def __init__(self, tokens: abc.Iterable[int] = ()) -> None:
         self.tokens = list(tokens)
-        self._places: dict[int, int] | None = None  # each token's column in the arrays; None: not counted yet
+        self._columns: dict[int, int] | None = None  # each token's column in the arrays; None: not counted yet
         self._arrays = np.zeros((2, 0), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -97,15 +97,15 @@ class CountedText(abc.Sequence[int]):
     def extend(self, tokens: abc.Iterable[int]) -> None:
         before = len(self.tokens)
         self.tokens.extend(tokens)
-        if self._places is not None:
+        if self._columns is not None:
             for token in self.tokens[before:]:
-                self._count(self._places, token)
+                self._count(self._columns, token)
 
     def cut(self, length: int) -> None:
         """Keep the first ``length`` tokens."""
-        if self._places is not None:
+        if self._columns is not None:
             for token in self.tokens[length:]:
-                self._forget(self._places, token)
+                self._forget(self._columns, token)
         del self.tokens[length:]
 
     def follow(self, tokens: list[int]) -> None:
@@ -116,27 +116,27 @@ class CountedText(abc.Sequence[int]):
     @property
     def seen(self) -> Seen:
         """A view, valid until the text changes."""
-        if self._places is None:
-            self._places = {}
+        if self._columns is None:
+            self._columns = {}
             for token in self.tokens:
-                self._count(self._places, token)
-        tokens, occurrences = self._arrays[:, : len(self._places)]
+                self._count(self._columns, token)
+        tokens, occurrences = self._arrays[:, : len(self._columns)]
         return Seen(tokens, occurrences)
 
-    def _count(self, places: dict[int, int], token: int) -> None:
-        place = places.setdefault(token, len(places))
-        if place == self._arrays.shape[1]:
-            self._arrays = np.pad(self._arrays, ((0, 0), (0, place + 1)))  # twice as many
-        self._arrays[0, place] = token
-        self._arrays[1, place] += 1
+    def _count(self, columns: dict[int, int], token: int) -> None:
+        column = columns.setdefault(token, len(columns))
+        if column == self._arrays.shape[1]:
+            self._arrays = np.pad(self._arrays, ((0, 0), (0, column + 1)))  # twice as many
+        self._arrays[0, column] = token
+        self._arrays[1, column] += 1
 
-    def _forget(self, places: dict[int, int], token: int) -> None:
-        place = places[token]
-        self._arrays[1, place] -= 1
-        if not self._arrays[1, place]:  # the last column moves here
-            del places[token]
-            last = len(places)
-            self._arrays[:, place] = self._arrays[:, last]
+    def _forget(self, columns: dict[int, int], token: int) -> None:
+        column = columns[token]
+        self._arrays[1, column] -= 1
+        if not self._arrays[1, column]:  # the last column moves here
+            del columns[token]
+            last = len(columns)
+            self._arrays[:, column] = self._arrays[:, last]
             self._arrays[1, last] = 0
-            if place < last:
-                places[int(self._arrays[0, place])] = place
+            if column < last:
+                columns[int(self._arrays[0, column])] = column

@@ -65,9 +65,9 @@ class Proposal:
             chain_length=None if self.chain_length is None else min(length, self.chain_length),
         )
 
-    def source_of(self, place: int) -> str:
-        """Who proposed the token at ``place``; ``drafted_by``, or ``unknown``, if ``sources`` is shorter."""
-        return self.sources[place] if place < len(self.sources) else self.drafted_by or "unknown"
+    def source_of(self, position: int) -> str:
+        """Who proposed the token at ``position``; ``drafted_by``, or ``unknown``, if ``sources`` is shorter."""
+        return self.sources[position] if position < len(self.sources) else self.drafted_by or "unknown"
 
 
 NOTHING = Proposal()
@@ -77,7 +77,7 @@ NOTHING = Proposal()
 class Outcome:
     """The result of a proposal: ``evaluated`` tokens were compared and ``accepted`` of them committed.
 
-    ``committed`` is the text in the place of the proposal's tokens, as far as it goes.
+    ``committed`` is the text at the positions of the proposal's tokens, as far as it goes.
     """
 
     proposal: Proposal

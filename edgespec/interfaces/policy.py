@@ -107,7 +107,7 @@ class AnswerPolicy(Protocol):
         """Learn which of the text's last tokens ``source`` would have guessed."""
 
     def learn_alternatives(self, source: str, odds: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
-        """Learn which alternative at one place of a chain was the target's token, whether proposed or not."""
+        """Learn which alternative at one position of a chain was the target's token, whether proposed or not."""
 
     def record(self, record: RoundRecord) -> None:
         """Learn from the times of one round."""

@@ -65,24 +65,26 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PutForward:
-    """A proposed token: its proposal and its place in it."""
+    """A proposed token: its proposal and its position in it."""
 
     token: int
     piece: Piece
-    place: int
+    position: int
 
     @property
     def source(self) -> str:
         """The drafter that proposed the token."""
-        return self.piece.proposal.source_of(self.place)
+        return self.piece.proposal.source_of(self.position)
 
     @property
     def probs(self) -> Distribution | None:
         own = self.piece.proposal.draft_probs
-        return own[self.place] if own is not None and self.place < len(own) else None
+        return own[self.position] if own is not None and self.position < len(own) else None
 
 
 def put_forward(proposal: Proposal, *, after: int = 0, again: bool = False) -> list[PutForward]:
-    """The tokens of ``proposal`` from place ``after`` on."""
+    """The tokens of ``proposal`` from position ``after`` on."""
     piece = Piece(proposal, again=again)
-    return [PutForward(int(token), piece, place) for place, token in enumerate(proposal.tokens) if place >= after]
+    return [
+        PutForward(int(token), piece, position) for position, token in enumerate(proposal.tokens) if position >= after
+    ]

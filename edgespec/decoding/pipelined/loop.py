@@ -2,8 +2,8 @@
 
 A round feeds the target the last committed token and a window of the proposed tokens, and lets the drafter continue
 all proposed tokens in parallel, assuming acceptance (PEARL's post-verify: Liu et al., 2024). A forward over w draft
-tokens scores w + 1 places, so the first newly drafted token is compared as well; it takes the place of a bonus token.
-Without proposed tokens, or with an empty window, the target scores one place while the drafter drafts the first
+tokens scores w + 1 positions, so the first newly drafted token is compared as well; it replaces a bonus token.
+Without proposed tokens, or with an empty window, the target scores one position while the drafter drafts the first
 tokens, so a drafter that was just wrong costs no time (pre-verify).
 
 The length of a draft is not planned. The drafter stops when the target is done, so that drafting takes the time of a
@@ -32,7 +32,7 @@ from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 
 # How many tokens behind a rejected one are searched for the correction. After two or three a match is chance: about
-# every tenth place has any given function word.
+# every tenth position has any given function word.
 _WORDS_TOO_MANY = 2
 
 
@@ -152,7 +152,7 @@ class PipelinedLoop(Rounds):
         if not limits.depth_cap or (limits.exact_length is not None and len(self._history) >= limits.exact_length):
             return
         pending = [each.token for each in self._pending]
-        # ``_depth_room`` leaves a place for the token that follows; a draft may fill that place too.
+        # ``_depth_room`` leaves a position for the token that follows; a draft may fill that position too.
         room = self._depth_room() + 1
         # Tokens that this round compares, plus those that the next one can verify.
         useful = window + 1 + limits.depth_cap - len(pending)
@@ -168,7 +168,7 @@ class PipelinedLoop(Rounds):
 
         def draft() -> Drafted:
             started = self._clock()
-            # A place may be drafted again because of its earlier draft, so each flight has its own noise.
+            # A position may be drafted again because of its earlier draft, so each flight has its own noise.
             self._chooser.draft_stream = stream
             proposal = self._drafter.propose(context, wanted, UntilDone(done)).cut(wanted)
             usable = valid_length(proposal, self._limits.vocabulary_size, needs_probs=self._chooser.uses_rejection)
@@ -227,7 +227,7 @@ class PipelinedLoop(Rounds):
             if id(piece) in going_on or id(piece) in told:
                 continue
             told.add(id(piece))
-            said = tuple(self._history[base + index - each.place :])
+            said = tuple(self._history[base + index - each.position :])
             outcome = Outcome(
                 proposal=piece.proposal, evaluated=piece.evaluated, accepted=piece.accepted, committed=said
             )
@@ -238,7 +238,7 @@ class PipelinedLoop(Rounds):
     def _continuing(self, correction: int, behind: list[PutForward]) -> list[PutForward]:
         """The tokens drafted after ``correction``, if it is among the next tokens ``behind`` a rejected one.
 
-        This covers a drafter that wrote a superfluous token. The tokens move to another place with other
+        This covers a drafter that wrote a superfluous token. The tokens move to another position with other
         probabilities, so they no longer count as drawn at random.
         """
         for index, each in enumerate(behind[:_WORDS_TOO_MANY]):

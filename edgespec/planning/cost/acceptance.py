@@ -154,9 +154,9 @@ class Acceptance:
         return self._usually(confidence) * (lately if lately < DISAPPOINTING else 1.0)
 
     def _usually(self, confidence: float) -> float:
-        place = _bin(confidence)
-        prior = self._prior.by_confidence[place]
-        return self._bins[place].rate(min(1.0, confidence * self._honesty) if prior is None else prior)
+        index = _bin(confidence)
+        prior = self._prior.by_confidence[index]
+        return self._bins[index].rate(min(1.0, confidence * self._honesty) if prior is None else prior)
 
     @property
     def _honesty(self) -> float:
@@ -182,8 +182,8 @@ class Acceptance:
                 rate(count, known, overall) for count, known in zip(self._positions, prior.by_position, strict=True)
             ),
             by_confidence=tuple(
-                rate(count, known, min(1.0, (place + 0.5) / BINS * self._honesty))
-                for place, (count, known) in enumerate(zip(self._bins, prior.by_confidence, strict=True))
+                rate(count, known, min(1.0, (index + 0.5) / BINS * self._honesty))
+                for index, (count, known) in enumerate(zip(self._bins, prior.by_confidence, strict=True))
             ),
             tokens=min(HANDED_ON_STRENGTH, prior.tokens + self._all.tried_ever),
         )

@@ -1,6 +1,6 @@
 """Expected tokens and expected seconds of a round, and the depth with the most tokens a second.
 
-The formulas are those of speculative decoding (Leviathan et al., 2023) with measured times in place of a constant
+The formulas are those of speculative decoding (Leviathan et al., 2023) with measured times instead of a constant
 cost ratio; depth 0 competes like any other depth (SmartSpec, 2024). Everything here is pure.
 """
 
@@ -38,19 +38,19 @@ class Curve:
         """T(width). Raises ValueError below width 1."""
         if width < 1:
             raise ValueError(f"there is no forward of width {width}")
-        place = bisect.bisect_left(self.widths, width)
-        if place < len(self.widths) and self.widths[place] == width:
-            return self.forward_s[place]
-        if place == len(self.widths):
-            if place == 1:  # one measured width gives no slope: assume that each row costs as much as the first
+        index = bisect.bisect_left(self.widths, width)
+        if index < len(self.widths) and self.widths[index] == width:
+            return self.forward_s[index]
+        if index == len(self.widths):
+            if index == 1:  # one measured width gives no slope: assume that each row costs as much as the first
                 return self.forward_s[0] * width
-            place -= 1
-            return self.forward_s[-1] + max(0.0, self._slope(place)) * (width - self.widths[-1])
-        return self.forward_s[place - 1] + self._slope(place) * (width - self.widths[place - 1])
+            index -= 1
+            return self.forward_s[-1] + max(0.0, self._slope(index)) * (width - self.widths[-1])
+        return self.forward_s[index - 1] + self._slope(index) * (width - self.widths[index - 1])
 
-    def _slope(self, place: int) -> float:
-        """Seconds that a further row costs between the measured widths ``place - 1`` and ``place``."""
-        return (self.forward_s[place] - self.forward_s[place - 1]) / (self.widths[place] - self.widths[place - 1])
+    def _slope(self, index: int) -> float:
+        """Seconds that a further row costs between the measured widths ``index - 1`` and ``index``."""
+        return (self.forward_s[index] - self.forward_s[index - 1]) / (self.widths[index] - self.widths[index - 1])
 
     @property
     def plain_s(self) -> float:
@@ -86,10 +86,10 @@ class ContextCurves:
         contexts, curves = self.contexts, self.curves
         if context_length <= contexts[0]:
             return curves[0]
-        for place in range(1, len(contexts)):
-            if context_length <= contexts[place]:
-                share = (context_length - contexts[place - 1]) / (contexts[place] - contexts[place - 1])
-                low, high = curves[place - 1], curves[place]
+        for index in range(1, len(contexts)):
+            if context_length <= contexts[index]:
+                share = (context_length - contexts[index - 1]) / (contexts[index] - contexts[index - 1])
+                low, high = curves[index - 1], curves[index]
                 return Curve(
                     widths=low.widths,
                     forward_s=tuple(a + share * (b - a) for a, b in zip(low.forward_s, high.forward_s, strict=True)),
@@ -256,7 +256,7 @@ def choose_window(curve: Curve, draft: DraftCost, acceptance: Sequence[float], d
         # Rounds with an empty pipe for each with a full one: a rejection empties the pipe, one accepted token fills
         # it.
         empty = (1 - survives) / steady if steady > 0 else math.inf
-        tokens = sum(steady**place for place in range(window + 1))
+        tokens = sum(steady**index for index in range(window + 1))
         per_round = (empty + tokens) / (empty + 1) if math.isfinite(empty) else 1.0
         seconds = (empty * empty_s + full_s) / (empty + 1) if math.isfinite(empty) else empty_s
         choice = WindowChoice(window=window, tokens_per_round=per_round, tokens_per_s=per_round / seconds)

@@ -46,9 +46,9 @@ class SimulatedPair:
         if not all(0 <= seconds < math.inf for seconds in times):
             raise ValueError("drafting and hand-over times are finite and not negative")
 
-    def stands(self, place: int) -> float:
-        """Probability that the token ``place`` positions after the target's own one is accepted."""
-        return self.acceptance[min(place, len(self.acceptance) - 1)]
+    def stands(self, position: int) -> float:
+        """Probability that the token ``position`` positions after the target's own one is accepted."""
+        return self.acceptance[min(position, len(self.acceptance) - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def expected_pipelined(pair: SimulatedPair, depth_cap: int) -> SimulatedRounds:
     ValueError below a cap of 1.
 
     The loop's own rules apply. A window of w tokens is verified at width w + 1, and the first token in flight is
-    compared in place of a bonus. The drafter continues until the target is done and finishes its current token;
+    compared instead of a bonus. The drafter continues until the target is done and finishes its current token;
     surplus tokens stay proposed. A rejection empties the pipe; then one position is scored while the first tokens are
     drafted. Window and draft length maximise tokens a second by T(w) and acceptance, as
     planning/depth/pipeline_budget.py does once it has learned. Re-proposed tokens are left out, since their
@@ -106,10 +106,10 @@ def expected_pipelined(pair: SimulatedPair, depth_cap: int) -> SimulatedRounds:
     acceptance = learned_acceptance(pair)
     windows, laps = windows_by_rate(pair.curve, acceptance, depth_cap), Laps(pair, depth_cap, acceptance)
     totals, reached = _Totals(), 1.0
-    pending = place = 0
+    pending = position = 0
     seen: dict[int, tuple[_Totals, float]] = {}
     while reached > _NEVER:
-        if place >= len(pair.acceptance) - 1:
+        if position >= len(pair.acceptance) - 1:
             if pending in seen:
                 # From here the course repeats, each period less probable by the same ratio.
                 before, then = seen[pending]
@@ -124,8 +124,8 @@ def expected_pipelined(pair: SimulatedPair, depth_cap: int) -> SimulatedRounds:
         pending += landed - (verified + 1)
         for _ in range(verified + 1):
             totals.tokens += reached  # accepted or corrected: a token either way
-            reached *= pair.stands(place)
-            place += 1
+            reached *= pair.stands(position)
+            position += 1
     return totals.result()
 
 
@@ -274,7 +274,7 @@ class Laps:
         """A flight of the tokens that there is time for, at most as many as then leave ``depth_cap`` in the pipe.
 
         ``pending`` tokens are in the pipe before the round. The round takes out ``window`` + 1: those it verifies,
-        and one that it compares in place of a bonus.
+        and one that it compares instead of a bonus.
         """
         pair = self.pair
         most = window + 1 + self.depth_cap - pending

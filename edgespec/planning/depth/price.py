@@ -168,7 +168,7 @@ def worth_buying(
     now = share(done, 0)
     if now <= 0.0:
         return False
-    return all(share(length, place + 1) <= now for place, length in enumerate(longer) if length > done)
+    return all(share(length, index + 1) <= now for index, length in enumerate(longer) if length > done)
 
 
 def worth_of(skipped: int, context: int) -> float:
