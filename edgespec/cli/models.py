@@ -22,7 +22,7 @@ from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.families import models_by_name
 from edgespec.store.file_notes import FileNotes
-from edgespec.store.found import FoundModel, Places, find_models
+from edgespec.store.found import FoundModel, ModelFolders, find_models
 from edgespec.store.references import (
     CatalogueName,
     HubFile,
@@ -159,7 +159,7 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
         return
     store = Store(home())
     known, here = catalogue(), {stored.name: stored for stored in store.list()}
-    found = find_models(Places.of(os.environ, Path.home()))
+    found = find_models(ModelFolders.of(os.environ, Path.home()))
     own = {stored.path.resolve() for stored in here.values()}
     drafters = FileNotes(store.home).drafters()
     others = [_Other.of(model, drafters) for model in found.models if model.path.resolve() not in own]

@@ -25,13 +25,13 @@ def models_to_name() -> tuple[Suggestion, ...]:
     from edgespec.errors import EdgespecError
     from edgespec.files.home import home
     from edgespec.store.catalogue import catalogue
-    from edgespec.store.found import Places, find_models
+    from edgespec.store.found import ModelFolders, find_models
     from edgespec.store.store import Store
 
     try:
         stored = {model.name for model in Store(home()).list() if model.kind == "model"}
         specs = {name: spec for name, spec in catalogue().items() if spec.kind == "model"}
-        others = [(each.name, each.program) for each in find_models(Places.of(os.environ, Path.home())).models]
+        others = [(each.name, each.program) for each in find_models(ModelFolders.of(os.environ, Path.home())).models]
     except (EdgespecError, OSError):
         return ()
     own = [(name, specs[name].description if name in specs else "on disk") for name in sorted(stored)]

@@ -41,10 +41,10 @@ def megabytes(count: float) -> str:
 
 def free_bytes(path: Path) -> int:
     """Bytes that this user may still write on the file system of ``path``; ``path`` need not exist."""
-    place = path.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return shutil.disk_usage(place).free
+    folder = path.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def require_space(path: Path, needed_bytes: int, what: str, *, hint: str = _LARGER_STORE) -> None:

@@ -171,9 +171,9 @@ def home(environ: Mapping[str, str] = os.environ) -> Home:
         )
     if root.exists() and not root.is_dir():
         raise EdgespecError(f"{root} is a file, not a folder", hint=f"set {HOME_VARIABLE} to a folder")
-    place = Home(root)
-    place.read_format()
-    return place
+    opened = Home(root)
+    opened.read_format()
+    return opened
 
 
 def as_home(folder: Home | Path | str) -> Home:

@@ -223,11 +223,11 @@ def read_safetensors_folder(folder: Path) -> Mapping[str, SafeTensor]:
 def _shards(index: Path) -> dict[str, set[str]]:
     """The names of the tensors in each shard, as the index states them."""
     fields = Fields(index, parse_object(index, read_regular_file(index, _MOST_INDEX_BYTES)))
-    places = fields.raw("weight_map")
-    if not isinstance(places, dict) or not 0 < len(places) <= _MOST_TENSORS:
+    shards = fields.raw("weight_map")
+    if not isinstance(shards, dict) or not 0 < len(shards) <= _MOST_TENSORS:
         raise fields.wrong("weight_map", f"an object of 1 to {_MOST_TENSORS} names")
     found: dict[str, set[str]] = {}
-    for name, shard in places.items():
+    for name, shard in shards.items():
         if not isinstance(shard, str) or not _is_plain(shard):
             reason = f"weight_map names {ascii(shard)[:80]}, which is not a plain .safetensors name in this folder"
             raise ModelFileError(index, reason, hint=DOWNLOAD_AGAIN)

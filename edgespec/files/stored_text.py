@@ -29,12 +29,12 @@ from edgespec.files.atomic import replacing
 # Matches are at most this long: as in the index of a conversation, longer ones say nothing more about what follows.
 LONGEST_MATCH_TOKENS = 32
 
-# After one matching token alone what followed is right in a quarter of places (docs/results/drafting.md), and a store
-# of millions of tokens has nearly every token: such guesses would cost rows in every round.
+# After one matching token alone what followed is right in a quarter of positions (docs/results/drafting.md), and a
+# store of millions of tokens has nearly every token: such guesses would cost rows in every round.
 LEAST_MATCH_TOKENS = 2
 
-# Places taken on each side of the longest match, so that a search ends in microseconds if a phrase occurs thousands
-# of times. A choice: of all that follows these places, two tokens at most are guessed.
+# Positions taken on each side of the longest match, so that a search ends in microseconds if a phrase occurs
+# thousands of times. A choice: of all that follows these positions, two tokens at most are guessed.
 _NEIGHBOURS = 4
 
 _MAGIC, _VERSION = b"EDGETEXT", 1
@@ -63,8 +63,8 @@ class StoredText:
     """Texts of one vocabulary and their index. Immutable; any thread may search.
 
     ``backwards`` are the token ids as big-endian uint32, the last token of the latest text first, each text followed
-    by a border: so bytes sort as tokens do. ``order`` are the places of ``backwards``, sorted by the 32 tokens from
-    each place on.
+    by a border: so bytes sort as tokens do. ``order`` are the positions of ``backwards``, sorted by the 32 tokens
+    from each position on.
     """
 
     def __init__(
@@ -102,10 +102,12 @@ class StoredText:
         parts = [part for text in reversed(texts) for part in (text.tokens[::-1], border)]
         ids = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint32)
         if len(ids) >= _BORDER:
-            raise ValueError(f"{len(ids)} tokens are more than an index of 32-bit places holds")
+            raise ValueError(f"{len(ids)} tokens are more than an index of 32-bit positions holds")
         named = [text.name for text in texts]
         names = json.dumps(named).encode("ascii") if any(named) else b""
-        return cls(vocabulary, vocabulary_size, ids.astype(">u4").tobytes(), _sorted_places(ids), len(texts), names)
+        return cls(
+            vocabulary, vocabulary_size, ids.astype(">u4").tobytes(), _sorted_positions(ids), len(texts), names
+        )
 
     def all_texts(self) -> list[Text]:
         """Every text, oldest first. Raises DamagedTextError if borders and names contradict the header."""
@@ -212,14 +214,14 @@ class StoredText:
             return 0, []
         order, size = self._order, self._size
         found = bisect_left(order, needle, key=self._window)
-        ends = [place for place in (found - 1, found) if 0 <= place < size]
-        longest = max((self._shared(needle, place) for place in ends), default=0)
+        ends = [position for position in (found - 1, found) if 0 <= position < size]
+        longest = max((self._shared(needle, position) for position in ends), default=0)
         if longest < LEAST_MATCH_TOKENS:
             return 0, []
         begins = self._begins(needle[: longest * _TOKEN_BYTES])
         below = itertools.takewhile(begins, range(found - 1, max(-1, found - 1 - _NEIGHBOURS), -1))
         above = itertools.takewhile(begins, range(found, min(size, found + _NEIGHBOURS)))
-        following = [self._following(int(order[place]), count) for place in (*below, *above)]
+        following = [self._following(int(order[position]), count) for position in (*below, *above)]
         following = [tokens for tokens in following if tokens]
         if len(following) > 2:
             times = Counter(tokens[0] for tokens in following)
@@ -232,29 +234,29 @@ class StoredText:
         first, end = self._start + _TOKEN_BYTES * max(0, at - count), self._start + _TOKEN_BYTES * at
         tokens = list(struct.unpack(f">{(end - first) // _TOKEN_BYTES}I", self._backwards[first:end]))
         tokens.reverse()
-        for place, token in enumerate(tokens):
+        for position, token in enumerate(tokens):
             if token >= self._vocabulary_size:  # a border, or damage
-                return tokens[:place]
+                return tokens[:position]
         return tokens
 
     def _window(self, at: Any) -> bytes:
-        """The 32 tokens from a place of ``backwards`` on; fewer at the end, none beyond it."""
+        """The 32 tokens from a position of ``backwards`` on; fewer at the end, none beyond it."""
         start = self._start + _TOKEN_BYTES * int(at)
         return self._backwards[start : min(start + _WINDOW, self._start + _TOKEN_BYTES * self._size)]
 
-    def _shared(self, needle: bytes, place: int) -> int:
-        """Leading tokens that ``needle`` shares with the sorted place."""
-        window = self._window(self._order[place])
+    def _shared(self, needle: bytes, position: int) -> int:
+        """Leading tokens that ``needle`` shares with the sorted position."""
+        window = self._window(self._order[position])
         size = min(len(needle), len(window))
         different = int.from_bytes(needle[:size], "big") ^ int.from_bytes(window[:size], "big")
         return (8 * size - different.bit_length()) // (8 * _TOKEN_BYTES)
 
     def _begins(self, needle: bytes) -> Any:
-        return lambda place: self._window(self._order[place]).startswith(needle)
+        return lambda position: self._window(self._order[position]).startswith(needle)
 
 
-def _sorted_places(ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """The places of ``ids``, sorted by the 32 ids from each on: prefix doubling (Manber and Myers, 1993)."""
+def _sorted_positions(ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """The positions of ``ids``, sorted by the 32 ids from each on: prefix doubling (Manber and Myers, 1993)."""
     rank = np.minimum(ids, 2**31 - 1).astype(np.int64)  # two ranks fit in 64 bits; borders stay last
     order = np.zeros(0, dtype=np.int64)
     known = 1

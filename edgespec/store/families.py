@@ -40,7 +40,7 @@ class KnownDrafter:
 
     @property
     def model(self) -> str:
-        """The MODEL argument that fetches the drafter: its name in the catalogue, else its place on the hub."""
+        """The MODEL argument that fetches the drafter: its name in the catalogue, else its repository on the hub."""
         for name, spec in catalogue().items():
             if HubFile(self.repo, self.filename) in spec.sources:
                 return name

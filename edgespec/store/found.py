@@ -46,7 +46,7 @@ class FoundModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ModelFolders:
     """Folders in which other programs keep models; they need not exist."""
 
     hub_cache: Path
@@ -54,7 +54,7 @@ class Places:
     lm_studio: tuple[Path, ...]
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], user: Path) -> Places:
+    def of(cls, environ: Mapping[str, str], user: Path) -> ModelFolders:
         """The programs' own folders: from environment variables, else the defaults of ``user`` or of a service."""
         cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
         hub = Path(environ.get("HF_HOME") or cache / "huggingface") / "hub"
@@ -75,45 +75,45 @@ class Found:
     ignored: Mapping[Path, str]
 
 
-def find_models(places: Places) -> Found:
+def find_models(folders: ModelFolders) -> Found:
     """Every GGUF file that other programs keep. A file with several names is listed once."""
     ignored: dict[Path, str] = {}
     models: dict[Path, FoundModel] = {}
     for find in (_ollama, _lm_studio, _hub_cache):
-        for model in find(places, ignored):
+        for model in find(folders, ignored):
             models.setdefault(model.path.resolve(), model)
     return Found(tuple(models.values()), ignored)
 
 
-def find_ollama(places: Places, name: str) -> FoundModel:
+def find_ollama(folders: ModelFolders, name: str) -> FoundModel:
     """Find ``NAME[:TAG]`` in Ollama's store. Raises ModelNotFoundError."""
     wanted = OLLAMA_PREFIX + (name if ":" in name else f"{name}:latest")
-    known = {model.name: model for model in _ollama(places, {})}
+    known = {model.name: model for model in _ollama(folders, {})}
     if wanted not in known:
         hint = f"Ollama has {', '.join(known)}" if known else "no model of Ollama was found on this machine"
         raise ModelNotFoundError(f"Ollama has no model {wanted.removeprefix(OLLAMA_PREFIX)!r}", hint=hint)
     return known[wanted]
 
 
-def _hub_cache(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
-    for repo in _entries(places.hub_cache, ignored, lambda entry: entry.name.startswith("models--")):
+def _hub_cache(folders: ModelFolders, ignored: Ignored) -> Iterator[FoundModel]:
+    for repo in _entries(folders.hub_cache, ignored, lambda entry: entry.name.startswith("models--")):
         for commit in _entries(repo / "snapshots", ignored):
             for paths in _gguf_models(commit, ignored):
                 yield from _model(str(paths[0]), paths, "Hugging Face", ignored)
 
 
-def _lm_studio(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
-    for folder in places.lm_studio:
+def _lm_studio(folders: ModelFolders, ignored: Ignored) -> Iterator[FoundModel]:
+    for folder in folders.lm_studio:
         for paths in _gguf_models(folder, ignored):
             yield from _model(str(paths[0]), paths, "LM Studio", ignored)
 
 
-def _ollama(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
-    for folder in places.ollama:
+def _ollama(folders: ModelFolders, ignored: Ignored) -> Iterator[FoundModel]:
+    for folder in folders.ollama:
         manifests = folder / "manifests"
         for manifest in _files(manifests, ignored, lambda _path: True):
-            place = manifest.relative_to(manifests)
-            own = place.relative_to(_LIBRARY) if place.is_relative_to(_LIBRARY) else place
+            relative = manifest.relative_to(manifests)
+            own = relative.relative_to(_LIBRARY) if relative.is_relative_to(_LIBRARY) else relative
             if len(own.parts) < 2:
                 continue
             try:
@@ -196,9 +196,9 @@ def _files(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool]) -> It
     """Files below a folder, to a limited depth. Links to folders are not followed, which avoids cycles."""
     folders, left = [(folder, 0)], _MOST_ENTRIES
     while folders:
-        place, depth = folders.pop()
+        current, depth = folders.pop()
         below = []
-        for entry in _entries(place, ignored):
+        for entry in _entries(current, ignored):
             left -= 1
             if left < 0:
                 ignored[folder] = f"it holds more than {_MOST_ENTRIES} entries; the rest was not examined"

@@ -56,13 +56,13 @@ def unmark(folder: Path) -> None:
     (folder / MARK).unlink(missing_ok=True)
 
 
-def sweep(place: Path, lock_of: Callable[[Path], Path]) -> None:
-    """Delete the marked folders in ``place`` that are no longer in use. Raises nothing.
+def sweep(parent: Path, lock_of: Callable[[Path], Path]) -> None:
+    """Delete the marked folders in ``parent`` that are no longer in use. Raises nothing.
 
     ``lock_of`` returns a folder's lock; a folder whose lock another process holds is skipped.
     """
     with contextlib.suppress(OSError):
-        marked = [entry for entry in place.iterdir() if is_marked(entry)]
+        marked = [entry for entry in parent.iterdir() if is_marked(entry)]
         for folder in marked:
             with contextlib.suppress(OSError, StoreLockedError), locked(lock_of(folder), "using it", timeout_s=0):
                 if is_marked(folder):

@@ -12,7 +12,7 @@ from edgespec.files.model_file import LocatedModel, read_model_file
 from edgespec.files.progress import QUIET, Job
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.families import models_by_name
-from edgespec.store.found import OLLAMA_PREFIX, Places, find_ollama
+from edgespec.store.found import OLLAMA_PREFIX, ModelFolders, find_ollama
 from edgespec.store.prepared import prepared_folder, use_prepared
 from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store
@@ -35,7 +35,7 @@ class Locator:
         """
         if text.startswith(OLLAMA_PREFIX):
             name = text.removeprefix(OLLAMA_PREFIX)
-            found = find_ollama(Places.of(os.environ, Path.home()), name)
+            found = find_ollama(ModelFolders.of(os.environ, Path.home()), name)
             return replace(read_model_file(found.path, found.others), name=name)
         reference = parse_reference(text, catalogue().keys())
         if isinstance(reference, LocalPath):

@@ -1,4 +1,4 @@
-"""Every model file on this machine whose place is known: those of the store and those that other programs keep."""
+"""Every model file on this machine whose path is known: those of the store and those that other programs keep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.store.found import Places, find_models
+from edgespec.store.found import ModelFolders, find_models
 from edgespec.store.store import Store
 
 # Of more files only the smallest are examined, since a drafter is small. Published collections have a few dozen.
@@ -29,13 +29,13 @@ class FileOnDisk:
     program: str | None = None
 
 
-def files_on_disk(store: Store, places: Places, most: int = MOST_FILES) -> Sequence[FileOnDisk]:
+def files_on_disk(store: Store, folders: ModelFolders, most: int = MOST_FILES) -> Sequence[FileOnDisk]:
     """The model files, the smallest first, each listed once, under edgespec's own name if it has one.
 
     A file is opened only to check that it is GGUF. Unreadable files are left out.
     """
     named = [(stored.name, stored.path, stored.bytes, None) for stored in store.list() if stored.kind == "model"]
-    found = [(model.name, model.path, model.bytes, model.program) for model in find_models(places).models]
+    found = [(model.name, model.path, model.bytes, model.program) for model in find_models(folders).models]
     files: dict[Path, FileOnDisk] = {}
     for name, path, size, program in (*named, *found):
         try:

@@ -167,8 +167,8 @@ class Store:
 
     def _sweep(self) -> None:
         """Delete removed models whose files were in use."""
-        for place in (self._home.models, self._home.parts):
-            leftovers.sweep(place, lambda folder: self._home.locks / f"{folder.name}.lock")
+        for root in (self._home.models, self._home.parts):
+            leftovers.sweep(root, lambda folder: self._home.locks / f"{folder.name}.lock")
 
     def verify(self, name: str, job: Job = QUIET) -> StoredModel:
         """Hash the file again, whatever its modification time.
@@ -305,10 +305,10 @@ class Store:
                 files = () if manifest is None else (Path(file.path) for file in manifest.files)
                 kept = tuple(path for path in files if path.is_absolute() and path.exists())
             freed, in_use = 0, list[Path]()
-            for place in (folder, parts):
-                if place.is_dir():
+            for each in (folder, parts):
+                if each.is_dir():
                     try:
-                        bytes_here, left = leftovers.delete(place)
+                        bytes_here, left = leftovers.delete(each)
                         freed += bytes_here
                         in_use += left
                     except OSError as error:
@@ -348,8 +348,8 @@ def _missing(manifest: Manifest, folder: Path) -> Path | None:
 def _record_of(path: Path, sha256: str, folder: Path) -> FileRecord:
     """The record of a file that was just verified, for the manifest in ``folder``."""
     status = path.stat()
-    place = path.name if path.parent == folder else str(path)
-    return FileRecord(path=place, sha256=sha256, bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+    relative = path.name if path.parent == folder else str(path)
+    return FileRecord(path=relative, sha256=sha256, bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
 def _rehash(name: str, file: FileRecord, path: Path, job: Job) -> None:

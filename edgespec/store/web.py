@@ -58,25 +58,25 @@ def certificates(environ: Mapping[str, str], first: tuple[str, ...] = ()) -> Pat
     no request is made then, and callers may use what is on this machine.
     """
     for name in (*first, *_READ_BY_THE_CLIENT, *_READ_HERE):
-        place = environ.get(name)
-        if not place:
+        location = environ.get(name)
+        if not location:
             continue
-        places = place.split(os.pathsep) if name == "SSL_CERT_DIR" else [place]  # in OpenSSL's notation
-        if not any(os.access(each, os.R_OK) for each in places):
-            raise UnreachableError(f"{name} names {place}, which cannot be read", hint=f"correct or unset {name}")
-        return None if name in _READ_BY_THE_CLIENT else Path(place)
+        locations = location.split(os.pathsep) if name == "SSL_CERT_DIR" else [location]  # in OpenSSL's notation
+        if not any(os.access(each, os.R_OK) for each in locations):
+            raise UnreachableError(f"{name} names {location}, which cannot be read", hint=f"correct or unset {name}")
+        return None if name in _READ_BY_THE_CLIENT else Path(location)
     return None
 
 
-def tls_context(place: Path) -> ssl.SSLContext:
+def tls_context(location: Path) -> ssl.SSLContext:
     """A context that trusts only the certificates in a file or a folder. Raises UnreachableError."""
     try:
-        if place.is_dir():
-            return ssl.create_default_context(capath=str(place))
-        return ssl.create_default_context(cafile=str(place))
+        if location.is_dir():
+            return ssl.create_default_context(capath=str(location))
+        return ssl.create_default_context(cafile=str(location))
     except (OSError, ssl.SSLError) as error:
         raise UnreachableError(
-            f"{place} holds no certificates in PEM form", hint="correct the variable that names it"
+            f"{location} holds no certificates in PEM form", hint="correct the variable that names it"
         ) from error
 
 
@@ -104,8 +104,8 @@ class Web:
         self._proxy = proxy
         self._waiting_since: float | None = None
         self._random = random.Random()
-        if context is None and (place := certificates(os.environ)) is not None:
-            context = tls_context(place)
+        if context is None and (location := certificates(os.environ)) is not None:
+            context = tls_context(location)
         self._own: Any = None
         self._client: Any = get_session()
         if context is not None or proxy is not None:

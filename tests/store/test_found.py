@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.errors import ModelNotFoundError
 from edgespec.store import found
-from edgespec.store.found import Places, find_models, find_ollama
+from edgespec.store.found import ModelFolders, find_models, find_ollama
 from tests.support.command_line import Result, run_cli
 from tests.support.other_programs import LIBRARY, User, write_file
 from tests.support.rewritten_gguf import rewrite_gguf
@@ -40,7 +40,7 @@ def test_models_of_every_supported_program_are_found(user: User, weights: bytes)
     ollama = user.to_ollama(f"{LIBRARY}/smol/135m", weights)
     studio = user.to_lm_studio("repo/smol.gguf", weights + b"1")
     hub = user.to_hub("org/repo-GGUF", "smol-q4.gguf", weights + b"22")
-    found = find_models(user.places)
+    found = find_models(user.folders)
     assert [(model.name, model.program, model.path, model.bytes) for model in found.models] == [
         ("ollama:smol:135m", "Ollama", ollama, len(weights)),
         (str(studio), "LM Studio", studio, len(weights) + 1),
@@ -57,30 +57,30 @@ def test_ollama_models_are_named_by_host_owner_and_tag(user: User, weights: byte
         "ollama:registry.ollama.ai/someone/own:v1",
         "ollama:smol:latest",
     ]
-    assert find_ollama(user.places, "smol") == find_ollama(user.places, "smol:latest")
+    assert find_ollama(user.folders, "smol") == find_ollama(user.folders, "smol:latest")
     with pytest.raises(ModelNotFoundError, match="Ollama has no model 'smol:7b'") as caught:
-        find_ollama(user.places, "smol:7b")
+        find_ollama(user.folders, "smol:7b")
     assert "ollama:smol:latest" in (caught.value.hint or "")
 
 
 def test_no_models_are_found_without_other_programs(tmp_path: Path) -> None:
-    places = Places.of({}, tmp_path / "absent")
-    assert find_models(Places(places.hub_cache, places.ollama[:1], places.lm_studio)).models == ()
+    folders = ModelFolders.of({}, tmp_path / "absent")
+    assert find_models(ModelFolders(folders.hub_cache, folders.ollama[:1], folders.lm_studio)).models == ()
     with pytest.raises(ModelNotFoundError) as caught:
-        find_ollama(Places(places.hub_cache, places.ollama[:1], ()), "smol")
+        find_ollama(ModelFolders(folders.hub_cache, folders.ollama[:1], ()), "smol")
     assert caught.value.hint == "no model of Ollama was found on this machine"
 
 
 def test_environment_variables_locate_other_programs_models(tmp_path: Path) -> None:
     told = {"OLLAMA_MODELS": "/models", "HF_HUB_CACHE": "/cache/hub", "HF_HOME": "/hf"}
-    assert (Places.of(told, tmp_path).ollama, Places.of(told, tmp_path).hub_cache) == (
+    assert (ModelFolders.of(told, tmp_path).ollama, ModelFolders.of(told, tmp_path).hub_cache) == (
         (Path("/models"),),
         Path("/cache/hub"),
     )
-    assert Places.of({"HF_HOME": "/hf"}, tmp_path).hub_cache == Path("/hf/hub")
-    assert Places.of({"XDG_CACHE_HOME": "/x"}, tmp_path).hub_cache == Path("/x/huggingface/hub")
-    assert Places.of({}, tmp_path).hub_cache == tmp_path / ".cache" / "huggingface" / "hub"
-    assert Path("/usr/share/ollama/.ollama/models") in Places.of({}, tmp_path).ollama
+    assert ModelFolders.of({"HF_HOME": "/hf"}, tmp_path).hub_cache == Path("/hf/hub")
+    assert ModelFolders.of({"XDG_CACHE_HOME": "/x"}, tmp_path).hub_cache == Path("/x/huggingface/hub")
+    assert ModelFolders.of({}, tmp_path).hub_cache == tmp_path / ".cache" / "huggingface" / "hub"
+    assert Path("/usr/share/ollama/.ollama/models") in ModelFolders.of({}, tmp_path).ollama
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_damaged_ollama_manifest_is_ignored_with_a_reason(
 ) -> None:
     user.to_ollama(f"{LIBRARY}/good/1b", weights)
     bad = user.manifest(f"{LIBRARY}/bad/1b", text)
-    found = find_models(user.places)
+    found = find_models(user.folders)
     assert [model.name for model in found.models] == ["ollama:good:1b"]
     assert reason in found.ignored[bad]
 
@@ -118,7 +118,7 @@ def test_incomplete_models_and_non_gguf_files_are_not_listed(user: User, weights
     first = user.to_lm_studio("repo/big-00001-of-00003.gguf", weights)
     second = user.to_lm_studio("late/big-00002-of-00002.gguf", weights)
     (user.root / ".lmstudio" / "models" / "again").symlink_to(user.root / ".lmstudio")
-    found = find_models(user.places)
+    found = find_models(user.folders)
     assert [model.path for model in found.models] == [whole]
     assert found.ignored[page] == "it is not a GGUF file"
     assert found.ignored[first] == "part 3 of 3 of this model is missing"
@@ -146,13 +146,13 @@ def test_the_search_stops_after_a_maximum_number_of_entries(
         user.to_lm_studio(f"repo/{number}.txt", b"")
     assert user.names() == [str(path)]
     monkeypatch.setattr(found, "_MOST_ENTRIES", 10)
-    (reason,) = find_models(user.places).ignored.values()
+    (reason,) = find_models(user.folders).ignored.values()
     assert reason == "it holds more than 10 entries; the rest was not examined"
 
 
 def test_a_file_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
     odd = user.to_lm_studio("repo/\x1b]0;title\x07\n.gguf", weights)
-    assert find_models(user.places).ignored == {odd: "its name contains control characters"}
+    assert find_models(user.folders).ignored == {odd: "its name contains control characters"}
     shown = succeeded(run_cli("models", home=tmp_path / "home", env=user.environment))
     assert "\x1b" not in shown.out + shown.err
     assert "its name contains control characters" in shown.err
@@ -163,7 +163,7 @@ def test_an_unreadable_folder_is_ignored_with_a_reason(user: User, weights: byte
     path = user.to_lm_studio("repo/x.gguf", weights)
     path.parent.chmod(0)
     try:
-        assert find_models(user.places).ignored == {path.parent: "it cannot be read: Permission denied"}
+        assert find_models(user.folders).ignored == {path.parent: "it cannot be read: Permission denied"}
     finally:
         path.parent.chmod(0o755)
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from edgespec.store.found import Places, find_models
+from edgespec.store.found import ModelFolders, find_models
 
 LIBRARY = "registry.ollama.ai/library"
 
@@ -17,7 +17,7 @@ class User:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.ollama = root / ".ollama" / "models"
-        self.places = Places.of({}, root)
+        self.folders = ModelFolders.of({}, root)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class User:
         return pointer
 
     def names(self) -> list[str]:
-        return [model.name for model in find_models(self.places).models]
+        return [model.name for model in find_models(self.folders).models]
 
     def everything(self) -> dict[str, tuple[bytes, int]]:
         files = (path for path in self.root.rglob("*") if path.is_file())

@@ -30,7 +30,7 @@ from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.frames import facts_from_json, facts_to_json
 from edgespec.store.families import Family, family_of
 from edgespec.store.file_notes import FileNote, FileNotes
-from edgespec.store.found import Places
+from edgespec.store.found import ModelFolders
 from edgespec.store.locate import Locator
 from edgespec.store.on_disk import FileOnDisk, files_on_disk
 
@@ -142,7 +142,7 @@ class DrafterSearch:
 
     def run(self) -> FoundDrafter:
         """The drafter with the largest expected gain. Raises CancelledError."""
-        files = files_on_disk(self._locator.store, Places.of(os.environ, Path.home()))
+        files = files_on_disk(self._locator.store, ModelFolders.of(os.environ, Path.home()))
         own = self._target.path.resolve()
         judged = [(file, judgement) for file in files if file.path != own and (judgement := self._judged(file))]
         judged.sort(key=lambda pair: pair[1].order)

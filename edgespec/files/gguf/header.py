@@ -400,13 +400,13 @@ def _siblings(header: GgufHeader) -> Iterator[GgufHeader]:
             hint="give the parts their published names, for example model-00001-of-00003.gguf",
         )
     for number, each in enumerate(name.names, start=1):
-        place = path.with_name(each)
-        if place != path and not place.exists():
-            raise ModelFileError(place, f"part {number} of {name.count} of this model is missing", hint=_TOGETHER)
-        part = header if place == path else _read_file(place)
+        sibling = path.with_name(each)
+        if sibling != path and not sibling.exists():
+            raise ModelFileError(sibling, f"part {number} of {name.count} of this model is missing", hint=_TOGETHER)
+        part = header if sibling == path else _read_file(sibling)
         if (_number(part), _parts_of(part)) != (number, name.count):
             said = f"its name says part {number} of {name.count}, its content says {_which(part)}"
-            raise ModelFileError(place, said, hint=_TOGETHER)
+            raise ModelFileError(sibling, said, hint=_TOGETHER)
         yield part
 
 

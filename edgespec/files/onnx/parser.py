@@ -63,7 +63,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """A constant: its ``byte_count``, computed from type and shape, and its place.
+    """A constant: its ``byte_count``, computed from type and shape, and its position.
 
     ``location`` is the stated file name, unchecked, or None for a constant inside the graph, whose bytes are
     ``inline``.
@@ -191,7 +191,9 @@ class _Walk:
             elif number == 13:
                 key, text = self._entry(self._span(value))
                 if key in entries or key not in ("location", "offset", "length"):
-                    raise self._bad(f"the place of {show(name)} is stated twice or with an unknown key: {show(key)}")
+                    raise self._bad(
+                        f"the position of {show(name)} is stated twice or with an unknown key: {show(key)}"
+                    )
                 entries[key] = text
             elif number == 14:
                 external = self._integer(value) == _EXTERNAL
@@ -207,10 +209,10 @@ class _Walk:
             return Initializer(name, kind, tuple(shape), byte_count, None, 0, 0, inline)
         numbers = {"offset": "0", **entries}
         if inline or not all(_NUMBER.fullmatch(numbers.get(key, "")) for key in ("offset", "length")):
-            raise self._bad(f"the place of {show(name)} is not an offset and a length in a file")
+            raise self._bad(f"the position of {show(name)} is not an offset and a length in a file")
         location = entries.get("location", "")
-        place = int(numbers["offset"]), int(numbers["length"])
-        return Initializer(name, kind, tuple(shape), byte_count, location, *place, b"")
+        position = int(numbers["offset"]), int(numbers["length"])
+        return Initializer(name, kind, tuple(shape), byte_count, location, *position, b"")
 
     def _entry(self, span: _Span) -> tuple[str, str]:
         key, text = "", ""

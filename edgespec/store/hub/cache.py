@@ -27,7 +27,7 @@ class RepoCache:
         self._locks = cache / ".locks" / self._folder.name
 
     @property
-    def place(self) -> Path:
+    def path(self) -> Path:
         """The repository's folder, which need not exist."""
         return self._folder
 

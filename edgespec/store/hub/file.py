@@ -183,7 +183,7 @@ class _Download:
             return self._already_here() or self._fetched()
         except OSError as error:
             raise DownloadError(
-                f"the hub's cache {self._folder.place} cannot be used: {error.strerror or error}",
+                f"the hub's cache {self._folder.path} cannot be used: {error.strerror or error}",
                 hint="set HF_HOME to a folder you may write to",
             ) from error
 
@@ -198,7 +198,7 @@ class _Download:
         """The same error, with a hint for the next attempt."""
         arrived, size = self._partial_bytes(), self._resolved.size or 0
         return DiskSpaceError(
-            f"the disk that holds {self._folder.place} is full; {readable_bytes(arrived)} of {readable_bytes(size)} "
+            f"the disk that holds {self._folder.path} is full; {readable_bytes(arrived)} of {readable_bytes(size)} "
             "have arrived and are kept",
             needed_bytes=max(0, size - arrived) + SLACK_BYTES,
             free_bytes=error.free_bytes,

@@ -52,9 +52,9 @@ def fetch_hub_folder(folder: HubFolder, network: Network = ONLINE, job: Job = QU
 
     Raises DownloadError, HashMismatchError, DiskSpaceError, CancelledError; finished downloads are kept.
     """
-    place: Path | None = None
+    parent: Path | None = None
     for name in folder.wanted:
-        place = fetch_hub_file(HubFile(folder.repo, name, folder.commit), network, job).path.parent
-    if place is None:
+        parent = fetch_hub_file(HubFile(folder.repo, name, folder.commit), network, job).path.parent
+    if parent is None:
         raise DownloadError(f"{folder.repo} holds no model that can be converted")
-    return place
+    return parent

@@ -51,7 +51,7 @@ def fetch_hub_model(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET
         folder = RepoCache(network.cache or Path(hub_settings().HF_HUB_CACHE), wanted.repo)
         entries = {entry.name: entry for entry in listing.entries}
         needed_bytes = sum(_missing_bytes(folder, listing.commit, entries[name]) for name in names)
-        require_space(folder.place, needed_bytes, f"downloading {wanted.label}")
+        require_space(folder.path, needed_bytes, f"downloading {wanted.label}")
     own = replace(network, offline=network.offline or listing.cached)
     # By the revision as given, which the cache remembers.
     first = fetch_hub_file(replace(wanted, filename=names[0]), own, job)

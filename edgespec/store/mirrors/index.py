@@ -75,16 +75,16 @@ class PackageIndex:
         return self._webs[host]
 
     def find(self, part: PackagePart) -> WheelLink:
-        """The first wheel of that version that a place offers; a wheel for every platform comes before others.
+        """The first wheel of that version that a source offers; a wheel for every platform comes before others.
 
-        Raises DownloadError with the reason if no place offers one, UnreachableError if no place is reachable.
+        Raises DownloadError with the reason if no source offers one, UnreachableError if no source is reachable.
         """
         reasons: list[DownloadError] = []
         project = _normal(part.package)
         indexes = (f"{index.rstrip('/')}/{project}/" for index in self._settings.indexes)
-        for place in (*self._settings.links, *indexes):
+        for source in (*self._settings.links, *indexes):
             try:
-                found = [link for link in self._links(place) if _is_wheel_of(link.filename, part)]
+                found = [link for link in self._links(source) if _is_wheel_of(link.filename, part)]
             except DownloadError as error:
                 reasons.append(error)
                 continue
@@ -106,14 +106,14 @@ class PackageIndex:
             "GET", url, lambda response: _refusal(response, web.host), headers=given, accept=accept, follow=True
         )
 
-    def _links(self, place: str) -> Iterator[WheelLink]:
+    def _links(self, source: str) -> Iterator[WheelLink]:
         """The wheels that a folder, a page or a path offers."""
-        local = _local(place)
+        local = _local(source)
         if local is not None:
             yield from _links_here(local)
             return
-        web = self.web(place)
-        with self._get(place, {"accept": _ACCEPT}, (404,)) as response:
+        web = self.web(source)
+        with self._get(source, {"accept": _ACCEPT}, (404,)) as response:
             if response.status_code == 404:
                 return
             body = bytearray()
@@ -122,7 +122,7 @@ class PackageIndex:
                 if len(body) > _LARGEST_PAGE_BYTES:
                     raise DownloadError(f"the page of {web.host} is too long")
             kind = response.headers.get("content-type", "").lower()
-            base = str(getattr(response, "url", place))
+            base = str(getattr(response, "url", source))
         try:
             yield from (
                 _links_of_json(json.loads(body), base)
@@ -152,19 +152,19 @@ def _links_of_page(text: str, base: str) -> Iterator[WheelLink]:
         yield WheelLink(url, unquote(urlsplit(url).path.rpartition("/")[2]), sha256[1] if sha256 else None)
 
 
-def _links_here(place: Path) -> Iterator[WheelLink]:
+def _links_here(source: Path) -> Iterator[WheelLink]:
     """What a local folder offers: a page of links, or wheel files."""
     try:
-        if place.suffix == ".whl" and place.is_file():
-            yield WheelLink(place.absolute().as_uri(), place.name, None)
-        page = place / "index.html" if place.is_dir() else place
+        if source.suffix == ".whl" and source.is_file():
+            yield WheelLink(source.absolute().as_uri(), source.name, None)
+        page = source / "index.html" if source.is_dir() else source
         if page.suffix in (".html", ".htm") and page.is_file():
             yield from _links_of_page(page.read_text(encoding="utf-8"), page.absolute().as_uri())
-        if place.is_dir():
-            for path in sorted(place.glob("*.whl")):
+        if source.is_dir():
+            for path in sorted(source.glob("*.whl")):
                 yield WheelLink(path.absolute().as_uri(), path.name, None)
     except (OSError, ValueError) as error:
-        raise DownloadError(f"{place} cannot be read: {error}", hint=_CHECK_INDEX) from error
+        raise DownloadError(f"{source} cannot be read: {error}", hint=_CHECK_INDEX) from error
 
 
 class _Anchors(html.parser.HTMLParser):
@@ -180,12 +180,12 @@ class _Anchors(html.parser.HTMLParser):
             self.targets.append(target)
 
 
-def _local(place: str) -> Path | None:
-    """The local path that a place denotes, or None if the place is remote."""
-    scheme = urlsplit(place).scheme
+def _local(source: str) -> Path | None:
+    """The local path that a source denotes, or None if the source is remote."""
+    scheme = urlsplit(source).scheme
     if scheme == "file":
-        return Path(url2pathname(urlsplit(place).path))
-    return None if scheme in ("http", "https") else Path(place).expanduser()
+        return Path(url2pathname(urlsplit(source).path))
+    return None if scheme in ("http", "https") else Path(source).expanduser()
 
 
 def _normal(name: str) -> str:
