@@ -32,7 +32,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import read_model_file
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.model import NativeSettings, load_native
-from edgespec.runtimes.native.weights import SidecarPlace
+from edgespec.runtimes.native.weights import SidecarFile
 
 CONTEXT = 2048
 TOKENS = 512
@@ -62,8 +62,8 @@ def decode(path: Path, sidecar: Path | None, threads: int) -> None:
     file = read_model_file(path)
     tokens, half = some_tokens(file.header), TOKENS // 2
     started = time.perf_counter()
-    place = None if sidecar is None else SidecarPlace(path=sidecar, sha256=file.identity)
-    model = load_native(file, NativeSettings(threads=threads), place=place)
+    kept = None if sidecar is None else SidecarFile(path=sidecar, sha256=file.identity)
+    model = load_native(file, NativeSettings(threads=threads), sidecar=kept)
     load_s = time.perf_counter() - started
     with model, model.open(CONTEXT) as sequence:
         sequence.forward(tokens[:half], 1)

@@ -88,26 +88,28 @@ def compile_library(
     is_zig = Path(command[0]).stem == "zig" or "ziglang" in command
     flags = [*_FLAGS, *(() if system == "win32" else _POSIX_FLAGS), *extra_flags]
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".kernels-") as name:
-        place = Path(name)
+        folder = Path(name)
         if system != "darwin" or is_zig:
-            library = _compile_for(machine or _machine_of(command), command, flags, system, is_zig, place)
+            library = _compile_for(machine or _machine_of(command), command, flags, system, is_zig, folder)
         else:
             machines = [machine] if machine else _architectures()
             oldest = [] if os.environ.get("MACOSX_DEPLOYMENT_TARGET") else [_LEAST_MACOS]
             library = _joined(
                 [
-                    _compile_for(each, command, [*flags, "-arch", each, *oldest], system, is_zig, _made(place / each))
+                    _compile_for(
+                        each, command, [*flags, "-arch", each, *oldest], system, is_zig, _made(folder / each)
+                    )
                     for each in machines
                 ],
-                place,
+                folder,
             )
         library.replace(output)  # a process that has the old file open keeps it
 
 
 def _compile_for(
-    machine: str, command: Sequence[str], common: Sequence[str], system: str, is_zig: bool, place: Path
+    machine: str, command: Sequence[str], common: Sequence[str], system: str, is_zig: bool, folder: Path
 ) -> Path:
-    """Compile the library for one processor; returns its path in ``place``."""
+    """Compile the library for one processor; returns its path in ``folder``."""
     flags = list(common)
     levels = {name: (machines, own, macro) for name, machines, own, macro in _LEVELS}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -117,7 +119,7 @@ def _compile_for(
             if is_zig:
                 own = tuple(_FOR_ZIG.get(flag, flag) for flag in own)
             if not macro or machine in machines:
-                begun.append((macro, pool.submit(_compile, command, [*common, *own], source, place)))
+                begun.append((macro, pool.submit(_compile, command, [*common, *own], source, folder)))
         objects: list[Path] = []
         for macro, level in begun:
             try:
@@ -129,8 +131,8 @@ def _compile_for(
             if macro:
                 flags.append(f"-D{macro}")
         others = sorted(set(FOLDER.glob("*.c")) - set(FOLDER.glob("level_*.c")))
-        objects += pool.map(lambda source: _compile(command, flags, source, place), others)
-    library = place / LIBRARY_NAMES.get(system, LIBRARY_NAMES["linux"])
+        objects += pool.map(lambda source: _compile(command, flags, source, folder), others)
+    library = folder / LIBRARY_NAMES.get(system, LIBRARY_NAMES["linux"])
     rest = [*map(os.fspath, objects), *(() if system == "win32" else _POSIX_LIBRARIES)]
     if system == "darwin":
         rest.append(_NAME_FOR_MACOS)
@@ -154,10 +156,10 @@ def _architectures() -> list[str]:
     return list(dict.fromkeys(asked)) or [platform.machine()]
 
 
-def _joined(libraries: Sequence[Path], place: Path) -> Path:
+def _joined(libraries: Sequence[Path], folder: Path) -> Path:
     if len(libraries) == 1:
         return libraries[0]
-    joined = place / libraries[0].name
+    joined = folder / libraries[0].name
     _run(["lipo", "-create", *map(os.fspath, libraries), "-output", os.fspath(joined)])
     return joined
 
@@ -202,8 +204,8 @@ def _find_compiler(compiler: str | Sequence[str] | None) -> list[str]:
     raise CompileError(f"no C compiler was found ({', '.join(_COMPILERS)}) when edgespec was installed")
 
 
-def _compile(command: Sequence[str], flags: Sequence[str], source: Path, place: Path) -> Path:
-    made = place / f"{source.stem}.o"
+def _compile(command: Sequence[str], flags: Sequence[str], source: Path, folder: Path) -> Path:
+    made = folder / f"{source.stem}.o"
     _run([*command, *flags, "-c", os.fspath(source), "-o", os.fspath(made)])
     return made
 

@@ -62,7 +62,7 @@ def test_a_rewritten_graph_has_the_expected_inputs_and_no_constant_nodes(packed:
 def test_place_sets_the_offset_and_file_of_a_weight(packed: Path, model: Any) -> None:
     graph = rewritten(packed, model)
     first, second = graph.weights[:2]
-    graph.place(second.name, 4096, "elsewhere")
+    graph.locate(second.name, 4096, "elsewhere")
     stored = numbers(graph, second.name)
     assert {each.key: each.value for each in stored.external_data} == {
         "location": "elsewhere",
@@ -240,7 +240,7 @@ def test_operators_with_tensors_in_attributes_are_refused(packed: Path, model: A
 def test_a_rewritten_graph_passes_the_onnx_checker(packed: Path, model: Any, tmp_path: Path) -> None:
     graph = rewritten(packed, model)
     for each in graph.weights:
-        graph.place(each.name, each.offset, DATA)
+        graph.locate(each.name, each.offset, DATA)
     (tmp_path / DATA).write_bytes((packed / DATA).read_bytes())
     (tmp_path / "model.onnx").write_bytes(graph.model.SerializeToString())
     onnx.checker.check_model(str(tmp_path / "model.onnx"))

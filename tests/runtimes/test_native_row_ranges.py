@@ -19,7 +19,7 @@ from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, has_sidecar
 from edgespec.runtimes.native.tensors import ModelLayout
-from edgespec.runtimes.native.weights import NativeWeights, SidecarPlace
+from edgespec.runtimes.native.weights import NativeWeights, SidecarFile
 from tests.runtimes.contract import equal, logits
 from tests.support.fused_gguf import fused_layout, write_fused
 from tests.support.kernel_calls import require_native
@@ -143,8 +143,8 @@ def test_fused_tensors_have_a_sidecar(tmp_path: Path, monkeypatch: pytest.Monkey
             load_native(path, NativeSettings(), sha256="ab", sidecar=sidecar, requantized=requantized) as model,
         ):
             found.append(rows_of(model))
-            place = SidecarPlace(path=sidecar, sha256="ab")
-            assert has_sidecar(place, located(path), requantized=requantized)
+            kept = SidecarFile(path=sidecar, sha256="ab")
+            assert has_sidecar(kept, located(path), requantized=requantized)
         assert bool(strips) is relays
     assert all(equal(rows, found[0]) for rows in found)
 

@@ -22,7 +22,7 @@ from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import NativeLibrary
 from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.sidecar import HEADER_BYTES, Sidecar
-from edgespec.runtimes.native.weights import NativeWeights, SidecarPlace, load_weights
+from edgespec.runtimes.native.weights import NativeWeights, SidecarFile, load_weights
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -155,7 +155,7 @@ def test_hostile_sidecars_are_refused_or_harmless(path: Path, sidecar: Path) -> 
         tiles = np.frombuffer(bytearray(good[HEADER_BYTES:]), dtype=np.uint8)
         tiles[random_.randrange(len(tiles)) :][:64] = 255
         forged(library, sidecar, good[16:48], tiles)
-        weights = load_weights(library, header, layout, 1, SidecarPlace(path=sidecar, sha256=SHA256))
+        weights = load_weights(library, header, layout, 1, SidecarFile(path=sidecar, sha256=SHA256))
         del weights
         with load_native(path, NativeSettings(), sha256=SHA256, sidecar=sidecar) as model, model.open(20) as sequence:
             assert sequence.forward(TOKENS, 1).count == 1

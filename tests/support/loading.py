@@ -16,7 +16,7 @@ from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.model import LlamaModel
 from edgespec.runtimes.native import model as native
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
-from edgespec.runtimes.native.weights import SidecarPlace
+from edgespec.runtimes.native.weights import SidecarFile
 from edgespec.runtimes.onnx import model as onnx
 from edgespec.runtimes.onnx.model import OnnxModel
 from edgespec.runtimes.onnx.session import OnnxSettings
@@ -54,8 +54,8 @@ def load_native(
 ) -> NativeModel:
     """``sidecar`` is the file for the laid out weights."""
     file = located(source, name=name, sha256=sha256)
-    place = None if sidecar is None else SidecarPlace(path=sidecar, sha256=file.identity)
-    return native.load_native(file, settings, place=place, requantized=requantized, stop=stop)
+    kept = None if sidecar is None else SidecarFile(path=sidecar, sha256=file.identity)
+    return native.load_native(file, settings, sidecar=kept, requantized=requantized, stop=stop)
 
 
 def load_model(

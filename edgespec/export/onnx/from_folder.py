@@ -146,7 +146,7 @@ def _write_graph(work: Path, stage: Path, model: FolderModel, job: Job) -> tuple
             out.write(padding)
             digest.update(padding)
             end += len(padding)
-            graph.place(weight.name, end, DATA_NAME)
+            graph.locate(weight.name, end, DATA_NAME)
             _copy(source, out, weight.offset, weight.byte_count, digest, job)
             end += weight.byte_count
             job.tell("writing", DATA_NAME, done_bytes=min(end, total), total_bytes=total)

@@ -1,4 +1,4 @@
-"""Plans the weight tables of an ONNX model: their formats and their places in the data file.
+"""Plans the weight tables of an ONNX model: their formats and their offsets in the data file.
 
 Pure functions from a GGUF header and a shape to a plan. ``graph.py`` uses the tables in nodes, ``export.py`` writes
 them.
@@ -43,7 +43,7 @@ _INPUTS = ("attn_q", "attn_k", "attn_v")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A constant of the graph: its name, and its place in the data file in bytes."""
+    """A constant of the graph: its name, and its offset in the data file in bytes."""
 
     name: str
     element: Element
@@ -87,7 +87,7 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """All tables by name, with their places. ``head`` may be the table ``embedding``; ``kept_ids``: int64 (kept,)."""
+    """All tables by name, with offsets. ``head`` may be the table ``embedding``; ``kept_ids``: int64 (kept,)."""
 
     tables: Mapping[str, Table]
     ropes: Mapping[Rope, RopeTable]
@@ -256,34 +256,34 @@ class _Planner:
     def _add(self, table: Table) -> None:
         self._tables[table.name] = table
 
-    # ---------------------------------------------------------------------------------------- places
+    # ---------------------------------------------------------------------------------------- offsets
 
     def _placed(self) -> TablePlan:
         end = 0
 
-        def place(stored: Stored) -> Stored:
+        def put(stored: Stored) -> Stored:
             nonlocal end
-            placed = replace(stored, offset=end)
-            end = -(-(end + placed.byte_count) // ALIGNMENT) * ALIGNMENT
-            return placed
+            located = replace(stored, offset=end)
+            end = -(-(end + located.byte_count) // ALIGNMENT) * ALIGNMENT
+            return located
 
         tables = {}
         for name, table in self._tables.items():
-            values = place(table.values)
-            scales = None if table.scales is None else place(table.scales)
+            values = put(table.values)
+            scales = None if table.scales is None else put(table.scales)
             tables[name] = replace(table, values=values, scales=scales)
         # One position more than the context: a forward of one row may run with an extra, discarded row.
         size = (self._shape.sizes.context + 1, self._shape.rope_length // 2)
         ropes = {}
         for number, rope in enumerate(dict.fromkeys(self._shape.ropes[layer.rope] for layer in self._shape.layers)):
-            cosines = place(Stored(name=f"rope.{number}.cosines", element="float32", shape=size))
-            sines = place(Stored(name=f"rope.{number}.sines", element="float32", shape=size))
+            cosines = put(Stored(name=f"rope.{number}.cosines", element="float32", shape=size))
+            sines = put(Stored(name=f"rope.{number}.sines", element="float32", shape=size))
             ropes[rope] = RopeTable(rope=rope, cosines=cosines, sines=sines)
         kept = self._kept
         kept_ids = None if kept is None else Stored(name="kept_ids.values", element="int64", shape=(len(kept),))
         return TablePlan(
             tables=MappingProxyType(tables),
             ropes=MappingProxyType(ropes),
-            kept_ids=None if kept_ids is None else place(kept_ids),
+            kept_ids=None if kept_ids is None else put(kept_ids),
             data_bytes=end,
         )

@@ -2,7 +2,7 @@
 
 The rewritten graph computes positions and mask from the lengths of tokens and past, the output head sees only the
 scored rows, constants are initializers, names are short, and unused operators are removed. Weights stay in their
-file; only their places are read.
+file; only their offsets are read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeGraph:
-    """The rewritten graph. ``weights`` are in order of first use; ``place`` sets the place of each weight.
+    """The rewritten graph. ``weights`` are in order of first use; ``locate`` sets where each weight is in a file.
 
     ``rows`` of the head, ``head_count_kv`` and ``key_length`` come from the graph's shapes. ``types`` describes the
     weights of each part of the model as text.
@@ -77,7 +77,7 @@ class WholeGraph:
     types: Mapping[str, str]
     _tensors: Mapping[str, Any]
 
-    def place(self, name: str, offset: int, location: str) -> None:
+    def locate(self, name: str, offset: int, location: str) -> None:
         """Record in the graph that the weight ``name`` is at byte ``offset`` of the file ``location``."""
         tensor = self._tensors[name]
         del tensor.external_data[:]
@@ -197,10 +197,10 @@ class _Rewriter:
         if "position_ids" in inputs:
             axis = self._integers([0])
             first, behind = (self._add("Squeeze", [each, axis]) for each in (past, total))
-            places = self._add("Range", [first, behind, self._integers(1)])
+            positions = self._add("Range", [first, behind, self._integers(1)])
             # An extra token whose result is discarded may be at the position after the last.
-            places = self._add("Min", [places, self._integers(self._context_length - 1)])
-            self._add("Unsqueeze", [places, axis], "position_ids")
+            positions = self._add("Min", [positions, self._integers(self._context_length - 1)])
+            self._add("Unsqueeze", [positions, axis], "position_ids")
 
     def _length_of(self, value: str, axis: int) -> str:
         return self._add("Gather", [self._add("Shape", [value]), self._integers([axis])], axis=0)
@@ -222,9 +222,9 @@ class _Rewriter:
             return str(node.input[1])
         for each in self._nodes:
             for names in (each.output, each.input):
-                for place, name in enumerate(names):
+                for index, name in enumerate(names):
                     if name == "logits":
-                        names[place] = "all_logits"
+                        names[index] = "all_logits"
         self._add("Slice", ["all_logits", "first_row", end, axis], "logits")
         return None
 
@@ -261,8 +261,8 @@ class _Rewriter:
             kept.CopyFrom(node)
             kept.domain, kept.doc_string = domain, ""
             del kept.metadata_props[:]
-            for place, name in enumerate(kept.input):
-                kept.input[place] = self._aliases.get(name, name)
+            for index, name in enumerate(kept.input):
+                kept.input[index] = self._aliases.get(name, name)
             self._nodes.append(kept)
 
     def _add(self, operator: str, inputs: Sequence[str], output: str = "", before: Any = None, **values: Any) -> str:
@@ -326,9 +326,9 @@ class _Rewriter:
         found: dict[str, Counter[str]] = {}
         for node in self._nodes:
             # MatMulNBits has scales after the weights: scales count as part of the weights.
-            places = {"Gather": 0, "MatMul": 1, "MatMulNBits": 1, "Gemm": 1}
-            place = places.get(node.op_type)
-            tensor = None if place is None else self._tensors.get(node.input[place])
+            indices = {"Gather": 0, "MatMul": 1, "MatMulNBits": 1, "Gemm": 1}
+            index = indices.get(node.op_type)
+            tensor = None if index is None else self._tensors.get(node.input[index])
             if tensor is None or len(tensor.dims) < 2:
                 continue
             kind = (
@@ -346,18 +346,18 @@ class _Rewriter:
         tensors: dict[str, Any] = {}
         weights: list[Weight] = []
         for node in self._nodes:
-            for place, name in enumerate(node.input):
+            for index, name in enumerate(node.input):
                 tensor = self._tensors.get(name)
                 if tensor is not None and name not in names:
                     names[name] = f"w{len(tensors)}"
                     tensors[names[name]] = self._stored(tensor, names[name], weights)
                 elif name not in names:
                     raise refuse(f"uses {name[:64]!a}, which no operator computes")
-                node.input[place] = names[name]
-            for place, name in enumerate(node.output):
+                node.input[index] = names[name]
+            for index, name in enumerate(node.output):
                 if name not in names:
                     names[name] = f"v{len(names)}"
-                node.output[place] = names[name]
+                node.output[index] = names[name]
             node.name = ""
         return tensors, tuple(weights)
 

@@ -103,7 +103,7 @@ def convert(source: Path, work: Path, say: Any) -> dict[str, Any]:
             raise Refused("unknown", f"Optimum did not write a single graph for a {config.model_type!a} model")
         say(stage="checking the graph")
         rows = getattr(config.get_text_config(), "vocab_size", 2)
-        tokens = [(7919 * place + 13) % rows for place in range(sum(CHECKED_CHUNKS))]
+        tokens = [(7919 * index + 13) % rows for index in range(sum(CHECKED_CHUNKS))]
         expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
     del model
     gc.collect()
@@ -204,9 +204,9 @@ def _halve_tables(model: Any, *, rounding: bool) -> None:
     tensors = {each.name: each for each in model.graph.initializer}
     uses: dict[str, list[Any]] = {}
     for node in model.graph.node:
-        for place, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             if name in tensors:
-                uses.setdefault(name, []).append(node if (node.op_type, place) == ("Gather", 0) else None)
+                uses.setdefault(name, []).append(node if (node.op_type, index) == ("Gather", 0) else None)
     for name, nodes in uses.items():
         tensor = tensors[name]
         if None in nodes or tensor.data_type != TensorProto.FLOAT or len(tensor.dims) != 2:

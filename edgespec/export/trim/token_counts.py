@@ -80,7 +80,7 @@ class TokenCounts:
 
 def split(items: Sequence[T]) -> tuple[list[T], list[T]]:
     """Split into (ranking items, held-out items): every third item is held out."""
-    ranking = [item for place, item in enumerate(items, start=1) if place % HELD_OUT_EVERY]
+    ranking = [item for number, item in enumerate(items, start=1) if number % HELD_OUT_EVERY]
     return ranking, list(items[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
 
 

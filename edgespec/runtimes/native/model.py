@@ -20,7 +20,7 @@ from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by
-from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarPlace, load_weights, sidecar_of
+from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarFile, load_weights, sidecar_of
 from edgespec.runtimes.runtime import AS_FILED, DraftForm
 from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
 
@@ -31,7 +31,7 @@ KV_TYPE, KV_BITS = "f16", 16
 class NativeSettings:
     """How to run a model. ``level`` is the name of an instruction set, or ``auto`` for the fastest available.
 
-    ``sidecar``: whether loading uses and writes a file with the laid out weights, if the caller names its place.
+    ``sidecar``: whether loading uses and writes a file with the laid out weights, if the caller names its path.
     No setting changes a bit of the results.
     """
 
@@ -55,14 +55,14 @@ def load_native(
     file: LocatedModel,
     settings: NativeSettings,
     *,
-    place: SidecarPlace | None = None,
+    sidecar: SidecarFile | None = None,
     requantized: bool = False,
     stop: threading.Event | None = None,
 ) -> NativeModel:
     """Lay a file's weights out for the kernels. Once ``stop`` is set, loading ends early.
 
-    ``place`` is where the laid out weights are kept for the next load, which then takes less than a second. They take
-    as much disk as the model, and are written only with plenty of free disk.
+    ``sidecar`` is where the laid out weights are kept for the next load, which then takes less than a second. They
+    take as much disk as the model, and are written only with plenty of free disk.
 
     A ``requantized`` model, for drafting, has its matrices of wider types as Q4_0: it computes what a file in Q4_0
     would.
@@ -73,7 +73,7 @@ def load_native(
     facts, artefact = describe_native(file, settings), file.artefact
     layout = _read_layout(file, requantized=requantized)
     embedding = None if artefact is None else artefact.embedding.path
-    weights = load_weights(load(), file.header, layout, settings.threads, place, embedding=embedding, stop=stop)
+    weights = load_weights(load(), file.header, layout, settings.threads, sidecar, embedding=embedding, stop=stop)
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
     return NativeModel(ModelPart(weights, head_ids=head_ids), file, settings, facts)
 
@@ -117,10 +117,10 @@ def bytes_spared(file: LocatedModel) -> int:
     return spared_by(_read_layout(file, requantized=True))
 
 
-def has_sidecar(place: SidecarPlace, file: LocatedModel, *, requantized: bool) -> bool:
+def has_sidecar(sidecar: SidecarFile, file: LocatedModel, *, requantized: bool) -> bool:
     """Whether the header of the file there names this model and its present layout."""
     layout = _read_layout(file, requantized=requantized)
-    return sidecar_of(load(), layout, place, 1, lambda: False).is_there()
+    return sidecar_of(load(), layout, sidecar, 1, lambda: False).is_there()
 
 
 def _read_layout(file: LocatedModel, *, requantized: bool) -> ModelLayout:

@@ -36,7 +36,7 @@ from edgespec.runtimes.native.model import (
     load_native,
 )
 from edgespec.runtimes.native.sidecar import has_room
-from edgespec.runtimes.native.weights import SidecarPlace
+from edgespec.runtimes.native.weights import SidecarFile
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
 
 # What the store keeps for a model, in the model's folder: removed with the model.
@@ -97,11 +97,11 @@ class NativeRuntime(Runtime):
         form: DraftForm = AS_FILED,
         stop: threading.Event | None = None,
     ) -> NativeModel:
-        place = _place(file, settings, form)
-        if place is not None:
+        sidecar = _sidecar_file(file, settings, form)
+        if sidecar is not None:
             with contextlib.suppress(OSError):  # then no sidecar is kept
-                place.path.parent.mkdir(parents=True, exist_ok=True)
-        model = load_native(file, settings, place=place, requantized=form.requantized, stop=stop)
+                sidecar.path.parent.mkdir(parents=True, exist_ok=True)
+        model = load_native(file, settings, sidecar=sidecar, requantized=form.requantized, stop=stop)
         if form.head_rows is None:
             return model
         with model:
@@ -109,14 +109,14 @@ class NativeRuntime(Runtime):
 
     def is_prepared(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
         """Whether the laid out weights are in a sidecar, which a load only maps."""
-        place = _place(file, settings, form)
-        return place is not None and has_sidecar(place, file, requantized=form.requantized)
+        sidecar = _sidecar_file(file, settings, form)
+        return sidecar is not None and has_sidecar(sidecar, file, requantized=form.requantized)
 
     def will_prepare(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
-        place = _place(file, settings, form)
-        if place is None or has_sidecar(place, file, requantized=form.requantized):
+        sidecar = _sidecar_file(file, settings, form)
+        if sidecar is None or has_sidecar(sidecar, file, requantized=form.requantized):
             return False
-        return has_room(place.path, self.describe(file, settings, form).weight_bytes)
+        return has_room(sidecar.path, self.describe(file, settings, form).weight_bytes)
 
     def cache_bits(self, settings: NativeSettings) -> float:
         return KV_BITS
@@ -128,11 +128,11 @@ class NativeRuntime(Runtime):
         return DraftForm(head_rows=rows, requantized=bears and bytes_spared(file) > 0)
 
 
-def _place(file: LocatedModel, settings: NativeSettings, form: DraftForm) -> SidecarPlace | None:
+def _sidecar_file(file: LocatedModel, settings: NativeSettings, form: DraftForm) -> SidecarFile | None:
     if not settings.sidecar or file.prepared_folder is None:
         return None
     name = REQUANTIZED_SIDECAR if form.requantized else NATIVE_SIDECAR
-    return SidecarPlace(path=file.prepared_folder / name, sha256=file.identity)
+    return SidecarFile(path=file.prepared_folder / name, sha256=file.identity)
 
 
 def frequent_head_rows(header: GgufHeader) -> int | None:

@@ -41,7 +41,7 @@ _STRIP_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SidecarPlace:
+class SidecarFile:
     """Where a model's laid out matrices may be kept. ``sha256`` identifies the model's content."""
 
     path: Path
@@ -219,7 +219,7 @@ def load_weights(
     header: GgufHeader,
     layout: ModelLayout,
     threads: int,
-    sidecar: SidecarPlace | None = None,
+    sidecar: SidecarFile | None = None,
     *,
     embedding: Path | None = None,
     stop: threading.Event | None = None,
@@ -254,11 +254,11 @@ def _load(
     header: GgufHeader,
     layout: ModelLayout,
     threads: int,
-    place: SidecarPlace | None,
+    sidecar_file: SidecarFile | None,
     interrupted: Callable[[], bool],
     files: WeightFiles,
 ) -> NativeWeights:
-    sidecar = None if place is None else sidecar_of(library, layout, place, threads, interrupted)
+    sidecar = None if sidecar_file is None else sidecar_of(library, layout, sidecar_file, threads, interrupted)
     try:
         kept = None if sidecar is None else _map_kept(library, layout, files, sidecar)
         if kept is not None:
@@ -285,12 +285,16 @@ def _load(
 
 
 def sidecar_of(
-    library: NativeLibrary, layout: ModelLayout, place: SidecarPlace, threads: int, interrupted: Callable[[], bool]
+    library: NativeLibrary,
+    layout: ModelLayout,
+    sidecar_file: SidecarFile,
+    threads: int,
+    interrupted: Callable[[], bool],
 ) -> Sidecar:
     """The file for a model's laid out matrices, whether or not it exists."""
     return Sidecar(
-        path=place.path,
-        key=_sidecar_key(library, layout, place.sha256),
+        path=sidecar_file.path,
+        key=_sidecar_key(library, layout, sidecar_file.sha256),
         tile_bytes=tile_bytes(library, layout),
         library=library,
         threads=threads,
@@ -327,7 +331,7 @@ def _sizes(library: NativeLibrary, layout: ModelLayout) -> dict[str, int]:
 
 
 def _sidecar_key(library: NativeLibrary, layout: ModelLayout, sha256: str) -> bytes:
-    """The key of a sidecar: the model's content, and each matrix's type, shape and place."""
+    """The key of a sidecar: the model's content, and each matrix's type, shape and position."""
     sizes = _sizes(library, layout)
     matrices = [
         (weight.tensor.name, weight.type_number, weight.rows, weight.columns, sizes[weight.tensor.name])

@@ -29,10 +29,10 @@ FloatArray = NDArray[np.float32]
 
 def past_mask(length: int, width: int, capacity: int, window: int | None) -> FloatArray:
     """What ``width`` tokens after ``length`` see of the cache: 0 or HIDDEN, float32 (width, capacity)."""
-    places = np.arange(capacity)
-    seen = np.broadcast_to(places < length, (width, capacity))
+    positions = np.arange(capacity)
+    seen = np.broadcast_to(positions < length, (width, capacity))
     if window is not None:
-        seen = seen & (places > length + np.arange(width)[:, None] - window)
+        seen = seen & (positions > length + np.arange(width)[:, None] - window)
     return np.where(seen, np.float32(0), np.float32(HIDDEN))
 
 
@@ -106,9 +106,9 @@ class _Forward:
         self._binding: Any = session.io_binding()
         for layer in range(artefact.block_count):
             for which, part in enumerate(("key", "value")):
-                place = 2 * layer + which
-                self._inputs[f"past_key_values.{layer}.{part}"] = cache[place][None]
-                self._bind_output(f"new.{layer}.{part}", self._new[place][None])
+                index = 2 * layer + which
+                self._inputs[f"past_key_values.{layer}.{part}"] = cache[index][None]
+                self._bind_output(f"new.{layer}.{part}", self._new[index][None])
         self._bind_inputs()
 
     def _bind_inputs(self) -> None:
