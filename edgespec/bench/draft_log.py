@@ -24,7 +24,7 @@ from edgespec.interfaces.model import Model
 
 SCHEMA_VERSION = 1
 
-# Predictions kept of each token. The drafter's fifth choice is the target's token in 1 % of places
+# Predictions kept of each token. The drafter's fifth choice is the target's token in 1 % of positions
 # (docs/results/drafting.md).
 MOST_PREDICTIONS = 4
 
@@ -95,7 +95,7 @@ def logged_answers(
 
 
 def predictions(model: Model, prompt: Sequence[int], answer: Sequence[int]) -> list[Predictions]:
-    """The most probable tokens of ``model`` in place of each token of ``answer``, given the tokens before it."""
+    """The most probable tokens of ``model`` at each token of ``answer``, given the tokens before it."""
     found: list[Predictions] = []
     if not answer:
         return found

@@ -159,16 +159,16 @@ def _draw(panels: Iterable[_Data | None], path: Path, title: str) -> None:
             axes = [left.subplots(), *_column(right, heights[1:])]
         else:
             axes = _column(figure, heights)
-        for panel, place in zip(present, axes, strict=True):
+        for panel, own in zip(present, axes, strict=True):
             match panel:
                 case Speedups():
-                    _draw_speedups(panel, place)
+                    _draw_speedups(panel, own)
                 case Curves():
-                    _draw_curves(panel, place)
+                    _draw_curves(panel, own)
                 case Runtimes():
-                    draw_runtimes(panel, place, list(present[0].arms) if isinstance(present[0], Speedups) else ())
+                    draw_runtimes(panel, own, list(present[0].arms) if isinstance(present[0], Speedups) else ())
                 case Traffic():
-                    _draw_traffic(panel, place)
+                    _draw_traffic(panel, own)
         if title:
             figure.suptitle(title, x=0.012, ha="left", fontsize=9, color=GREY)
         kind = path.suffix.lower().removeprefix(".")
@@ -313,8 +313,8 @@ def legend_below(axes: Any, *, lines: int, columns: int, title: str = "") -> Non
     """Put the legend under the axis. ``lines``: lines of text between axis and legend."""
     from matplotlib.transforms import ScaledTranslation
 
-    place = axes.transAxes + ScaledTranslation(0, -0.3 - 0.16 * lines, axes.figure.dpi_scale_trans)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=place, ncols=columns, borderaxespad=0,
+    below = axes.transAxes + ScaledTranslation(0, -0.3 - 0.16 * lines, axes.figure.dpi_scale_trans)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, ncols=columns, borderaxespad=0,
                 handlelength=2.6, title=title or None, title_fontsize=8.5, alignment="left")  # fmt: skip
 
 
@@ -336,9 +336,9 @@ def draw_runtimes(data: Runtimes, axes: Any, arms: Sequence[str] = ()) -> None:
     def height(seconds: float) -> float:
         return math.log(seconds / low) / math.log(high / low)
 
-    places = apart([height(line.points[-1][1]) for line in data.lines.values()])
+    heights = apart([height(line.points[-1][1]) for line in data.lines.values()])
     others = len(arms)  # the next style that no arm uses
-    for index, ((name, line), place) in enumerate(zip(data.lines.items(), places, strict=True)):
+    for index, ((name, line), label_at) in enumerate(zip(data.lines.items(), heights, strict=True)):
         if line.arm in arms:
             number = arms.index(line.arm)
         else:
@@ -363,7 +363,7 @@ def draw_runtimes(data: Runtimes, axes: Any, arms: Sequence[str] = ()) -> None:
         axes.annotate(
             short(name, _LETTERS),
             (last, seconds),
-            xytext=(1.03, place),
+            xytext=(1.03, label_at),
             textcoords="axes fraction",
             va="center",
             color=INK,

@@ -97,7 +97,7 @@ def run_passes(
     answers: list[Answer] = []
     total = settings.passes * len(prompts) * 2 * len(names)
     for number in range(settings.passes):
-        for place, prompt in enumerate(shuffled(prompts, settings.seed + number)):
+        for position, prompt in enumerate(shuffled(prompts, settings.seed + number)):
             reference, _ = _answer(by_name[PLAIN], prompt, settings, raw=raw, cold=False)
             if not settings.cold:
                 # So that no arm's first answer directly follows the reading of the prompt.
@@ -107,7 +107,7 @@ def run_passes(
                         reading.exception()
             known = [*encoded[prompt.id], *reference.token_ids]
             seen = dict.fromkeys(names, 0)
-            for name in abba(names, 1, settings.seed + number + place):
+            for name in abba(names, 1, settings.seed + number + position):
                 if stop is not None and stop.is_set():
                     raise CancelledError("the benchmark was interrupted")
                 arm = by_name[name]

@@ -42,7 +42,7 @@ def shuffled(items: Sequence[T], seed: int) -> list[T]:
 def abba(arms: Sequence[str], passes: int, seed: int) -> list[str]:
     """The order in which the arms run on one prompt: in each pass forwards and then backwards (A B B A).
 
-    A linear drift then affects every arm equally. ``seed`` is the prompt's place in the run; it rotates the arms, so
+    A linear drift then affects every arm equally. ``seed``, the prompt's position in the run, rotates the arms, so
     that each arm comes first equally often. The n-th run of one arm pairs with the n-th run of another. Raises
     ValueError for no arms, an arm named twice, or no passes.
     """

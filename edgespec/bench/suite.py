@@ -267,7 +267,7 @@ def _unique(prompts: Sequence[Prompt], name: str) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-def function_source(place: str) -> str | None:
+def function_source(reference: str) -> str | None:
     """The function at ``module:qualified.name``, decorators included and not indented; the same for the same Python.
 
     For prompts that quote the standard library: the source is read from its installation, never redistributed.
@@ -275,7 +275,7 @@ def function_source(place: str) -> str | None:
     None if the source is not available: a Python without sources (embedded, frozen), or without that function. The
     module, a top-level one, is not imported.
     """
-    module, _, name = place.partition(":")
+    module, _, name = reference.partition(":")
     try:
         spec = find_spec(module)
         # Optional in a loader; available for files, archives and frozen modules (which return None).

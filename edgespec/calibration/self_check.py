@@ -33,11 +33,11 @@ def self_check(
             before = clock()
             rows = sequence.forward(tokens[start : start + width], width)
             plain_s = clock() - before
-            for place in range(width):
-                found = rows.logits(place).tobytes()
+            for position in range(width):
+                found = rows.logits(position).tobytes()
                 if widths is PASSES[0]:
                     first.append(found)
-                elif found != first[start + place]:
+                elif found != first[start + position]:
                     largest = float("inf")
             start, done = start + width, done + 1
             yield done / sum(map(len, PASSES))

@@ -324,8 +324,8 @@ def measure_agreement(
     """How often the drafter's best token is the target's, greedily, by position and confidence: a first prior.
 
     The target writes ``tokens`` after each prompt. The drafter then reads prompt and answer in one forward, and is
-    right at a position exactly if a chain that reached it would have been. A one-pass drafter guesses from each place
-    of the answer on instead, since its later guesses do not see the earlier ones.
+    right at a position exactly if a chain that reached it would have been. A one-pass drafter guesses from each
+    position of the answer on instead, since its later guesses do not see the earlier ones.
     """
     acceptance = Acceptance()
     for prompt in prompts:
@@ -359,14 +359,14 @@ def _learn_at_once(
     acceptance: Acceptance, reading: Sequence, mask: int, text: list[int]
 ) -> Generator[float, None, None]:
     """Let a one-pass drafter, which has read all before ``text``, guess ahead from each of its tokens."""
-    for place in range(len(text) - AGREEMENT_DEPTH):
-        rows = reading.forward([text[place], *[mask] * (AGREEMENT_DEPTH - 1)], AGREEMENT_DEPTH)
-        hits = [rows.argmax_row(index) == text[place + 1 + index] for index in range(AGREEMENT_DEPTH)]
+    for position in range(len(text) - AGREEMENT_DEPTH):
+        rows = reading.forward([text[position], *[mask] * (AGREEMENT_DEPTH - 1)], AGREEMENT_DEPTH)
+        hits = [rows.argmax_row(index) == text[position + 1 + index] for index in range(AGREEMENT_DEPTH)]
         sure = [_confidence(rows.logits(index)) for index in range(AGREEMENT_DEPTH)]
         known = hits.index(False) + 1 if False in hits else len(hits)
         acceptance.learn(sure[:known], hits[:known])
         reading.rewind(reading.length - (AGREEMENT_DEPTH - 1))
-        yield place / len(text)
+        yield position / len(text)
 
 
 def _confidence(logits: LogitsArray) -> float:

@@ -1,4 +1,4 @@
-"""The command line: the only place that prints, handles signals and turns errors into exit codes."""
+"""The command line: the only package that prints, handles signals and turns errors into exit codes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _GIB = 2**30
 
 def doctor(json: JsonOption = False) -> None:
     """Check this machine: runtimes, devices, bandwidth, disk, caches."""
-    machine, conditions, place, problems = describe_machine(), describe_conditions(), home(), list[str]()
+    machine, conditions, user_home, problems = describe_machine(), describe_conditions(), home(), list[str]()
     devices = list_devices(_broken())
     llama = _runtime("llama", devices, load, hint=INSTALL_HINT)
     native = _native()
@@ -47,8 +47,8 @@ def doctor(json: JsonOption = False) -> None:
     onnx["broken_plugins"] = dict(onnx_providers.broken_plugins()) if onnx["available"] else {}
     if not llama["available"] and not native["available"]:
         problems.append(f"no runtime works: {native['reason']}; {llama['reason']}")
-    disk = _disk(place, problems)
-    measured = load_bandwidth(place.measurements, machine)  # measured on this machine and power source
+    disk = _disk(user_home, problems)
+    measured = load_bandwidth(user_home.measurements, machine)  # measured on this machine and power source
     report: dict[str, Any] = {
         "edgespec": __version__,
         "python": sys.version.split()[0],
@@ -56,7 +56,7 @@ def doctor(json: JsonOption = False) -> None:
         "conditions": asdict(conditions),
         "runtimes": {"llama": llama, "onnx": onnx, "native": native},
         "disk": disk,
-        "models": [stored.name for stored in Store(place).list()],
+        "models": [stored.name for stored in Store(user_home).list()],
         "bandwidth": {"read_bytes_per_s": None} if measured is None else measured.as_json(),
         "problems": problems,
     }
@@ -122,16 +122,16 @@ def _native() -> dict[str, Any]:
     }
 
 
-def _disk(place: Home, problems: list[str]) -> dict[str, Any]:
-    existing = next(folder for folder in (place.root, *place.root.parents) if folder.exists())
+def _disk(user_home: Home, problems: list[str]) -> dict[str, Any]:
+    existing = next(folder for folder in (user_home.root, *user_home.root.parents) if folder.exists())
     writable = os.access(existing, os.W_OK)
     if not writable:
-        problems.append(f"{place.root} cannot be written: set EDGESPEC_HOME to a folder you may write to")
+        problems.append(f"{user_home.root} cannot be written: set EDGESPEC_HOME to a folder you may write to")
     return {
-        "home": str(place.root),
+        "home": str(user_home.root),
         "writable": writable,
         "free_bytes": shutil.disk_usage(existing).free,
-        "models_bytes": _size(place.models),
+        "models_bytes": _size(user_home.models),
         "hub_cache": _hub_cache(),
     }
 

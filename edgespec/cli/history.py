@@ -44,8 +44,8 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
     """Say where answers are kept, and how many."""
     if context.invoked_subcommand is not None:
         return
-    place, on = home(), resolve_profile(None).history is not False
-    kept = _kept(place)
+    user_home, on = home(), resolve_profile(None).history is not False
+    kept = _kept(user_home)
     answers, tokens = sum(each.answers or 0 for each in kept), sum(each.tokens or 0 for each in kept)
     size = sum(each.bytes for each in kept)
     if json:
@@ -53,13 +53,13 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
             {"path": str(each.path), "bytes": each.bytes, "answers": each.answers, "tokens": each.tokens}
             for each in kept
         ]
-        total = {"path": str(place.answers), "bytes": size, "answers": answers, "tokens": tokens}
+        total = {"path": str(user_home.answers), "bytes": size, "answers": answers, "tokens": tokens}
         print_json({"history": {"on": on, **total, "files": files}})
         return
     print(f"history of answers: {'on' if on else 'off'} in `edgespec chat`")
-    print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {place.answers}")
+    print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {user_home.answers}")
     turn = "off: history = false" if on else "on: history = true"
-    print(f"to switch it {turn} under [profile] in {place.root / USER_FILE}")
+    print(f"to switch it {turn} under [profile] in {user_home.root / USER_FILE}")
     for each in kept:
         if each.answers is None:
             note(f"{each.path} is damaged; the next chat sets it aside")
@@ -68,11 +68,11 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
 @app.command("clear")
 def clear(context: typer.Context, json: JsonOption = False) -> None:
     """Remove every kept answer."""
-    place = home()
-    kept = _kept(place)
+    user_home = home()
+    kept = _kept(user_home)
     try:
-        with answers_lock(place) if place.answers.is_dir() else contextlib.nullcontext():
-            for path in [*(each.path for each in kept), *place.answers.glob("*.damaged")]:
+        with answers_lock(user_home) if user_home.answers.is_dir() else contextlib.nullcontext():
+            for path in [*(each.path for each in kept), *user_home.answers.glob("*.damaged")]:
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise EdgespecError(
@@ -81,7 +81,7 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
         ) from error
     answers, size = sum(each.answers or 0 for each in kept), sum(each.bytes for each in kept)
     if json or state_of(context).json:
-        print_json({"removed": {"path": str(place.answers), "bytes": size, "answers": answers}})
+        print_json({"removed": {"path": str(user_home.answers), "bytes": size, "answers": answers}})
         return
     note(f"{_answers(answers)} removed, {readable_bytes(size)}" if kept else "no answers are kept")
 
@@ -90,9 +90,9 @@ def _answers(count: int) -> str:
     return "1 answer" if count == 1 else f"{count} answers"
 
 
-def _kept(place: Home) -> list[_Kept]:
+def _kept(user_home: Home) -> list[_Kept]:
     found = []
-    for path in sorted(place.answers.glob("*.text")):
+    for path in sorted(user_home.answers.glob("*.text")):
         try:
             stored = StoredText.open(path, bytes.fromhex(path.stem), _ANY_ID)
             found.append(_Kept(path, path.stat().st_size, stored.texts, stored.tokens))
@@ -108,10 +108,10 @@ def for_chat(profile: Profile) -> Profile:
     profile = with_learned_text(profile)
     if profile.history != "auto":
         return profile
-    place = home()
-    if not place.answers.exists():
+    user_home = home()
+    if not user_home.answers.exists():
         with contextlib.suppress(EdgespecError):  # a home that cannot be written keeps nothing
-            place.create(place.answers)
+            user_home.create(user_home.answers)
             note(
                 "edgespec keeps answers of this chat on this machine, to guess later ones faster: "
                 "`edgespec history` says where and how to switch this off, `edgespec history clear` removes them"

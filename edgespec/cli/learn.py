@@ -46,10 +46,10 @@ def learn(
     state = state_of(context)
     if forget and not paths:
         raise InvalidRequestError("--forget needs a path", hint="`edgespec learn --forget PATH`")
-    chosen, place = resolve_profile(profile, target=target), home()
+    chosen, user_home = resolve_profile(profile, target=target), home()
     with ProgressPrinter(quiet=state.quiet) as progress:
-        located = Locator(store=Store(place), download=not state.offline, job=progress.job).locate(chosen.target)
-        learner = TextLearner(place, located)
+        located = Locator(store=Store(user_home), download=not state.offline, job=progress.job).locate(chosen.target)
+        learner = TextLearner(user_home, located)
         if not paths:
             learned = learner.known()
         elif forget:

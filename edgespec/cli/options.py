@@ -165,7 +165,7 @@ class SeededFlags(SamplingFlags):
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` as typer reads it: the fields of each record among its parameters are options in its place."""
+    """``command`` as typer reads it: options for its fields replace each record among its parameters."""
     hints = get_type_hints(command, include_extras=True)
     records: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters = list[Parameter]()

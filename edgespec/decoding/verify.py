@@ -19,8 +19,8 @@ class Verdict:
     """``accepted`` leading draft tokens are accepted, and ``next_token`` follows them.
 
     ``kind`` is ``correction`` after a rejection and ``bonus`` if every draft token was accepted. It is ``open``,
-    without a ``next_token``, if all were accepted and the target has not scored the next position. ``evaluated`` draft
-    tokens were compared: the accepted ones and the rejected one.
+    without a ``next_token``, if all were accepted and the target has not scored the next position. ``evaluated``
+    draft tokens were compared: the accepted ones and the rejected one.
     """
 
     accepted: int

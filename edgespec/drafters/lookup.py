@@ -136,7 +136,7 @@ class LookupDraftState(DraftState):
         return self._latest[2]
 
     def _followers(self, found: Sequence[Match]) -> list[tuple[int, float, int]]:
-        """The tokens that followed the longest match: each with its share of the positions, and the match's length."""
+        """The tokens that followed the longest match: each with its share of positions, and the match's length."""
         if len(found) == 1:  # as after most guesses: no counting
             end, longest = found[0]
             token = self._index.after(end)

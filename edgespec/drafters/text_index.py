@@ -11,8 +11,8 @@ from edgespec.interfaces.counted_text import common_prefix
 # times.
 _CANDIDATES = 64
 
-# Runs of these lengths are indexed, longest first. Positions of the short run serve where the long run is new; the long
-# run finds the best of thousands of positions of a common token.
+# Runs of these lengths are indexed, longest first. Positions of the short run serve where the long run is new; the
+# long run finds the best of thousands of positions of a common token.
 _RUNS = (3, 1)
 
 Match = tuple[int, int]  # where the text after the matching tokens begins, and the number of matching tokens

@@ -33,7 +33,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises InvalidRequestError for an empty stop string and for a text in place of a list."""
+        """Raises InvalidRequestError for an empty stop string and for a text instead of a list."""
         if isinstance(stops, str):
             raise InvalidRequestError("stop strings must be a list of texts, not one text", param="stop")
         if any(not stop for stop in stops):
@@ -229,16 +229,16 @@ class AnswerTask:
             self.stats.add_round(step.record)
             self._put(Round(step.record))
         shown, stopped = "", False
-        for place, (token, guessed_by) in enumerate(zip(step.tokens, step.guessed_by, strict=True)):
+        for position, (token, guessed_by) in enumerate(zip(step.tokens, step.guessed_by, strict=True)):
             self.stats.emitted_tokens += 1
             self.stats.guessed_tokens += guessed_by is not None
             piece, stopped = self._answer.feed(token)
             self._unshown.append((token, guessed_by, len(piece)))
-            self._logprobs += step.logprobs[place : place + 1]
+            self._logprobs += step.logprobs[position : position + 1]
             shown += piece
             if stopped:
                 # The round's further tokens are not part of the answer: plain decoding would have stopped here.
-                del self._history[len(self._history) - (len(step.tokens) - place - 1) :]
+                del self._history[len(self._history) - (len(step.tokens) - position - 1) :]
                 break
         if shown:
             self._show(shown)

@@ -17,7 +17,7 @@ class CallEvents:
         self._parts = CallParts(use, thinking)
 
     def shaped(self, event: Event) -> list[Event]:
-        """The events in place of one event."""
+        """The events that replace one event."""
         if isinstance(event, Done):
             return [*(Text(part) if isinstance(part, str) else part for part in self._parts.rest()), event]
         if not isinstance(event, Text):

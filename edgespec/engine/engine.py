@@ -88,7 +88,7 @@ class Engine:
         and ``calibrate_for`` can measure between answers. A depth given as a number, or near exactness, needs a check
         which widths are bit-equal (about 20 seconds in other runtimes), and ``load`` makes the check. ``worker`` says
         how to start drafter processes: frozen applications need it. ``store_home`` is the folder for models and
-        measurements in place of EDGESPEC_HOME. ``progress`` is called with each step, on the
+        measurements instead of EDGESPEC_HOME. ``progress`` is called with each step, on the
         calling thread.
 
         Model files stay mapped and are read during decoding. Truncating or overwriting such a file in place ends the

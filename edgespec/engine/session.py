@@ -204,7 +204,7 @@ class Session:
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
-        ``messages`` in place of ``prompt`` are a whole conversation as the caller keeps it: mappings with a role and
+        ``messages`` instead of ``prompt`` are a whole conversation as the caller keeps it: mappings with a role and
         a content, a system message first if there is one, then user and assistant alternately, the user's last. They
         replace this session's conversation; the caches keep what both share. An assistant's message may hold
         ``tool_calls``, and messages in the role ``tool`` with a ``tool_call_id`` hold their results. A conversation

@@ -44,7 +44,7 @@ _OF_THE_REQUEST = (ApiError, ContextFullError, GoneError, InvalidRequestError, T
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token's bytes (``data``) and log-probability, and those of the likeliest tokens in its place.
+    """A token's bytes (``data``) and log-probability, and those of the likeliest tokens at its position.
 
     ``offset``: characters of the answer before it. A character may have several tokens.
     """

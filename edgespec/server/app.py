@@ -41,7 +41,7 @@ MOST_PARSED_BYTES = 200_000
 MOST_BODIES_BYTES = 64_000_000
 # The longest answers of thinking models on a slow machine take half an hour.
 LONGEST_REQUEST_S = 3600.0
-# A client that takes nothing for this long is gone: the answer waits in memory and holds a place.
+# A client that takes nothing for this long is gone: the answer waits in memory and holds a slot.
 LONGEST_WRITE_S = 60.0
 
 Scope = MutableMapping[str, Any]

@@ -49,7 +49,7 @@ def read_messages(given: object) -> tuple[Message, ...]:
     messages = [_message(each, f"messages[{number}]") for number, each in enumerate(given)]
     joined = [_joined(list(same)) for _, same in groupby(enumerate(_only_first_system(messages)), _kind)]
     if len(joined) > 1 and joined[-1] == {"role": "assistant", "content": ""}:
-        del joined[-1]  # some clients send the place of the answer
+        del joined[-1]  # some clients send an empty message for the answer
     if joined[-1]["role"] == "assistant":
         raise ApiError(
             "the last message is the assistant's, and an answer cannot be continued: end with a user message, or "
@@ -68,7 +68,7 @@ def read_messages(given: object) -> tuple[Message, ...]:
 def _only_first_system(messages: list[Message]) -> list[Message]:
     """The messages, where only those before all others are the system's: templates know no later ones.
 
-    Later ones are the user's, at their place: what was said before is unchanged, and is not read again. So are
+    Later ones are the user's, where they stand: what was said before is unchanged, and is not read again. So are
     all, if there are no others.
     """
     first = next((number for number, each in enumerate(messages) if each["role"] != "system"), 0)

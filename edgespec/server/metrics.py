@@ -17,7 +17,7 @@ _HELP = {
     "decode_seconds_total": ("counter", "Time from the first to the last token of answers."),
     "first_token_seconds": ("summary", "Time from the start of a request's turn to its first token."),
     "requests_running": ("gauge", "Requests that are answered now."),
-    "requests_waiting": ("gauge", "Requests that wait for a place."),
+    "requests_waiting": ("gauge", "Requests that wait for a slot."),
     "sessions_kept": ("gauge", "Conversations kept between requests."),
     "connections": ("gauge", "Open connections."),
     "model_loaded": ("gauge", "1 if the model is loaded."),

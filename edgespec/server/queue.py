@@ -21,7 +21,7 @@ MOST_WAITING_OF_ONE = 16
 MOST_WAITING_BYTES = 64_000_000
 # Clients of OpenAI's give up after ten minutes.
 LONGEST_WAIT_S = 600.0
-# A client that takes nothing for this long ends its answer if others wait for a place.
+# A client that takes nothing for this long ends its answer if others wait for a slot.
 LONGEST_WRITE_BEFORE_OTHERS_S = 10.0
 # Retry-After is at most this.
 _LONGEST_RETRY_S = 60
@@ -57,7 +57,7 @@ class RequestQueue:
 
     @asynccontextmanager
     async def turn(self, size: int = 0, owner: str | None = None) -> AsyncIterator[None]:
-        """Wait for a place, and hold it within the block. Raises ApiError with status 429 or 503.
+        """Wait for a slot, and hold it within the block. Raises ApiError with status 429 or 503.
 
         ``size``: bytes of the request's body. ``owner``: whose it is, where several may ask.
         """
@@ -82,7 +82,7 @@ class RequestQueue:
             if self.draining:
                 raise _ending() from None
             raise ApiError(
-                "no place became free in time", status=429, code="queue_full", retry_s=self.retry_s
+                "no slot became free in time", status=429, code="queue_full", retry_s=self.retry_s
             ) from None
         finally:
             self._limits.discard(limit)
@@ -131,7 +131,7 @@ class RequestQueue:
 
     @property
     def retry_s(self) -> int:
-        """Seconds until a place is likely to be free."""
+        """Seconds until a slot is likely to be free."""
         expected = self._typical_s * (self.waiting + 1) / self._most_running
         return max(1, min(_LONGEST_RETRY_S, math.ceil(expected)))
 

@@ -23,8 +23,8 @@ _LIBEDIT = "_HiStOrY_V2_"
 class PromptHistory:
     """The prompts, oldest first. Each is written as soon as it is entered, so that a crash loses none."""
 
-    def __init__(self, place: Home) -> None:
-        self._place = place
+    def __init__(self, user_home: Home) -> None:
+        self._user_home = user_home
         self.prompts = self._read()
 
     def add(self, prompt: str) -> None:
@@ -33,13 +33,13 @@ class PromptHistory:
             return
         self.prompts.append(prompt)
         with contextlib.suppress(OSError, EdgespecError):
-            self._place.create(self._place.root)
-            number = os.open(self._place.history, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._user_home.create(self._user_home.root)
+            number = os.open(self._user_home.history, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(number, "w", encoding="utf-8", errors="replace", newline="\n") as file:
                 file.write(_as_line(prompt))
 
     def _read(self) -> list[str]:
-        path = self._place.history
+        path = self._user_home.history
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         except OSError:

@@ -231,9 +231,9 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
     """The target's answers, in ids of the source's vocabulary, and the target's name."""
     # Plain decoding without a drafter needs no calibration, and the text is the same.
     profile = resolve_profile(None, target=target, draft="none", depth=0, context=_CONTEXT_TOKENS)
-    place = home()
+    user_home = home()
     with ProgressPrinter(quiet=state.quiet) as progress:
-        located = Locator(store=Store(place), download=not state.offline, job=progress.job).locate(profile.target)
+        located = Locator(store=Store(user_home), download=not state.offline, job=progress.job).locate(profile.target)
     prompts = calibration_prompts()
     key = CountedAnswersKey(
         target=located.identity,
@@ -241,7 +241,7 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
         prompt_ids=tuple(prompt.id for prompt in prompts),
         tokens_per_prompt=TOKENS_PER_PROMPT,
     )
-    answers = list(load_answers(place.counted_answers, key))
+    answers = list(load_answers(user_home.counted_answers, key))
     if len(answers) < len(prompts):  # the first export, or the last one was interrupted
         kept = True
         with open_engine(profile, state) as engine, engine.session() as session:
@@ -249,7 +249,7 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
                 answers.append(answer)
                 try:
                     if kept:
-                        save_answers(place.create(place.counted_answers), key, answers)
+                        save_answers(user_home.create(user_home.counted_answers), key, answers)
                 except (EdgespecError, OSError) as error:  # the next export generates the answers again
                     kept = False
                     note(f"the target's answers could not be stored for the next export: {error}")
@@ -292,15 +292,15 @@ def _measure(
     """
     profile, machine = replace(resolve_profile(None), draft_runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
-    with ProgressPrinter(quiet=state.quiet) as progress, _temporary_place(folder) as place:
+    with ProgressPrinter(quiet=state.quiet) as progress, _temporary_folder(folder) as temporary:
         locator, whole = Locator(store=Store(home())), source
         if quant != KEEP:
             provenance = Provenance(name=source.name, quant=quant)
-            export_whole(source.path, place / "whole", provenance, threads=threads, job=progress.job)
-            whole = locator.locate(str(place / "whole"))
+            export_whole(source.path, temporary / "whole", provenance, threads=threads, job=progress.job)
+            whole = locator.locate(str(temporary / "whole"))
         provenance = Provenance(name=source.name)
-        export_trimmed(whole.path, place / "trimmed", provenance, kept=kept, job=progress.job)
-        trimmed = locator.locate(str(place / "trimmed"))
+        export_trimmed(whole.path, temporary / "trimmed", provenance, kept=kept, job=progress.job)
+        trimmed = locator.locate(str(temporary / "trimmed"))
         allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
         prepare = Preparation(profile, threads, CONTEXT_TOKENS + 1)
         models = [prepare.drafter(each) for each in (trimmed, whole)]
@@ -315,11 +315,11 @@ def _measure(
 
 
 @contextmanager
-def _temporary_place(folder: Path) -> Iterator[Path]:
+def _temporary_folder(folder: Path) -> Iterator[Path]:
     """A temporary path on the disk of ``folder``, not created yet. The next export removes it after a crash."""
     final = Path(os.path.realpath(folder))
-    place = final.parent / temporary_name(final.name)
+    temporary = final.parent / temporary_name(final.name)
     try:
-        yield place
+        yield temporary
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -213,9 +213,9 @@ def _without(*, input: str | None = None, local: str | None = None) -> Iterator[
         yield
         return
     changed = list(before)
-    for place, name in ((0, input), (3, local)):
+    for index, name in ((0, input), (3, local)):
         if name is not None:
-            changed[place] &= ~getattr(termios, name)
+            changed[index] &= ~getattr(termios, name)
     termios.tcsetattr(number, termios.TCSANOW, changed)
     try:
         yield

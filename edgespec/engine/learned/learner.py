@@ -74,7 +74,7 @@ class TextLearner:
         return self._described(texts, notice=notice)
 
     def learn(self, paths: Sequence[Path], tokenizer: Tokenizer) -> Generator[float, None, Learned]:
-        """Index the text files of ``paths`` (files and folders) in place of what was learned from there.
+        """Index the text files of ``paths`` (files and folders); they replace what was learned from there.
 
         Yields the finished fraction. Raises InvalidRequestError for a path that neither exists nor was learned,
         StoreLockedError, DiskSpaceError, EdgespecError.
@@ -106,7 +106,7 @@ class TextLearner:
         return self._replace(tuple(_absolute(path) for path in paths), [], Counter())
 
     def _replace(self, roots: tuple[str, ...], found: list[Text], skipped: Counter[str]) -> Learned:
-        """Put ``found`` in the place of the texts below ``roots``. Other processes wait."""
+        """Replace the texts below ``roots`` by ``found``. Other processes wait."""
         lock = self._home.create(self._home.locks) / "learned.lock"
         with locked(lock, "learning", timeout_s=_LOCK_WAIT_S):
             before, notice = self._texts()

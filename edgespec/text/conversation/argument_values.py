@@ -103,7 +103,7 @@ def _type_of(value: Any) -> str:
 
 
 class _Schemas:
-    """Reads the schemas of one tool. References lead to places in the ``root``; each is followed once.
+    """Reads the schemas of one tool. References lead to parts of the ``root``; each is followed once.
 
     The result is None for a schema that names no type and for one that leads to itself.
     """

@@ -69,12 +69,12 @@ class PromptFormat:
     def read(
         self, messages: Messages, tools: Messages = (), *, think: bool = True, known: SpelledNames | None = None
     ) -> Prompt:
-        """``render``, with the places where a message spells out a control token's name.
+        """``render``, with the positions where a message spells out a control token's name.
 
         ``known``: what the conversation's earlier messages spell out. Raises TemplateError, InvalidRequestError.
         """
         if not self._has_calls and any(message["role"] == "tool" or "tool_calls" in message for message in messages):
-            raise InvalidRequestError(f"{self._name} cannot read calls: its chat template has no place for them")
+            raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
         own = [for_template(message) for message in messages]
         spelled = SpelledNames(self.tokenizer) if known is None else known
         return read_messages(self.tokenizer, partial(self.render, think=think), own, spelled.of, tools)
@@ -282,10 +282,10 @@ class Conversation:
 
         first, notice = 0, None
         if not keep_all and kept and not fits(0, context):
-            asked_at = [place for place, message in enumerate(kept) if message["role"] == "user"]
+            asked_at = [position for position, message in enumerate(kept) if message["role"] == "user"]
             room = context - context // _ANSWER_SHARE
-            first = first_that_fits([*asked_at[1:], len(kept)], lambda place: fits(place, room))
-            notice = self._dropped(sum(place < first for place in asked_at), context)
+            first = first_that_fits([*asked_at[1:], len(kept)], lambda position: fits(position, room))
+            notice = self._dropped(sum(position < first for position in asked_at), context)
         asked, tokens = read(first)
         return Turn(
             message=prompt,
@@ -354,19 +354,19 @@ class Conversation:
             self._rendered = turn.text + answer
 
 
-def first_that_fits(places: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """The first of the ascending ``places`` that ``fits``, as all later ones do. The last is not looked at.
+def first_that_fits(positions: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The first of the ascending ``positions`` that ``fits``, as all later ones do. The last is not looked at.
 
-    Looks at late places first: what begins at an early one may be far longer.
+    Looks at late positions first: what begins at an early one may be far longer.
     """
-    high, step = len(places) - 1, 1
-    while (low := high - step) >= 0 and fits(places[low]):
+    high, step = len(positions) - 1, 1
+    while (low := high - step) >= 0 and fits(positions[low]):
         high, step = low, 2 * step
     low = max(low, -1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if fits(places[middle]) else (middle, high)
-    return places[high]
+        low, high = (low, middle) if fits(positions[middle]) else (middle, high)
+    return positions[high]
 
 
 def _as_messages(calls: Sequence[ToolCall]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def check_conversation(
         raise InvalidRequestError(
             "the conversation does not end with a user message", hint="or with the result of a call, in the role tool"
         )
-    last = max(place for place, message in enumerate(turns) if message["role"] == "user")
+    last = max(index for index, message in enumerate(turns) if message["role"] == "user")
     return turns[last]["content"], head + turns[:last], turns[last + 1 :]
 
 

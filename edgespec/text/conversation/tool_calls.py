@@ -60,7 +60,7 @@ class _NoCallError(Exception):
 _Found = tuple[int, list[tuple[str, str]]]
 """Where the calls end in the text, and the name and arguments of each."""
 _ReadOne = Callable[[str, int, bool], tuple[int, tuple[str, str]]]
-"""Reads one call at a place in the text: where it ends, its name and arguments."""
+"""Reads one call at a position in the text: where it ends, its name and arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +150,12 @@ class CallText:
         return blanks + end, calls
 
     def _opening(self) -> int | None:
-        """Where a call may begin, the blanks before it included in the text before; None without such a place."""
+        """Where a call may begin, the blanks before it included in the text before; None without such a position."""
         held = self._held
         if self._format.bare and not self._spoken and held.lstrip(_BLANKS)[:1] in ("{", "`"):
             return 0
-        places = [place for opening in self._format.openings if (place := held.find(opening)) >= 0]
-        return min(places, default=None)
+        positions = [position for opening in self._format.openings if (position := held.find(opening)) >= 0]
+        return min(positions, default=None)
 
     def _certain(self) -> int:
         """Length of the held text that is text whatever follows: neither blanks nor the beginning of an opening."""
@@ -199,7 +199,7 @@ def _overlap(text: str, mark: str) -> int:
 
 
 def _skip(text: str, at: int, final: bool) -> int:
-    """The place of the next character that is not blank. Raises _MoreError without one, _NoCallError if ``final``."""
+    """Where the next character is that is not blank. Raises _MoreError without one, _NoCallError if ``final``."""
     while at < len(text) and text[at] in _BLANKS:
         at += 1
     if at == len(text):
@@ -212,7 +212,7 @@ def _incomplete(final: bool) -> None:
 
 
 def _after(text: str, at: int, mark: str, final: bool) -> int | None:
-    """The place behind ``mark``, which is the next text but for blanks; None if it is not."""
+    """The position behind ``mark``, which is the next text but for blanks; None if it is not."""
     begun = text[at:].lstrip(_BLANKS)
     if begun.startswith(mark):
         return len(text) - len(begun) + len(mark)
@@ -222,7 +222,7 @@ def _after(text: str, at: int, mark: str, final: bool) -> int | None:
 
 
 def _object_end(text: str, at: int, final: bool) -> int:
-    """The place behind the JSON object that begins at ``at``.
+    """The position behind the JSON object that begins at ``at``.
 
     Qwen2.5's template shows the format with double braces, and its models write two or one of them at the end.
     """

@@ -48,11 +48,7 @@ def tool_use(name: str, template: str | None, tokenizer: Tokenizer, tools: Seque
         takes = template is not None and "tools" in template
         raise InvalidRequestError(
             f"{name} cannot be given tools: "
-            + (
-                "edgespec does not know the format of its calls"
-                if takes
-                else "its chat template has no place for them"
-            ),
+            + ("edgespec does not know the format of its calls" if takes else "its chat template cannot show them"),
             hint="known formats: those of Hermes, Qwen2.5, Qwen3, Qwen3-Coder, Llama 3 and Mistral",
         )
     marks = dict[int, bytes]()

@@ -33,7 +33,7 @@ def _byte_letters() -> dict[str, int]:
     """GPT-2's letter for each byte: printable bytes are themselves, other bytes are U+0100 and up, in order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTES = _byte_letters()
@@ -220,7 +220,7 @@ def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
     assert split is not None  # checked by ``unsupported``
     # Some vocabularies lack rare bytes. Such a byte gives no id, and its neighbours are not merged.
     lacking = [letter for letter in _BYTES if letter not in ids]
-    ids = {**ids, **{letter: len(ids) + place for place, letter in enumerate(lacking)}}
+    ids = {**ids, **{letter: len(ids) + index for index, letter in enumerate(lacking)}}
 
     def pairs() -> Iterator[tuple[str, str]]:
         for merge in strings(header, "tokenizer.ggml.merges"):
@@ -246,8 +246,8 @@ def _sentencepiece(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
             text = texts[token]
             if len(text) > _LONGEST_PIECE:
                 continue
-            for place in range(1, len(text)):
-                if text[:place] in ids and text[place:] in ids:
-                    yield text[:place], text[place:]
+            for index in range(1, len(text)):
+                if text[:index] in ids and text[index:] in ids:
+                    yield text[:index], text[index:]
 
     return Merger(models.BPE(vocab=ids, merges=_Merges(pairs()), byte_fallback=True))
