@@ -156,13 +156,12 @@ def with_drafter(places: Placements, prepare: Preparation, drafter: LocatedModel
     return replace(places, drafters=tuple(found))
 
 
-def default_settings(prepare: Preparation, target: LocatedModel, places: Placements, allowed_bytes: int) -> Settings:
-    """The target's settings before any measurement: those of ``Preparation.target``, if all of it fits there.
+def default_settings(settings: Settings, places: Placements, allowed_bytes: int) -> Settings:
+    """The target's settings before any measurement: ``settings``, those of ``Preparation.target``, if it fits there.
 
     Else the CPU, if the target fits in ``allowed_bytes`` of the machine's memory, else as many layers on a GPU as
-    fit: a model too large for one memory may fit in two. Raises InvalidRequestError.
+    fit: a model too large for one memory may fit in two.
     """
-    settings = prepare.target(target).settings
 
     def order(place: Placement) -> int:
         return 0 if place.is_of(settings) else 1 if place.facts.device == HOST else 2

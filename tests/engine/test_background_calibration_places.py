@@ -162,15 +162,15 @@ def test_a_device_found_faster_twice_runs_the_target_from_the_next_load_on(engin
         assert store.settled(PLACE, place.facts).count == count
         pair.measurements.settle_place(pair.pool.places)
     assert store.settled(PLACE, place.facts).chosen == place.key
-    prepare, here = Preparation(pair.profile, 1, CONTEXT), pair.target.settings
-    moved, said = settled_settings(store, prepare, pair.pool.target, here, pair.pool.places, 1 << 40)
+    own, here = Preparation(pair.profile, 1, CONTEXT).target(pair.pool.target), pair.target.settings
+    moved, said = settled_settings(store, own, pair.profile, here, pair.pool.places, 1 << 40)
     assert (moved.device, moved.gpu_layers) == ("Vulkan0", 2)
     assert said[0].startswith("target, 2 of 3 layers on Vulkan0 from now on")
-    told = settled_settings(store, prepare, pair.pool.target, here, pair.pool.places, 1 << 40)
+    told = settled_settings(store, own, pair.profile, here, pair.pool.places, 1 << 40)
     assert told == (moved, said), "no reader has seen the notice yet"
     on_cpu = Placements(targets=tuple(each for each in pair.pool.places.targets if each.facts.device == "cpu"))
     for places, allowed in ((on_cpu, 1 << 40), (pair.pool.places, 10)):
-        assert settled_settings(store, prepare, pair.pool.target, here, places, allowed) == (here, ())
+        assert settled_settings(store, own, pair.profile, here, places, allowed) == (here, ())
 
 
 # ------------------------------------------------------------------------------------------ opening in another place

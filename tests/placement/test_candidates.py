@@ -242,7 +242,9 @@ def test_a_placement_without_measurements_is_rejected_as_not_measured(
 
 def chosen(target: LocatedModel, allowed: int, **values: Any) -> tuple[str, int | None]:
     profile = replace(PROFILE, **values)
-    settings = default_settings(Preparation(profile, 1, CONTEXT), target, places(target, **values), allowed)
+    settings = default_settings(
+        Preparation(profile, 1, CONTEXT).target(target).settings, places(target, **values), allowed
+    )
     assert isinstance(settings, LlamaSettings)
     assert settings.kv_type == ("q8_0+f16" if settings.device == "cpu" else "q8_0")
     return settings.device, settings.gpu_layers
@@ -277,7 +279,7 @@ def test_an_onnx_target_keeps_its_settings(cards: Install, tiny: TinyModels, tmp
     export_onnx(tiny.target, tmp_path / "onnx", Provenance(name="onnx"), kept=None)
     folder = Locator(store=Store(Home(tmp_path))).locate(str(tmp_path / "onnx"))
     prepare = Preparation(PROFILE, 2, CONTEXT)
-    settings = default_settings(prepare, folder, places(folder), 1 << 40)
+    settings = default_settings(prepare.target(folder).settings, places(folder), 1 << 40)
     assert settings == OnnxSettings(threads=2, provider="cpu")
 
 

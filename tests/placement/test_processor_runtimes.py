@@ -249,7 +249,7 @@ def places(target: LocatedModel, drafter: LocatedModel | None = None, **values: 
 
 
 def before_measuring(target: LocatedModel, found: Placements, allowed_bytes: int) -> Settings:
-    return default_settings(Preparation(PROFILE, 1, CONTEXT), target, found, allowed_bytes)
+    return default_settings(Preparation(PROFILE, 1, CONTEXT).target(target).settings, found, allowed_bytes)
 
 
 def names(found: tuple[Placement, ...]) -> list[str]:

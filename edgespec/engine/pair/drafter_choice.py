@@ -45,10 +45,8 @@ def choose_drafter(target: PlacedTarget, locator: Locator, store: Measurements, 
     request = _request(prepare)
 
     def search() -> FoundDrafter:
-        file, facts, allowed = target.model.file, target.model.facts, target.allowed_bytes
-        if not facts.can_rewind:
-            return FoundDrafter()
-        return DrafterSearch(file, facts, prepare, locator, store, request, allowed, tell).run()
+        can_verify = target.model.facts.can_rewind
+        return DrafterSearch(target, locator, store, request, tell).run() if can_verify else FoundDrafter()
 
     found = find_drafter(prepare.profile, target.model.file, locator, search)
     model, off = None, found.off

@@ -17,6 +17,7 @@ from typing import Any
 
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair.drafter_gain import MOST_SHARE, Judgement, judge_drafter
+from edgespec.engine.pair.target_setting import PlacedTarget
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.model_file import LocatedModel
@@ -107,38 +108,34 @@ def smaller_drafters(family: Family | None, target_bytes: int) -> list[str]:
 class DrafterSearch:
     """One search for one target: which files on this machine could draft, and which of them gains most.
 
-    ``facts`` are the target's in its chosen settings, ``allowed_bytes`` the memory for both models. ``request`` is
-    the plan's, for the drafter alone. ``clock`` is in seconds.
+    ``request`` is the plan's. ``clock`` is in seconds.
     """
 
     def __init__(
         self,
-        target: LocatedModel,
-        facts: ModelFacts,
-        prepare: Preparation,
+        target: PlacedTarget,
         locator: Locator,
         measurements: Measurements,
         request: PlanRequest,
-        allowed_bytes: int,
         tell: LoadProgress,
         *,
         search_s: float = SEARCH_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._target = target
-        self._facts = facts
-        self._prepare = prepare
+        self._target = target.model.file
+        self._facts = target.model.facts
+        self._prepare = target.prepare
+        self._allowed_bytes = target.allowed_bytes
         self._locator = replace(locator, download=False)  # a file that is gone is not fetched again
         self._measurements = measurements
         self._request = request
-        self._allowed_bytes = allowed_bytes
         self._tell = tell
         self._search_s = search_s
         self._clock = clock
         self._notes = FileNotes(locator.store.home)
         self._until: float | None = None
         self._why_not: dict[FileOnDisk, Reason] = {}
-        self._key = _description_key(prepare, facts)
+        self._key = _description_key(target.prepare, target.model.facts)
 
     def run(self) -> FoundDrafter:
         """The drafter with the largest expected gain. Raises CancelledError."""

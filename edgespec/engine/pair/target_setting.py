@@ -12,6 +12,7 @@ from edgespec.placement.candidates import Placements, default_settings, require_
 from edgespec.placement.memory import require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.planning.cost.margins import TAKEOVER_CALIBRATIONS
+from edgespec.profiles.profile import Profile
 from edgespec.runtimes.runtime import Settings
 
 
@@ -41,9 +42,10 @@ def place_target(prepare: Preparation, file: LocatedModel, store: Measurements, 
     and what choosing a runtime raises.
     """
     places = target_places(prepare, file, lambda facts: store.load(TIMES, facts) is not None)
-    settings = default_settings(prepare, file, places, allowed_bytes)
-    settings, notices = settled_settings(store, prepare, file, settings, places, allowed_bytes)
-    fewer = _settled_threads(store, prepare, file, settings)
+    own = prepare.target(file)
+    settings = default_settings(own.settings, places, allowed_bytes)
+    settings, notices = settled_settings(store, own, prepare.profile, settings, places, allowed_bytes)
+    fewer = _settled_threads(store, own, prepare, settings)
     if fewer is not None:  # other facts, and other measurements
         return place_target(Preparation(prepare.profile, fewer, prepare.context_length), file, store, allowed_bytes)
     model = prepare.target_in(file, settings)
@@ -54,8 +56,8 @@ def place_target(prepare: Preparation, file: LocatedModel, store: Measurements, 
 
 def settled_settings(
     store: Measurements,
-    prepare: Preparation,
-    target: LocatedModel,
+    target: PreparedModel,
+    profile: Profile,
     settings: Settings,
     places: Placements,
     allowed_bytes: int,
@@ -65,14 +67,13 @@ def settled_settings(
     ``settings`` are the ones before any calibration. They are kept if nothing was agreed, or if the agreed place is
     gone, has no room, or contradicts the profile's runtime and device.
     """
-    facts = prepare.target(target).facts
-    settled = store.settled(PLACE, facts)
+    settled = store.settled(PLACE, target.facts)
     place = next((place for place in places.targets if place.key == settled.chosen), None)
     if place is None or not places.room(place) or place.needed_bytes[HOST] > allowed_bytes:
-        if settled.chosen is None or (prepare.profile.runtime, prepare.profile.device) != ("auto", "auto"):
+        if settled.chosen is None or (profile.runtime, profile.device) != ("auto", "auto"):
             return settings, ()
         where = "{} on {}".format(*settled.chosen)
-        lost = f"{target.name} runs in {settings.runtime} on {settings.device} this time: {where}"
+        lost = f"{target.facts.name} runs in {settings.runtime} on {settings.device} this time: {where}"
         return settings, (f"{lost}, which calibrations chose, is missing or has no room; the wording may differ",)
     notices: tuple[str, ...] = ()
     if not settled.announced:
@@ -84,10 +85,10 @@ def settled_settings(
 
 
 def _settled_threads(
-    store: Measurements, prepare: Preparation, target: LocatedModel, settings: Settings
+    store: Measurements, target: PreparedModel, prepare: Preparation, settings: Settings
 ) -> int | None:
     """The smaller number of threads that calibrations agreed on; None without one, or if the profile sets it."""
     if prepare.profile.threads != "auto":
         return None
-    chosen = store.settled(THREADS, prepare.target(target).facts, settings.runtime).chosen
+    chosen = store.settled(THREADS, target.facts, settings.runtime).chosen
     return chosen if chosen is not None and chosen < prepare.threads else None
