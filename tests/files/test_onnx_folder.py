@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +20,10 @@ from edgespec.export.provenance import Provenance
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
+from tests.support.damaged_folders import refusal
 from tests.support.tiny_onnx import VOCABULARY_SIZE, write_tiny_model
 from tests.support.trimmed_folder import edit_manifest, record_file
 
-FILES = ("model.onnx", "model.onnx.data", "tokenizer.gguf")
 KEPT = np.arange(1, VOCABULARY_SIZE, 2, dtype=np.int32)
 
 
@@ -45,17 +43,6 @@ def sound(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(sound: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
     return Path(shutil.copytree(sound, tmp_path / "small"))
-
-
-def refusal(folder: Path) -> ModelFileError:
-    """The error that reading the folder raises, in under a second of CPU time."""
-    started = time.process_time()
-    with pytest.raises(ModelFileError) as raised:
-        read_onnx_folder(folder)
-    assert time.process_time() - started < 1
-    assert raised.value.hint
-    assert len(raised.value.message) < 1000
-    return raised.value
 
 
 def edit_graph(folder: Path, change: Callable[[Any], object]) -> None:
@@ -116,12 +103,6 @@ def test_bytes_per_forward_of_an_onnx_model_count_its_matrices(tmp_path: Path) -
         assert 0 <= artefact.weight_bytes - artefact.bytes_per_forward - ropes - embedding < small
 
 
-def test_the_identity_of_an_onnx_folder_does_not_depend_on_its_path(folder: Path, sound: Path) -> None:
-    assert read_onnx_folder(folder).identity == read_onnx_folder(sound).identity
-    edit_manifest(folder, lambda document: document.update(licence="MIT"))
-    assert read_onnx_folder(folder).identity != read_onnx_folder(sound).identity
-
-
 def test_an_onnx_folder_is_recognised_by_its_manifest_or_its_files(folder: Path, tmp_path: Path) -> None:
     assert is_onnx_folder(folder)
     assert not is_onnx_folder(tmp_path)
@@ -130,7 +111,7 @@ def test_an_onnx_folder_is_recognised_by_its_manifest_or_its_files(folder: Path,
     assert is_onnx_folder(folder)
     (folder / "manifest.json").unlink()
     assert is_onnx_folder(folder)
-    assert "manifest.json" in refusal(folder).message
+    assert "manifest.json" in refusal(read_onnx_folder, folder).message
     (folder / "model.onnx.data").unlink()
     assert not is_onnx_folder(folder)
     (tmp_path / "manifest.json").write_text('{"schema_version": 1, "kind": "gguf"}')
@@ -140,61 +121,11 @@ def test_an_onnx_folder_is_recognised_by_its_manifest_or_its_files(folder: Path,
 # ----------------------------------------------------------------------------------------------------- the files
 
 
-@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_an_onnx_folder_with_a_missing_file_a_folder_or_a_pipe_is_refused(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    assert "no such file" in refusal(folder).message
-    (folder / name).mkdir()
-    assert "not a regular file" in refusal(folder).message
-    (folder / name).rmdir()
-    if sys.platform != "win32":
-        os.mkfifo(folder / name)
-        assert "not a regular file" in refusal(folder).message
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
-@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_links_in_an_onnx_folder_are_refused(folder: Path, name: str) -> None:
-    (folder / name).rename(folder.parent / name)
-    (folder / name).symlink_to(folder.parent / name)
-    assert "it is a symbolic link" in refusal(folder).message
-    (folder / name).unlink()
-    (folder / name).hardlink_to(folder.parent / name)
-    assert "hard link" in refusal(folder).message
-    (folder / name).unlink()
-    (folder.parent / name).rename(folder / f"other-{name}")
-    (folder / name).symlink_to(f"other-{name}")
-    assert "it is a symbolic link" in refusal(folder).message
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_an_onnx_file_whose_size_differs_from_the_manifest_is_refused(folder: Path, name: str) -> None:
-    with (folder / name).open("ab") as file:
-        file.write(b"\0")
-    assert "the manifest says" in refusal(folder).message
-
-
-@pytest.mark.parametrize("name", ["model.onnx", "tokenizer.gguf"])
-def test_an_onnx_file_whose_hash_differs_from_the_manifest_is_refused(folder: Path, name: str) -> None:
-    content = bytearray((folder / name).read_bytes())
-    content[-1] ^= 1
-    (folder / name).write_bytes(content)
-    assert "sha256" in refusal(folder).message
-
-
-def test_implausibly_large_onnx_files_are_refused_unread(folder: Path) -> None:
-    for name in ("model.onnx", "tokenizer.gguf"):
-        with (folder / name).open("r+b") as file:
-            file.truncate(2**40)  # takes no room on the disk
-        edit_manifest(folder, lambda document, name=name: document["files"][name].update(bytes=2**40))
-        assert "too large" in refusal(folder).message
-
-
 def test_weights_shorter_than_the_graph_states_are_refused(folder: Path) -> None:
     with (folder / "model.onnx.data").open("r+b") as file:
         file.truncate(4096)
     record_file(folder, "model.onnx.data")
-    assert "model.onnx.data" in refusal(folder).message
+    assert "model.onnx.data" in refusal(read_onnx_folder, folder).message
 
 
 # -------------------------------------------------------------------------------------------------- the manifest
@@ -203,8 +134,6 @@ def test_weights_shorter_than_the_graph_states_are_refused(folder: Path) -> None
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"schema_version": 2}, "schema_version is 2"),
-        ({"kind": "gguf"}, "kind"),
         ({"kept": None}, "kept_ids"),
         ({"kept": 5}, "logits has the shape"),
         ({"kept": True}, "kept is True"),
@@ -214,28 +143,25 @@ def test_weights_shorter_than_the_graph_states_are_refused(folder: Path) -> None
         ({"static_cache": -1}, "static_cache is -1"),
         ({"vocabulary_size": 5}, "vocabulary_size"),
         ({"architecture": "gemma3"}, "architecture"),
-        ({"architecture": ["x"]}, "architecture is a list"),
         ({"context_length": 129}, "context_length"),
         ({"block_count": 3}, "block_count"),
         ({"embedding_length": 32}, "embedding_length"),
         ({"head_count_kv": 1}, "head_count_kv"),
         ({"key_length": 16}, "key_length"),
         ({"kv_type": "f16"}, "kv_type"),
-        ({"files": {}}, "does not state"),
-        ({"files": {"../x": {}}}, "not a plain name"),
     ],
 )
 def test_an_onnx_manifest_that_contradicts_the_files_is_refused(
     folder: Path, change: dict[str, Any], says: str
 ) -> None:
     edit_manifest(folder, lambda document: document.update(change))
-    assert says in refusal(folder).message
+    assert says in refusal(read_onnx_folder, folder).message
 
 
 def test_an_onnx_folder_with_another_models_tokenizer_is_refused(folder: Path, source: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.gguf").write_bytes(source.read_bytes())
     record_file(folder, "tokenizer.gguf")
-    assert "no tensors" in refusal(folder).message
+    assert "no tensors" in refusal(read_onnx_folder, folder).message
 
 
 # ----------------------------------------------------------------------------------------------------- the graph
@@ -344,7 +270,7 @@ def test_a_hostile_onnx_graph_is_refused_with_a_reason(
     folder: Path, change: Callable[[Any], object], says: str
 ) -> None:
     edit_graph(folder, change)
-    assert says in refusal(folder).message
+    assert says in refusal(read_onnx_folder, folder).message
 
 
 def test_an_onnx_graph_with_overlapping_weights_is_refused(folder: Path) -> None:
@@ -358,7 +284,7 @@ def test_an_onnx_graph_with_overlapping_weights_is_refused(folder: Path) -> None
                 tensor.external_data.add(key=key, value=value)
 
     edit_graph(folder, change)
-    assert "overlap" in refusal(folder).message
+    assert "overlap" in refusal(read_onnx_folder, folder).message
 
 
 @pytest.mark.parametrize(
@@ -371,7 +297,7 @@ def test_invalid_kept_ids_in_an_onnx_graph_are_refused(folder: Path, ids: Any, s
     with (folder / "model.onnx.data").open("r+b") as file:
         file.seek(offset)
         file.write(ids.astype("<i8").tobytes())
-    assert says in refusal(folder).message  # the weights' hash is not checked
+    assert says in refusal(read_onnx_folder, folder).message  # the weights' hash is not checked
 
 
 def test_a_truncated_or_damaged_onnx_graph_is_refused_or_read(folder: Path) -> None:
@@ -401,4 +327,4 @@ def test_a_truncated_or_damaged_onnx_graph_is_refused_or_read(folder: Path) -> N
 def test_a_file_that_is_not_an_onnx_graph_is_refused(folder: Path, content: bytes) -> None:
     (folder / "model.onnx").write_bytes(content)
     record_file(folder, "model.onnx")
-    assert refusal(folder).path.name == "model.onnx"
+    assert refusal(read_onnx_folder, folder).path.name == "model.onnx"

@@ -13,7 +13,8 @@ from edgespec.errors import ModelFileError
 from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
 from edgespec.export.provenance import Provenance
 from edgespec.files.onnx.folder import read_onnx_folder
-from tests.files.test_onnx_folder import edit_graph, refusal
+from tests.files.test_onnx_folder import edit_graph
+from tests.support.damaged_folders import refusal
 from tests.support.tiny_onnx import WINDOW, write_tiny_model
 from tests.support.trimmed_folder import edit_manifest
 
@@ -61,7 +62,7 @@ def test_a_fixed_shape_manifest_that_contradicts_the_graph_is_refused(
     folder: Path, change: dict[str, Any], says: str
 ) -> None:
     edit_manifest(folder, lambda document: document.update(change))
-    assert says in refusal(folder).message
+    assert says in refusal(read_onnx_folder, folder).message
 
 
 def named(values: Any, name: str) -> Any:
@@ -102,7 +103,7 @@ def test_a_fixed_shape_graph_with_wrong_inputs_or_outputs_is_refused(
     folder: Path, change: Callable[[Any], object], says: str
 ) -> None:
     edit_graph(folder, change)
-    assert says in refusal(folder).message
+    assert says in refusal(read_onnx_folder, folder).message
 
 
 def test_a_dynamic_onnx_graph_has_no_window(tmp_path: Path) -> None:
