@@ -110,9 +110,6 @@ class CombinationState(DraftState):
         parts = ((kind, state.silent_because) for kind, state in self._parts)
         return {kind: reason for kind, reason in parts if reason is not None}
 
-    def lag(self, context: Context) -> int:
-        return min((state.lag(context) for _, state in self._parts), default=0)
-
     def _readers(self) -> list[DraftState]:
         """The drafters that may be useful in the next answer."""
         return [

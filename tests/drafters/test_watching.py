@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import NOTHING, DraftState, Outcome, Proposal
+from edgespec.interfaces.drafting import NOTHING, Outcome, Proposal
 from tests.drafters.test_combination import Depths
 from tests.support.gates import Gate, at_least
 from tests.support.scripted_drafters import Scripted
@@ -191,9 +191,5 @@ def test_the_number_of_watched_guesses_is_limited() -> None:
     assert len(policy.learned) == 16
 
 
-def test_a_combination_is_not_free_and_has_the_smallest_lag_of_its_drafters() -> None:
-    parts: list[tuple[str, DraftState]] = [("a", Guess(behind=9, free=False)), ("b", Guess(behind=4, free=False))]
-    state = CombinationState(parts, Depths())
-    assert not state.free
-    assert state.lag(Context(PROMPT)) == 4
-    assert CombinationState([], Depths()).lag(Context(PROMPT)) == 0
+def test_a_combination_of_free_drafters_is_not_free() -> None:
+    assert not CombinationState([("a", Guess())], Depths()).free
