@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -310,107 +307,3 @@ def test_checks_for_a_runtimes_kind_outside_runtimes_are_detected(house: Path, c
 def test_code_that_does_not_check_a_runtimes_kind_is_allowed(house: Path, code: str) -> None:
     put(house, "engine/engine.py", code)
     assert asks_for_a_runtime(house) == []
-
-
-# --------------------------------------------------------------------------------------------- words that are gone
-
-# Replaced words of an earlier vocabulary; docs/notes/moved.md lists the replacements.
-GONE = (
-    "beside",
-    "elsewhere",
-    "Knowledge",
-    "Learning",
-    "Pace",
-    "LookGate",
-    "Wish",
-    "class_too_dear",
-    "leave_dear_class",
-    "keep_class",
-    "emissions",
-    "interpreter_lock",
-    "with_caches",
-)
-
-
-def names_that_are_gone(package: Path) -> list[str]:
-    """Files, folders, classes, functions, parameters, fields and profile keys whose name has a word of ``GONE``."""
-    wrong = []
-    for path in sorted(package.rglob("*")):
-        if path.suffix != ".pyc" and path.name != "__pycache__":
-            wrong += [f"{path}:1: {word}" for word in _gone(path.stem)]
-        if path.suffix == ".toml":
-            keys = _keys(tomllib.loads(path.read_text(encoding="utf-8")))
-            wrong += [f"{path}:1: key {key!r} has {word}" for key in keys for word in _gone(key)]
-    for source in sources(package):
-        for node, name in _named(source.tree):
-            wrong += [source.at(node, f"{name!r} has {word}") for word in _gone(name)]
-    return wrong
-
-
-def _named(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """Every class, function and parameter of a module, and the fields of its classes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node, node.name
-        if isinstance(node, ast.arg):
-            yield node, node.arg
-        if isinstance(node, ast.ClassDef):
-            for each in node.body:
-                targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
-                yield from ((each, target.id) for target in targets if isinstance(target, ast.Name))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _names(node.value) == {"self"}:
-            yield node, node.attr
-
-
-def _keys(table: dict[str, Any]) -> Iterator[str]:
-    for key, value in table.items():
-        yield key
-        if isinstance(value, dict):
-            yield from _keys(value)
-
-
-def _gone(name: str) -> Iterator[str]:
-    parts = f"_{_in_snake_case(name)}_"
-    return (word for word in GONE if f"_{_in_snake_case(word)}_" in parts)
-
-
-def _in_snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name).lower()
-
-
-def test_no_name_in_the_package_uses_a_replaced_word() -> None:
-    wrong = names_that_are_gone(PACKAGE)
-    assert not wrong, report(wrong)
-
-
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
-        ("engine/elsewhere.py", ""),
-        ("engine/engine.py", "class LookGate: pass"),
-        ("engine/engine.py", "class KnowledgeStore: pass"),
-        ("engine/engine.py", "def load_beside(): pass"),
-        ("engine/engine.py", "async def learning(): pass"),
-        ("engine/engine.py", "def load(*, keep_class): pass"),
-        ("engine/engine.py", "x = lambda wish: 1"),
-        ("engine/engine.py", "class A:\n    beside: int = 0"),
-        ("engine/engine.py", "class A:\n    PACE = 1"),
-        ("engine/engine.py", "class A:\n    def f(self):\n        self._interpreter_lock = 1"),
-        ("engine/engine.py", "class A:\n    def f(self):\n        self.pace, x = 1, 2"),
-    ],
-)
-def test_a_name_with_a_replaced_word_is_detected(house: Path, name: str, code: str) -> None:
-    assert names_that_are_gone(house) == []
-    put(house, name, code)
-    assert len(names_that_are_gone(house)) == 1
-
-
-def test_a_profile_key_with_a_replaced_word_is_detected(house: Path) -> None:
-    put(house, "engine/laptop.toml", "[advanced]\nclass_too_dear = 1\n")
-    assert len(names_that_are_gone(house)) == 1
-
-
-def test_words_that_only_contain_a_replaced_word_are_allowed(house: Path) -> None:
-    code = "def namespace(spaces): pass\nclass A:\n    option = '--beside'\n    folder = 'emissions'\nwish = 1"
-    put(house, "engine/engine.py", code)
-    assert names_that_are_gone(house) == []
