@@ -76,7 +76,7 @@ def is_export(folder: Path, kind: str, marks: tuple[str, str]) -> bool:
         return read_manifest(folder / MANIFEST_NAME)[1].get("kind") == kind
     except ModelFileError:
         with contextlib.suppress(ModelFileError):
-            return all(check_place(folder, name) > 0 for name in marks)
+            return all(check_file(folder, name) > 0 for name in marks)
     return False
 
 
@@ -85,10 +85,10 @@ def check_manifest(
 ) -> tuple[dict[str, Any], str]:
     """The manifest of ``folder``, checked without the other files, and the sha256 of its bytes.
 
-    The manifest must be of that ``kind`` and state size and hash of all ``names``. ``links``: see ``check_place``.
+    The manifest must be of that ``kind`` and state size and hash of all ``names``. ``links``: see ``check_file``.
     """
     path = folder / MANIFEST_NAME
-    check_place(folder, MANIFEST_NAME, links=links)
+    check_file(folder, MANIFEST_NAME, links=links)
     raw, document = read_manifest(path)
     version = document.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
@@ -109,7 +109,7 @@ def check_manifest(
     return document, hashlib.sha256(raw).hexdigest()
 
 
-def check_place(folder: Path, name: str, *, links: bool = True) -> int:
+def check_file(folder: Path, name: str, *, links: bool = True) -> int:
     """The size in bytes of a regular file of the folder; a link must not lead out of the folder.
 
     ``links=False`` refuses symbolic links and files with a second hard link: for files that native code opens by
@@ -139,7 +139,7 @@ def check_size(
     folder: Path, manifest: Mapping[str, Any], name: str, *, links: bool = True, most_bytes: int | None = None
 ) -> int:
     """The size of the file in bytes: it must equal the size in the manifest and be at most ``most_bytes``."""
-    size = check_place(folder, name, links=links)
+    size = check_file(folder, name, links=links)
     said = manifest["files"][name]["bytes"]
     if size != said:
         raise bad_file(folder / name, f"it has {size} bytes and the manifest says {said}")
