@@ -2,8 +2,8 @@
 
 Its weights are those of an ordinary model that was trained to guess several tokens ahead. The text is followed by one
 mask token for each token after the first: the text's last row guesses the next token, the row of mask i the token
-after it by i places. No row depends on a drafted token, so under the rejection rule each row's distribution is fixed
-before any token is drawn from it.
+after it by i positions. No row depends on a drafted token, so under the rejection rule each row's distribution is
+fixed before any token is drawn from it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ def _read_without(rows: Rows, token: int, index: int) -> LogitsArray:
 
 def _without(scores: LogitsArray, token: int, ids: IdArray | None) -> LogitsArray:
     """``scores``, the caller's own, of the tokens ``ids`` (None: 0, 1, 2, ...)."""
-    place = slice(token, token + 1) if ids is None else ids == token  # an empty slice beyond a shorter vocabulary
-    scores[place] = -np.inf
+    columns = slice(token, token + 1) if ids is None else ids == token  # an empty slice beyond a shorter vocabulary
+    scores[columns] = -np.inf
     return scores
