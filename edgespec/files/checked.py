@@ -39,7 +39,7 @@ _Pairs: TypeAlias = list[tuple[str, Any]]
 T = TypeVar("T")
 
 
-def read_regular_file(path: Path, most_bytes: int) -> bytes:
+def read_regular_file(path: Path, most_bytes: int, *, hint: str = DOWNLOAD_AGAIN) -> bytes:
     """All bytes of a file of at most ``most_bytes``.
 
     Raises ModelFileError if it is missing, larger, unreadable, or not a regular file (opening a pipe would block).
@@ -47,18 +47,18 @@ def read_regular_file(path: Path, most_bytes: int) -> bytes:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(path, "it is not a regular file", hint=DOWNLOAD_AGAIN)
+            raise ModelFileError(path, "it is not a regular file", hint=hint)
         if status.st_size > most_bytes:
             reason = f"{status.st_size} bytes are too large for this file"
-            raise ModelFileError(path, reason, hint=DOWNLOAD_AGAIN)
+            raise ModelFileError(path, reason, hint=hint)
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise ModelFileError(path, "no such file", hint=DOWNLOAD_AGAIN) from error
+        raise ModelFileError(path, "no such file", hint=hint) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ModelFileError(path, f"the file cannot be read: {error}") from error
+        raise ModelFileError(path, f"the file cannot be read: {error}", hint=hint) from error
 
 
-def parse_object(path: Path, raw: bytes, *, offset: int | None = None) -> dict[str, Any]:
+def parse_object(path: Path, raw: bytes, *, offset: int | None = None, hint: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
     """Parse ``raw`` as a JSON object: UTF-8, no duplicate names, no NaN or infinity.
 
     ``path`` and ``offset`` (in bytes) tell the ModelFileError where ``raw`` came from.
@@ -66,12 +66,12 @@ def parse_object(path: Path, raw: bytes, *, offset: int | None = None) -> dict[s
     try:
         document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
-        raise ModelFileError(path, "its JSON is nested too deeply", offset=offset, hint=DOWNLOAD_AGAIN) from None
+        raise ModelFileError(path, "its JSON is nested too deeply", offset=offset, hint=hint) from None
     except ValueError as error:
         reason = f"it is not valid JSON: {str(error)[:200]}"
-        raise ModelFileError(path, reason, offset=offset, hint=DOWNLOAD_AGAIN) from error
+        raise ModelFileError(path, reason, offset=offset, hint=hint) from error
     if not isinstance(document, dict):
-        raise ModelFileError(path, "it is not a JSON object", offset=offset, hint=DOWNLOAD_AGAIN)
+        raise ModelFileError(path, "it is not a JSON object", offset=offset, hint=hint)
     return document
 
 
@@ -79,19 +79,12 @@ def _unique(pairs: _Pairs) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the name {_show(twice)} occurs twice")
+        raise ValueError(f"the name {shown(twice)} occurs twice")
     return found
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
-
-
-def _show(value: object) -> str:
-    """A short printable text for any value of a hostile document."""
-    if value is None or isinstance(value, str | int | float):
-        return ascii(value)[:_LONGEST_SHOWN]
-    return f"a {type(value).__name__}"
 
 
 class Fields:
@@ -117,54 +110,47 @@ class Fields:
     def wrong(self, name: str, wanted: str) -> ModelFileError:
         """The ModelFileError that the member ``name`` is not ``wanted``."""
         value = self._values.get(name)
-        stated = "is missing" if value is None else f"is {_show(value)}"
-        return ModelFileError(self.path, f"{self._where}{name} {stated}: {wanted} is needed", hint=DOWNLOAD_AGAIN)
+        problem = f"is missing: it must be {wanted}" if value is None else str(_wrong(wanted, value).problem)
+        return ModelFileError(self.path, f"{self._where}{name} {problem}", hint=DOWNLOAD_AGAIN)
 
     def integer(self, name: str, least: int, most: int, default: int | None = None) -> int:
         """A whole number from ``least`` to ``most``; if absent, ``default``, or an error without a default."""
-        value = self._or_default(name, default)
-        if type(value) is not int or not least <= value <= most:
-            raise self.wrong(name, f"a whole number from {least} to {most}")
-        return value
+        return int(self._needed(name, _narrowed(_SIMPLE[int], Range(least, most)), default))
 
     def number(self, name: str, least: float, most: float, default: float | None = None) -> float:
         """A finite number from ``least`` to ``most``; if absent, ``default``, or an error without a default."""
-        value = self._or_default(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise self.wrong(name, f"a number from {least:g} to {most:g}")
-        if not math.isfinite(value):
-            raise self.wrong(name, "a finite number")
-        return float(value)
+        return float(self._needed(name, _narrowed(_SIMPLE[float], Range(least, most)), default))
 
     def flag(self, name: str) -> bool | None:
         """True, false, or None if absent."""
-        return self._typed(name, bool, "true or false")
+        return self._read(name, _SIMPLE[bool])
 
     def text(self, name: str) -> str | None:
         """A string that can be written as UTF-8, or None if absent."""
-        value = self._typed(name, str, "a string")
-        if value is not None and not is_text(value):
-            raise self.wrong(name, "a string")
-        return value
+        return self._read(name, _narrowed(_SIMPLE[str], Check(is_text, _STRING)))
 
     def items(self, name: str) -> list[Any] | None:
         """An array with unchecked elements, or None if absent."""
-        return self._typed(name, list, "an array")
+        return self._read(name, _LIST)
 
     def member(self, name: str) -> Fields | None:
         """The nested object ``name``, or None if absent."""
-        value = self._typed(name, dict, "an object")
+        value = self._read(name, _TABLE)
         return None if value is None else Fields(self.path, value, f"{self._where}{name}.")
 
-    def _or_default(self, name: str, default: float | None) -> Any:
+    def _needed(self, name: str, kind: Kind[float], default: float | None) -> float:
         value = self._values.get(name)
-        return default if value is None else value
+        if value is None and default is None:
+            raise self.wrong(name, kind.wanted)
+        found = self._read(name, kind)
+        return found if found is not None else kind.read(default)
 
-    def _typed(self, name: str, kind: type[T], wanted: str) -> T | None:
+    def _read(self, name: str, kind: Kind[T]) -> T | None:
         value = self._values.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise self.wrong(name, wanted)
-        return value
+        try:
+            return None if value is None else kind.read(value)
+        except WrongValueError:
+            raise self.wrong(name, kind.wanted) from None
 
     def raw(self, name: str) -> Any:
         """The member, unchecked."""

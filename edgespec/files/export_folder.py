@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import re
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from edgespec.errors import ModelFileError
+from edgespec.files.checked import Check, Sha256, WrongValueError, parse_object, read, read_regular_file, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,42 +28,33 @@ _HINT = "export it again with `edgespec export`"
 # A manifest has a few kB; a far larger file is not a manifest.
 _LARGEST_MANIFEST_BYTES = 1 << 20
 
-_LONGEST_SHOWN = 64  # characters of a wrong value in a message: enough for a name or a number
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
 
 def bad_file(path: Path, reason: str, *, offset: int | None = None) -> ModelFileError:
     """The ModelFileError about a file of an artefact, with the hint to export again."""
     return ModelFileError(path, reason, offset=offset, hint=_HINT)
 
 
-def show(value: object) -> str:
-    """A short text for any value of a hostile document."""
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)[:_LONGEST_SHOWN]
-    return f"a {type(value).__name__}"
+def _is_plain(name: str) -> bool:
+    return bool(name) and name not in (".", "..") and name.isprintable() and not any(mark in name for mark in "/\\:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FileRecord:
+    bytes: int
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manifest:
+    schema_version: Annotated[int, Check(lambda version: version == 1, "1, the version that this edgespec reads")]
+    kind: str
+    files: dict[Annotated[str, Check(_is_plain, "a plain name in this folder")], dict[str, Any]]
 
 
 def read_manifest(path: Path) -> tuple[bytes, dict[str, Any]]:
     """The bytes of the manifest ``path``, and its JSON object, still unchecked."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # checked before opening: opening a named pipe would block
-            raise bad_file(path, "it is not a regular file")
-        if status.st_size > _LARGEST_MANIFEST_BYTES:
-            raise bad_file(path, f"{status.st_size} bytes are too large for a manifest")
-        raw = path.read_bytes()
-        document = json.loads(raw)
-    except FileNotFoundError as error:
-        raise bad_file(path, "no such file") from error
-    except OSError as error:
-        raise bad_file(path, f"the file cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise bad_file(path, "it is not valid JSON") from error
-    if not isinstance(document, dict):
-        raise bad_file(path, "it is not a JSON object")
-    return raw, document
+    raw = read_regular_file(path, _LARGEST_MANIFEST_BYTES, hint=_HINT)
+    return raw, parse_object(path, raw, hint=_HINT)
 
 
 def is_export(folder: Path, kind: str, marks: tuple[str, str]) -> bool:
@@ -90,22 +81,17 @@ def check_manifest(
     path = folder / MANIFEST_NAME
     check_file(folder, MANIFEST_NAME, links=links)
     raw, document = read_manifest(path)
-    version = document.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        raise bad_file(path, f"its schema_version is {show(version)}, this edgespec reads {SCHEMA_VERSION}")
-    if document.get("kind") != kind:
-        raise bad_file(path, f"its kind is {show(document.get('kind'))}, not {kind!r}")
-    files = document.get("files")
-    if not isinstance(files, dict) or not all(isinstance(record, dict) for record in files.values()):
-        raise bad_file(path, "files is missing or of the wrong type")
-    for name in files:
-        if not name or name in (".", "..") or not name.isprintable() or any(mark in name for mark in "/\\:"):
-            raise bad_file(path, f"files names {show(name)}, which is not a plain name in this folder")
-    for name in names:
-        record = files.get(name, {})
-        size, digest = record.get("bytes"), record.get("sha256")
-        if type(size) is not int or not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-            raise bad_file(path, f"files does not state bytes and sha256 of {name}")
+    try:
+        manifest = read(_Manifest, document, ignore_unknown=True)
+        for name in names:
+            if name in manifest.files:
+                read(_FileRecord, manifest.files[name], ignore_unknown=True)
+        for name in set(names).difference(manifest.files):
+            raise WrongValueError("is missing: it must be stated with bytes and sha256", ("files", name))
+    except WrongValueError as error:
+        raise bad_file(path, str(error)) from error
+    if manifest.kind != kind:
+        raise bad_file(path, f"its kind is {shown(manifest.kind)}, not {kind!r}")
     return document, hashlib.sha256(raw).hexdigest()
 
 
@@ -167,7 +153,7 @@ def check_said(folder: Path, manifest: Mapping[str, Any], found: Mapping[str, ob
     for name, value in found.items():
         said = manifest.get(name)
         if said != value or isinstance(said, bool):
-            raise bad_file(folder / MANIFEST_NAME, f"{name} is {show(said)} but the files say {value!r}")
+            raise bad_file(folder / MANIFEST_NAME, f"{name} is {shown(said)} but the files say {value!r}")
 
 
 def checked_ids(path: Path, ids: NDArray[np.signedinteger], vocabulary_size: int) -> NDArray[np.int32]:

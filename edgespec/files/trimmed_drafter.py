@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from edgespec.files.checked import shown
 from edgespec.files.export_folder import (
     MANIFEST_NAME,
     bad_file,
@@ -25,7 +26,6 @@ from edgespec.files.export_folder import (
     checked_ids,
     is_export,
     read_content,
-    show,
 )
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GGML_TYPES, GgufHeader
@@ -188,7 +188,7 @@ def _embedding(
     known = {name: (block, block_bytes) for name, block, block_bytes in GGML_TYPES.values()}
     type_name, scale = told.get("type"), told.get("scale")
     if not isinstance(type_name, str) or type_name not in known:
-        raise bad_file(path, f"the embedding's type {show(type_name)} is not known")
+        raise bad_file(path, f"the embedding's type {shown(type_name)} is not known")
     block, block_bytes = known[type_name]
     columns = header.embedding_length
     if columns % block:
@@ -197,12 +197,12 @@ def _embedding(
     expected = {"rows": vocabulary_size, "columns": columns, "bytes": vocabulary_size * row_bytes}
     for name, value in expected.items():
         if type(told.get(name)) is not int or told[name] != value:
-            raise bad_file(path, f"the embedding's {name} are {show(told.get(name))} instead of {value}")
+            raise bad_file(path, f"the embedding's {name} are {shown(told.get(name))} instead of {value}")
     if size != expected["bytes"]:
         raise bad_file(folder / EMBEDDING_NAME, f"it has {size} bytes instead of {expected['bytes']}")
     # Gemma's scale is the square root of its width; 2**10 is the root of the widest embedding of a valid header.
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not 0 < scale <= 2**10:
-        raise bad_file(path, f"the embedding's scale {show(scale)} is not plausible")
+        raise bad_file(path, f"the embedding's scale {shown(scale)} is not plausible")
     return EmbeddingTable(
         path=folder / EMBEDDING_NAME,
         type_name=type_name,

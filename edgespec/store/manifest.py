@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeAlias
 
+from edgespec.errors import ModelFileError
 from edgespec.files.atomic import write_json
+from edgespec.files.checked import Check, Length, WrongValueError, parse_object, read, to_json
 from edgespec.files.gguf.names import MOST_PARTS
 
 MANIFEST_NAME = "manifest.json"
@@ -17,21 +17,7 @@ SCHEMA_VERSION = 1
 # A manifest has less than 2 kB; a much larger file is not read.
 _LARGEST_BYTES = 1 << 20
 
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "name": (str,),
-    "kind": (str,),
-    "source": (str,),
-    "revision": (str, type(None)),
-    "sha256": (str,),
-    "bytes": (int,),
-    "licence": (str, type(None)),
-    "mtime_ns": (int,),
-    "how_made": (str,),
-    "path": (str,),
-}
-
-
-_FILE_FIELDS = ("path", "sha256", "bytes", "mtime_ns")
+_Text: TypeAlias = Annotated[str, Check(lambda text: "\0" not in text, "a string without NUL")]
 
 
 class BadManifest(Exception):  # noqa: N818 - a reason to ignore a file, not an error that anybody sees
@@ -45,8 +31,8 @@ class FileRecord:
     ``path`` is relative to the manifest's folder for our own files, absolute for files of the hub's cache.
     """
 
-    path: str
-    sha256: str
+    path: _Text
+    sha256: _Text
     bytes: int
     mtime_ns: int
 
@@ -63,17 +49,17 @@ class Manifest:
     ``sha256_of_parts`` of the parts' hashes.
     """
 
-    name: str
-    kind: str
-    source: str
-    revision: str | None
-    sha256: str
+    name: _Text
+    kind: _Text
+    source: _Text
+    revision: _Text | None = None
+    sha256: _Text
     bytes: int
-    licence: str | None
+    licence: _Text | None = None
     mtime_ns: int
-    how_made: str
-    path: str
-    parts: tuple[FileRecord, ...] = ()
+    how_made: _Text
+    path: _Text
+    parts: Annotated[tuple[FileRecord, ...], Length(0, MOST_PARTS)] = ()
 
     @property
     def files(self) -> tuple[FileRecord, ...]:
@@ -92,43 +78,28 @@ def read_manifest(folder: Path) -> Manifest | None:
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise BadManifest("it is far too large for a manifest")
-        document: Any = json.loads(path.read_bytes())
+        document = parse_object(path, path.read_bytes())
+        if document.get("schema_version") != SCHEMA_VERSION:
+            raise BadManifest(f"its schema_version is {document.get('schema_version')!r}; this edgespec reads 1")
+        manifest = read(Manifest, document, ignore_unknown=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise BadManifest(f"it cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadManifest("it is not valid JSON") from error
-    if not isinstance(document, dict):
-        raise BadManifest("it is not a JSON object")
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise BadManifest(f"its schema_version is {document.get('schema_version')!r}; this edgespec reads 1")
-    values = _values(document, _FIELDS)
-    parts = document.get("parts", [])
-    if not isinstance(parts, list) or len(parts) > MOST_PARTS or not all(isinstance(part, dict) for part in parts):
-        raise BadManifest("parts has the wrong type")
-    records = tuple(FileRecord(**_values(part, {key: _FIELDS[key] for key in _FILE_FIELDS})) for part in parts)
-    manifest = Manifest(**values, parts=records)
-    for file in (manifest.path, *(record.path for record in records)):
+    except ModelFileError as error:
+        raise BadManifest(error.reason) from error
+    except WrongValueError as error:
+        raise BadManifest(str(error)) from error
+    for file in (manifest.path, *(record.path for record in manifest.parts)):
         relative = Path(file)
         if not file or (not relative.is_absolute() and len(relative.parts) != 1) or relative.name == "..":
             raise BadManifest("its path points outside the model's folder")
     return manifest
 
 
-def _values(table: dict[str, Any], fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
-    """The typed fields of a table. Raises BadManifest."""
-    values: dict[str, Any] = {}
-    for key, types in fields.items():
-        value = table.get(key)
-        if not isinstance(value, types) or isinstance(value, bool) or (isinstance(value, str) and "\0" in value):
-            raise BadManifest(f"{key} is missing or has the wrong type")
-        values[key] = value
-    return values
-
-
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest in ``folder``. Raises DiskSpaceError, OSError."""
-    fields = {key: getattr(manifest, key) for key in _FIELDS}
-    parts = {"parts": [asdict(part) for part in manifest.parts]} if manifest.parts else {}
-    write_json(folder / MANIFEST_NAME, {"schema_version": SCHEMA_VERSION, **fields, **parts})
+    stored = to_json(manifest)
+    if not manifest.parts:
+        del stored["parts"]
+    write_json(folder / MANIFEST_NAME, {"schema_version": SCHEMA_VERSION, **stored})

@@ -345,7 +345,7 @@ def test_the_chat_template_file_takes_precedence(tmp_path: Path) -> None:
 
 
 def test_invalid_chat_templates_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="chat_template is 7"):
+    with pytest.raises(ModelFileError, match="chat_template must be a string, got 7"):
         changed(tmp_path, chat_template=7)
     with pytest.raises(ModelFileError, match="chat_template is too long"):
         changed(tmp_path, chat_template="x" * (1 << 20) + "x")
@@ -365,8 +365,8 @@ def model(**changes: Any) -> Change:
     ("change", "words"),
     [
         (lambda document: document.pop("model"), "model is missing"),
-        (model(vocab=[]), "model.vocab is a list"),
-        (model(vocab={}), "model.vocab is a dict"),
+        (model(vocab=[]), "model.vocab must be"),
+        (model(vocab={}), "model.vocab must be"),
         (model(vocab={"a": "0"}), "'0' is not a token id"),
         (model(vocab={"a": -1}), "-1 is not a token id"),
         (model(vocab={"a": True}), "True is not a token id"),
@@ -383,8 +383,8 @@ def model(**changes: Any) -> Change:
         (model(merges=[["t", 7]]), "a merge is not two pieces"),
         (model(merges=["q q"]), "does not join two tokens into a token"),
         (model(merges=["t nothing"]), "does not join two tokens into a token"),
-        (lambda document: document.update(added_tokens={}), "added_tokens is a dict"),
-        (lambda document: document.update(added_tokens=[7]), "added_tokens is a list"),
+        (lambda document: document.update(added_tokens={}), "added_tokens must be"),
+        (lambda document: document.update(added_tokens=[7]), "added_tokens must be"),
         (lambda document: document["added_tokens"].append({"id": 5, "content": "x"}), "two tokens have the id 5"),
         (lambda document: document["added_tokens"].append({"id": "5", "content": "x"}), "'5' is not a token id"),
         (lambda document: document["added_tokens"].append({"id": 5}), "token 5 has no text"),

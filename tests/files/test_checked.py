@@ -51,8 +51,8 @@ def fields(**values: Any) -> Fields:
     [
         (b"", "not valid JSON"),
         (b"[]", "not a JSON object"),
-        (b'{"a": 1, "b": 2, "a": 3}', "the name 'a' occurs twice"),
-        (b'{"a": {"b": 1, "b": 2}}', "the name 'b' occurs twice"),
+        (b'{"a": 1, "b": 2, "a": 3}', 'the name "a" occurs twice'),
+        (b'{"a": {"b": 1, "b": 2}}', 'the name "b" occurs twice'),
         (b'{"a": NaN}', "NaN is not a number"),
         (b'{"a": -Infinity}', "-Infinity is not a number"),
         (b'{"a": "\xff"}', "not valid JSON"),
@@ -120,32 +120,32 @@ def test_a_null_member_counts_as_absent() -> None:
         assert found.integer(name, 0, 1, 1) == 1
         assert found.number(name, 0, 1, 0.5) == 0.5
         assert (found.flag(name), found.text(name), found.items(name), found.member(name)) == (None,) * 4
-        with pytest.raises(ModelFileError, match=f"{name} is missing: a whole number from 0 to 1 is needed"):
+        with pytest.raises(ModelFileError, match=f"{name} is missing: it must be a whole number from 0 to 1"):
             found.integer(name, 0, 1)
-        with pytest.raises(ModelFileError, match=f"{name} is missing: a number from 0 to 1 is needed"):
+        with pytest.raises(ModelFileError, match=f"{name} is missing: it must be a number from 0 to 1"):
             found.number(name, 0, 1)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", -1, 2, 10**400, [], {}])
 def test_a_member_that_is_not_an_integer_in_range_is_refused(value: Any) -> None:
-    with pytest.raises(ModelFileError, match=r"config\.json: a is .* a whole number from 0 to 1 is needed"):
+    with pytest.raises(ModelFileError, match=r"config\.json: a must be a whole number from 0 to 1, got "):
         fields(a=value).integer("a", 0, 1)
 
 
 @pytest.mark.parametrize("value", [True, "1", -1, 2, 10**400, float("inf"), float("nan"), []])
 def test_a_member_that_is_not_a_number_in_range_is_refused(value: Any) -> None:
-    with pytest.raises(ModelFileError, match="a number from 0 to 1 is needed"):
+    with pytest.raises(ModelFileError, match="a must be a number from 0 to 1, got "):
         fields(a=value).number("a", 0, 1)
 
 
 def test_members_of_another_type_are_refused_with_their_name() -> None:
     found = fields(a=1)
     for member in (found.flag, found.text, found.items, found.member):
-        with pytest.raises(ModelFileError, match="a is 1"):
+        with pytest.raises(ModelFileError, match=r"a must be .*, got 1"):
             member("a")
     inner = fields(a={"b": "x" * 1000}).member("a")
     assert inner is not None
-    with pytest.raises(ModelFileError, match=r"a\.b is 'xxx") as caught:
+    with pytest.raises(ModelFileError, match=r'a\.b must be true or false, got "xxx') as caught:
         inner.flag("b")
     assert len(caught.value.message) < 200
 
@@ -153,7 +153,7 @@ def test_members_of_another_type_are_refused_with_their_name() -> None:
 def test_half_a_surrogate_pair_is_refused_as_text() -> None:
     assert is_text("a🙂")
     assert not is_text("\ud83d")
-    with pytest.raises(ModelFileError, match="a string is needed"):
+    with pytest.raises(ModelFileError, match="a must be a string"):
         fields(a="\ud83d").text("a")
 
 

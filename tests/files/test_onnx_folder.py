@@ -136,7 +136,7 @@ def test_weights_shorter_than_the_graph_states_are_refused(folder: Path) -> None
     [
         ({"kept": None}, "kept_ids"),
         ({"kept": 5}, "logits has the shape"),
-        ({"kept": True}, "kept is True"),
+        ({"kept": True}, "kept is true"),
         ({"kept": 0}, "kept is 0"),
         ({"kept": 10**6}, "it keeps 1000000 rows"),
         ({"static_cache": 64}, "instead of"),

@@ -43,11 +43,11 @@ def test_a_valid_whole_cache_onnx_folder_gives_its_facts(sound: Path) -> None:
     ("change", "says"),
     [
         ({"cache": "shared"}, "it has no input seqlens_k"),
-        ({"cache": None}, "cache is None"),
+        ({"cache": None}, "cache is null"),
         ({"static_cache": 64}, "no fixed length"),
         ({"kept": 10}, "no output kept_ids"),
         ({"key_length": 8}, "key_length is 8"),
-        ({"head_count_kv": True}, "head_count_kv is True"),
+        ({"head_count_kv": True}, "head_count_kv is true"),
         ({"block_count": 3}, "block_count is 3"),
     ],
 )
@@ -78,7 +78,7 @@ GRAPHS: dict[str, tuple[Callable[[Any], object], str]] = {
         "it has no input",
     ),
     "no first row": (lambda m: m.graph.input.remove(named(m.graph.input, "first_row")), "no input first_row"),
-    "an extra input": (lambda m: m.graph.input.add(name="more"), "unexpected input 'more'"),
+    "an extra input": (lambda m: m.graph.input.add(name="more"), 'unexpected input "more"'),
     "heads": (lambda m: set_length(m, "input", "past_key_values.0.key", 1, 3), "past_key_values.0.key"),
     "a fixed past": (lambda m: set_length(m, "input", "past_key_values.0.key", 2, 7), "past_key_values.0.key"),
     "a fixed present": (lambda m: set_length(m, "output", "present.0.value", 2, 7), "present.0.value"),

@@ -23,16 +23,17 @@ from edgespec.errors import (
     NonFiniteLogitsError,
     WorkerLostError,
 )
+from edgespec.files.checked import to_json
 from edgespec.runtimes.process.frames import (
     MOST_BODY_BYTES,
     Frame,
     LoadRequest,
     describe_error,
     encode_frame,
-    facts_from_json,
-    facts_to_json,
     ids_bytes,
+    read_facts,
     read_frame,
+    read_load_request,
     rebuild_error,
     scores_bytes,
 )
@@ -141,7 +142,7 @@ def test_a_frame_header_that_is_not_a_json_object_is_an_error(header: bytes) -> 
 def test_damaged_frames_are_read_or_raise_worker_lost_error(seed: int) -> None:
     rng = random.Random(seed)
     answers = [
-        encode_frame({"id": 1, "facts": facts_to_json(FACTS)}),
+        encode_frame({"id": 1, "facts": to_json(FACTS)}),
         encode_frame({"id": 2, "length": 7, "not_finite": [[0, "a sentence"]]}, ids_bytes(np.arange(5))),
         encode_frame({"id": 3, "error": describe_error(ModelFileError("a", "b", offset=3))}),
     ]
@@ -161,7 +162,7 @@ def test_damaged_frames_are_read_or_raise_worker_lost_error(seed: int) -> None:
         try:
             while (frame := read_frame(source)) is not None:
                 if "facts" in frame.header:
-                    facts_from_json(frame.header["facts"])
+                    read_facts(frame.header["facts"])
                 assert rebuild_error(frame.header.get("error")) is None or "error" in frame.header
                 frame.integer("id")
                 frame.ids()
@@ -178,9 +179,9 @@ def through_json(value: Any) -> Any:
 
 
 def test_model_facts_survive_the_pipe_unchanged() -> None:
-    assert facts_from_json(through_json(facts_to_json(FACTS))) == FACTS
+    assert read_facts(through_json(to_json(FACTS))) == FACTS
     one_pass = replace(FACTS, mask_id=49)
-    assert facts_from_json(through_json(facts_to_json(one_pass))) == one_pass
+    assert read_facts(through_json(to_json(one_pass))) == one_pass
 
 
 @pytest.mark.parametrize(
@@ -209,13 +210,13 @@ def test_model_facts_survive_the_pipe_unchanged() -> None:
 )
 def test_impossible_model_facts_are_refused(name: str, value: Any) -> None:
     with pytest.raises(WorkerLostError):
-        facts_from_json({**facts_to_json(FACTS), name: value})
+        read_facts({**to_json(FACTS), name: value})
 
 
 @pytest.mark.parametrize("value", [None, [], {}, {"name": "tiny"}])
 def test_a_value_that_is_not_model_facts_is_refused(value: Any) -> None:
     with pytest.raises(WorkerLostError):
-        facts_from_json(value)
+        read_facts(value)
 
 
 def test_a_load_request_survives_the_pipe_unchanged() -> None:
@@ -223,8 +224,8 @@ def test_a_load_request_survives_the_pipe_unchanged() -> None:
     request = LoadRequest(
         runtime="llama", path=Path("a") / "b.gguf", others=others, settings={"threads": 2}, name="n"
     )
-    assert LoadRequest.from_json(through_json(request.as_json())) == request
-    assert LoadRequest.from_json(replace(request, name=None, sha256="00").as_json()).sha256 == "00"
+    assert read_load_request(through_json(to_json(request))) == request
+    assert read_load_request(to_json(replace(request, name=None, sha256="00"))).sha256 == "00"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_a_load_request_survives_the_pipe_unchanged() -> None:
 def test_an_invalid_load_request_is_refused(wrong: dict[str, Any]) -> None:
     request = LoadRequest(runtime="llama", path=Path("a"))
     with pytest.raises(WorkerLostError):
-        LoadRequest.from_json({**request.as_json(), **wrong})
+        read_load_request({**to_json(request), **wrong})
 
 
 # ------------------------------------------------------------------------------------------------------ errors

@@ -19,6 +19,7 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair.drafter_gain import MOST_SHARE, Judgement, judge_drafter
 from edgespec.engine.pair.target_setting import PlacedTarget
 from edgespec.errors import CancelledError, EdgespecError
+from edgespec.files.checked import to_json
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Loading, LoadProgress
@@ -28,7 +29,7 @@ from edgespec.placement.prepared import Preparation
 from edgespec.planning.choice.options import Rejected
 from edgespec.planning.choice.planner import PlanRequest
 from edgespec.profiles.profile import Profile
-from edgespec.runtimes.process.frames import facts_from_json, facts_to_json
+from edgespec.runtimes.process.frames import read_facts
 from edgespec.store.families import Family, family_of
 from edgespec.store.file_notes import FileNote, FileNotes
 from edgespec.store.found import ModelFolders
@@ -184,7 +185,7 @@ class DrafterSearch:
             self._why_not[file] = reason
             return None
         described = note.described[key]
-        drafter = facts_from_json(described["facts"])
+        drafter = read_facts(described["facts"])
         return judge_drafter(self._measurements, self._facts, drafter, self._request, self._allowed_bytes)
 
     def _has_time(self) -> bool:
@@ -211,7 +212,7 @@ class DrafterSearch:
         if note.refused is not None or note.vocabularies[self._target.identity] is not None:
             return
         try:
-            note.described[self._key] = {"facts": facts_to_json(self._prepare.drafter(located).facts)}
+            note.described[self._key] = {"facts": to_json(self._prepare.drafter(located).facts)}
         except EdgespecError as error:
             note.described[self._key] = {"refused": error.message}
 
@@ -257,7 +258,7 @@ def _usable(described: Any) -> bool:
     if isinstance(described.get("refused"), str):
         return True
     try:
-        facts_from_json(described.get("facts"))
+        read_facts(described.get("facts"))
     except EdgespecError:  # another version's note, or an edited one
         return False
     return True

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from edgespec.files.checked import shown
 from edgespec.files.export_folder import (
     MANIFEST_NAME,
     bad_file,
@@ -23,7 +24,6 @@ from edgespec.files.export_folder import (
     checked_ids,
     is_export,
     read_content,
-    show,
 )
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
@@ -128,14 +128,14 @@ def _optional_count(folder: Path, manifest: Mapping[str, Any], name: str) -> int
     if value is None:
         return None
     if type(value) is not int or value < 1:
-        raise bad_file(folder / MANIFEST_NAME, f"{name} is {show(value)}, not a count")
+        raise bad_file(folder / MANIFEST_NAME, f"{name} is {shown(value)}, not a count")
     return value
 
 
 def _cache(folder: Path, manifest: Mapping[str, Any]) -> str:
     value = manifest.get("cache", SHARED)
     if value not in CACHES:
-        raise bad_file(folder / MANIFEST_NAME, f"cache is {show(value)}, not one of {', '.join(CACHES)}")
+        raise bad_file(folder / MANIFEST_NAME, f"cache is {shown(value)}, not one of {', '.join(CACHES)}")
     return str(value)
 
 
@@ -162,7 +162,7 @@ def _check_manifest_agrees(artefact: OnnxArtefact) -> None:
 def _check_operators(path: Path, graph: OnnxGraph) -> None:
     for domain in sorted({*graph.domains, *(node.domain for node in graph.nodes)}):
         if domain not in _DOMAINS:
-            raise bad_file(path, f"it uses operators of {show(domain)}, which ONNX Runtime does not have")
+            raise bad_file(path, f"it uses operators of {shown(domain)}, which ONNX Runtime does not have")
 
 
 def _check_weights(folder: Path, graph: OnnxGraph, data_bytes: int) -> dict[tuple[int, int] | str, int]:
@@ -176,12 +176,12 @@ def _check_weights(folder: Path, graph: OnnxGraph, data_bytes: int) -> dict[tupl
             found[each.name] = each.byte_count
             continue
         if each.location != DATA_NAME:
-            raise bad_file(path, f"{show(each.name)} lies in {show(each.location)} instead of {DATA_NAME}")
+            raise bad_file(path, f"{shown(each.name)} lies in {shown(each.location)} instead of {DATA_NAME}")
         if each.length != each.byte_count:
-            reason = f"{show(each.name)} of shape {show(str(each.shape))} takes {each.byte_count} bytes"
+            reason = f"{shown(each.name)} of shape {shown(str(each.shape))} takes {each.byte_count} bytes"
             raise bad_file(path, f"{reason}, but its range has {each.length}")
         if each.offset + each.length > data_bytes:
-            reason = f"{show(each.name)} ends at byte {each.offset + each.length} of {DATA_NAME}"
+            reason = f"{shown(each.name)} ends at byte {each.offset + each.length} of {DATA_NAME}"
             raise bad_file(path, f"{reason}, which has {data_bytes}")
         found[each.offset, each.length] = each.length
     external = sum(length for key, length in found.items() if not isinstance(key, str))

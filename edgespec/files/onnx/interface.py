@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from edgespec.files.export_folder import bad_file, show
+from edgespec.files.checked import shown
+from edgespec.files.export_folder import bad_file
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.parser import FLOAT, INT32, INT64, OnnxGraph, ValueInfo
 
@@ -95,7 +96,7 @@ def _names(artefact: OnnxArtefact, prefix: str) -> list[str]:
 def _compare(path: Path, what: str, found: Mapping[str, ValueInfo], wanted: Wanted) -> None:
     for name in sorted(wanted.keys() ^ found.keys()):
         raise bad_file(
-            path, f"it has no {what} {name}" if name in wanted else f"it has the unexpected {what} {show(name)}"
+            path, f"it has no {what} {name}" if name in wanted else f"it has the unexpected {what} {shown(name)}"
         )
     for name, (kind, shape) in wanted.items():
         value = found[name]
@@ -103,4 +104,4 @@ def _compare(path: Path, what: str, found: Mapping[str, ValueInfo], wanted: Want
             raise bad_file(path, f"its {what} {name} has the wrong type or number of dimensions")
         for have, want in zip(value.shape, shape, strict=True):
             if have != want:
-                raise bad_file(path, f"its {what} {name} has the shape {show(str(value.shape))} instead of {shape}")
+                raise bad_file(path, f"its {what} {name} has the shape {shown(str(value.shape))} instead of {shape}")

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 from edgespec.errors import ModelFileError
-from edgespec.files.export_folder import bad_file, show
+from edgespec.files.checked import shown
+from edgespec.files.export_folder import bad_file
 
 # Element types of tensors, in the numbering of onnx.proto, with their bytes.
 FLOAT, UINT8, INT8, INT32, INT64, FLOAT16, BFLOAT16 = 1, 2, 3, 6, 7, 10, 16
@@ -147,13 +148,13 @@ class _Walk:
                 self._add(outputs, self._value, value)
         for name in inputs:
             if name in initializers:
-                raise self._bad(f"{show(name)} is both an input and a constant")
+                raise self._bad(f"{shown(name)} is both an input and a constant")
         return OnnxGraph(frozenset(), tuple(nodes), initializers, inputs, outputs)
 
     def _add(self, found: dict[str, _T], read: Callable[[_Span], _T], value: int | _Span) -> None:
         each = read(self._span(value))
         if not each.name or each.name in found:
-            raise self._bad(f"the name {show(each.name)} is empty or occurs twice")
+            raise self._bad(f"the name {shown(each.name)} is empty or occurs twice")
         found[each.name] = each
 
     def _node(self, span: _Span) -> Node:
@@ -192,24 +193,24 @@ class _Walk:
                 key, text = self._entry(self._span(value))
                 if key in entries or key not in ("location", "offset", "length"):
                     raise self._bad(
-                        f"the position of {show(name)} is stated twice or with an unknown key: {show(key)}"
+                        f"the position of {shown(name)} is stated twice or with an unknown key: {shown(key)}"
                     )
                 entries[key] = text
             elif number == 14:
                 external = self._integer(value) == _EXTERNAL
         size = _ELEMENT_BYTES.get(kind)
         if size is None:
-            raise self._bad(f"{show(name)} is of the unsupported element type {kind}")
+            raise self._bad(f"{shown(name)} is of the unsupported element type {kind}")
         if len(shape) > _MOST_DIMENSIONS or not all(0 < length < 2**40 for length in shape):
-            raise self._bad(f"{show(name)} has the impossible shape {show(str(shape))}")
+            raise self._bad(f"{shown(name)} has the impossible shape {shown(str(shape))}")
         byte_count = math.prod(shape) * size
         if not external:
             if entries or len(inline) != byte_count:
-                raise self._bad(f"{show(name)} holds {len(inline)} bytes instead of {show(byte_count)}")
+                raise self._bad(f"{shown(name)} holds {len(inline)} bytes instead of {shown(byte_count)}")
             return Initializer(name, kind, tuple(shape), byte_count, None, 0, 0, inline)
         numbers = {"offset": "0", **entries}
         if inline or not all(_NUMBER.fullmatch(numbers.get(key, "")) for key in ("offset", "length")):
-            raise self._bad(f"the position of {show(name)} is not an offset and a length in a file")
+            raise self._bad(f"the position of {shown(name)} is not an offset and a length in a file")
         location = entries.get("location", "")
         position = int(numbers["offset"]), int(numbers["length"])
         return Initializer(name, kind, tuple(shape), byte_count, location, *position, b"")

@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from io import BufferedIOBase
 from pathlib import Path
-from types import NoneType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import errors
 from edgespec.errors import EdgespecError, ForwardError, MemoryLimitError, ModelFileError, WorkerLostError
+from edgespec.files.checked import Key, Kind, WrongValueError, kind_of, read
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, LogitsArray
 
@@ -32,6 +32,8 @@ MOST_HEADER_BYTES = 64 * 2**10
 
 _LENGTHS = struct.Struct("<II")  # of everything after the first number, and of the header
 _IDS, _SCORES = np.dtype("<i4"), np.dtype("<f4")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,51 +152,18 @@ class LoadRequest:
     name: str | None = None
     sha256: str | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        others = [str(path) for path in self.others]
-        return {**asdict(self), "path": str(self.path), "others": others, "settings": dict(self.settings)}
 
-    @classmethod
-    def from_json(cls, value: object) -> LoadRequest:
-        """The request in ``value``. Raises WorkerLostError."""
-        if not isinstance(value, dict) or set(value) != {own.name for own in fields(cls)}:
-            _refuse(f"a request to load is {_shown(value)}")
-        others = value["others"]
-        texts = (value["runtime"], value["path"], value["name"] or "", value["sha256"] or "")
-        sound = isinstance(others, list) and isinstance(value["settings"], dict)
-        if not sound or not all(isinstance(text, str) for text in (*texts, *others)):
-            _refuse(f"a request to load is {_shown(value)}")
-        return cls(**{**value, "path": Path(value["path"]), "others": tuple(map(Path, others))})
+def read_load_request(value: object) -> LoadRequest:
+    """The request to load in ``value``, from ``to_json``. Raises WorkerLostError."""
+    return _read(LoadRequest, value)
 
 
-def facts_to_json(facts: ModelFacts) -> dict[str, Any]:
-    return {own.name: getattr(facts, own.name) for own in fields(facts)} | {"settings": dict(facts.settings)}
-
-
-_FACT_TYPES: Mapping[object, tuple[type, ...]] = {
-    "str": (str,),
-    "str | None": (str, NoneType),
-    "int": (int,),
-    "int | None": (int, NoneType),
-    "bool": (bool,),
-    "Mapping[str, str | int | bool]": (dict,),
-}
-
-
-def facts_from_json(value: object) -> ModelFacts:
-    """The facts in ``value``. Raises WorkerLostError."""
-    known = fields(ModelFacts)
-    if not isinstance(value, dict) or set(value) != {own.name for own in known}:
-        _refuse(f"a model's facts are {_shown(value)}")
-    for own in known:
-        if type(value[own.name]) not in _FACT_TYPES[own.type]:
-            _refuse(f"a model's {own.name} is {_shown(value[own.name])}")
-    if not all(isinstance(setting, str | int) for setting in value["settings"].values()):
-        _refuse(f"a model's settings are {_shown(value['settings'])}")
+def read_facts(value: object) -> ModelFacts:
+    """The facts in ``value``, from ``to_json``. Raises WorkerLostError."""
+    facts = _read(ModelFacts, value)
     for size in ("trained_context_length", "weight_bytes", "bytes_per_forward", "kv_bytes_per_token"):
-        if not 0 <= value[size] < 2**63:
-            _refuse(f"a model's {size} is {_shown(value[size])}")
-    facts = ModelFacts(**value)
+        if getattr(facts, size) < 0:
+            _refuse(f"a model's {size} is {getattr(facts, size)}")
     if not 0 < facts.vocabulary_size <= MOST_BODY_BYTES // _SCORES.itemsize:
         _refuse(f"a vocabulary of {facts.vocabulary_size} tokens")
     if facts.mask_id is not None and not 0 <= facts.mask_id < facts.vocabulary_size:
@@ -202,13 +171,20 @@ def facts_from_json(value: object) -> ModelFacts:
     return facts
 
 
+def _read(record: type[T], value: object) -> T:
+    try:
+        return read(record, value)
+    except WrongValueError as error:
+        _refuse(f"{record.__name__}: {error}")
+
+
 # ------------------------------------------------------------------------------------------------------- errors
 
-# The numbers of an error besides its message and its hint; classes that do not descend from these have none.
-_EXTRAS: Mapping[type[EdgespecError], Mapping[str, tuple[type, ...]]] = {
-    ModelFileError: {"path": (str,), "reason": (str,), "offset": (int, NoneType)},
-    MemoryLimitError: {"needed_bytes": (int, NoneType), "available_bytes": (int, NoneType)},
-    ForwardError: {"code": (int, NoneType)},
+# The facts of an error besides its message and its hint; classes that do not descend from these have none.
+_EXTRAS: Mapping[type[EdgespecError], Mapping[str, Kind[Any]]] = {
+    ModelFileError: {"path": kind_of(Path), "reason": kind_of(str), "offset": kind_of(int | None)},
+    MemoryLimitError: {"needed_bytes": kind_of(int | None), "available_bytes": kind_of(int | None)},
+    ForwardError: {"code": kind_of(int | None)},
 }
 
 # Errors with other constructors than the classes above: no runtime raises them.
@@ -220,6 +196,13 @@ _KNOWN: Mapping[str, type[EdgespecError]] = {
 
 # A message is a sentence; a native one may be longer, and must still fit into a header.
 _MOST_MESSAGE_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    kind: Annotated[str, Key("class")]
+    message: str
+    hint: str | None = None
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
@@ -241,20 +224,18 @@ def rebuild_error(described: object) -> EdgespecError | None:
 
     The name only selects among the classes of ``edgespec.errors``.
     """
-    if not isinstance(described, dict) or not isinstance(name := described.get("class"), str) or name not in _KNOWN:
-        return None
-    kind, message, hint = _KNOWN[name], described.get("message"), described.get("hint")
-    if not isinstance(message, str) or not isinstance(hint, str | NoneType):
-        return None
-    error = kind.__new__(kind)
-    EdgespecError.__init__(error, message, hint=hint)
-    for extra, types in _extras(kind).items():
-        value = described.get(extra)
-        if type(value) not in types:
+    try:
+        told = read(_Described, described, ignore_unknown=True)
+        if told.kind not in _KNOWN:
             return None
-        setattr(error, extra, Path(value) if extra == "path" and isinstance(value, str) else value)
+        error = _KNOWN[told.kind].__new__(_KNOWN[told.kind])
+        EdgespecError.__init__(error, told.message, hint=told.hint)
+        for name, kind in _extras(type(error)).items():
+            setattr(error, name, kind.read(described.get(name)))  # type: ignore[attr-defined]  # it is a dict
+    except WrongValueError:
+        return None
     return error
 
 
-def _extras(kind: type[BaseException]) -> Mapping[str, tuple[type, ...]]:
+def _extras(kind: type[BaseException]) -> Mapping[str, Kind[Any]]:
     return next((extras for base, extras in _EXTRAS.items() if issubclass(kind, base)), {})

@@ -26,12 +26,13 @@ from edgespec.errors import (
     RewindError,
     WorkerLostError,
 )
+from edgespec.files.checked import to_json
 from edgespec.interfaces.drawing import Drawn, DrawRequest
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.process.deadlines import Deadlines, ForwardTimes
 from edgespec.runtimes.process.draws import describe_request, read_drawn
-from edgespec.runtimes.process.frames import Frame, LoadRequest, facts_from_json, ids_bytes
+from edgespec.runtimes.process.frames import Frame, LoadRequest, ids_bytes, read_facts
 from edgespec.runtimes.process.link import Inbox, WorkerLink
 from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_context_length
 from edgespec.runtimes.thread import WorkerThread
@@ -70,10 +71,10 @@ class StartingWorker:
         """The loaded model; called once. Raises what loading raises in this process, WorkerLostError, ClosedError."""
         link = self._link
         try:
-            header = {"op": "load", "load": self._request.as_json()}
+            header = {"op": "load", "load": to_json(self._request)}
             _, answer = link.request(header, timeout_s=link.deadlines.load_s)
             with link.reading():
-                facts = facts_from_json(answer.header.get("facts"))
+                facts = read_facts(answer.header.get("facts"))
         except BaseException:
             link.close()
             raise

@@ -30,6 +30,7 @@ from edgespec.errors import (
     StaleRowsError,
     WorkerLostError,
 )
+from edgespec.files.checked import to_json
 from edgespec.files.model_file import read_model_file
 from edgespec.interfaces.model import Model, Sequence
 from edgespec.interfaces.rows import Rows
@@ -39,9 +40,9 @@ from edgespec.runtimes.process.frames import (
     LoadRequest,
     describe_error,
     encode_frame,
-    facts_to_json,
     ids_bytes,
     read_frame,
+    read_load_request,
     scores_bytes,
 )
 from edgespec.runtimes.table import RUNTIMES
@@ -157,8 +158,8 @@ class _Server:
             os._exit(0)  # the parent no longer reads
 
     def _load(self, frame: Frame) -> _Answer:
-        self._model = (self._loader or _load)(LoadRequest.from_json(frame.header.get("load")))
-        return {"facts": facts_to_json(self._model.facts)}, b""
+        self._model = (self._loader or _load)(read_load_request(frame.header.get("load")))
+        return {"facts": to_json(self._model.facts)}, b""
 
     def _open(self, frame: Frame) -> _Answer:
         if self._model is None:
