@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from edgespec.files.progress import Loading as Loading
     from edgespec.planning.choice.plan import Plan as Plan
     from edgespec.runtimes.process.settings import WorkerSettings as WorkerSettings
-    from edgespec.text.conversation.tool_calls import ToolCall as ToolCall
+    from edgespec.text.conversation.pieces import ToolCall as ToolCall
 
 __version__ = "0.1.0"
 
@@ -74,7 +74,7 @@ _HOMES = {
     "Session": "engine.session",
     "Text": "engine.events",
     "TokenLogprob": "decoding.logprobs",
-    "ToolCall": "text.conversation.tool_calls",
+    "ToolCall": "text.conversation.pieces",
     "WorkerSettings": "runtimes.process.settings",
 }
 

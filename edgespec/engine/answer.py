@@ -1,81 +1,32 @@
-"""One answer: a task on the target's worker thread runs the loop, turns tokens into text and queues events; a
+"""One answer: a task on the target's worker thread runs the loop, reads what the tokens say and queues events; a
 Generation gives the events to the reader, sync or async.
-
-Stop strings are found across chunks and never shown. Text that might become a stop string is held back.
 """
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import queue
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats, Rounds, Step
+from edgespec.decoding.sampling import Sampling
+from edgespec.drafters.combination import CombinationState
 from edgespec.engine.events import Done, Event, FinishReason, Notice, Round, Text
 from edgespec.errors import CancelledError, InvalidRequestError
-from edgespec.text.conversation.thinking import ThinkingText
-from edgespec.text.tokenizers.tokenizer import Tokenizer
-
-
-class StopStrings:
-    """Watches text for stop strings.
-
-    The text ends before the stop string that is complete first. The size of the chunks does not change the result.
-    If several stop strings end at the same character, the longest one is used: no part of a stop string is shown.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        """Raises InvalidRequestError for an empty stop string and for a text instead of a list."""
-        if isinstance(stops, str):
-            raise InvalidRequestError("stop strings must be a list of texts, not one text", param="stop")
-        if any(not stop for stop in stops):
-            raise InvalidRequestError(
-                "a stop string is empty; it would stop before the first character", param="stop"
-            )
-        self._stops = tuple(dict.fromkeys(stops))
-        self._held = ""
-        self._stopped = False
-
-    def feed(self, chunk: str) -> tuple[str, bool]:
-        """(text that is safe to show, whether a stop string was found). All text after a stop is dropped."""
-        if self._stopped:
-            return "", True
-        text = self._held + chunk
-        best: tuple[int, int] | None = None  # end and start of the stop string that is complete first
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best):
-                best = (start + len(stop), start)
-        if best is not None:
-            self._held, self._stopped = "", True
-            return text[: best[1]], True
-        keep = self._prefix_length(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
-
-    def flush(self) -> str:
-        """The text held back, once all text has come; empty after a stop."""
-        rest, self._held = self._held, ""
-        return rest
-
-    def _prefix_length(self, text: str) -> int:
-        """Length of the longest suffix of ``text`` that is a prefix of a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
-
+from edgespec.interfaces.policy import AnswerPolicy
+from edgespec.interfaces.reasons import Reason
+from edgespec.planning.choice.plan import Plan
+from edgespec.text.conversation.answer_parts import AnswerParts, Said
+from edgespec.text.conversation.conversation import Turn
+from edgespec.text.conversation.pieces import Piece, joined
 
 # Events that the loop may be ahead of a slow reader: a screenful of text. Then decoding pauses, to save the energy.
 _EVENTS_AHEAD = 256
@@ -89,30 +40,6 @@ _CONTENDED_S = 0.0005
 
 # Rounds between two checks. A check costs one wait if the lock is contended.
 _ROUNDS_BETWEEN_LOOKS = 16
-
-
-class AnswerText:
-    """Turns tokens into text to show, and holds back a possible stop string or an incomplete character.
-
-    Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], marks: Mapping[int, bytes] | None = None) -> None:
-        """``marks``: control tokens that have a text here, and that text."""
-        self._tokenizer = tokenizer
-        self._marks = {} if marks is None else marks
-        self._stops = StopStrings(stops)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, token: int) -> tuple[str, bool]:
-        """(text that may be shown, whether a stop string is complete)."""
-        shown = self._marks[token] if token in self._marks else self._tokenizer.token_bytes(token)
-        return self._stops.feed(self._decoder.decode(shown))
-
-    def flush(self) -> str:
-        """The text held back, at the end of the answer."""
-        shown, stopped = self._stops.feed(self._decoder.decode(b"", True))
-        return shown if stopped else shown + self._stops.flush()
 
 
 class SwitchInterval:
@@ -152,38 +79,56 @@ class SwitchInterval:
         self._before_s = None
 
 
-class AnswerTask:
-    """One answer being decoded. ``run`` belongs to the target's worker thread, ``read`` to the reader.
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Events for the reader, and the pieces of the answer that they tell."""
 
-    The task has no reference to its reader, so a forgotten reader is noticed and the task is abandoned.
+    events: tuple[Event, ...]
+    pieces: Sequence[Piece] = ()
+
+
+class AnswerTask:
+    """One answer being decoded: its turn, and how it is decoded. ``run`` belongs to the target's worker thread,
+    ``read`` to the reader.
+
+    ``history`` are the turn's tokens; the loop adds the answer's tokens. ``said`` and ``said_ids`` are what the
+    reader got. The task has no reference to its reader, so a forgotten reader is noticed and the task is abandoned.
     """
 
     def __init__(
         self,
         *,
+        turn: Turn,
+        sampling: Sampling,
+        seed_is_fresh: bool,
+        depth: AnswerPolicy,
+        plan: Plan,
+        drafts: CombinationState,
         loop: Rounds,
         history: list[int],
-        answer: AnswerText,
-        stats: DecodeStats,
+        parts: AnswerParts,
         notices: Sequence[str],
         started: float,
     ) -> None:
+        self.turn = turn
+        self.sampling, self.seed_is_fresh = sampling, seed_is_fresh
+        self.depth, self.plan, self.drafts = depth, plan, drafts
+        self.history = history
         self._loop = loop
-        self._history = history
-        self._answer = answer
+        self._parts = parts
         self._notices = notices
         self._started = started
         self._first_token_at: float | None = None
         self._unshown: list[tuple[int, str | None, int]] = []  # token, its drafter, characters of text
         self._logprobs: list[TokenLogprob] = []  # of the same tokens, if asked for
-        self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Given | BaseException | None] = queue.SimpleQueue()
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
         self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
         self.abandoned = False
-        self.stats = stats
+        self.stats = DecodeStats(prompt_tokens=len(turn.tokens))
         self.finish_reason: FinishReason = "cancelled"
-        self.delivered_text = ""
-        self.delivered_ids: list[int] = []
+        self.said = Said()
+        self.said_ids: list[int] = []
 
     # ------------------------------------------------------------------------------- worker thread
 
@@ -195,7 +140,7 @@ class AnswerTask:
         try:
             prepare()
             for notice in self._notices:
-                self._put(Notice(notice))
+                self._put(_Given((Notice(notice),)))
             if not cancelled:
                 self._decode()
             self._put(None)
@@ -214,7 +159,7 @@ class AnswerTask:
             self.finish_reason = "cancelled"
         finally:
             steps.close()
-        rest = self._answer.flush()
+        rest = self._parts.flush()
         if rest or self._unshown:
             self._show(rest)
 
@@ -227,34 +172,42 @@ class AnswerTask:
         self.stats.decode_s = now - self._first_token_at
         if step.record is not None:
             self.stats.add_round(step.record)
-            self._put(Round(step.record))
-        shown, stopped = "", False
+            self._put(_Given((Round(step.record),)))
+        pieces, stopped = list[Piece](), False
         for position, (token, guessed_by) in enumerate(zip(step.tokens, step.guessed_by, strict=True)):
             self.stats.emitted_tokens += 1
             self.stats.guessed_tokens += guessed_by is not None
-            piece, stopped = self._answer.feed(token)
-            self._unshown.append((token, guessed_by, len(piece)))
+            found, stopped = self._parts.feed(token)
+            self._unshown.append((token, guessed_by, sum(len(piece.text) for piece in found)))
             self._logprobs += step.logprobs[position : position + 1]
-            shown += piece
+            pieces += found
             if stopped:
                 # The round's further tokens are not part of the answer: plain decoding would have stopped here.
-                del self._history[len(self._history) - (len(step.tokens) - position - 1) :]
+                del self.history[len(self.history) - (len(step.tokens) - position - 1) :]
                 break
-        if shown:
-            self._show(shown)
+        if pieces:
+            self._show(pieces)
         if stopped:
             self.finish_reason = "stop"
         elif step.finish is not None:
             self.finish_reason = step.finish
         return stopped or step.finish is not None
 
-    def _show(self, text: str) -> None:
+    def _show(self, pieces: list[Piece]) -> None:
+        """Queue what the pieces say; the tokens since the last time are those of the first text."""
         tokens, guessed_by, lengths = zip(*self._unshown, strict=True) if self._unshown else ((), (), ())
-        self._put(Text(text, tokens, guessed_by, lengths, tuple(self._logprobs)))
+        lengths, logprobs = () if self._parts.has_calls else lengths, tuple(self._logprobs)
+        whole = joined(pieces)
+        if not whole or whole[0].call is not None:
+            whole.insert(0, Piece(""))
+        first, *others = whole
+        own = Text(first.text, tokens, guessed_by, lengths, logprobs, first.reasoning)
+        told = [piece.call or Text(piece.text, reasoning=piece.reasoning) for piece in others]
+        self._put(_Given((own, *told), pieces))
         self._unshown.clear()
         self._logprobs.clear()
 
-    def _put(self, event: Event | BaseException | None) -> None:
+    def _put(self, event: _Given | BaseException | None) -> None:
         # A reader that stopped reading must not keep the interpreter from exiting.
         while not self.abandoned and threading.main_thread().is_alive() and not self._ahead.acquire(timeout=1.0):
             pass
@@ -265,13 +218,13 @@ class AnswerTask:
 
     # -------------------------------------------------------------------------------------- reader
 
-    def read(self) -> Event | BaseException | None:
-        """The next event; None at the end of the answer, the exception if it failed."""
+    def read(self) -> _Given | BaseException | None:
+        """The next events; None at the end of the answer, the exception if it failed."""
         event = self._events.get()
         self._ahead.release()
         return event
 
-    async def read_async(self) -> Event | BaseException | None:
+    async def read_async(self) -> _Given | BaseException | None:
         """``read`` for an event loop. No thread waits, and a cancelled call has read no event."""
         loop = asyncio.get_running_loop()
         while True:
@@ -292,11 +245,29 @@ class AnswerTask:
             finally:
                 self._arrived = None
 
-    def deliver(self, event: Event) -> None:
-        """Count an event as given to the reader."""
-        if isinstance(event, Text):
-            self.delivered_text += event.text
-            self.delivered_ids.extend(event.token_ids)
+    def deliver(self, given: _Given) -> None:
+        """Count events as given to the reader."""
+        self.said.add(given.pieces)
+        for event in given.events:
+            if isinstance(event, Text):
+                self.said_ids.extend(event.token_ids)
+
+    def done(self, off: Reason | None, plain_tokens_per_s: float | None) -> Done:
+        """The answer's last event; ``off`` is why a drafter was not used."""
+        return Done(
+            finish_reason=self.finish_reason,
+            text=self.said.raw,
+            token_ids=tuple(self.said_ids),
+            stats=self.stats,
+            plan=self.plan,
+            sampling=self.sampling,
+            speculation_off=None if off is None else off.text,
+            speculation_off_code=None if off is None else off.code,
+            plain_tokens_per_s=plain_tokens_per_s,
+            content=self.said.content,
+            reasoning=self.said.reasoning,
+            tool_calls=tuple(self.said.calls),
+        )
 
     def abandon(self) -> None:
         """Stop after the running round: the reader is gone."""
@@ -322,12 +293,8 @@ class Generation:
         start: Callable[[], None],
         cancel: Callable[[], None],
         settle: Callable[[], Done],
-        thinking: Callable[[], ThinkingText | None],
-        shaped: Callable[[Event], list[Event]],
     ) -> None:
         self._task = task
-        self._thinking = thinking
-        self._shaped = shaped
         self._waiting = deque[Event]()  # events that came with the last one
         self._start = start
         self._cancel = cancel
@@ -336,10 +303,6 @@ class Generation:
         self._started = False
         self._ended = False  # no further event is given to the reader
         self._settled = False  # the session can be used again
-
-    def thinking(self) -> ThinkingText | None:
-        """Separates thinking from the answer in the events' texts; None if the template has no thinking."""
-        return self._thinking()
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -375,17 +338,17 @@ class Generation:
             self._start()
             self._started = True
 
-    def _given(self, event: Event | BaseException | None) -> Event:
-        """Count an event as delivered and return it; the last one settles the answer. Raises the answer's error."""
-        if event is None or isinstance(event, BaseException):
-            self._ended = self._settled = True
-            done = self._settle()
-            if event is not None:
-                raise event
-            event = done
-        self._task.deliver(event)
-        self._waiting.extend(self._shaped(event))
-        return self._waiting.popleft()
+    def _given(self, given: _Given | BaseException | None) -> Event:
+        """Count events as delivered and return the first; the end settles the answer. Raises the answer's error."""
+        if isinstance(given, _Given):
+            self._task.deliver(given)
+            self._waiting.extend(given.events[1:])
+            return given.events[0]
+        self._ended = self._settled = True
+        done = self._settle()
+        if given is not None:
+            raise given
+        return done
 
     def close(self) -> None:
         """Cancel the rest of the answer and wait until the Session can be used again. Idempotent."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from edgespec.calibration.timing import QUICK, Scope
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.events import Done, Text
+from edgespec.engine.events import Done
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.pair.drafter_offer import DrafterOffer
 from edgespec.engine.pair.load import (
@@ -44,7 +44,6 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.conversation.conversation import Conversation
 from edgespec.text.conversation.messages import check_messages, check_system
-from edgespec.text.conversation.thinking import split_thinking
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 # How long the processors are observed before they count as idle.
@@ -253,11 +252,11 @@ class Engine:
             self._asked.system = system
             answer = self._asked.generate(prompt, max_tokens=max_tokens, sampling=drawn, stop=stop)
             with answer:
-                events = list(answer)
-            text, done = "".join(event.text for event in events if isinstance(event, Text)), events[-1]
-            if isinstance(done, Done) and done.finish_reason == "cancelled":
+                *_, done = answer
+            assert isinstance(done, Done)
+            if done.finish_reason == "cancelled":
                 raise ClosedError("this engine was closed before the answer was complete")
-            return split_thinking(text, answer.thinking())[1]
+            return done.content
 
     @property
     def memory(self) -> dict[str, Any]:

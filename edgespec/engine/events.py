@@ -10,7 +10,7 @@ from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.plan import Plan
-from edgespec.text.conversation.tool_calls import ToolCall
+from edgespec.text.conversation.pieces import ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -23,7 +23,8 @@ class Text:
     target's own. ``lengths`` has the number of characters that came with each token. Bytes of the last token may be
     held back, so text can lag behind its tokens; the rest at the end of the answer comes without tokens. ``logprobs``
     has an entry for each token; empty unless ``generate`` was asked for them. With tools the text of calls is left
-    out, and ``lengths`` is empty.
+    out, and ``lengths`` is empty. ``reasoning`` is what the text says of the model's thinking, without the marks and
+    the blanks around them; None if the text is the answer itself.
     """
 
     text: str
@@ -31,6 +32,7 @@ class Text:
     guessed_by: tuple[str | None, ...] = ()
     lengths: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Done:
 
     ``speculation_off`` says why no drafter was used, None if one was; ``speculation_off_code`` is the reason's code
     (interfaces/reasons.py). ``plain_tokens_per_s`` is the measured plain speed; None if it was not timed.
-    ``reasoning`` is the thinking in the text, without its marks; None without thinking. ``tool_calls`` are the calls
-    in the text, which has their marks too.
+    ``content`` is the text without thinking and calls. ``reasoning`` is the thinking in the text, without its marks;
+    None without thinking. ``tool_calls`` are the calls in the text, which has their marks too.
     """
 
     finish_reason: FinishReason
@@ -66,6 +68,7 @@ class Done:
     speculation_off: str | None = None
     speculation_off_code: str | None = None
     plain_tokens_per_s: float | None = None
+    content: str = ""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 

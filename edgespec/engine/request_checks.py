@@ -9,8 +9,8 @@ from pathlib import Path
 
 from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.answer import StopStrings
 from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.answer_parts import StopStrings
 from edgespec.text.conversation.messages import kind_of
 
 

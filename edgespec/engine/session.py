@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.loop import PipelinedLoop
-from edgespec.decoding.round_base import DecodeStats, LoopLimits, Rounds
+from edgespec.decoding.round_base import LoopLimits, Rounds
 from edgespec.decoding.sampling import Chooser, Sampling, seeded
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
-from edgespec.engine.answer import AnswerTask, AnswerText, Generation
-from edgespec.engine.call_events import shaping
+from edgespec.engine.answer import AnswerTask, Generation
 from edgespec.engine.events import Done
 from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.request_checks import (
@@ -29,7 +28,6 @@ from edgespec.engine.request_checks import (
     check_request,
 )
 from edgespec.engine.saved_session import write_session
-from edgespec.engine.started_answer import StartedAnswer
 from edgespec.engine.why_no_drafts import why_no_drafts
 from edgespec.errors import ClosedError, EdgespecError, RewindError
 from edgespec.interfaces.counted_text import Context, common_prefix
@@ -78,7 +76,7 @@ class Session:
         self._closing = threading.RLock()
         self._closed = self._cancelled = False
         self._process = os.getpid()
-        self._active: tuple[StartedAnswer, Future[None]] | None = None
+        self._active: tuple[AnswerTask, Future[None]] | None = None
         # Policy and plan of the latest answer: the engine may plan again during an answer.
         self._depth: AnswerPolicy = self._speculating.policy.answer(prompt_tokens=0)
         self._plan: Plan = pair.plan
@@ -243,15 +241,9 @@ class Session:
             prompt, max_tokens, length, raw=raw, earlier=earlier, after=after, tools=usable, keep_all=keep_all
         )
         self._reopen_if_broken()
-        answer = self._make_answer(turn, max_tokens, sampling, stop, depth, logprobs, started)
-        return Generation(
-            answer.task,
-            start=partial(self._start, answer),
-            cancel=self._cancel_begun,
-            settle=partial(self._settle, answer),
-            thinking=answer.thinking,
-            shaped=shaping(turn.tools, answer.thinking()),
-        )
+        task = self._make_answer(turn, max_tokens, sampling, stop, depth, logprobs, started)
+        start, settle = partial(self._start, task), partial(self._settle, task)
+        return Generation(task, start=start, cancel=self._cancel_begun, settle=settle)
 
     # -------------------------------------------------------------------------------- start of an answer
 
@@ -264,7 +256,7 @@ class Session:
         depth: int | None,
         logprobs: int | None,
         started: float,
-    ) -> StartedAnswer:
+    ) -> AnswerTask:
         pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
         sampling = seeded(asked := sampling or Sampling(rule=pair.profile.rule))
         budget = None if depth == 0 or speculating.budget is None else speculating.budget()
@@ -287,24 +279,18 @@ class Session:
             exact_length=pair.exact_length,
             logprobs=logprobs,
         )
-        task = AnswerTask(
-            loop=self._loop(drafts, own, history, limits, budget, trees=speculating.trees),
-            history=history,
-            answer=AnswerText(pair.tokenizer, stop, None if turn.tools is None else turn.tools.marks),
-            stats=DecodeStats(prompt_tokens=len(turn.tokens)),
-            notices=[*pair.take_notices(), *self._take_notices(), *([] if turn.notice is None else [turn.notice])],
-            started=started,
-        )
-        return StartedAnswer(
+        return AnswerTask(
             turn=turn,
             sampling=sampling,
             seed_is_fresh=asked.seed is None,
             depth=own,
             plan=plain_version(pair.plan) if plain else pair.plan,
             drafts=drafts,
+            loop=self._loop(drafts, own, history, limits, budget, trees=speculating.trees),
             history=history,
-            task=task,
-            thinking=partial(self._conversation.thinking, turn),
+            parts=self._conversation.parts(turn, stop),
+            notices=[*pair.take_notices(), *self._take_notices(), *([] if turn.notice is None else [turn.notice])],
+            started=started,
         )
 
     def _loop(
@@ -333,7 +319,7 @@ class Session:
             budget=budget,
         )
 
-    def _start(self, answer: StartedAnswer) -> None:
+    def _start(self, answer: AnswerTask) -> None:
         """Submit the answer to the target's worker thread. Raises ClosedError, InvalidRequestError."""
         with self._lock:
             if self._closed:
@@ -341,17 +327,17 @@ class Session:
             if self._active is not None:
                 raise busy()
             self._drafts.stop_reading()
-            run = partial(answer.task.run, partial(self._take_over, answer), cancelled=self._cancelled)
+            run = partial(answer.run, partial(self._take_over, answer), cancelled=self._cancelled)
             self._active = answer, self._target.submit(run)
 
-    def _take_over(self, answer: StartedAnswer) -> None:
+    def _take_over(self, answer: AnswerTask) -> None:
         """On the worker thread: keep the cache of the tokens that old and new history share."""
         turn, conversation = answer.turn, self._conversation
         shared = common_prefix(conversation.history[: self._target.length], turn.tokens)
         shared = min(shared, len(turn.tokens) - 1)
         if shared < self._target.length and not self._pair.can_rewind:
             shared = 0  # a recurrent state cannot be rewound, only reset
-        answer.task.stats.cached_tokens = shared
+        answer.stats.cached_tokens = shared
         self._target.rewind(shared)
         conversation.begin(turn, answer.history)
         self._chooser.sampling, self._chooser.seed_is_fresh = answer.sampling, answer.seed_is_fresh
@@ -405,9 +391,9 @@ class Session:
                 self._target.cancel()
                 self._drafts.cancel()
 
-    def _settle(self, answer: StartedAnswer) -> Done:
+    def _settle(self, answer: AnswerTask) -> Done:
         """End the turn at the last token that the reader got, and return its Done."""
-        answer.task.forget()  # the reader has left, also if the wait below is interrupted
+        answer.forget()  # the reader has left, also if the wait below is interrupted
         with self._settling:  # two threads may settle one answer, after a cancelled ``await``
             with self._lock:
                 active = self._active
@@ -415,17 +401,17 @@ class Session:
                 self._end_turn(*active)
         return answer.done(self._speculation_off, self._speculating.policy.plain_tokens_per_s)
 
-    def _end_turn(self, answer: StartedAnswer, future: Future[None]) -> None:
+    def _end_turn(self, answer: AnswerTask, future: Future[None]) -> None:
         future.result()
         answer.depth.end()
         with self._lock:
             self._active = None
             self._target.reset_cancel()
             self._drafts.reset_cancel()
-        task, conversation = answer.task, self._conversation
-        conversation.end(answer.turn, task.delivered_text, task.delivered_ids, answer.calls())
+        conversation, said = self._conversation, answer.said
+        conversation.end(answer.turn, said.raw, answer.said_ids, (said.text, said.calls))
         if self._pair.answers is not None:
-            self._pair.answers.add(task.delivered_ids)
+            self._pair.answers.add(answer.said_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
         # start from the same cache.
         if self._pair.can_rewind:
@@ -465,9 +451,9 @@ class Session:
         if active is None:
             return
         answer = active[0]
-        if not answer.task.abandoned:
+        if not answer.abandoned:
             raise busy()
-        answer.task.abandon()
+        answer.abandon()
         self._settle(answer)
         self._conversation.forget_text()
 
@@ -487,7 +473,7 @@ class Session:
                 if self._draft_thread is not None:
                     parts.callback(self._draft_thread.close)
                 if active is not None and os.getpid() == self._process:  # a forked one has no thread that ends it
-                    active[0].task.abandon()
+                    active[0].abandon()
                     active[1].result()
 
     def __enter__(self) -> Session:

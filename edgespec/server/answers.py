@@ -28,8 +28,7 @@ from edgespec.server.keeper import LoadedEngine
 from edgespec.server.pool import Kept, text_of
 from edgespec.server.schema import Request
 from edgespec.server.threads import in_thread
-from edgespec.text.conversation.thinking import ThinkingText
-from edgespec.text.conversation.tool_calls import ToolCall
+from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.tokenizers.tokenizer import Tokenizer, hidden_stops
 
 _SEEDS = 2**64
@@ -87,54 +86,6 @@ class Reader(Protocol):
 
     async def end(self, index: int, done: Done) -> None:
         """The answer ``index`` is complete."""
-
-
-class ReasoningSplit:
-    """Separates thinking from the answer, without the marks and the blanks around them."""
-
-    def __init__(self, splitter: ThinkingText | None) -> None:
-        self._splitter = splitter
-        self._blanks = ""  # held back: blanks before the closing mark are not thinking
-        self._thought = False  # whether any thinking was shown
-        self._began = False  # whether any thinking came
-        self._answering = False
-
-    def feed(self, text: str) -> Part:
-        if self._splitter is None:
-            return Part(text)
-        return self._joined(self._splitter.feed(text))
-
-    def flush(self) -> Part:
-        return Part() if self._splitter is None else self._joined(self._splitter.flush())
-
-    def _joined(self, parts: list[tuple[str, bool]]) -> Part:
-        content, reasoning = "", ""
-        for text, thinking in parts:
-            if thinking:
-                reasoning += self._thinking(text)
-            else:
-                content += self._answer(text)
-        return Part(content, reasoning)
-
-    def _thinking(self, text: str) -> str:
-        assert self._splitter is not None
-        marks = self._splitter.marks
-        if not self._began:
-            self._began = True
-            text = text.lstrip().removeprefix(marks.opening)
-        text = self._blanks + text.removesuffix(marks.closing)
-        if not self._thought:
-            text = text.lstrip()
-        shown = text.rstrip()
-        self._blanks = text[len(shown) :]
-        self._thought = self._thought or bool(shown)
-        return shown
-
-    def _answer(self, text: str) -> str:
-        if self._began and not self._answering:
-            text = text.lstrip()
-        self._answering = self._answering or bool(text)
-        return text
 
 
 def sampling_for(usual: Sampling, request: Request, index: int) -> Sampling:
@@ -247,17 +198,18 @@ async def _one(
         await in_thread(begin)
         await reader.begin(index)
         generation, kept.text = begun[0], text_of(request)
-        split, scores = ReasoningSplit(generation.thinking()), TokenScores(tokenizer, request.stop)
+        scores = TokenScores(tokenizer, request.stop)
         async for event in generation:
             if isinstance(event, Text):
-                part = replace(split.feed(event.text), tokens=scores.of(event.logprobs))
-                await _show(reader, index, part)
+                content = event.text if event.reasoning is None else ""
+                part = Part(content, event.reasoning or "", scores.of(event.logprobs))
+                if part != Part():
+                    await reader.part(index, part)
             elif isinstance(event, ToolCall):
                 await reader.part(index, Part(calls=(event,)))
             elif isinstance(event, Done):
                 if event.finish_reason == "cancelled":  # not by the client, which would have ended this call
                     raise ClosedError("the answer was ended: the model is being freed")
-                await _show(reader, index, split.flush())
                 await reader.end(index, event)
                 return event
         raise AssertionError("an answer ends with Done")
@@ -277,8 +229,3 @@ def _generation(request: Request, kept: Kept, sampling: Sampling) -> Generation:
         return kept.session.generate(request.prompt, raw=True, **settings)
     settings |= {"tools": request.tools, "tool_choice": request.tool_choice}
     return kept.session.generate(messages=request.messages, keep_all=True, **settings)
-
-
-async def _show(reader: Reader, index: int, part: Part) -> None:
-    if part.content or part.reasoning or part.tokens:
-        await reader.part(index, part)

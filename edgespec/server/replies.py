@@ -12,7 +12,7 @@ from edgespec import __version__
 from edgespec.engine.events import Done
 from edgespec.planning.choice.plan import Plan
 from edgespec.server.answers import Part
-from edgespec.text.conversation.tool_calls import ToolCall
+from edgespec.text.conversation.pieces import ToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from edgespec.cli.terminal.code_colours import CodeColours
 from edgespec.cli.terminal.markdown import Markdown
 from edgespec.cli.terminal.terminal_text import Segment
 from edgespec.engine.events import Text
-from edgespec.text.conversation.thinking import ThinkingMarks, ThinkingText
+from tests.support.answer_pieces import pieces_of
 
 CODE = re.compile("\x1b\\[[0-9;]*m")
-QWEN = ThinkingMarks("<think>", "</think>")
 
 PIECES = st.lists(
     st.one_of(
@@ -50,9 +49,11 @@ def event(text: str, guessed: bool = False) -> Text:
 def shown(
     pieces: list[str], *, columns: int = 40, colours: bool = True, markdown: bool = True, thinking: bool = False
 ) -> str:
-    own = ThinkingText(QWEN) if thinking else None
-    view = AnswerView(lambda: columns, colours=colours, markdown=markdown, thinking=own)
-    return "".join(view.feed(event(piece)) for piece in pieces) + view.flush()
+    view = AnswerView(lambda: columns, colours=colours, markdown=markdown)
+    events = [event(piece) for piece in pieces]
+    if thinking:
+        events = [Text(piece.text, reasoning=piece.reasoning) for piece in pieces_of(pieces)]
+    return "".join(map(view.feed, events)) + view.flush()
 
 
 def as_written(text: str) -> str:

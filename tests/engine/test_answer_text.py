@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from edgespec.engine.answer import AnswerText
+from edgespec.text.conversation.answer_parts import AnswerText
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 HARD = [

@@ -10,7 +10,7 @@ import pytest
 from edgespec.engine.events import Done, Text
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.thinking import ThinkingText
+from tests.support.scripted_gguf import write_scripted_gguf
 from tests.support.tiny_models import TinyModels, read_all
 
 # Like Qwen3's template: earlier thinking is left out, and thinking can be turned off.
@@ -49,21 +49,40 @@ def test_think_false_makes_the_template_leave_thinking_out(tiny: TinyModels, thi
         assert prompt_of(one, "hello") == prompt_of(two, "hello")
 
 
-def test_a_generation_separates_thinking_from_the_answer(tiny: TinyModels, thinks: Path) -> None:
-    with tiny.load(thinks, draft="none") as engine, engine.session() as session:
-        splitter = session.generate("hello").thinking()
-        assert splitter is not None
-        assert splitter.feed("<think>so</think>yes") == [("<think>so</think>", True), ("yes", False)]
-        assert session.generate("hello", raw=True).thinking() is None
+def test_events_and_done_tell_thinking_from_the_answer(tiny: TinyModels, tmp_path: Path) -> None:
+    script = ["<think>", "\nso", " far\n", "</think>\n\n", "Yes", ".", "<|im_end|>"]
+    path = write_scripted_gguf(tmp_path / "thinks.gguf", script, template=THINKS)
+    with tiny.load(path, draft=str(path), depth=3) as engine, engine.session() as session:
+        for depth in (0, 3):
+            events, done = read_all(session.generate("hello", depth=depth))
+            assert (done.reasoning, done.content, done.text) == ("so far", "Yes.", "".join(script[:-1]))
+            texts = [event for event in events if isinstance(event, Text)]
+            assert "".join(event.text for event in texts) == done.text
+            assert "".join(event.reasoning for event in texts if event.reasoning is not None) == done.reasoning
+            assert "".join(event.text for event in texts if event.reasoning is None) == done.content
+            assert [token for event in texts for token in event.token_ids] == list(done.token_ids)
+            assert sum(sum(event.lengths) for event in texts) == len(done.text)
+        assert session.messages[-1]["content"] == done.text
+        assert engine.ask("hello") == "Yes."
+        _, raw = read_all(session.generate("hello", raw=True))
+        assert (raw.reasoning, raw.content) == (None, raw.text)
+    assert (Text("a").reasoning, done_of(tiny).content) == (None, done_of(tiny).text)
+
+
+def done_of(tiny: TinyModels) -> Done:
+    with tiny.load(draft="none") as engine, engine.session() as session:
+        return ask(session, "hello")
+
+
+def test_a_template_may_open_the_thinking(tiny: TinyModels, tmp_path: Path) -> None:
+    script = ["so", "</think>", "yes", "<|im_end|>"]
+    path = write_scripted_gguf(tmp_path / "begins.gguf", script, template=BEGINS)
+    with tiny.load(path, draft="none") as engine, engine.session() as session:
+        done = ask(session, "hello")
+        assert (done.reasoning, done.content) == ("so", "yes")
     with tiny.load(tiny.with_template("begins", BEGINS), draft="none") as engine, engine.session() as session:
-        splitter = session.generate("hello").thinking()
-        assert isinstance(splitter, ThinkingText)
-        assert splitter.feed("so</think>yes") == [("so</think>", True), ("yes", False)]
         done = ask(session, "hello")
         assert done.reasoning == done.text.strip(), "the model never ends its thinking"
-    with tiny.load(draft="none") as engine, engine.session() as session:
-        assert session.generate("hello").thinking() is None
-        assert ask(session, "hello").reasoning is None
 
 
 def test_lengths_of_text_events_give_the_characters_of_each_token(tiny: TinyModels) -> None:

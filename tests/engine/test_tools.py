@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.answer import AnswerText
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Notice, Round, Text
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.answer_parts import AnswerText
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
 from edgespec.text.conversation.messages import check_conversation
-from edgespec.text.conversation.thinking import ThinkingMarks, ThinkingText
-from edgespec.text.conversation.tool_calls import ToolCall
+from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.tool_use import tool_use
 from edgespec.text.conversation.tools import MOST_TOOLS, check_tools
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
@@ -177,19 +176,10 @@ def test_control_tokens_that_mark_calls_have_a_text_where_tools_are_used() -> No
     own, other = AnswerText(tokenizer, (), use.marks), AnswerText(tokenizer, ())
     text, without = ("".join(each.feed(token)[0] for token in tokens) for each in (own, other))
     assert (text, without) == ('[TOOL_CALLS]weather[ARGS]{"city": "x"}', 'weather{"city": "x"}')
-    said, calls = use.split(text, None)
-    assert (said, [(each.name, each.arguments) for each in calls]) == ("", [("weather", '{"city": "x"}')])
-
-
-def test_calls_in_thinking_are_thoughts() -> None:
-    tokenizer: Any = Marked()
-    use = tool_use("qwen3", '<tool_call>{"name": <think></think>', tokenizer, check_tools([tool()]))
-    called = '<tool_call>{"name": "weather"}</tool_call>'
-    for begin, inside in (("<think>", False), ("", True)):
-        thinking = ThinkingText(ThinkingMarks("<think>", "</think>"), inside=inside)
-        said, calls = use.split(f"{begin}I could {called}.</think>\n{called}", thinking)
-        assert said.strip() == f"{begin}I could {called}.</think>"
-        assert len(calls) == 1
+    parser = use.parser()
+    (piece,) = parser.feed(text) + parser.flush()
+    assert piece.call is not None
+    assert (piece.call.name, piece.call.arguments) == ("weather", '{"city": "x"}')
 
 
 # ---------------------------------------------------------------------------------------------------- prompts
@@ -233,7 +223,9 @@ def test_a_call_that_the_caller_sends_back_keeps_the_answers_tokens(vocabulary: 
     ids = vocabulary.encode(said)
     said = vocabulary.detokenize(ids)
     conversation.begin(first, [*first.tokens, *ids, END])
-    conversation.end(first, said, [*ids, END], first.tools.split(said, None))
+    parser = first.tools.parser()
+    calls = [piece.call for piece in parser.feed(said) + parser.flush() if piece.call]
+    conversation.end(first, said, [*ids, END], ("", calls))
     sent = [*conversation.messages, {"role": "tool", "content": "21"}]
     prompt, earlier, after = check_conversation(None, sent, raw=False)
     second = conversation.turn(prompt, None, 4096, raw=False, earlier=earlier, after=after, tools=tools)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.engine.answer import AnswerText
 from edgespec.engine.engine import Engine
+from edgespec.text.conversation.answer_parts import AnswerText
 from tests.support.http_server import Running, running
 from tests.support.tiny_models import TinyModels
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
 
 from edgespec.cli.serve import log_line
 from edgespec.decoding.round_base import DecodeStats
@@ -20,16 +19,14 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.server.answers import Part, ReasoningSplit, TokenScores, joined, sampling_for
+from edgespec.server.answers import Part, TokenScores, joined, sampling_for
 from edgespec.server.app import RequestLine
 from edgespec.server.errors import ApiError, api_error
 from edgespec.server.metrics import Metrics
 from edgespec.server.replies import Head, fingerprint, timings, usage, whole
 from edgespec.server.schema import Request
-from edgespec.text.conversation.thinking import ThinkingMarks, ThinkingText
 from tests.support.tiny_models import TinyModels
 
-MARKS = ThinkingMarks("<think>", "</think>")
 HEAD = Head(id="x", created=1, model="tiny", fingerprint="f", is_chat=True)
 
 
@@ -37,40 +34,6 @@ HEAD = Head(id="x", created=1, model="tiny", fingerprint="f", is_chat=True)
 def engine(tiny: TinyModels) -> Iterator[Engine]:
     with tiny.load(draft="none") as engine:
         yield engine
-
-
-def split(chunks: list[str], *, inside: bool = False) -> tuple[str, str]:
-    own = ReasoningSplit(ThinkingText(MARKS, inside=inside))
-    parts = [*(own.feed(chunk) for chunk in chunks), own.flush()]
-    return "".join(part.reasoning for part in parts), "".join(part.content for part in parts)
-
-
-@pytest.mark.parametrize(
-    ("text", "inside", "expected"),
-    [
-        ("<think>\nhm, hm\n</think>\n\nYes.", False, ("hm, hm", "Yes.")),
-        ("hm\n\nso\n</think>Yes.", True, ("hm\n\nso", "Yes.")),
-        ("<think>\n\n</think>\n\nYes.", False, ("", "Yes.")),
-        ("<think>never closed ", False, ("never closed", "")),
-        ("  Yes <think> no", False, ("", "  Yes <think> no")),
-        ("", False, ("", "")),
-        ("<thi", False, ("", "<thi")),
-    ],
-)
-def test_thinking_is_separated_without_its_marks(text: str, inside: bool, expected: tuple[str, str]) -> None:
-    assert split([text], inside=inside) == expected
-    assert split(list(text), inside=inside) == expected
-
-
-@given(st.lists(st.sampled_from(["<think>", "</think>", "\n", " ", "a", "<", "think>", "/"]), max_size=12))
-def test_the_size_of_chunks_does_not_change_what_is_thinking(pieces: list[str]) -> None:
-    assert split(pieces) == split(["".join(pieces)])
-
-
-def test_without_thinking_the_text_stays_as_it_is() -> None:
-    own = ReasoningSplit(None)
-    assert own.feed(" <think> ") == Part(" <think> ")
-    assert own.flush() == Part()
 
 
 def test_a_request_changes_the_models_own_sampling_where_it_says_so() -> None:

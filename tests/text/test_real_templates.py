@@ -19,7 +19,7 @@ from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation.prompt_format import encode, read_messages, spelled_controls
-from edgespec.text.conversation.tool_calls import CallText, call_format, split_calls
+from edgespec.text.conversation.tool_calls import CallText, call_format
 from edgespec.text.tokenizers.tokenizer import ControlToken
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.real_templates import real_templates, reference
@@ -297,7 +297,8 @@ def test_calls_are_read_as_the_real_templates_write_them(
     for name, form in formats.items():
         ours = pairs[name].ours
         assert isinstance(ours, ChatTemplate), name
-        _, calls = split_calls(written(ours), CallText(form, known, ids="abcdefg"))
+        parser = CallText(form, known, ids="abcdefg")
+        calls = [piece.call for piece in parser.feed(written(ours)) + parser.flush() if piece.call]
         assert [call.name for call in calls] == ["get_weather"], name
         assert json.loads(calls[0].arguments) == {"city": "Zürich", "days": [1, 2]}, name
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgespec.engine.answer import StopStrings
 from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.answer_parts import StopStrings
 
 
 def streamed(stops: list[str], chunks: list[str]) -> tuple[str, bool]:

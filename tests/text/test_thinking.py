@@ -1,70 +1,23 @@
-"""Separating thinking from the answer, in whole texts and in texts that arrive in chunks."""
+"""The marks of thinking in templates, prompts and whole texts."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
 
 from edgespec.files.home import home
 from edgespec.text.chat_template.template import ChatTemplate
-from edgespec.text.conversation.thinking import (
-    SWITCH,
-    ThinkingMarks,
-    ThinkingText,
-    has_switch,
-    split_thinking,
-    thinking_marks,
-)
+from edgespec.text.conversation.thinking import SWITCH, has_switch, thinking_marks
+from tests.support.answer_pieces import QWEN
 from tests.support.real_templates import real_templates
-
-QWEN = ThinkingMarks("<think>", "</think>")
-MARKS = st.sampled_from(["<think>", "</think>", "<thi", "</", "<", ">", "\n", "word", " "])
-
-
-def split(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
-    splitter = ThinkingText(QWEN, inside=inside)
-    parts = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
-    assert "".join(text for text, _ in parts) == "".join(pieces)
-    thinking = [text for text, thinks in parts if thinks]
-    return "".join(thinking), "".join(text for text, thinks in parts if not thinks)
-
-
-@pytest.mark.parametrize(
-    ("text", "thought", "answer"),
-    [
-        ("<think>\nso\n</think>\n\nyes", "<think>\nso\n</think>", "\n\nyes"),
-        ("\n <think>so</think>yes", "\n <think>so</think>", "yes"),
-        ("no thought", "", "no thought"),
-        ("say <think> like this </think>", "", "say <think> like this </think>"),
-        ("<think>cut off", "<think>cut off", ""),
-        ("<think></think><think>again</think>", "<think></think>", "<think>again</think>"),
-        ("<thinking> is another word", "", "<thinking> is another word"),
-        ("<thi", "", "<thi"),
-        ("<think>a </thin b", "<think>a </thin b", ""),
-    ],
-)
-def test_thinking_and_answer_of_a_whole_text_are_separated(text: str, thought: str, answer: str) -> None:
-    assert split([text]) == split(list(text)) == (thought, answer)
-
-
-@given(st.lists(MARKS, max_size=12), st.booleans())
-def test_chunking_does_not_change_what_counts_as_thinking(pieces: list[str], inside: bool) -> None:
-    text = "".join(pieces)
-    assert split(pieces, inside=inside) == split([text], inside=inside) == split(list(text), inside=inside)
 
 
 def test_thinking_opened_by_the_prompt_ends_at_the_closing_mark() -> None:
     assert QWEN.open_in("<|assistant|><think>\n")
     assert not QWEN.open_in("<|assistant|><think>\n\n</think>\n\n")
     assert not QWEN.open_in("what does <think> mean?<|assistant|>")
-    assert split(["so", "</think>yes"], inside=True) == ("so</think>", "yes")
 
 
-def test_split_thinking_returns_thinking_and_answer() -> None:
-    assert split_thinking("<think>\nso\n</think>\n\nyes", ThinkingText(QWEN)) == ("so", "yes")
-    assert split_thinking("so</think> yes", ThinkingText(QWEN, inside=True)) == ("so", "yes")
-    assert split_thinking("yes", ThinkingText(QWEN)) == (None, "yes")
-    assert split_thinking("<think>so</think>", None) == (None, "<think>so</think>")
+def test_the_answer_in_a_whole_text_is_what_follows_the_thinking() -> None:
     assert QWEN.answer_in("so</think>\n\nyes") == "yes"
     assert QWEN.answer_in("yes") == "yes"
 

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from edgespec.text.conversation.pieces import Piece, ToolCall
 from edgespec.text.conversation.tool_calls import (
     HERMES,
     LLAMA,
@@ -15,9 +16,7 @@ from edgespec.text.conversation.tool_calls import (
     QWEN_XML,
     CallFormat,
     CallText,
-    ToolCall,
     call_format,
-    split_calls,
 )
 
 KNOWN = {
@@ -31,10 +30,14 @@ def parser(form: CallFormat) -> CallText:
     return CallText(form, KNOWN, ids="abcdefg")
 
 
-def found(form: CallFormat, text: str) -> tuple[str, list[tuple[str, str]]]:
-    said, calls = split_calls(text, parser(form))
+def found(form: CallFormat, *chunks: str) -> tuple[str, list[tuple[str, str]]]:
+    """The text without calls, and the calls."""
+    own = parser(form)
+    pieces = [piece for chunk in chunks for piece in own.feed(chunk)] + own.flush()
+    assert "".join(piece.raw for piece in pieces) == "".join(chunks), "nothing is lost"
+    calls = [piece.call for piece in pieces if piece.call]
     assert [(call.index, call.id) for call in calls] == [(at, f"abcdefg{at:02d}") for at in range(len(calls))]
-    return said, [(call.name, call.arguments) for call in calls]
+    return "".join(piece.text for piece in pieces), [(call.name, call.arguments) for call in calls]
 
 
 PARIS = '{"city": "Paris"}'
@@ -167,7 +170,7 @@ def test_text_that_is_not_a_call_stays_text(form: CallFormat, text: str) -> None
 
 def test_calls_beyond_the_most_are_text() -> None:
     text = f"<tool_call>{CALL}</tool_call>"
-    said, calls = split_calls(text * (MOST_CALLS + 1), parser(HERMES))
+    said, calls = found(HERMES, text * (MOST_CALLS + 1))
     assert len(calls) == MOST_CALLS
     assert said == text
 
@@ -212,12 +215,7 @@ def test_many_braces_are_text(form: CallFormat) -> None:
 def test_a_call_in_double_braces_may_end_with_one(opening: str, end: str) -> None:
     text = opening + '{{"name": "weather", "arguments": {"city": "Paris"}' + end
     assert found(HERMES, text) == ("", [("weather", '{"city": "Paris"}')])
-    own, parts = parser(HERMES), list[str | ToolCall]()
-    for character in text:
-        parts += own.feed(character)
-    (call,) = parts + own.flush()
-    assert isinstance(call, ToolCall)
-    assert call.arguments == '{"city": "Paris"}'
+    assert found(HERMES, *text) == found(HERMES, text)
 
 
 @given(st.lists(PIECES, max_size=12).map("".join), st.lists(st.integers(1, 9), min_size=1, max_size=8))
@@ -227,49 +225,41 @@ def test_a_call_in_double_braces_may_end_with_one(opening: str, end: str) -> Non
 @settings(max_examples=300, deadline=None)
 def test_chunks_do_not_change_calls_and_text(text: str, sizes: list[int]) -> None:
     for form in FORMATS.values():
-        whole, pieces, at = found(form, text), list[str | ToolCall](), 0
-        own = parser(form)
+        chunks, at = list[str](), 0
         for turn in range(len(text)):
             size = sizes[turn % len(sizes)]
-            pieces += own.feed(text[at : at + size])
+            chunks.append(text[at : at + size])
             at += size
-        pieces += own.flush()
-        said = "".join(piece for piece in pieces if isinstance(piece, str))
-        calls = [(piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCall)]
-        assert (said, calls) == whole
-        if not calls:
-            assert said == text, "nothing is lost"
+        said, calls = whole = found(form, text)
+        assert found(form, *chunks) == whole
+        assert calls or said == text
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_text_without_a_call_is_held_back_only_where_a_call_may_begin(form: CallFormat) -> None:
     own, text = parser(form), 'Paris: a <b> [TOOL] {"x": 1} `code` and ```json {} ``` are text.'
     shown = ""
-    for place, character in enumerate(text, 1):
-        shown += "".join(str(part) for part in own.feed(character))
-        held = text[len(shown) : place]
+    for position, character in enumerate(text, 1):
+        shown += "".join(piece.text for piece in own.feed(character))
+        held = text[len(shown) : position]
         assert len(held.strip()) < max(map(len, form.openings)), "only the beginning of an opening"
-    assert shown + "".join(str(part) for part in own.flush()) == text
+    assert shown + "".join(piece.text for piece in own.flush()) == text
 
 
 def test_a_call_is_given_as_soon_as_it_is_complete() -> None:
     own = parser(HERMES)
     assert own.feed(f"<tool_call>{CALL}</tool_call") == []
-    assert own.feed(">") == [ToolCall(0, "abcdefg00", "weather", PARIS)]
-    assert own.feed("\n") == []
+    call = ToolCall(0, "abcdefg00", "weather", PARIS)
+    assert own.feed(">") == [Piece(f"<tool_call>{CALL}</tool_call>", call=call)]
+    assert own.feed("\n") == [Piece("\n")]
     assert own.flush() == []
 
 
 def test_a_long_call_is_not_read_again_for_every_chunk() -> None:
     code = "x = {}\n" * 4000
     text = f"<tool_call>{json.dumps({'name': 'now', 'arguments': {'code': code}})}</tool_call>"
-    own, parts = parser(HERMES), list[str | ToolCall]()
-    for at in range(0, len(text), 40):
-        parts += own.feed(text[at : at + 40])
-    parts += own.flush()
-    (call,) = parts
-    assert isinstance(call, ToolCall)
-    assert json.loads(call.arguments) == {"code": code}
+    _, ((_, arguments),) = found(HERMES, *(text[at : at + 40] for at in range(0, len(text), 40)))
+    assert json.loads(arguments) == {"code": code}
 
 
 @pytest.mark.parametrize(

@@ -213,9 +213,7 @@ class Commands:
         if last is None:
             note("no answer yet")
             return
-        marks = self._talk.engine.pair.prompts.thinking
-        text = last.text if last.reasoning is None or marks is None else marks.answer_in(last.text)
-        note(copy(text or last.text), dim=True)
+        note(copy(last.content or last.text), dim=True)
 
 
 def copy(text: str) -> str:

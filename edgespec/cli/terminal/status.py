@@ -35,7 +35,7 @@ def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = Fals
     On a terminal the text wraps between words and has colours. ``guesses`` shades guessed tokens. Without
     ``markdown`` the text is not coloured as Markdown.
     """
-    view = _view(generation, guesses, markdown) if sys.stdout.isatty() and not as_json else None
+    view = _view(guesses, markdown) if sys.stdout.isatty() and not as_json else None
     try:
         with generation:
             for event in generation:
@@ -51,14 +51,13 @@ def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = Fals
     return done
 
 
-def _view(generation: Generation, guesses: bool, markdown: bool) -> AnswerView:
+def _view(guesses: bool, markdown: bool) -> AnswerView:
     from edgespec.cli.terminal.answer_view import AnswerView
 
     return AnswerView(
         lambda: max(NARROWEST, shutil.get_terminal_size().columns),
         colours=stdout_is_rich(),
         markdown=markdown,
-        thinking=generation.thinking(),
         guesses=guesses,
     )
 

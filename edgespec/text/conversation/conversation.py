@@ -12,10 +12,11 @@ from typing import Any
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText
 from edgespec.text.conversation.messages import check_messages
+from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, Prompt, SpelledNames, encode, read_messages
-from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
-from edgespec.text.conversation.tool_calls import ToolCall
+from edgespec.text.conversation.thinking import SWITCH, ThinkingText, has_switch, thinking_marks
 from edgespec.text.conversation.tool_use import ToolUse, for_template, tool_use
 from edgespec.text.conversation.tools import Message
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ class PromptFormat:
     def __init__(self, name: str, tokenizer: Tokenizer, template: str | None, longest: int | None) -> None:
         self.tokenizer = tokenizer
         self.longest = longest
-        self.thinking: ThinkingMarks | None = thinking_marks(template)
+        self.thinking = thinking_marks(template)
         self.has_thinking_switch = has_switch(template)
         self._has_calls = template is not None and "tool_calls" in template
         self._name = name
@@ -319,12 +320,13 @@ class Conversation:
             return [*kept, *encode(tokenizer, prompt, len(self._rendered))]
         return self._prompts.encode(prompt)
 
-    def thinking(self, turn: Turn) -> ThinkingText | None:
-        """Separates thinking, which the template may have opened, from the answer; None if there is none."""
-        marks = self._prompts.thinking
+    def parts(self, turn: Turn, stops: Sequence[str]) -> AnswerParts:
+        """What reads the answer to the turn. The template may have opened thinking; raw text has none."""
+        marks, tools = self._prompts.thinking, turn.tools
+        text = AnswerText(self._prompts.tokenizer, stops, None if tools is None else tools.marks)
         if marks is None or turn.message is None:
-            return None
-        return ThinkingText(marks, inside=marks.open_in(turn.text))
+            return AnswerParts(text, tools=tools)
+        return AnswerParts(text, thinking=ThinkingText(marks, inside=marks.open_in(turn.text)), tools=tools)
 
     def begin(self, turn: Turn, history: list[int]) -> None:
         """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""

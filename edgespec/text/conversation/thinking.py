@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
+
+from edgespec.text.conversation.pieces import overlap
 
 # The template variable that turns thinking off, in Qwen3's templates and later ones.
 SWITCH = "enable_thinking"
@@ -45,78 +48,65 @@ def has_switch(template: str | None) -> bool:
     return template is not None and re.search(rf"\b{SWITCH}\b", template) is not None
 
 
-class ThinkingText:
-    """Separates thinking from the answer in a text that arrives in chunks. The marks belong to the thinking.
+class Says(Enum):
+    """What a stretch of an answer's text is. The blanks around a mark belong to it."""
 
-    Thinking comes first: an opening mark inside the answer is text.
+    MARK = "a mark of thinking"
+    THOUGHT = "thinking"
+    ANSWER = "the answer"
+
+
+class ThinkingText:
+    """Separates thinking from the answer in a text that arrives in chunks.
+
+    Thinking comes first: an opening mark inside the answer is text. ``inside``: the prompt has opened the thinking
+    (``ThinkingMarks.open_in``); the model may open it again.
     """
 
     def __init__(self, marks: ThinkingMarks, *, inside: bool = False) -> None:
-        """``inside``: the prompt has opened the thinking (``ThinkingMarks.open_in``)."""
-        self.marks = marks
-        self._inside = inside
-        self._answering = False
+        self._marks = marks
+        self._without_mark = Says.THOUGHT if inside else Says.ANSWER
+        self._next = Says.MARK  # what comes next: the opening mark, thinking, the blanks after it, or the answer
+        self._closed = False
         self._held = ""
 
-    def feed(self, text: str) -> list[tuple[str, bool]]:
-        """(part of the text, whether it is thinking), in order; a possible mark is held back."""
+    def feed(self, text: str) -> list[tuple[str, Says]]:
+        """The stretches that are certain, in order; a possible mark is held back."""
         self._held += text
-        parts = list[tuple[str, bool]]()
-        while self._held and not self._answering:
-            if self._inside:
-                if not self._take_thinking(parts):
-                    return parts
-            elif not self._take_beginning():
-                return parts
-        if self._held:
-            parts.append((self._held, False))
-            self._held = ""
+        parts = list[tuple[str, Says]]()
+        while self._held and (cut := self._cut()) is not None:
+            if cut[0]:
+                parts.append((self._held[: cut[0]], cut[1]))
+            self._held = self._held[cut[0] :]
         return parts
 
-    def flush(self) -> list[tuple[str, bool]]:
+    def flush(self) -> list[tuple[str, Says]]:
         """The text held back, once all text has come."""
         held, self._held = self._held, ""
-        return [(held, self._inside)] if held else []
+        kind = self._without_mark if self._next is Says.MARK and not self._closed else self._next
+        return [(held, kind)] if held else []
 
-    def _take_thinking(self, parts: list[tuple[str, bool]]) -> bool:
-        """Append thinking to ``parts`` up to the closing mark; False without a closing mark yet."""
-        closing = self.marks.closing
-        end = self._held.find(closing)
-        if end >= 0:
-            cut = end + len(closing)
-            self._inside, self._answering = False, True
-        else:
-            cut = len(self._held) - _overlap(self._held, closing)
-        if cut:
-            parts.append((self._held[:cut], True))
-        self._held = self._held[cut:]
-        return end >= 0
-
-    def _take_beginning(self) -> bool:
-        """Decide whether thinking or the answer begins; False if more text is needed."""
-        begun = self._held.lstrip()
-        if begun.startswith(self.marks.opening):
-            self._inside = True
-        elif self.marks.opening.startswith(begun):
-            return False
-        else:
-            self._answering = True
-        return True
-
-
-def split_thinking(text: str, splitter: ThinkingText | None) -> tuple[str | None, str]:
-    """(thinking without marks and outer blanks, the rest) of a whole answer; None without thinking."""
-    if splitter is None:
-        return None, text
-    marks = splitter.marks
-    parts = splitter.feed(text) + splitter.flush()
-    thought = "".join(part for part, thinking in parts if thinking)
-    if not thought:
-        return None, text
-    thought = thought.strip().removeprefix(marks.opening).removesuffix(marks.closing)
-    return thought.strip(), "".join(part for part, thinking in parts if not thinking).lstrip()
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest suffix of ``text`` that is a prefix of ``mark``."""
-    return next((length for length in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:length])), 0)
+    def _cut(self) -> tuple[int, Says] | None:
+        """Where the next stretch ends, and what it is; None if more text must come."""
+        held, opening, closing = self._held, self._marks.opening, self._marks.closing
+        if self._next is Says.ANSWER:
+            return len(held), Says.ANSWER
+        begun = held.lstrip()
+        blanks = len(held) - len(begun)
+        if self._closed:
+            self._next = Says.ANSWER if begun else Says.MARK
+            return blanks, Says.MARK
+        if self._next is Says.MARK:
+            if begun.startswith(opening):
+                self._next = Says.THOUGHT
+                return blanks + len(opening), Says.MARK
+            if opening.startswith(begun):
+                return None
+            self._next = self._without_mark
+            return 0, self._next
+        if held.startswith(closing):
+            self._closed, self._next = True, Says.MARK
+            return len(closing), Says.MARK
+        end = held.find(closing)
+        cut = end if end >= 0 else len(held) - overlap(held, (closing,))
+        return (cut, Says.THOUGHT) if cut else None

@@ -3,30 +3,37 @@
 A call is given once it is complete and valid; until then its text is held back. The name must be one of the request's
 tools and the arguments a JSON object. A call that is not valid is text: no character of an answer is lost, except the
 blanks next to a call and the marks around it.
+
+Each format is read by a generator that waits where more text must come, so no text is read again for each chunk.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.text.conversation.argument_values import allowed, as_json
+from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
+
+T = TypeVar("T")
 
 # Function name to the JSON schema of its parameters.
 Known = Mapping[str, Mapping[str, Any]]
 
 # Calls in one answer; their ids end in the number. Text of further calls is text.
 MOST_CALLS = 100
+# Attempts that read more than ``_SHORT`` characters and found no call. Each may read the rest of the answer; after
+# them all text is text.
+_MOST_FAILED = 20
 
 _BLANKS = " \t\r\n"
-# Text of a call below which every chunk is tried, so that text that only begins like a call is shown soon.
+_BLANK_RUN = re.compile(r"[ \t\r\n]*")
+# Text in which the beginning of a call must show what it is.
 _SHORT = 200
-# A string whose end has not come is matched too: braces inside it end nothing.
-_JSON_PART = re.compile(r'[^"{}]+|"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}]', re.DOTALL)
 
 
 def _no_constant(name: str) -> None:
@@ -36,30 +43,24 @@ def _no_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A complete call: the ``index``-th of its answer. ``arguments`` is a JSON object, as the model wrote it.
-
-    ``id`` is nine letters and digits, which the templates of Mistral's models require.
-    """
-
-    index: int
-    id: str
-    name: str
-    arguments: str
-
-
-class _MoreError(Exception):
-    """The text may become a call."""
-
-
 class _NoCallError(Exception):
     """The text is not a call."""
 
 
+class _Held:
+    """Text of an answer; ``final``: no more comes. ``read``: how far an attempt had to read to see what it is."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.final = False
+        self.read = 0
+
+
+Reading = Generator[None, None, T]
+"""Reads held text, and waits at each ``yield`` until there is more."""
 _Found = tuple[int, list[tuple[str, str]]]
 """Where the calls end in the text, and the name and arguments of each."""
-_ReadOne = Callable[[str, int, bool], tuple[int, tuple[str, str]]]
+_ReadOne = Callable[[_Held, int], Reading[tuple[int, tuple[str, str]]]]
 """Reads one call at a position in the text: where it ends, its name and arguments."""
 
 
@@ -73,7 +74,7 @@ class CallFormat:
     openings: tuple[str, ...]
     marks: tuple[str, ...]
     bare: bool
-    read: Callable[[str, Known, bool], _Found]
+    read: Callable[[_Held, int, Known], Reading[_Found]]
 
 
 def call_format(template: str) -> CallFormat | None:
@@ -93,173 +94,192 @@ def call_format(template: str) -> CallFormat | None:
 class CallText:
     """Separates calls from the text of an answer that arrives in chunks."""
 
-    def __init__(self, form: CallFormat, known: Known, *, ids: str) -> None:
-        """``ids``: seven letters and digits with which the ids of all calls begin."""
+    def __init__(self, form: CallFormat, known: Known, *, ids: str, bare: bool = True) -> None:
+        """``ids``: seven letters and digits with which the ids of all calls begin.
+
+        Without ``bare`` calls have marks in every format.
+        """
         self._format = form
         self._known = known
         self._ids = ids
-        self._held = ""
+        self._openings = re.compile("|".join(map(re.escape, form.openings)))
+        self._held = _Held()
+        self._at = 0  # text before it has been given
+        self._attempt: Reading[_Found] | None = None
         self._calls = 0
-        self._spoken = False  # text was given
+        self._failed = 0
+        self._bare = bare and form.bare  # until text is given
         self._after_call = False  # blanks are dropped until text comes
 
-    def feed(self, text: str) -> list[str | ToolCall]:
+    def feed(self, text: str) -> list[Piece]:
         """The text and the calls that are certain, in order."""
-        self._held += text
-        ripe = len(self._held) < _SHORT or any(end in text for end in "}>]`") or self._opening() != 0
-        return self._take(final=False) if ripe else []
+        self._held.text += text
+        pieces = list[Piece]()
+        while self._attempt is not None or self._begin(pieces):
+            if not self._go_on(pieces):
+                return joined(pieces)
+        self._held.text, self._at = self._held.text[self._at :], 0
+        return joined(pieces)
 
-    def flush(self) -> list[str | ToolCall]:
+    def flush(self) -> list[Piece]:
         """What was held back, once all text has come."""
-        return self._take(final=True)
+        self._held.final = True
+        return self.feed("")
 
-    def _take(self, *, final: bool) -> list[str | ToolCall]:
-        parts = list[str | ToolCall]()
-        while True:
-            if self._after_call:
-                self._held = self._held.lstrip(_BLANKS)
-            if not self._held:
-                return _joined(parts)
-            start = self._opening()
-            if start is None:
-                self._say(parts, len(self._held) if final else self._certain())
-                return _joined(parts)
-            if before := self._held[:start].rstrip(_BLANKS):
-                self._say(parts, len(before))
-            try:
-                end, calls = self._format_read(final)
-            except _MoreError:
-                return _joined(parts)
-            except _NoCallError:
-                blanks = len(self._held) - len(self._held.lstrip(_BLANKS))
-                self._say(parts, blanks + 1)
-                continue
-            for name, arguments in calls:
-                parts.append(ToolCall(self._calls, f"{self._ids}{self._calls:02d}", name, arguments))
-                self._calls += 1
-            self._held, self._after_call = self._held[end:], True
-
-    def _format_read(self, final: bool) -> _Found:
-        blanks = len(self._held) - len(self._held.lstrip(_BLANKS))
-        text = self._held[blanks:]
-        own = self._format
-        marked = any(text.startswith(opening) for opening in own.openings)
-        end, calls = (own.read if marked else _read_bare)(text, self._known, final)
-        if self._calls + len(calls) > MOST_CALLS:
-            raise _NoCallError
-        return blanks + end, calls
+    def _begin(self, pieces: list[Piece]) -> bool:
+        """Give text up to where a call may begin; False without one."""
+        if self._after_call and (blanks := self._blanks()):
+            pieces.append(Piece(self._taken(blanks)))
+        text, final = self._held.text, self._held.final
+        start = self._opening()
+        until = start if start is not None else len(text)
+        if start is None and not final:
+            until -= overlap(text[max(self._at, until - 32) :], self._format.openings)
+        if not (final and start is None):
+            until = self._at + len(text[self._at : until].rstrip(_BLANKS))
+        self._say(pieces, until - self._at)
+        if start is None:
+            return False
+        self._attempt = self._read(self._at + self._blanks())
+        return True
 
     def _opening(self) -> int | None:
-        """Where a call may begin, the blanks before it included in the text before; None without such a position."""
-        held = self._held
-        if self._format.bare and not self._spoken and held.lstrip(_BLANKS)[:1] in ("{", "`"):
-            return 0
-        positions = [position for opening in self._format.openings if (position := held.find(opening)) >= 0]
-        return min(positions, default=None)
+        """Where a call may begin; None without one."""
+        text, begun = self._held.text, self._at + self._blanks()
+        if self._failed > _MOST_FAILED:
+            return None
+        if self._bare and text[begun : begun + 1] in ("{", "`"):
+            return begun
+        found = self._openings.search(text, self._at)
+        return None if found is None else found.start()
 
-    def _certain(self) -> int:
-        """Length of the held text that is text whatever follows: neither blanks nor the beginning of an opening."""
-        held = self._held
-        cut = len(held) - max(_overlap(held, opening) for opening in self._format.openings)
-        return len(held[:cut].rstrip(_BLANKS))
+    def _read(self, at: int) -> Reading[_Found]:
+        marked = self._openings.match(self._held.text, at) is not None
+        return (self._format.read if marked else _read_bare)(self._held, at, self._known)
 
-    def _say(self, parts: list[str | ToolCall], length: int) -> None:
-        text, self._held = self._held[:length], self._held[length:]
-        if text:
-            parts.append(text)
-            self._after_call = False
-            self._spoken = self._spoken or bool(text.strip(_BLANKS))
-
-
-def split_calls(text: str, calls: CallText) -> tuple[str, tuple[ToolCall, ...]]:
-    """The text without calls, and the calls, of a whole answer."""
-    parts = calls.feed(text) + calls.flush()
-    return "".join(part for part in parts if isinstance(part, str)), tuple(
-        part for part in parts if isinstance(part, ToolCall)
-    )
-
-
-def _joined(parts: list[str | ToolCall]) -> list[str | ToolCall]:
-    """Neighbouring texts as one."""
-    whole = list[str | ToolCall]()
-    for part in parts:
-        if isinstance(part, str) and whole and isinstance(whole[-1], str):
-            whole[-1] += part
+    def _go_on(self, pieces: list[Piece]) -> bool:
+        """Read on in the attempt; False if more text must come."""
+        assert self._attempt is not None
+        try:
+            next(self._attempt)
+        except StopIteration as read:
+            end, calls = read.value
+        except _NoCallError:
+            end, calls = 0, []
         else:
-            whole.append(part)
-    return whole
+            return False
+        self._attempt = None
+        if not calls or self._calls + len(calls) > MOST_CALLS:
+            self._failed += self._held.read - self._at > _SHORT
+            self._say(pieces, self._blanks() + 1)
+            return True
+        raw = self._taken(end - self._at)
+        for name, arguments in calls:
+            call = ToolCall(self._calls, f"{self._ids}{self._calls:02d}", name, arguments)
+            pieces.append(Piece(raw, call=call))
+            self._calls, raw = self._calls + 1, ""
+        self._after_call = True
+        return True
 
+    def _blanks(self) -> int:
+        return _blank_end(self._held.text, self._at) - self._at
 
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest suffix of ``text`` that is a prefix of ``mark``."""
-    return next((length for length in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:length])), 0)
+    def _taken(self, length: int) -> str:
+        self._at += length
+        return self._held.text[self._at - length : self._at]
+
+    def _say(self, pieces: list[Piece], length: int) -> None:
+        if length:
+            text = self._taken(length)
+            pieces.append(Piece(text, text))
+            self._after_call = False
+            self._bare = self._bare and not text.strip(_BLANKS)
 
 
 # ---------------------------------------------------------------------------------------------------- formats
 
 
-def _skip(text: str, at: int, final: bool) -> int:
-    """Where the next character is that is not blank. Raises _MoreError without one, _NoCallError if ``final``."""
-    while at < len(text) and text[at] in _BLANKS:
-        at += 1
-    if at == len(text):
-        _incomplete(final)
+def _blank_end(text: str, at: int) -> int:
+    found = _BLANK_RUN.match(text, at)
+    return at if found is None else found.end()
+
+
+def _more(held: _Held) -> Reading[None]:
+    """Wait for more text. Raises _NoCallError if none comes."""
+    if held.final:
+        raise _NoCallError
+    yield
+
+
+def _skip(held: _Held, at: int) -> Reading[int]:
+    """The position of the next character that is not blank."""
+    while (at := _blank_end(held.text, at)) == len(held.text):
+        yield from _more(held)
     return at
 
 
-def _incomplete(final: bool) -> None:
-    raise _NoCallError if final else _MoreError
-
-
-def _after(text: str, at: int, mark: str, final: bool) -> int | None:
+def _after(held: _Held, at: int, mark: str) -> Reading[int | None]:
     """The position behind ``mark``, which is the next text but for blanks; None if it is not."""
-    begun = text[at:].lstrip(_BLANKS)
-    if begun.startswith(mark):
-        return len(text) - len(begun) + len(mark)
-    if mark.startswith(begun) and not final:
-        raise _MoreError
-    return None
+    while True:
+        at = _blank_end(held.text, at)
+        if held.text.startswith(mark, at):
+            return at + len(mark)
+        if held.final or not mark.startswith(held.text[at : at + len(mark)]):
+            return None
+        yield
 
 
-def _object_end(text: str, at: int, final: bool) -> int:
-    """The position behind the JSON object that begins at ``at``.
+_SPECIAL, _SPECIAL_IN_TEXT = re.compile(r'["{}]'), re.compile(r'["\\]')
+
+
+def _object_end(held: _Held, at: int, check: Callable[[], None] = lambda: None) -> Reading[int]:
+    """The position behind the JSON object that begins at ``at``. ``check`` is called whenever more text must come.
 
     Qwen2.5's template shows the format with double braces, and its models write two or one of them at the end.
     """
-    if text[at] != "{" or text.startswith("{{{", at):
+    while held.text[at : at + 3] in ("{", "{{") and not held.final:
+        yield
+    if held.text[at] != "{" or held.text.startswith("{{{", at):
         raise _NoCallError
-    if text.startswith("{{", at):
-        end = _object_end(text, at + 1, final)
-        if end == len(text) and not final:
-            raise _MoreError
-        return end + text.startswith("}", end)
-    depth = 0
-    for part in _JSON_PART.finditer(text, at):
-        found = part.group()
-        depth += (found == "{") - (found == "}")
-        if not depth:
-            return part.end()
-    _incomplete(final)
-    raise AssertionError
+    if held.text.startswith("{{", at):
+        end = yield from _object_end(held, at + 1, check)
+        if end == len(held.text) and not held.final:
+            yield
+        return end + held.text.startswith("}", end)
+    depth, in_text = 0, False
+    while True:
+        found = (_SPECIAL_IN_TEXT if in_text else _SPECIAL).search(held.text, at)
+        if found is None or (found[0] == "\\" and found.end() == len(held.text)):
+            held.read = at = len(held.text) if found is None else found.start()
+            check()
+            yield from _more(held)
+            continue
+        at = found.end() + (found[0] == "\\")
+        in_text ^= found[0] == '"'
+        depth += (found[0] == "{") - (found[0] == "}")
+        if not depth and not in_text:
+            held.read = at
+            check()
+            return at
 
 
 def _members(text: str) -> Iterator[tuple[str, Any, str]]:
     """The members of a JSON object: key, value and the value as it is written. Raises ValueError, RecursionError."""
     at = 1
     while True:
-        at = _skip(text, at, True)
+        at = _blank_end(text, at)
         if text[at] == "}":
             return
         if text[at] != '"':
             raise _NoCallError
         key, at = _DECODER.raw_decode(text, at)
-        at = _skip(text, at, True)
+        at = _blank_end(text, at)
         if text[at] != ":":
             raise _NoCallError
-        at = _skip(text, at + 1, True)
+        at = _blank_end(text, at + 1)
         value, end = _DECODER.raw_decode(text, at)
         yield key, value, text[at:end]
-        at = _skip(text, end, True)
+        at = _blank_end(text, end)
         if text[at] not in ",}":
             raise _NoCallError
         at += text[at] == ","
@@ -267,8 +287,7 @@ def _members(text: str) -> Iterator[tuple[str, Any, str]]:
 
 def _call(text: str, known: Known) -> tuple[str, str]:
     """Name and arguments of a call as a JSON object. Raises _NoCallError."""
-    if text.startswith("{{"):
-        text = text[1 : _object_end(text, 1, True)]
+    text = text[1:] if text.startswith("{{") else text
     try:
         found = {key: (value, raw) for key, value, raw in _members(text)}
         name, _ = found.get("name", (None, ""))
@@ -276,155 +295,175 @@ def _call(text: str, known: Known) -> tuple[str, str]:
         if isinstance(arguments, str):  # JSON in a string
             arguments, raw = _DECODER.decode(arguments or "{}"), arguments or "{}"
         raw.encode()  # raises for half a surrogate pair
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, IndexError) as error:
         raise _NoCallError from error
     if not isinstance(name, str) or name not in known or not isinstance(arguments, dict | None):
         raise _NoCallError
     return name, "{}" if arguments is None else raw
 
 
-def _read_hermes(text: str, known: Known, final: bool) -> _Found:
+def _read_hermes(held: _Held, at: int, known: Known) -> Reading[_Found]:
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; the closing mark may be missing at the end.
 
     Models also write several calls between the marks.
     """
-    return _in_marks(text, _skip(text, len("<tool_call>"), final), partial(_read_object, known=known), final)
+    at = yield from _skip(held, at + len("<tool_call>"))
+    return (yield from _in_marks(held, at, partial(_read_object, known=known)))
 
 
-def _read_object(text: str, at: int, final: bool, known: Known) -> tuple[int, tuple[str, str]]:
-    end = _object_end(text, at, final)
-    return end, _call(text[at:end], known)
+def _read_object(
+    held: _Held, at: int, known: Known, check: Callable[[], None] = lambda: None
+) -> Reading[tuple[int, tuple[str, str]]]:
+    end = yield from _object_end(held, at, check)
+    return end, _call(held.text[at:end], known)
 
 
-def _in_marks(text: str, at: int, read: _ReadOne, final: bool) -> _Found:
+def _in_marks(held: _Held, at: int, read: _ReadOne) -> Reading[_Found]:
     """The calls up to ``</tool_call>``, the first of which begins at ``at``."""
-    end, call = read(text, at, final)
+    end, call = yield from read(held, at)
     calls = [call]
-    while (closed := _after(text, end, "</tool_call>", final)) is None:
+    while (closed := (yield from _after(held, end, "</tool_call>"))) is None:
         try:
-            end, call = read(text, _skip(text, end, final), final)
+            at = yield from _skip(held, end)
+            end, call = yield from read(held, at)
         except _NoCallError:
             return end, calls
         calls.append(call)
     return closed, calls
 
 
-_BARE_NAME = re.compile(r'\{{1,2}\s*"name"\s*:\s*"([^"\\]*)"')
-_BARE_KEY = re.compile(r'\{{1,2}\s*"(\w*)"')
+_BARE_NAME = re.compile(r'\{{1,2}\s{0,8}"name"\s{0,8}:\s{0,8}"([^"\\]{0,64})"')
+_BARE_KEY = re.compile(r'\{{1,2}\s{0,8}"(\w{0,64})"')
+_FENCES = ("```json", "```")
 
 
-def _read_bare(text: str, known: Known, final: bool) -> _Found:
+def _read_bare(held: _Held, at: int, known: Known) -> Reading[_Found]:
     """The object itself, in a fence or not, as Qwen2.5-Coder and Llama write it."""
-    at, fenced = 0, text[0] == "`"
+    fenced = held.text[at] == "`"
     if fenced:
-        at = next((len(mark) for mark in ("```json", "```") if text.startswith(mark)), 0)
-        if not at or (text == "```" and not final):
-            if "```json".startswith(text) and not final:
-                raise _MoreError
-            if not at:
-                raise _NoCallError
-    at = _skip(text, at, final)
-    if text[at] != "{":
-        if fenced and "json".startswith(text[at:]) and not final:
-            raise _MoreError
-        raise _NoCallError
-    name, key = _BARE_NAME.match(text, at), _BARE_KEY.match(text, at)
-    if (name and name[1] not in known) or (key and key[1] not in ("name", "type", "arguments", "parameters")):
-        raise _NoCallError
-    end = _object_end(text, at, final)
-    call = _call(text[at:end], known)
-    if fenced:
-        closed = _after(text, end, "```", final)
-        if closed is None:
+        while _FENCES[0].startswith(held.text[at : at + len(_FENCES[0]) + 1]) and not held.final:
+            yield
+        fence = next((mark for mark in _FENCES if held.text.startswith(mark, at)), None)
+        if fence is None:
             raise _NoCallError
-        return closed, [call]
-    return _after(text, end, ";", final) or end, [call]
+        at += len(fence)
+    at = yield from _skip(held, at)
+
+    def check() -> None:
+        name, key = _BARE_NAME.match(held.text, at), _BARE_KEY.match(held.text, at)
+        if (name and name[1] not in known) or (key and key[1] not in ("name", "type", "arguments", "parameters")):
+            held.read = at
+            raise _NoCallError
+
+    end, call = yield from _read_object(held, at, known, check)
+    closed = yield from _after(held, end, "```" if fenced else ";")
+    if fenced and closed is None:
+        raise _NoCallError
+    return closed or end, [call]
 
 
-def _read_python_tag(text: str, known: Known, final: bool) -> _Found:
+def _read_python_tag(held: _Held, at: int, known: Known) -> Reading[_Found]:
     """The object behind Llama's mark."""
-    at = _skip(text, len("<|python_tag|>"), final)
-    end, calls = _read_bare(text[at:], known, final)
-    return at + end, calls
+    at = yield from _skip(held, at + len("<|python_tag|>"))
+    return (yield from _read_bare(held, at, known))
 
 
 _MISTRAL_NAME = re.compile(r"([\w-]{1,64})(?:\[CALL_ID\]\w{1,64})?(?:\[ARGS\])? {0,8}(?=\{)")
 
 
-def _read_mistral(text: str, known: Known, final: bool) -> _Found:
+def _read_mistral(held: _Held, at: int, known: Known) -> Reading[_Found]:
     """``[TOOL_CALLS][{...}, ...]``, or ``[TOOL_CALLS]name[ARGS]{...}`` of the later models."""
-    at = _skip(text, len("[TOOL_CALLS]"), final)
-    if text[at] != "[":
-        named = _MISTRAL_NAME.match(text, at)
-        if named is None:
-            if len(text) - at > _SHORT or "{" in text or "\n" in text[at:]:
+    at = yield from _skip(held, at + len("[TOOL_CALLS]"))
+    if held.text[at] != "[":
+        while (named := _MISTRAL_NAME.match(held.text, at)) is None:
+            begun = held.text[at : at + _SHORT + 1]
+            if len(begun) > _SHORT or "{" in begun or "\n" in begun:
                 raise _NoCallError
-            _incomplete(final)
-        assert named is not None
-        end = _object_end(text, named.end(), final)
-        return end, [_call(f'{{"name": {json.dumps(named[1])}, "arguments": {text[named.end() : end]}}}', known)]
+            yield from _more(held)
+        end = yield from _object_end(held, named.end())
+        arguments = held.text[named.end() : end]
+        return end, [_call(f'{{"name": {json.dumps(named[1])}, "arguments": {arguments}}}', known)]
     calls = list[tuple[str, str]]()
     while True:
-        at = _skip(text, at + 1, final)
-        end = _object_end(text, at, final)
-        calls.append(_call(text[at:end], known))
-        at = _skip(text, end, final)
-        if text[at] == "]":
+        at = yield from _skip(held, at + 1)
+        at, call = yield from _read_object(held, at, known)
+        calls.append(call)
+        at = yield from _skip(held, at)
+        if held.text[at] == "]":
             return at + 1, calls
-        if text[at] != ",":
+        if held.text[at] != ",":
             raise _NoCallError
 
 
 _FUNCTION, _PARAMETER = re.compile(r"<function=([\w-]{1,64})>"), re.compile(r"<parameter=([^<>\n]{1,256})>")
-_VALUE_ENDS = re.compile(rf"</parameter>|{_PARAMETER.pattern}|</function>\s*</tool_call>")
+# The longest mark has 268 characters.
+_LONGEST_MARK = 300
+_CALL_END = re.compile(r"</function>\s{0,64}")
 
 
-def _read_xml(text: str, known: Known, final: bool) -> _Found:
+def _read_xml(held: _Held, at: int, known: Known) -> Reading[_Found]:
     """``<tool_call><function=name><parameter=key>value</parameter>...</function></tool_call>`` of Qwen3-Coder."""
     read = partial(_read_function, known=known)
-    if not text.startswith("<tool_call>"):
-        end, call = read(text, 0, final)
-        return end, [call]
-    return _in_marks(text, _skip(text, len("<tool_call>"), final), read, final)
+    if held.text.startswith("<tool_call>", at):
+        at = yield from _skip(held, at + len("<tool_call>"))
+        return (yield from _in_marks(held, at, read))
+    end, call = yield from read(held, at)
+    return end, [call]
 
 
-def _read_function(text: str, at: int, final: bool, known: Known) -> tuple[int, tuple[str, str]]:
-    function = _FUNCTION.match(text, at)
-    if function is None:
-        if not "<function=".startswith(text[at : at + 10]) or ">" in text[at:] or len(text) - at > _SHORT:
+def _named(held: _Held, at: int, mark: re.Pattern[str], begin: str) -> Reading[re.Match[str]]:
+    """The mark at ``at``, which begins with ``begin`` and has a name."""
+    while (found := mark.match(held.text, at)) is None:
+        begun = held.text[at : at + _LONGEST_MARK]
+        if not begin.startswith(begun[: len(begin)]) or ">" in begun or len(begun) == _LONGEST_MARK:
             raise _NoCallError
-        _incomplete(final)
-    assert function is not None
+        yield from _more(held)
+    return found
+
+
+def _read_function(held: _Held, at: int, known: Known) -> Reading[tuple[int, tuple[str, str]]]:
+    function = yield from _named(held, at, _FUNCTION, "<function=")
     name, at, arguments = function[1], function.end(), dict[str, str]()
     if name not in known:
         raise _NoCallError
-    while (end := _after(text, at, "</function>", final)) is None:
-        at = _skip(text, at, final)
-        parameter = _PARAMETER.match(text, at)
-        if parameter is None:
-            if not "<parameter=".startswith(text[at : at + 11]) or ">" in text[at:]:
-                raise _NoCallError
-            _incomplete(final)
-        assert parameter is not None
+    while (end := (yield from _after(held, at, "</function>"))) is None:
+        at = yield from _skip(held, at)
+        parameter = yield from _named(held, at, _PARAMETER, "<parameter=")
         key = parameter[1]
-        value, at = _value(text, parameter.end(), known[name], (key, *arguments), final)
+        value, at = yield from _value(held, parameter.end(), known[name], (key, *arguments))
         arguments[key] = as_json(value, allowed(known[name], key))
     written = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in arguments.items())
     return end, (name, f"{{{written}}}")
 
 
-def _value(text: str, at: int, schema: Mapping[str, Any], given: Sequence[str], final: bool) -> tuple[str, int]:
-    """The value that begins at ``at``, and where it ends. Models leave its closing mark out.
+def _value(held: _Held, begin: int, schema: Mapping[str, Any], given: Sequence[str]) -> Reading[tuple[str, int]]:
+    """The value that begins at ``begin``, and where it ends. Models leave its closing mark out.
 
     Then it ends at the next parameter, one of the schema's which is not ``given`` yet, or at the call's end.
     """
-    for mark in _VALUE_ENDS.finditer(text, at):
-        other = mark[1]
-        if other is None or (other not in given and (allowed(schema, other) or not allowed(schema, given[0]))):
-            end = mark.end() if mark[0] == "</parameter>" else mark.start()
-            return text[at : mark.start()].removeprefix("\n").removesuffix("\n"), end
-    _incomplete(final)
-    raise AssertionError
+    at = begin
+    while True:
+        at = held.text.find("<", at)
+        rest = held.text[at : at + _LONGEST_MARK] if at >= 0 else ""
+        end, other = _CALL_END.match(rest), _PARAMETER.match(rest)
+        closed = rest.startswith("</parameter>")
+        is_next = other and other[1] not in given and (allowed(schema, other[1]) or not allowed(schema, given[0]))
+        if closed or is_next or (end and rest.startswith("</tool_call>", end.end())):
+            value = held.text[begin:at].removeprefix("\n").removesuffix("\n")
+            return value, at + len("</parameter>") * closed
+        if len(rest) < _LONGEST_MARK and (not rest or _may_end_value(rest, end)):
+            held.read = at = len(held.text) if not rest else at
+            yield from _more(held)
+        else:
+            at += 1
+
+
+def _may_end_value(rest: str, end: re.Match[str] | None) -> bool:
+    """Whether the last text may become a mark that ends a value."""
+    if end is not None:
+        return "</tool_call>".startswith(rest[end.end() :])
+    begins = "</parameter>", "</function>", "<parameter="
+    return any(mark.startswith(rest[: len(mark)]) for mark in begins) and not (">" in rest or "\n" in rest)
 
 
 # Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, MiMo; Qwen2.5-Coder writes the bare JSON in a fence.

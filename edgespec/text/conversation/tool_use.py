@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.thinking import ThinkingText
-from edgespec.text.conversation.tool_calls import CallFormat, CallText, ToolCall, call_format
+from edgespec.text.conversation.tool_calls import CallFormat, CallText, call_format
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -28,17 +27,12 @@ class ToolUse:
     marks: Mapping[int, bytes]
     ids: str
 
-    def parser(self) -> CallText:
-        """A parser of the answer's text. All parsers of one answer give the same ids."""
+    def parser(self, *, bare: bool = True) -> CallText:
+        """A parser of the answer's text; without ``bare`` calls have marks. All parsers of one answer give the same
+        ids."""
         functions = [tool["function"] for tool in self.tools]
-        return CallText(self.format, {each["name"]: each["parameters"] for each in functions}, ids=self.ids)
-
-    def split(self, text: str, thinking: ThinkingText | None) -> tuple[str, tuple[ToolCall, ...]]:
-        """The text without its calls, and the calls, of a whole answer."""
-        events = CallParts(self, thinking)
-        parts = [*events.parts(text), *events.rest()]
-        said = "".join(part for part in parts if isinstance(part, str))
-        return said, tuple(part for part in parts if isinstance(part, ToolCall))
+        known = {each["name"]: each["parameters"] for each in functions}
+        return CallText(self.format, known, ids=self.ids, bare=bare)
 
 
 def tool_use(name: str, template: str | None, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> ToolUse:
@@ -72,28 +66,3 @@ def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
         for call in message["tool_calls"]
     ]
     return {**message, "tool_calls": calls}
-
-
-class CallParts:
-    """Splits an answer's text into text and calls as it comes. Thinking holds no calls."""
-
-    def __init__(self, use: ToolUse, thinking: ThinkingText | None) -> None:
-        self._calls = use.parser()
-        self._thinking = thinking
-
-    def parts(self, text: str) -> list[str | ToolCall]:
-        """The text and the calls that are certain after more ``text``."""
-        if self._thinking is None:
-            return self._calls.feed(text)
-        return self._without_thinking(self._thinking.feed(text))
-
-    def rest(self) -> list[str | ToolCall]:
-        """What was held back, once all text has come."""
-        held = [] if self._thinking is None else self._without_thinking(self._thinking.flush())
-        return held + self._calls.flush()
-
-    def _without_thinking(self, pieces: list[tuple[str, bool]]) -> list[str | ToolCall]:
-        found = list[str | ToolCall]()
-        for piece, thought in pieces:
-            found += [piece] if thought else self._calls.feed(piece)
-        return found

@@ -1,0 +1,204 @@
+"""What an answer consists of, read as it comes: bytes become text up to a stop string, then thinking, text and calls.
+
+The size of the chunks never changes what is read. Text that may become a stop string, a mark or a call is held back.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
+from edgespec.text.conversation.thinking import Says, ThinkingText
+from edgespec.text.conversation.tool_calls import CallText
+from edgespec.text.conversation.tool_use import ToolUse
+from edgespec.text.tokenizers.tokenizer import Tokenizer
+
+
+class StopStrings:
+    """Watches text for stop strings.
+
+    The text ends before the stop string that is complete first. If several stop strings end at the same character,
+    the longest one is used: no part of a stop string is shown.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Raises InvalidRequestError for an empty stop string and for a text instead of a list."""
+        if isinstance(stops, str):
+            raise InvalidRequestError("stop strings must be a list of texts, not one text", param="stop")
+        if any(not stop for stop in stops):
+            raise InvalidRequestError(
+                "a stop string is empty; it would stop before the first character", param="stop"
+            )
+        self._stops = tuple(dict.fromkeys(stops))
+        self._held = ""
+        self._stopped = False
+
+    def feed(self, chunk: str) -> tuple[str, bool]:
+        """(text that is safe to show, whether a stop string was found). All text after a stop is dropped."""
+        if self._stopped:
+            return "", True
+        text = self._held + chunk
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:  # the first end, of the longest
+            self._held, self._stopped = "", True
+            return text[: min(found)[1]], True
+        cut = len(text) - overlap(text, self._stops)
+        self._held = text[cut:]
+        return text[:cut], False
+
+    def flush(self) -> str:
+        """The text held back, once all text has come; empty after a stop."""
+        rest, self._held = self._held, ""
+        return rest
+
+
+class AnswerText:
+    """Turns tokens into text, and holds back a possible stop string or an incomplete character.
+
+    Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], marks: Mapping[int, bytes] | None = None) -> None:
+        """``marks``: control tokens that have a text here, and that text."""
+        self._tokenizer = tokenizer
+        self._marks = {} if marks is None else marks
+        self._stops = StopStrings(stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token: int) -> tuple[str, bool]:
+        """(text that may be shown, whether a stop string is complete)."""
+        shown = self._marks[token] if token in self._marks else self._tokenizer.token_bytes(token)
+        return self._stops.feed(self._decoder.decode(shown))
+
+    def flush(self) -> str:
+        """The text held back, at the end of the answer."""
+        shown, stopped = self._stops.feed(self._decoder.decode(b"", True))
+        return shown if stopped else shown + self._stops.flush()
+
+
+@dataclass(slots=True)
+class Said:
+    """What pieces sum up to. ``raw`` is all of their text, ``text`` leaves out calls, ``content`` thinking too."""
+
+    raw: str = ""
+    text: str = ""
+    content: str = ""
+    reasoning: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self.raw += piece.raw
+            self.text += piece.text
+            if piece.reasoning is not None:
+                self.reasoning = (self.reasoning or "") + piece.reasoning
+            else:
+                self.content += piece.text
+            if piece.call is not None:
+                self.calls.append(piece.call)
+
+
+class AnswerParts:
+    """The pieces of one answer. ``tools`` are what it may call, ``thinking`` what separates its thinking."""
+
+    def __init__(
+        self, text: AnswerText, *, thinking: ThinkingText | None = None, tools: ToolUse | None = None
+    ) -> None:
+        self._text = text
+        self._thinking = thinking
+        self._calls = None if tools is None else tools.parser()
+        self._thoughts = _Thoughts(None if tools is None else tools.parser(bare=False))
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the answer may hold calls, which its pieces' texts leave out."""
+        return self._calls is not None
+
+    def feed(self, token: int) -> tuple[list[Piece], bool]:
+        """(the pieces that are certain, whether a stop string is complete)."""
+        text, stopped = self._text.feed(token)
+        return self._read(text), stopped
+
+    def flush(self) -> list[Piece]:
+        """What was held back, at the end of the answer."""
+        pieces = self._read(self._text.flush())
+        if self._thinking is not None:
+            pieces += self._separated(self._thinking.flush())
+        pieces += self._thoughts.end()
+        return pieces if self._calls is None else joined(pieces + self._calls.flush())
+
+    def _read(self, text: str) -> list[Piece]:
+        if self._thinking is None:
+            return self._said(text)
+        return self._separated(self._thinking.feed(text))
+
+    def _separated(self, stretches: list[tuple[str, Says]]) -> list[Piece]:
+        pieces = list[Piece]()
+        for text, says in stretches:
+            if says is Says.THOUGHT:
+                pieces += self._thoughts.feed(text)
+            elif says is Says.MARK:
+                pieces += [*self._thoughts.close(), Piece(text, text, "")]
+            else:
+                pieces += self._said(text)
+        return joined(pieces)
+
+    def _said(self, text: str) -> list[Piece]:
+        if self._calls is not None:
+            return self._calls.feed(text)
+        return [Piece(text, text)] if text else []
+
+
+class _Thoughts:
+    """The pieces of thinking, without its outer blanks.
+
+    Thinking holds no calls, unless it never closes and they are its end: those are held back until more text comes.
+    """
+
+    def __init__(self, calls: CallText | None) -> None:
+        self._calls = calls
+        self._open = False
+        self._pending = list[Piece]()  # calls, if no text comes after them
+        self._blanks = ""  # held back: blanks before the closing mark are left out
+        self._began = False
+        self._count = 0
+
+    def feed(self, text: str) -> list[Piece]:
+        self._open = True
+        return self._given([Piece(text, text)] if self._calls is None else self._calls.feed(text))
+
+    def close(self) -> list[Piece]:
+        """What was held back: the thinking closes."""
+        held = self._pending + (self._calls.flush() if self._open and self._calls is not None else [])
+        self._pending = []
+        return [self._thought("".join(piece.raw for piece in held))] if held else []
+
+    def end(self) -> list[Piece]:
+        """What was held back: the answer ends, and its last calls are calls."""
+        pieces = [] if self._calls is None else self._given(self._calls.flush())
+        for piece in self._pending:
+            pieces.append(piece if piece.call is None else replace(piece, call=self._numbered(piece.call)))
+        return pieces
+
+    def _numbered(self, call: ToolCall) -> ToolCall:
+        """The call with its number among those that count."""
+        self._count += 1
+        return replace(call, index=self._count - 1, id=f"{call.id[:-2]}{self._count - 1:02d}")
+
+    def _given(self, pieces: list[Piece]) -> list[Piece]:
+        found = list[Piece]()
+        for piece in pieces:
+            self._pending.append(piece)
+            if piece.text:
+                found.append(self._thought("".join(each.raw for each in self._pending)))
+                self._pending = []
+        return found
+
+    def _thought(self, raw: str) -> Piece:
+        text = self._blanks + raw if self._began else raw.lstrip()
+        shown = text.rstrip()
+        self._blanks, self._began = text[len(shown) :], self._began or bool(shown)
+        return Piece(raw, raw, shown)

@@ -1,0 +1,240 @@
+"""What an answer consists of: the same for any chunks, thinking without its marks, calls where they count."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+import edgespec
+from edgespec.text.conversation.answer_parts import Said
+from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
+from edgespec.text.conversation.tool_calls import HERMES, LLAMA, MISTRAL, QWEN_XML, CallFormat, CallText
+from tests.support.answer_pieces import CITY, pieces_of
+
+CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+MARKED = f"<tool_call>\n{CALL}\n</tool_call>"
+FUNCTION = "<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>"
+FORMATS = {"none": None, "hermes": HERMES, "xml": QWEN_XML, "llama": LLAMA, "mistral": MISTRAL}
+
+
+def said(chunks: list[str], **settings: Any) -> Said:
+    whole = Said()
+    whole.add(pieces_of(chunks, **settings))
+    assert whole.raw == "".join(chunks), "nothing is lost"
+    return whole
+
+
+# ---------------------------------------------------------------------------------------------------- thinking
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "reasoning", "content"),
+    [
+        ("<think>\nhm, hm\n</think>\n\nYes.", False, "hm, hm", "Yes."),
+        ("\n <think>so</think>yes", False, "so", "yes"),
+        ("hm\n\nso\n</think>Yes.", True, "hm\n\nso", "Yes."),
+        ("<think>\nhm</think>Yes.", True, "hm", "Yes."),
+        ("</think>Yes.", True, "", "Yes."),
+        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
+        ("<think>never closed ", False, "never closed", ""),
+        ("<think>a </thin b", False, "a </thin b", ""),
+        ("<think>a </thin", False, "a </thin", ""),
+        ("<think></think><think>again</think>", False, "", "<think>again</think>"),
+        ("<think>so</think>\n ", False, "so", ""),
+        ("  Yes <think> no", False, None, "  Yes <think> no"),
+        ("<thinking> is another word", False, None, "<thinking> is another word"),
+        ("", False, None, ""),
+        ("", True, None, ""),
+        (" \n", False, None, " \n"),
+        (" \n", True, "", ""),
+        ("<thi", False, None, "<thi"),
+        ("<thi", True, "<thi", ""),
+    ],
+)
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_thinking_has_no_marks_and_outer_blanks(
+    text: str, inside: bool, reasoning: str | None, content: str, form: CallFormat | None
+) -> None:
+    for chunks in ([text], list(text)):
+        whole = said(chunks, inside=inside, form=form)
+        assert (whole.reasoning, whole.content) == (reasoning, content)
+        assert whole.text == text
+    if not inside:
+        assert said([text], marks=None).content == text
+
+
+def test_thinking_comes_as_it_is_written() -> None:
+    whole = [
+        (piece.text, piece.reasoning) for piece in pieces_of(["<think>", "\nhm", " so ", "</think>", "\n", "Yes"])
+    ]
+    assert whole == [("<think>", ""), ("\nhm", "hm"), (" so ", " so"), ("</think>", ""), ("\n", ""), ("Yes", None)]
+
+
+# ------------------------------------------------------------------------------------------- calls and thinking
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content", "calls"),
+    [
+        (f"<think>I could {MARKED}.</think>\n{MARKED}", f"I could {MARKED}.", "", 1),
+        (f"<think>I should look.{MARKED}", "I should look.", "", 1),
+        (f"<think>I should look.\n{MARKED}\n{MARKED}\n", "I should look.", "", 2),
+        (f"<think>I should look.\n{MARKED} Or not.", f"I should look.\n{MARKED} Or not.", "", 0),
+        (f"<think>{MARKED} No: {MARKED}", f"{MARKED} No:", "", 1),
+        (f"<think>I should look.\n{MARKED}</think>So.", f"I should look.\n{MARKED}", "So.", 0),
+        (f"<think>I should look.\n<tool_call>\n{CALL}", "I should look.", "", 1),
+        (f"<think>I should look.\n<tool_call>\n{CALL[:-1]}", f"I should look.\n<tool_call>\n{CALL[:-1]}", "", 0),
+        (f"<think>{CALL}", CALL, "", 0),
+        (f"<think>so</think>\n\n{CALL}", "so", "", 1),
+        (f"<think>so</think>Let me see.\n\n{MARKED}\n", "so", "Let me see.", 1),
+    ],
+)
+def test_calls_in_thinking_are_thoughts_unless_they_end_an_answer_that_never_stops_thinking(
+    text: str, reasoning: str, content: str, calls: int
+) -> None:
+    for chunks in ([text], list(text), [text[at : at + 7] for at in range(0, len(text), 7)]):
+        whole = said(chunks, form=HERMES)
+        assert (whole.reasoning, whole.content) == (reasoning, content)
+        assert whole.calls == [ToolCall(at, f"abcdefg{at:02d}", "weather", '{"city": "Oslo"}') for at in range(calls)]
+
+
+BITS = st.sampled_from(
+    [
+        *[
+            "<think>",
+            "</think>",
+            "<thi",
+            "</",
+            "<",
+            "\n",
+            " ",
+            "word",
+            "{",
+            "}",
+            '"',
+            "\\",
+            "```json",
+            "```",
+            ";",
+            ",",
+        ],
+        *[
+            "<tool_call>",
+            "</tool_call>",
+            "[TOOL_CALLS]",
+            "<|python_tag|>",
+            CALL,
+            MARKED,
+            FUNCTION,
+            CALL[:-1],
+            "[",
+            "]",
+        ],
+        *["<function=weather>", "<parameter=city>", "</parameter>", "</function>", "weather[ARGS]{}", "\U0001f642"],
+    ]
+)
+
+
+@given(
+    st.lists(BITS, max_size=14).map("".join),
+    st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    st.sampled_from(list(FORMATS.values())),
+    st.booleans(),
+)
+@example(f"<think>{MARKED}{MARKED} </think>", [1], HERMES, False)
+@settings(max_examples=600, deadline=None)
+def test_any_chunks_give_the_same_pieces(text: str, sizes: list[int], form: CallFormat | None, inside: bool) -> None:
+    chunks, at = list[str](), 0
+    for turn in range(len(text)):
+        chunks.append(text[at : at + sizes[turn % len(sizes)]])
+        at += len(chunks[-1])
+    whole = joined(pieces_of([text], inside=inside, form=form))
+    assert "".join(piece.raw for piece in whole) == text
+    assert joined(pieces_of(chunks, inside=inside, form=form)) == whole
+    assert all(piece.raw or piece.call for piece in whole)
+
+
+# ------------------------------------------------------------------------------------------------------- pieces
+
+
+def test_neighbouring_pieces_of_one_kind_are_one() -> None:
+    call = Piece("c", call=ToolCall(0, "abcdefg00", "now", "{}"))
+    pieces = [Piece("a", "a"), Piece(" "), Piece("b", "b"), Piece("t", "t", ""), Piece("u", "u", "u"), call, call]
+    assert joined(pieces) == [Piece("a b", "ab"), Piece("tu", "tu", "u"), call, call]
+    assert joined([]) == []
+
+
+@given(st.text("ab<", max_size=8), st.lists(st.text("ab<", min_size=1, max_size=5), max_size=3))
+def test_the_overlap_is_the_longest_end_that_begins_a_mark(text: str, marks: list[str]) -> None:
+    ends = [length for length in range(1, len(text) + 1) if any(m.startswith(text[-length:]) for m in marks)]
+    proper = [length for length in ends if any(m != text[-length:] and m.startswith(text[-length:]) for m in marks)]
+    assert overlap(text, marks) == max(proper, default=0)
+
+
+# --------------------------------------------------------------------------------------------------------- time
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Counts the lines of Python that run."""
+    steps = [0]
+
+    def trace(_frame: FrameType, event: str, _value: object) -> Any:
+        steps[0] += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield steps
+    finally:
+        sys.settrace(before)
+
+
+HOSTILE = {
+    "openings that never end": (HERMES, '<tool_call>{"a": "', ""),
+    "objects in objects": (HERMES, "<tool_call>{", "}"),
+    "calls that are none": (HERMES, "<tool_call>{}</tool_call>", ""),
+    "a long valid call": (HERMES, "x = {}\\n", ""),
+    "values that never end": (QWEN_XML, "<tool_call><function=weather><parameter=city>a ", ""),
+    "half marks": (QWEN_XML, "<function=weather><parameter=city></paramet", ""),
+    "half names": (QWEN_XML, "<function=", ""),
+    "arrays that never end": (MISTRAL, '[TOOL_CALLS][{"name": "weather"}, ', ""),
+    "names without arguments": (MISTRAL, "[TOOL_CALLS]weather ", ""),
+    "bare braces": (LLAMA, "{", ""),
+    "tags": (LLAMA, '<|python_tag|>{"name": "weather", "parameters": {"a": "', ""),
+}
+
+
+@pytest.mark.parametrize("size", [4, 100_000])
+@pytest.mark.parametrize(("form", "text", "end"), HOSTILE.values(), ids=HOSTILE)
+def test_parsing_takes_time_in_proportion_to_the_text(form: CallFormat, text: str, end: str, size: int) -> None:
+    def steps(count: int) -> int:
+        whole = text * count + end * count
+        if text.startswith("x"):
+            whole = f'<tool_call>{{"name": "weather", "arguments": {{"city": "{whole}"}}}}</tool_call>'
+        own = CallText(form, {"weather": CITY}, ids="abcdefg")
+        with counted() as found:
+            for at in range(0, len(whole), size):
+                own.feed(whole[at : at + size])
+            own.flush()
+        return found[0]
+
+    assert steps(400) < 2.6 * steps(200)
+
+
+def test_no_module_outside_this_folder_names_a_mark() -> None:
+    root = Path(edgespec.__file__).parent
+    own = root / "text" / "conversation"
+    marks = re.compile(r"think>|THINK\]|tool_call>|TOOL_CALLS|python_tag|<function=")
+    naming = [path for path in root.rglob("*.py") if marks.search(path.read_text(encoding="utf-8"))]
+    assert naming
+    assert [path for path in naming if own not in path.parents] == []
