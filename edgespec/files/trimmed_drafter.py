@@ -140,7 +140,7 @@ def read_artefact(folder: Path) -> TrimmedDrafter:
 
 
 def _kept_rows(header: GgufHeader, vocabulary_size: int) -> int:
-    """The number of rows of the trimmed head, which must be the key's and the tensors', since llama.cpp reads both."""
+    """The rows of the trimmed head: the key's number, and the tensors', since llama.cpp reads both."""
     said = header.metadata.get(f"{header.architecture}.vocab_size")
     if type(said) is not int:
         raise bad_file(header.path, f"it does not state {header.architecture}.vocab_size")
