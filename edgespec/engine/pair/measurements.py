@@ -120,12 +120,11 @@ class PairMeasurements:
 
     def target_times(self) -> ModelTimes | None:
         """The target's stored times; None without, or if measured for a shorter (faster) context."""
-        times = self.store.load(TIMES, self.target)
-        return (
-            times
-            if times is not None and times.contexts[-1] >= probe_starts(self.request.context_length)[-1]
-            else None
-        )
+        return self._times_of(self.target)
+
+    def _times_of(self, facts: ModelFacts) -> ModelTimes | None:
+        times, longest = self.store.load(TIMES, facts), probe_starts(self.request.context_length)[-1]
+        return times if times is not None and times.contexts[-1] >= longest else None
 
     def drafter_times(self) -> ModelTimes | None:
         return None if self.drafter is None else self.store.load(TIMES, self.drafter)
@@ -151,8 +150,8 @@ class PairMeasurements:
                 drafts[model.source] = price
         measured = times is not None and not untimed
         if not measured and curves is not None:
-            expected = {source: COPIES if source == COPIES else MODEL for source in drafts}
-            acceptance = {source: (expected_acceptance(kind),) for source, kind in expected.items()} | acceptance
+            usual = {source: (expected_acceptance(COPIES if source == COPIES else MODEL),) for source in drafts}
+            acceptance = usual | acceptance
         drafts |= dict.fromkeys(self._stored_texts, FREE)
         return Costs(
             curves=curves,
@@ -295,19 +294,15 @@ class PairMeasurements:
 
     def _option_at(self, place: Placement) -> TargetOption | None:
         """The target as timed in another place for contexts of this length; None without such times."""
-        times, probe = self.store.load(TIMES, place.facts), self._widths_of(place.facts)
-        if times is not None and times.contexts[-1] >= probe_starts(self.request.context_length)[-1]:
+        times, probe = self._times_of(place.facts), self._widths_of(place.facts)
+        if times is not None:
             curve, stable = times.curves.curves[0], None if probe is None else probe.depth_cap
         elif (seconds := self.store.load(PLAIN, place.facts)) is not None:
             curve, stable = Curve(widths=(1,), forward_s=(seconds,)), 0
         else:
             return None
         return TargetOption(
-            facts=place.facts,
-            footprint=place.footprint,
-            curve=curve,
-            depth_cap_stable=stable,
-            eligible=False,
+            facts=place.facts, footprint=place.footprint, curve=curve, depth_cap_stable=stable, eligible=False
         )
 
     def settle_place(self, places: Placements) -> None:
