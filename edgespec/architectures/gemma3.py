@@ -112,6 +112,7 @@ ARCHITECTURE = Architecture(
             "tie_word_embeddings": True,
         },
         norm_offset=1.0,
+        keeps_windows=True,
     ),
     layer=(
         *(ATTENTION_NORM, QUERIES, KEYS, VALUES, *HEAD_NORMS, ATTENDED, _POST_ATTENTION),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.architectures.shape import Architecture, SavedForm
+from edgespec.architectures.shape import ROPE_FACTORS, Architecture, SavedForm
 
 # Its converter reorders the rows of queries and keys, so that rotary embedding pairs neighbours.
 ARCHITECTURE = Architecture(
@@ -10,5 +10,5 @@ ARCHITECTURE = Architecture(
     saved=SavedForm(classes={"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}),
     biases=frozenset({"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"}),
     neighbours=True,
-    divides_angles=True,
+    rope_tensors=frozenset({ROPE_FACTORS}),
 )

@@ -17,6 +17,7 @@ from edgespec.errors import ModelFileError
 
 EMBEDDING, HEAD, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 ROPE_FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 
 DEFAULT_ROPE_BASE = 10_000.0  # llama.cpp's, for a file that states none
 
@@ -183,18 +184,20 @@ def no_windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
 
 def one_rope(facts: Facts) -> tuple[Rope, ...]:
     """The rope of layers that see all positions. Raises UnsupportedError, ModelFileError."""
+    is_long = LONG_FACTORS in facts.tensors
     return (
         Rope(
             base=facts.number("rope.freq_base", DEFAULT_ROPE_BASE),
-            scale=_rope_scale(facts),
-            factors=ROPE_FACTORS if ROPE_FACTORS in facts.tensors else None,
+            scale=_rope_scale(facts, is_long=is_long),
+            factors=SHORT_FACTORS if is_long else ROPE_FACTORS if ROPE_FACTORS in facts.tensors else None,
+            long_factors=LONG_FACTORS if is_long else None,
         ),
     )
 
 
-def _rope_scale(facts: Facts) -> float:
+def _rope_scale(facts: Facts, *, is_long: bool) -> float:
     kind = facts.value("rope.scaling.type")
-    if kind not in (None, "none", "linear"):
+    if kind not in (None, "none", "linear") and not (is_long and kind == "longrope"):
         raise UnsupportedError(f"its rope scaling is {kind!r:.40}")
     # A factor without a type is linear; rope.scale_linear is its old name. llama.cpp writes 0 for no scaling.
     key = "rope.scaling.factor" if kind == "linear" or facts.value("rope.scaling.factor") is not None else None
@@ -225,7 +228,8 @@ class SavedForm:
     is only a part of the folder. ``activation`` is the member of config.json that may have one of ``activations``,
     ``defaults`` what a config.json may leave out, ``keys`` the GGUF's keys that hold members of the same value.
     ``norm_offset`` is what llama.cpp expects added to the weights of every norm. ``needs_biases``: every matrix that
-    may have a bias has one.
+    may have a bias has one. ``keeps_windows``: llama.cpp computes its sliding windows. ``rotates_part``: the leading
+    elements of a head alone may be rotated.
     """
 
     classes: Mapping[str, str]
@@ -236,18 +240,20 @@ class SavedForm:
     keys: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     needs_biases: bool = False
+    keeps_windows: bool = False
+    rotates_part: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """How a family of models is computed, by llama.cpp's name.
 
-    ``layer`` lists the tensors of a layer in the order of computation. ``biases``: the matrices that may have one.
-    ``neighbours``: rotary embedding pairs neighbouring elements of a head instead of halves. ``divides_angles``: the
-    file may hold divisors of the rotary angles. ``gelu``: the gate is GELU (tanh form) instead of SiLU. ``windows``
-    returns the positions that a row of each layer sees, 0 for all; ``ropes`` the rope of layers that see all, then
-    that of the others if it differs. ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a
-    vector. ``saved``: what transformers saves. ``completed``: what a file of another converter needs.
+    ``saved``: what transformers saves. ``layer`` lists the tensors of a layer in the order of computation.
+    ``biases``: the matrices that may have one. ``neighbours``: rotary embedding pairs neighbouring elements of a head
+    instead of halves. ``rope_tensors``: divisors of the rotary angles that the file may hold. ``gelu``: the gate is
+    GELU (tanh form) instead of SiLU. ``windows`` returns the positions that a row of each layer sees, 0 for all;
+    ``ropes`` the rope of layers that see all, then that of the others if it differs. ``scales_tokens_only``:
+    llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of another converter needs.
     """
 
     name: str
@@ -255,18 +261,13 @@ class Architecture:
     layer: tuple[TensorForm, ...] = PLAIN_LAYER
     biases: frozenset[str] = frozenset()
     neighbours: bool = False
-    divides_angles: bool = False
+    rope_tensors: frozenset[str] = frozenset()
     gelu: bool = False
     windows: Callable[[Facts, Sizes], tuple[int, ...]] = no_windows
     ropes: Callable[[Facts], tuple[Rope, ...]] = one_rope
     scales: Callable[[Facts, Sizes], Scales] = no_scales
     scales_tokens_only: bool = False
     completed: Completion | None = None
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether some layers see only a window."""
-        return self.windows is not no_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +338,7 @@ class Shape:
         sizes = self.sizes
         found: dict[str, tuple[int, ...]] = {EMBEDDING: (sizes.width, self.rows)}
         factors = {each for rope in self.ropes for each in (rope.factors, rope.long_factors) if each is not None}
-        found |= dict.fromkeys(sorted(factors), (self.rope_length // 2,))
+        found |= dict.fromkeys(sorted(factors & self.architecture.rope_tensors), (self.rope_length // 2,))
         for layer in self.layers:
             for part in layer.parts.values():
                 found[part.tensor] = part.shape
@@ -361,8 +362,6 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
     if not 0 < rope_length <= sizes.head or rope_length % 2:
         raise facts.wrong(f"{rope_length} of {sizes.head} elements of a head cannot be rotated")
     ropes, scales = architecture.ropes(facts), architecture.scales(facts, sizes)
-    if not architecture.divides_angles and any(rope.factors == ROPE_FACTORS for rope in ropes):
-        raise UnsupportedError(f"it has a tensor {ROPE_FACTORS}")
     shape = Shape(
         architecture=architecture,
         sizes=sizes,

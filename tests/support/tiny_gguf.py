@@ -7,7 +7,7 @@ multi-byte pieces and chat control tokens. Models with the same ``vocabulary`` a
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.architectures.shape import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Part, Sizes, layer_parts
+from edgespec.architectures.table import find
 from tests.support.k_quants import quantize
 
 __all__ = ["CHATML", "VOCABULARY", "similar_drafter", "write_tiny_gguf"]
@@ -33,7 +35,10 @@ _FILE_TYPES: dict[Quant, gguf.LlamaFileType] = {
     "Q5_K": gguf.LlamaFileType.MOSTLY_Q5_K_S,
     "Q6_K": gguf.LlamaFileType.MOSTLY_Q6_K,
 }
-Architecture = Literal["llama", "qwen2", "qwen3", "gemma3"]
+
+# Attention scores with a spread of about 2: positions matter, and the text does not repeat soon.
+_SCALES = {"attn_q": 2.0, "attn_output": 2.0, "ffn_down": 2.0}
+_EVEN = ("attn_norm", "ffn_norm")  # norms whose weights are all one
 
 CHATML = (
     "{% for message in messages %}"
@@ -80,25 +85,28 @@ def write_tiny_gguf(
     chat_template: str | None = CHATML,
     extra_tokens: int = 0,
     end_scale: float = 0.0,
-    architecture: Architecture = "llama",
+    architecture: str = "llama",
     tied: bool = False,
     head_length: int | None = None,
     window: int = 0,
     rope_factors: bool = False,
+    long_factors: bool = False,
+    rope_length: int | None = None,
     leave_out: Sequence[int] = (),
     settings: Mapping[str, int | float | str] | None = None,
 ) -> Path:
     """Write a model to ``path`` and return the path.
 
-    qwen2 has biases on queries, keys and values; qwen3 and gemma3 have head norms with random weights; gemma3 also
-    has norms after each half of a layer, a sliding ``window``, and an always tied head.
+    The layers have the tensors that the architecture declares, with random weights; biases only where it always has
+    them. gemma3 has an always tied head. ``window``: a sliding window.
 
     ``vocabulary`` holds the word pieces between the special and byte tokens and the two chat tokens; the end of
     sequence is ``<|im_end|>``. ``extra_tokens`` unused tokens pad the end of the table. With ``end_scale`` 0 greedy
     text never ends; 1 makes the end as likely as any word. ``width`` must be a multiple of 32, of 256 for K-quants.
     ``tied`` leaves the head out: the embedding replaces it.
 
-    ``head_length`` is width / heads unless given. ``rope_factors`` writes Llama 3's divisors of rotary frequencies.
+    ``head_length`` is width / heads unless given, and ``rope_length`` as long. ``rope_factors`` writes Llama 3's
+    divisors of rotary frequencies, ``long_factors`` those for short and for long contexts.
     Layers of ``leave_out`` are drawn but not written, and later layers move up. ``settings``: more keys of the
     architecture.
     """
@@ -113,8 +121,8 @@ def write_tiny_gguf(
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     head_width = width // heads if head_length is None else head_length
-    queries, keys = heads * head_width, kv_heads * head_width
-    writer.add_rope_dimension_count(head_width)
+    turned = head_width if rope_length is None else rope_length
+    writer.add_rope_dimension_count(turned)
     if head_length is not None:
         writer.add_key_length(head_length)
         writer.add_value_length(head_length)
@@ -144,15 +152,6 @@ def write_tiny_gguf(
     is_gemma = architecture == "gemma3"
     written = {layer: number for number, layer in enumerate(each for each in range(layers) if each not in leave_out)}
 
-    def matrix(name: str, rows: int, columns: int, scale: float = 1.0) -> None:
-        weights = _normal(random, rows, columns, scale)
-        if name:
-            _add(writer, name, weights, quant)
-
-    def vector(name: str, weights: npt.NDArray[np.float32]) -> None:
-        if name:
-            writer.add_tensor(name, weights)
-
     # Padding rows are zero and not drawn: the same seed gives the same model with any padding.
     padding, rows = ((0, extra_tokens), (0, 0)), len(tokens) - extra_tokens
     # Entries of about 1; gemma3 scales by sqrt(width) itself, and its head is the embedding.
@@ -161,31 +160,29 @@ def write_tiny_gguf(
         embedding *= np.maximum(_head_scales(types[:rows], eos, end_scale), 0.1)[:, None]
     _add(writer, "token_embd.weight", np.pad(embedding, padding), quant)
     if rope_factors:
-        writer.add_tensor("rope_freqs.weight", np.geomspace(1, 8, head_width // 2, dtype=np.float32))
+        writer.add_tensor(ROPE_FACTORS, np.geomspace(1, 8, turned // 2, dtype=np.float32))
+    if long_factors:
+        writer.add_tensor(SHORT_FACTORS, np.linspace(1, 2, turned // 2, dtype=np.float32))
+        writer.add_tensor(LONG_FACTORS, np.geomspace(1, 40, turned // 2, dtype=np.float32))
+    sizes = Sizes(
+        layers=layers,
+        context=context_length,
+        width=width,
+        inner=2 * width,
+        heads=heads,
+        kv_heads=kv_heads,
+        head=head_width,
+    )
+    form = find(architecture)
     for layer in range(layers):
-
-        def named(name: str, layer: int = layer) -> str:
-            return f"blk.{written[layer]}.{name}" if layer in written else ""
-
-        vector(named("attn_norm.weight"), np.ones(width, np.float32))
-        # Attention scores with a spread of about 2: positions matter, and the text does not repeat soon.
-        matrix(named("attn_q.weight"), queries, width, 2.0)
-        matrix(named("attn_k.weight"), keys, width)
-        matrix(named("attn_v.weight"), keys, width)
-        matrix(named("attn_output.weight"), width, queries, 2.0)
-        vector(named("ffn_norm.weight"), np.ones(width, np.float32))
-        matrix(named("ffn_gate.weight"), 2 * width, width)
-        matrix(named("ffn_up.weight"), 2 * width, width)
-        matrix(named("ffn_down.weight"), width, 2 * width, 2.0)
-        if architecture == "qwen2":
-            for name, rows_ in (("q", queries), ("k", keys), ("v", keys)):
-                vector(named(f"attn_{name}.bias"), random.standard_normal(rows_, dtype=np.float32))
-        if architecture in ("qwen3", "gemma3"):
-            for name in ("q", "k"):
-                vector(named(f"attn_{name}_norm.weight"), 1 + 0.5 * random.random(head_width, dtype=np.float32))
-        if is_gemma:
-            for name in ("attention", "ffw"):
-                vector(named(f"post_{name}_norm.weight"), 0.5 + random.random(width, dtype=np.float32))
+        number = written.get(layer, layers)  # a layer that is left out has a number that is not written
+        for name, data in _layer(random, layer_parts(form, sizes, (), number, all_biases=form.saved.needs_biases)):
+            if layer not in written:
+                continue
+            if data.ndim == 1:
+                writer.add_tensor(name, data)
+            else:
+                _add(writer, name, data, quant)
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     # Logits with a spread of about 3, so that distributions are neither flat nor one-hot.
     head = _normal(random, rows, width, 3.0)
@@ -198,6 +195,33 @@ def write_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _layer(
+    random: np.random.Generator, parts: Iterable[tuple[str, Part]]
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """A layer's tensors: matrices with all rows of their parts, then biases, then norms."""
+    matrices: dict[str, list[npt.NDArray[np.float32]]] = {}
+    biases: dict[str, int] = {}
+    norms: dict[str, int] = {}
+    for role, part in parts:
+        if part.columns is None:
+            norms[part.tensor] = part.rows
+            continue
+        rows = _normal(random, part.rows, part.columns, _SCALES.get(role, 1.0))
+        matrices.setdefault(part.tensor, []).append(rows)
+        if part.bias is not None:
+            biases[part.bias] = part.height
+    yield from ((name, np.concatenate(drawn)) for name, drawn in matrices.items())
+    yield from ((name, random.standard_normal(length, dtype=np.float32)) for name, length in biases.items())
+    for name, length in norms.items():
+        role = name.split(".")[2]
+        if role in _EVEN:
+            yield name, np.ones(length, np.float32)
+        elif role.startswith("post"):
+            yield name, 0.5 + random.random(length, dtype=np.float32)
+        else:
+            yield name, 1 + 0.5 * random.random(length, dtype=np.float32)
 
 
 def similar_drafter(path_target: Path, path_out: Path, noise: float) -> Path:

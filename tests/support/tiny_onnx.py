@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from edgespec.architectures import table
+from edgespec.architectures.shape import Sizes, layer_parts
+from edgespec.architectures.table import find
 from edgespec.files.gguf.records import GGML_TYPES
 from edgespec.runtimes.llama.context import LlamaSettings
 from tests.support.loading import load_model
@@ -25,7 +29,10 @@ __all__ = [
     "write_tiny_model",
 ]
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+ARCHITECTURES = tuple(table.ARCHITECTURES)
+# llama.cpp has no models of these with another head width than embedding divided by heads.
+_SQUARE = ("qwen2",)
+_INPUTS = ("attn_q", "attn_k", "attn_v", "attn_qkv")
 
 # Another head width than embedding divided by heads, as in Qwen 3 and Gemma 3.
 _HEAD_LENGTH = 32
@@ -64,8 +71,8 @@ def write_tiny_model(
     ``rope_factors`` is the first of rising divisors of its angles. ``extra``: more keys, without the architecture's
     name; with ``poison`` one weight is NaN. A ``dequantised`` model has the same weights as F32.
     """
-    if head_length is None:  # llama.cpp has no Qwen 2 with another head width than embedding divided by heads
-        head_length = width // _HEADS if architecture == "qwen2" else _HEAD_LENGTH
+    if head_length is None:
+        head_length = width // _HEADS if architecture in _SQUARE else _HEAD_LENGTH
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("tiny")
     writer.add_context_length(context_length)
@@ -110,24 +117,26 @@ def write_tiny_model(
 
     head_kind = head_quant or quant
     matrix("token_embd.weight", VOCABULARY_SIZE, width, head_kind if tied else quant, scale=3.0)
+    sizes = Sizes(
+        layers=layers,
+        context=context_length,
+        width=width,
+        inner=feed_forward,
+        heads=_HEADS,
+        kv_heads=_KV_HEADS,
+        head=head_length,
+    )
+    form = find(architecture)
     for layer in range(layers):
-        block = f"blk.{layer}"
-        vector(f"{block}.attn_norm.weight", width)
-        for name, heads in (("attn_q", _HEADS), ("attn_k", _KV_HEADS), ("attn_v", _KV_HEADS)):
-            matrix(f"{block}.{name}.weight", heads * head_length, width, scale=2.0)
-            if architecture == "qwen2":
-                vector(f"{block}.{name}.bias", heads * head_length, middle=0.0)
-        if architecture in ("qwen3", "gemma3"):
-            vector(f"{block}.attn_q_norm.weight", head_length)
-            vector(f"{block}.attn_k_norm.weight", head_length)
-        matrix(f"{block}.attn_output.weight", width, _HEADS * head_length)
-        if architecture == "gemma3":
-            vector(f"{block}.post_attention_norm.weight", width)
-            vector(f"{block}.post_ffw_norm.weight", width)
-        vector(f"{block}.ffn_norm.weight", width)
-        matrix(f"{block}.ffn_gate.weight", feed_forward, width)
-        matrix(f"{block}.ffn_up.weight", feed_forward, width)
-        matrix(f"{block}.ffn_down.weight", width, feed_forward)
+        parts = layer_parts(form, sizes, (), layer, all_biases=form.saved.needs_biases)
+        for name, together in groupby(parts, key=lambda each: each[1].tensor):
+            part = next(together)[1]
+            if part.columns is None:
+                vector(name, part.height)
+                continue
+            matrix(name, part.height, part.columns, scale=2.0 if name.split(".")[2] in _INPUTS else 1.0)
+            if part.bias is not None:
+                vector(part.bias, part.height, middle=0.0)
     vector("output_norm.weight", width)
     if not tied:
         matrix("output.weight", VOCABULARY_SIZE, width, head_kind)

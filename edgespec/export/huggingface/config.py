@@ -15,7 +15,16 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.architectures.shape import DEFAULT_ROPE_BASE, ROPE_FACTORS, Architecture, Facts, Sizes, read_sizes
+from edgespec.architectures.shape import (
+    DEFAULT_ROPE_BASE,
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    Architecture,
+    Facts,
+    Sizes,
+    read_sizes,
+)
 from edgespec.architectures.table import CLASSES, MODEL_TYPES
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.checked import Fields, read_fields
@@ -44,8 +53,12 @@ _ROPE_MEMBERS: Mapping[str, frozenset[str]] = {
     "default": _ROPE_COMMON,
     "linear": _ROPE_COMMON | {"factor"},
     "yarn": _ROPE_COMMON | {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"},
+    "longrope": _ROPE_COMMON | {"factor", "original_max_position_embeddings", "long_factor", "short_factor"},
     "llama3": _ROPE_COMMON | {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
 }
+_LONG_MEMBERS = {LONG_FACTORS: "long_factor", SHORT_FACTORS: "short_factor"}
+# The tensors that a scaling needs.
+_ROPE_TENSORS = {"llama3": frozenset({ROPE_FACTORS}), "longrope": frozenset(_LONG_MEMBERS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +164,7 @@ def _numbers(fields: Fields, architecture: Architecture) -> dict[str, Value]:
     values: dict[str, Value] = {
         "block_count": layers,
         # llama.cpp computes other architectures' windows as full attention, which is the same up to their length.
-        "context_length": positions if window is None or architecture.has_windows else min(positions, window),
+        "context_length": positions if window is None or architecture.saved.keeps_windows else min(positions, window),
         "embedding_length": width,
         "feed_forward_length": fields.integer("intermediate_size", 1, _MOST_FEED_FORWARD),
         "attention.head_count": heads,
@@ -160,7 +173,7 @@ def _numbers(fields: Fields, architecture: Architecture) -> dict[str, Value]:
         "attention.value_length": head_length,
         "attention.layer_norm_rms_epsilon": fields.number("rms_norm_eps", 0.0, 1.0, _EPSILON),
     }
-    if window is not None and architecture.has_windows:
+    if window is not None and architecture.saved.keeps_windows:
         values["attention.sliding_window"] = window
     stated = {key: name for key, name in architecture.saved.keys.items() if fields.raw(name) is not None}
     return values | {key: fields.number(name, 0.0, _MOST_SCALE) for key, name in stated.items()}
@@ -193,7 +206,7 @@ def _refuse_others(fields: Fields, architecture: Architecture, facts: Facts, siz
             raise _refused(fields, f"it states {name}")
     if fields.flag("use_bidirectional_attention"):
         raise _refused(fields, "its attention is bidirectional")
-    if architecture.has_windows:
+    if architecture.saved.keeps_windows:
         _refuse_other_windows(fields, [window > 0 for window in architecture.windows(facts, sizes)])
     scale = architecture.scales(facts, sizes).score or 1.0 / math.sqrt(sizes.head)
     scalar = fields.number("query_pre_attn_scalar", 1e-6, 1e6, scale**-2)
@@ -237,11 +250,11 @@ def _rope(
         rope = rope.member("full_attention")
     rope = rope or fields.member("rope_scaling") or Fields(fields.path, {})
     base = rope.number("rope_theta", 1.0, 1e12, base)
-    for each in (fields, rope):
-        if each.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-            raise _refused(fields, "only a part of each head is rotated")
+    share = rope.number("partial_rotary_factor", 0.0, 1.0, fields.number("partial_rotary_factor", 0.0, 1.0, 1.0))
+    if share != 1.0 and not architecture.saved.rotates_part:
+        raise _refused(fields, "only a part of each head is rotated")
     kind = _rope_kind(rope)
-    if kind not in _ROPE_MEMBERS or (kind == "llama3" and not architecture.divides_angles):
+    if kind not in _ROPE_MEMBERS or _ROPE_TENSORS.get(kind, frozenset()) - architecture.rope_tensors:
         raise _refused(fields, f"its rotary positions are scaled by {kind[:40]!a}")
     for name in rope.names():
         if name not in _ROPE_MEMBERS[kind]:
@@ -249,9 +262,13 @@ def _rope(
     length, positions = values["attention.key_length"], values["context_length"]
     assert isinstance(length, int)
     assert isinstance(positions, int)
+    length = int(length * share)
     found: dict[str, Value] = {"rope.freq_base": base, "rope.dimension_count": length}
     if kind == "llama3":
         return found, {ROPE_FACTORS: _llama3_factors(rope, length, base)}
+    if kind == "longrope":
+        tables = {name: _listed(rope, member, length) for name, member in _LONG_MEMBERS.items()}
+        return found | _long_scaling(fields, rope), tables
     return found | _scaling(rope, kind, positions), {}
 
 
@@ -276,6 +293,25 @@ def _scaling(rope: Fields, kind: str, positions: int) -> dict[str, Value]:
             if rope.raw(name) is not None:
                 found[f"rope.scaling.yarn_{name}"] = rope.number(name, 0.0, 1e6)
     return found
+
+
+def _long_scaling(fields: Fields, rope: Fields) -> dict[str, Value]:
+    """The length from which the long factors are used, and the magnitude for both (LongRoPE: Ding et al., 2024)."""
+    name = "original_max_position_embeddings"
+    original = (fields if rope.raw(name) is None else rope).integer(name, 2, _MOST_POSITIONS)
+    longest = fields.integer("max_position_embeddings", 1, _MOST_POSITIONS)
+    factor = rope.number("factor", 1e-6, _MOST_ROPE_FACTOR, longest / original)
+    magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return {"rope.scaling.original_context_length": original, "rope.scaling.attn_factor": magnitude}
+
+
+def _listed(rope: Fields, name: str, length: int) -> Table:
+    """The divisors that the file lists: float32 (length / 2,)."""
+    values = rope.items(name)
+    if values is None or len(values) != length // 2:
+        raise rope.wrong(name, f"a list of {length // 2} numbers")
+    numbers = [Fields(rope.path, {name: value}).number(name, 1e-6, _MOST_ROPE_FACTOR) for value in values]
+    return np.array(numbers, dtype=np.float32)
 
 
 def _llama3_factors(rope: Fields, length: int, base: float) -> Table:
