@@ -52,15 +52,23 @@ def random_tensors(architecture: str, dtype: str = "F32", *, tied: bool = False)
         add(f"{block}.mlp.down_proj.weight", WIDTH, INNER)
         add(f"{block}.input_layernorm.weight", WIDTH)
         add(f"{block}.post_attention_layernorm.weight", WIDTH)
+        if architecture == "phi3":
+            _fuse(found, f"{block}.self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj"))
+            _fuse(found, f"{block}.mlp", "gate_up_proj", ("gate_proj", "up_proj"))
     add("model.norm.weight", WIDTH)
     if not tied:
         add("lm_head.weight", ROWS, WIDTH)
     return found
 
 
+def _fuse(tensors: Tensors, module: str, name: str, parts: tuple[str, ...]) -> None:
+    drawn = [tensors.pop(f"{module}.{part}.weight") for part in parts]
+    tensors[f"{module}.{name}.weight"] = (drawn[0][0], np.concatenate([weights for _, weights in drawn]))
+
+
 def random_config(architecture: str, *, tied: bool = False, **changes: Any) -> dict[str, Any]:
     """The config.json for ``random_tensors``."""
-    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3"}[architecture]
+    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3", "phi3": "Phi3"}[architecture]
     return {
         "architectures": [f"{name}ForCausalLM"],
         "hidden_size": WIDTH,

@@ -171,7 +171,7 @@ def test_an_unsupported_sliding_window_limits_the_context_length(
 # ------------------------------------------------------------------------------------------------ refusals
 
 
-@pytest.mark.parametrize("name", ["Phi3ForCausalLM", "T5ForConditionalGeneration", "x" * 10_000])
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "T5ForConditionalGeneration", "x" * 10_000])
 def test_an_unknown_architecture_is_refused_with_the_supported_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         config(tmp_path, architectures=[name])
@@ -342,6 +342,31 @@ def test_llama3_rope_scaling_becomes_a_table_of_factors(tmp_path: Path) -> None:
     assert factors[0] == 1.0
     assert factors[-1] == 8.0
     assert ((factors > 1) & (factors < 8)).any()
+
+
+LONG = {"type": "longrope", "long_factor": [1.5] * 6, "short_factor": [1.0] * 6}
+PHI: dict[str, Any] = {**LLAMA, "architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 64}
+
+
+def test_long_rope_scaling_becomes_two_tables_and_a_magnitude(tmp_path: Path) -> None:
+    found = config(tmp_path, PHI, partial_rotary_factor=0.75, rope_scaling=LONG)
+    assert {name: table.tolist() for name, table in found.tables.items()} == {
+        "rope_factors_long.weight": [1.5] * 6,
+        "rope_factors_short.weight": [1.0] * 6,
+    }
+    assert found.metadata["phi3.rope.dimension_count"] == 12
+    assert found.metadata["phi3.rope.scaling.original_context_length"] == 64
+    # The context is four times the original one: sqrt(1 + log(4) / log(64)).
+    assert found.metadata["phi3.rope.scaling.attn_factor"] == pytest.approx(math.sqrt(1 + 1 / 3))
+    stated = config(tmp_path, PHI, partial_rotary_factor=0.75, rope_scaling={**LONG, "factor": 1.0})
+    assert stated.metadata["phi3.rope.scaling.attn_factor"] == 1.0
+
+
+def test_invalid_long_rope_scaling_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"long_factor must be a list of 8 numbers"):
+        config(tmp_path, PHI, rope_scaling=LONG)
+    with pytest.raises(ModelFileError, match=r"short_factor must be a number from 1e-06"):
+        config(tmp_path, PHI, rope_scaling={**LONG, "long_factor": [1.0] * 8, "short_factor": ["x"] * 8})
 
 
 def test_invalid_llama3_rope_scaling_is_refused(tmp_path: Path) -> None:

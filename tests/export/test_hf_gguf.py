@@ -206,6 +206,14 @@ def test_architectures_other_than_llama_keep_the_order_of_rows(tmp_path: Path, a
     assert loads(tmp_path / "out" / "model.gguf")
 
 
+def test_stacked_matrices_of_phi3_stay_stacked(tmp_path: Path) -> None:
+    export(write_random_folder(tmp_path / "in", "phi3"), tmp_path / "out")
+    found, tensors = values(tmp_path / "out" / "model.gguf"), random_tensors("phi3")
+    for ours, theirs in (("attn_qkv", "self_attn.qkv_proj"), ("ffn_up", "mlp.gate_up_proj")):
+        np.testing.assert_array_equal(found[f"blk.1.{ours}.weight"], tensors[f"model.layers.1.{theirs}.weight"][1])
+    assert loads(tmp_path / "out" / "model.gguf")
+
+
 def test_biases_of_a_llama_are_reordered_like_their_rows(tmp_path: Path) -> None:
     tensors = random_tensors("llama")
     bias = np.arange(HEADS * HEAD_WIDTH, dtype=np.float32)

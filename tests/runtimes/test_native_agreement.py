@@ -14,7 +14,6 @@ from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.model import NativeSettings
-from edgespec.runtimes.native.tensors import Rope
 from tests.runtimes.contract import logits
 from tests.support.fused_gguf import fused_layout, write_fused
 from tests.support.kernel_calls import require_native
@@ -81,32 +80,6 @@ def test_scales_agree_with_llama_cpps_of_granite(files: Files, tmp_path: Path, q
 
 
 @pytest.mark.parametrize("context", [256, 300])
-@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-def test_long_factors_and_fused_tensors_agree_with_llama_cpps_of_phi3(
-    files: Files, tmp_path: Path, quant: Any, context: int
-) -> None:
+def test_long_factors_agree_with_llama_cpps(files: Files, context: int) -> None:
     """llama.cpp rounds contexts up to 256, the original length here."""
-    keys: dict[str, int | float | str] = {
-        "rope.dimension_count": 24,
-        "rope.scaling.type": "longrope",
-        "rope.scaling.original_context_length": 256,
-        "rope.scaling.attn_factor": 1.19,
-    }
-    factors = {
-        "rope_factors_short.weight": np.linspace(1, 2, 12, dtype=np.float32),
-        "rope_factors_long.weight": np.geomspace(1, 40, 12, dtype=np.float32),
-    }
-    plain = files(f"llama {quant}")
-    path = write_fused(plain, tmp_path / "phi3.gguf", keys=keys, tensors=factors)
-    header = read_header(path)
-    short, long = (next(each for each in header.tensors if each.name == name) for name in factors)
-    layout = replace(
-        fused_layout(read_layout(read_header(plain)), header),
-        rope_pairs=1,
-        rope_length=24,
-        rope_magnitude=1.19,
-        original_context=256,
-        ropes=(Rope(base=10000.0, scale=1.0, factors=short, long_factors=long),),
-    )
-    with reading(layout):
-        check_agreement(path, context, is_exact=quant == "F32")
+    check_agreement(files("phi3 of long contexts"), context)

@@ -35,7 +35,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma3 F32": {"quant": "F32", **_WINDOWED},
     "gemma3 F16": {"quant": "F16", **_WINDOWED, "window": 300, "head_length": 256},
     "gemma3 Q8_0": {"quant": "Q8_0", **_WINDOWED, "window": 100},
+    "phi3 F32": {"quant": "F32", "architecture": "phi3", "heads": 4, "kv_heads": 4},
+    "phi3 Q8_0": {"quant": "Q8_0", "architecture": "phi3"},
 }
+
+_LONG_ROPE = {"rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": 1.19}
 
 # More models, compared with llama.cpp only.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -54,6 +58,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "settings": {"attention.sliding_window_pattern": 3},
     },
     "gemma3 without a window": {"architecture": "gemma3", "layers": 7},
+    "phi3 that rotates a part": {"architecture": "phi3", "rope_length": 24},
+    "phi3 of long contexts": {
+        "architecture": "phi3",
+        "rope_length": 24,
+        "long_factors": True,
+        "settings": {**_LONG_ROPE, "rope.scaling.type": "longrope"},
+    },
+    "phi3 of long contexts as its converter writes it": {
+        "architecture": "phi3",
+        "long_factors": True,
+        "settings": _LONG_ROPE,
+    },
 }
 
 

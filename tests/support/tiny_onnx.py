@@ -31,7 +31,7 @@ __all__ = [
 
 ARCHITECTURES = tuple(table.ARCHITECTURES)
 # llama.cpp has no models of these with another head width than embedding divided by heads.
-_SQUARE = ("qwen2",)
+_SQUARE = ("qwen2", "phi3")
 _INPUTS = ("attn_q", "attn_k", "attn_v", "attn_qkv")
 
 # Another head width than embedding divided by heads, as in Qwen 3 and Gemma 3.
