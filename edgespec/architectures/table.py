@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from edgespec.architectures import gemma3, llama, phi3, qwen2, qwen3
+from edgespec.architectures import gemma3, granite, llama, phi3, qwen2, qwen3
 from edgespec.architectures.shape import Architecture, UnsupportedError
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {each.ARCHITECTURE.name: each.ARCHITECTURE for each in (llama, qwen2, qwen3, gemma3, phi3)}
+    {each.ARCHITECTURE.name: each.ARCHITECTURE for each in (llama, qwen2, qwen3, gemma3, phi3, granite)}
 )
 
 PLAIN = llama.ARCHITECTURE.name

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.architectures.table import ARCHITECTURES
 from tests.support.hf_folder import write_byte_level_tokenizer, write_safetensors
 
 Tensors = dict[str, tuple[str, npt.NDArray[Any]]]
@@ -68,9 +69,8 @@ def _fuse(tensors: Tensors, module: str, name: str, parts: tuple[str, ...]) -> N
 
 def random_config(architecture: str, *, tied: bool = False, **changes: Any) -> dict[str, Any]:
     """The config.json for ``random_tensors``."""
-    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3": "Gemma3", "phi3": "Phi3"}[architecture]
     return {
-        "architectures": [f"{name}ForCausalLM"],
+        "architectures": [next(iter(ARCHITECTURES[architecture].saved.classes))],
         "hidden_size": WIDTH,
         "intermediate_size": INNER,
         "num_hidden_layers": LAYERS,

@@ -344,6 +344,16 @@ def test_llama3_rope_scaling_becomes_a_table_of_factors(tmp_path: Path) -> None:
     assert ((factors > 1) & (factors < 8)).any()
 
 
+def test_the_scales_of_granite_become_keys(tmp_path: Path) -> None:
+    names = ["GraniteForCausalLM"]
+    scales = {"embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.05}
+    found = config(tmp_path, architectures=names, logits_scaling=8, **scales).metadata
+    keys = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
+    assert [found[f"granite.{key}"] for key in keys] == [12.0, 0.22, 0.05, 8.0]
+    plain = config(tmp_path, architectures=names).metadata
+    assert [plain[f"granite.{key}"] for key in keys] == [1.0] * 4
+
+
 LONG = {"type": "longrope", "long_factor": [1.5] * 6, "short_factor": [1.0] * 6}
 PHI: dict[str, Any] = {**LLAMA, "architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 64}
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.model import NativeSettings
 from tests.runtimes.contract import logits
-from tests.support.fused_gguf import fused_layout, write_fused
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_model, load_native
-from tests.support.native_models import KINDS, VARIANTS, Files, reading, some_tokens
+from tests.support.native_models import KINDS, VARIANTS, Files, some_tokens
 
 require_native()
 
@@ -60,23 +55,6 @@ def check_agreement(path: Path, context: int = 200, *, is_exact: bool = True) ->
 @pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_native_scores_agree_with_llama_cpp(files: Files, kind: str) -> None:
     check_agreement(files(kind), is_exact=not kind.endswith(("Q8_0", "Q4_0")))
-
-
-@pytest.mark.parametrize("quant", ["F32", "Q8_0"])
-def test_scales_agree_with_llama_cpps_of_granite(files: Files, tmp_path: Path, quant: Any) -> None:
-    """llama.cpp divides the scores by the file's logit_scale."""
-    scales = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.05, "logit_scale": 1.25}
-    plain = files(f"llama {quant}")
-    path = write_fused(plain, tmp_path / "granite.gguf", architecture="granite", fused={}, keys=scales)
-    layout = replace(
-        fused_layout(read_layout(read_header(plain)), read_header(path), fused={}),
-        embedding_scale=12.0,
-        residual_scale=0.22,
-        score_scale=0.05,
-        logit_scale=0.8,
-    )
-    with reading(layout):
-        check_agreement(path, is_exact=quant == "F32")
 
 
 @pytest.mark.parametrize("context", [256, 300])

@@ -161,6 +161,7 @@ def test_an_invalid_family_table_raises_an_error_with_family_and_key(change: tup
         ("Mistral 7B v0.3", "Mistral-7B-Instruct-v0.3-Q4_K_M", ("llama", "default", 32768), {}),
         (None, "Mistral-7B-Instruct-v0.2", ("llama", "default", 32000), {}),
         ("Mistral Small 3", "x", ("llama", "tekken", 131072), {"name": "Mistral Small 3.1 24B Instruct 2503"}),
+        ("Granite 3", "granite-3.3-8b-instruct-Q4_K_M", ("granite", "refact", 49159), {}),
         ("Phi-3", "Phi-3.5-mini-instruct-Q4_K_M", ("phi3", "default", 32064), {}),
         ("Phi-4", "phi-4-Q4_K_M", ("phi3", "dbrx", 100352), {}),
         (None, "Qwen3", ("mamba", "qwen2", 151936), {}),

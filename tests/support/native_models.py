@@ -39,6 +39,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi3 Q8_0": {"quant": "Q8_0", "architecture": "phi3"},
 }
 
+# llama.cpp divides the scores by logit_scale.
+_SCALES = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.05, "logit_scale": 1.25}
 _LONG_ROPE = {"rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": 1.19}
 
 # More models, compared with llama.cpp only.
@@ -58,6 +60,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "settings": {"attention.sliding_window_pattern": 3},
     },
     "gemma3 without a window": {"architecture": "gemma3", "layers": 7},
+    "granite F32": {"architecture": "granite", "settings": _SCALES},
+    "granite Q8_0": {"quant": "Q8_0", "architecture": "granite", "settings": _SCALES},
+    "granite that states no scales": {"architecture": "granite", "settings": {"logit_scale": 1.0}},
+    "granite that states scales of 0": {
+        "architecture": "granite",
+        "settings": dict.fromkeys(_SCALES, 0.0) | {"logit_scale": 2.0},
+    },
     "phi3 that rotates a part": {"architecture": "phi3", "rope_length": 24},
     "phi3 of long contexts": {
         "architecture": "phi3",

@@ -32,6 +32,9 @@ __all__ = [
 ARCHITECTURES = tuple(table.ARCHITECTURES)
 # llama.cpp has no models of these with another head width than embedding divided by heads.
 _SQUARE = ("qwen2", "phi3")
+_SETTINGS = {
+    "granite": {"embedding_scale": 2.0, "residual_scale": 0.5, "attention.scale": 0.1, "logit_scale": 0.5},
+}
 _INPUTS = ("attn_q", "attn_k", "attn_v", "attn_qkv")
 
 # Another head width than embedding divided by heads, as in Qwen 3 and Gemma 3.
@@ -93,7 +96,7 @@ def write_tiny_model(
     if rope_scale is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope_scale)
-    for key, value in (extra or {}).items():
+    for key, value in {**_SETTINGS.get(architecture, {}), **(extra or {})}.items():
         add = writer.add_string if isinstance(value, str) else writer.add_float32
         add(f"{architecture}.{key}", value)
     writer.add_tokenizer_model("llama")
