@@ -42,6 +42,20 @@ LINEAR = {"rope_type": "linear", "factor": 4.0}
 # Seven layers: the sixth attends to everything. A window below the positions, so that it shows.
 GEMMA = {"num_hidden_layers": 7, "sliding_window": 64, "query_pre_attn_scalar": 32}
 
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.05,
+    "logits_scaling": 1.25,
+}
+# Half of the positions are beyond the original context.
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.05 * pair for pair in range(12)],
+    "long_factor": [1.2**pair for pair in range(12)],
+}
+PHI: dict[str, Any] = {"pad_token_id": None, "original_max_position_embeddings": 128}
+
 # Name of the classes, and what differs from COMMON.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -55,6 +69,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-yarn": ("Qwen2", {"rope_scaling": YARN, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 48}),
     "gemma3": ("Gemma3", GEMMA | {"tie_word_embeddings": True}),
+    "granite": ("Granite", GRANITE),
+    "phi3": ("Phi3", PHI),
+    "phi3-long": ("Phi3", PHI | {"partial_rotary_factor": 0.75, "rope_scaling": LONG}),
 }
 
 

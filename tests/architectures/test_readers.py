@@ -95,6 +95,26 @@ def test_every_reader_refuses_a_window_pattern_of_period_0(gemma: Path, tmp_path
     assert "sliding_window_pattern is 0: a whole number of at least 1" in reason
 
 
+def test_every_reader_refuses_a_granite_without_positions(tmp_path: Path) -> None:
+    settings = {"logit_scale": 2.0}
+    source = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="granite", settings=settings)
+    assert both(read_header(source)) == [(0, 10000.0, 1.0, False)] * 2
+    assert both(changed(source, tmp_path, "granite.rope.scaling.finetuned", False)) == "it rotates no positions"
+
+
+def test_every_reader_sees_a_window_of_phi3_in_all_layers(tmp_path: Path) -> None:
+    header = read_header(write_tiny_gguf(tmp_path / "tiny.gguf", architecture="phi3", window=128))
+    assert both(header) == [(128, 10000.0, 1.0, False)] * 2
+    longer = read_header(write_tiny_gguf(tmp_path / "longer.gguf", architecture="phi3", window=4096))
+    assert both(longer) == [(0, 10000.0, 1.0, False)] * 2
+
+
+def test_the_onnx_export_refuses_a_partly_rotated_head_that_the_kernels_run(tmp_path: Path) -> None:
+    header = read_header(write_tiny_gguf(tmp_path / "tiny.gguf", architecture="phi3", rope_length=12))
+    assert answer(native, header) == [(0, 10000.0, 1.0, False)] * 2
+    assert answer(onnx, header) == "it rotates 12 of the 16 elements of a head"
+
+
 def test_every_reader_takes_a_scale_of_0_for_no_scaling(qwen: Path, tmp_path: Path) -> None:
     """llama.cpp writes it so."""
     assert both(changed(qwen, tmp_path, "qwen2.rope.scaling.factor", 0.0)) == [(0, 10000.0, 1.0, False)] * 2
