@@ -57,6 +57,13 @@ def read_manifest(path: Path) -> tuple[bytes, dict[str, Any]]:
     return raw, parse_object(path, raw, hint=_HINT)
 
 
+def _check_record(name: str, record: object) -> None:
+    try:
+        read(_FileRecord, record, ignore_unknown=True)
+    except WrongValueError as error:
+        raise error.within(name).within("files") from None
+
+
 def is_export(folder: Path, kind: str, marks: tuple[str, str]) -> bool:
     """Whether a folder is an artefact of that ``kind``, even a damaged one. Raises nothing.
 
@@ -85,7 +92,7 @@ def check_manifest(
         manifest = read(_Manifest, document, ignore_unknown=True)
         for name in names:
             if name in manifest.files:
-                read(_FileRecord, manifest.files[name], ignore_unknown=True)
+                _check_record(name, manifest.files[name])
         for name in set(names).difference(manifest.files):
             raise WrongValueError("is missing: it must be stated with bytes and sha256", ("files", name))
     except WrongValueError as error:
