@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from edgespec.errors import CancelledError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,17 @@ class Job:
         """Raise CancelledError with this message if the operation was cancelled."""
         if self.cancelled():
             raise CancelledError(message)
+
+
+def follow(steps: Generator[float, None, T], label: str, progress: LoadProgress) -> T:
+    """Run ``steps``, which yield the finished fraction, and return their result."""
+    with closing(steps):
+        while True:
+            try:
+                progress(Loading(label, next(steps)))
+            except StopIteration as done:
+                result: T = done.value
+                return result
 
 
 QUIET = Job()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.bench.suite import calibration_prompts, suite_sha256
 from edgespec.cli import suggestions
 from edgespec.cli.export.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.export.export_report import Written
-from edgespec.cli.options import JsonOption, TargetOption, default_threads, state_of
+from edgespec.cli.options import JsonOption, TargetOption, default_threads, resolve_profile, state_of
 from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.export.measuring import Measuring
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.atomic import sha256_file, sha256_of_parts
 from edgespec.files.gguf.token_rows import TokenIds
@@ -106,7 +109,8 @@ def export(
 
         # ONNX models are not timed; llama.cpp's times are used, with Q4_0 for 4 bits.
         timed_quant = "q4_0" if (to, form.quant) == ("onnx", "q4") else form.quant
-        trimming = choose_rows(source, form.trim, quant=timed_quant, folder=output, state=state)
+        with _measuring(state) as measuring:
+            trimming = choose_rows(source, form.trim, quant=timed_quant, folder=output, measuring=measuring)
     with ProgressPrinter(quiet=state.quiet) as progress:
         provenance = Provenance(
             name=source.name,
@@ -126,7 +130,8 @@ def export(
     # "keep" rounds to 8 bits at most, which hardly changes the perplexity, and measuring would need memory.
     keeps = form.quant == "keep"
     try:
-        cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
+        with _measuring(state) as measuring:
+            cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, measuring=measuring)
     except KeyboardInterrupt:
         note(f"{output} is complete; only its perplexity was not measured")
         raise
@@ -138,6 +143,21 @@ def export(
         trimming=trimming,
         cost=cost,
     ).tell(state, as_json=json)
+
+
+@contextmanager
+def _measuring(state: State) -> Iterator[Measuring]:
+    """What the export measures with, and its progress on stderr."""
+    prompts = calibration_prompts()
+    with ProgressPrinter(quiet=state.quiet) as progress:
+        yield Measuring(
+            home=home(),
+            profile=resolve_profile(None),
+            prompts={each.id: each.prompt for each in prompts},
+            prompts_sha256=suite_sha256(prompts),
+            progress=progress,
+            download=not state.offline,
+        )
 
 
 # ------------------------------------------------------------------------------------------ what is asked for

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,15 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.bench.suite import calibration_prompts
-from edgespec.cli.options import resolve_profile
-from edgespec.cli.terminal.output import ProgressPrinter, State
 from edgespec.decoding import scores
 from edgespec.errors import EdgespecError, InvalidRequestError, NonFiniteLogitsError
 from edgespec.export.gguf.files import DRAFTER, MODEL
+from edgespec.export.measuring import Measuring
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Loading
 from edgespec.hardware.machine import describe_machine
@@ -26,8 +23,6 @@ from edgespec.placement.memory import memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_model
 from edgespec.placement.settings import choose_threads
 from edgespec.runtimes.table import runtime_of
-from edgespec.store.locate import Locator
-from edgespec.store.store import Store
 from edgespec.text.tokenizers.choice import open_tokenizer
 
 # Both models read the same tokens, so most of the uncertainty cancels: 512 tokens distinguish 4 bits from 8.
@@ -85,7 +80,7 @@ def rounded_types(source: GgufHeader, folder: Path, manifest: Mapping[str, Any])
 
 
 def cost_of_rounding(
-    source: LocatedModel, folder: Path, manifest: Mapping[str, Any], *, trimmed: bool, state: State
+    source: LocatedModel, folder: Path, manifest: Mapping[str, Any], *, trimmed: bool, measuring: Measuring
 ) -> Cost | None:
     """What the export of ``source`` to ``folder`` costs in perplexity; None if no weight was rounded.
 
@@ -97,28 +92,29 @@ def cost_of_rounding(
     if trimmed:
         return Cost(rounded=rounded, measured=None, reason="a trimmed head lacks tokens of the text")
     try:
-        return Cost(rounded=rounded, measured=measure(source, folder, state=state))
+        return Cost(rounded=rounded, measured=measure(source, folder, measuring))
     except EdgespecError as error:  # the export itself is complete, so this failure is only reported
         return Cost(rounded=rounded, measured=None, reason=error.message)
 
 
-def measure(source: LocatedModel, folder: Path, *, state: State) -> PerplexityCost:
+def measure(source: LocatedModel, folder: Path, measuring: Measuring) -> PerplexityCost:
     """Measure ``source``, then the export in ``folder``; one model is loaded at a time.
 
     Raises MemoryLimitError, RuntimeUnavailableError and other EdgespecErrors of loading and forwards.
     """
     # The same runtime for both GGUF files, because each runtime rounds activations in its own way.
-    profile, machine = replace(resolve_profile(None), runtime="llama"), describe_machine()
+    profile, machine = replace(measuring.profile, runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
     allowed_bytes = int(machine.available_memory_bytes * profile.max_memory_fraction)
-    models = (source, Locator(store=Store(home())).locate(str(folder)))
+    models = (source, measuring.locator.locate(str(folder)))
     prepared = [_prepared(Preparation(profile, threads, TOKENS + 1), model) for model in models]
-    tokens = _tokens(source, min(TOKENS, *(each.facts.trained_context_length for each in prepared)))
+    tokens = _tokens(
+        source, measuring.prompts.values(), min(TOKENS, *(each.facts.trained_context_length for each in prepared))
+    )
     found = []
-    with ProgressPrinter(quiet=state.quiet) as progress:
-        for model, when in zip(prepared, ("before", "after"), strict=True):
-            progress(Loading(f"measuring the perplexity {when}"))
-            found.append(_perplexity(model, tokens, allowed_bytes))
+    for model, when in zip(prepared, ("before", "after"), strict=True):
+        measuring.progress(Loading(f"measuring the perplexity {when}"))
+        found.append(_perplexity(model, tokens, allowed_bytes))
     return PerplexityCost(before=found[0], after=found[1], tokens=len(tokens) - 1)
 
 
@@ -130,9 +126,9 @@ def _prepared(prepare: Preparation, file: LocatedModel) -> PreparedModel:
     return prepare_model(file, runtime_of(settings).comparable_settings(settings), prepare.context_length)
 
 
-def _tokens(source: LocatedModel, count: int) -> Sequence[int]:
-    """``count`` tokens to predict and one before them, from prompts that are the same on every machine."""
-    text = "\n\n".join(prompt.prompt for prompt in calibration_prompts())
+def _tokens(source: LocatedModel, prompts: Iterable[str], count: int) -> Sequence[int]:
+    """``count`` tokens of the prompts to predict, and one before them."""
+    text = "\n\n".join(prompts)
     with closing(open_tokenizer(source.tokenizer_path)) as vocabulary:
         tokens = vocabulary.encode(text, add_bos=True)[: count + 1]
     if len(tokens) < 2:

@@ -1,4 +1,4 @@
-"""Chooses which rows of a drafter's output head `edgespec export` keeps, from counted tokens and measured times."""
+"""Chooses which rows of a drafter's output head an export keeps, from counted tokens and measured times."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.bench.suite import Prompt, calibration_prompts, suite_sha256
 from edgespec.calibration.head_times import CONTEXT_TOKENS, measure_heads, right_of_lost
-from edgespec.cli.options import open_engine, resolve_profile
-from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
-from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError, InvalidRequestError, TemplateError
 from edgespec.export.gguf.files import export_trimmed, export_whole
 from edgespec.export.gguf.parts import embedding_table
+from edgespec.export.measuring import Measuring
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.export.trim import vocabtrim
 from edgespec.export.trim.token_counts import (
@@ -41,15 +38,13 @@ from edgespec.export.trim.token_counts import (
 from edgespec.files.atomic import temporary_name
 from edgespec.files.gguf import token_rows
 from edgespec.files.gguf.vocabulary import compare_vocabularies
-from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Loading
+from edgespec.files.progress import Loading, follow
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import require_memory
 from edgespec.placement.prepared import Preparation
 from edgespec.placement.settings import choose_threads
-from edgespec.store.locate import Locator
-from edgespec.store.store import Store
+from edgespec.profiles.profile import Profile
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.tokenizers.choice import open_tokenizer
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -106,7 +101,9 @@ class TrimRequest:
     target: str | None
 
 
-def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder: Path, state: State) -> Trimming:
+def choose_rows(
+    source: LocatedModel, wanted: TrimRequest, *, quant: str, folder: Path, measuring: Measuring
+) -> Trimming:
     """Count and rank tokens, and measure what rows cost if the request has no number of rows.
 
     ``quant`` is the drafter's type after the export. Temporary copies for timing are made next to ``folder``. Wrong
@@ -126,9 +123,9 @@ def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder
         return Trimming(kept=None, vocabulary_size=size, reasons=(reason,))
     else:
         token_rows.kept_ids({}, wanted.rows, always, vocabulary_size=size)  # raises early if the rows are too few
-    counted = _count(source, texts, wanted.target, state)
+    counted = _count(source, texts, wanted.target, measuring)
     if wanted.rows is None:
-        return _best_size(source, counted, always, quant=quant, folder=folder, state=state)
+        return _best_size(source, counted, always, quant=quant, folder=folder, measuring=measuring)
     counts = counted.counts
     judged = token_rows.kept_ids(counts.ranking, wanted.rows, always, vocabulary_size=size)
     return Trimming(
@@ -147,7 +144,7 @@ def _best_size(
     *,
     quant: str,
     folder: Path,
-    state: State,
+    measuring: Measuring,
 ) -> Trimming:
     size, counts = source.header.vocabulary_size, counted.counts
     if not counts.held_out:
@@ -157,7 +154,9 @@ def _best_size(
         )
     timed_rows = max(len(always), min(TIMED_ROWS, size // 2))
     timed = token_rows.kept_ids(counts.ranking, timed_rows, always, vocabulary_size=size)
-    trimmed_s, whole_s, right = _measure(source, timed, counted.held_out, quant=quant, folder=folder, state=state)
+    trimmed_s, whole_s, right = _measure(
+        source, timed, counted.held_out, quant=quant, folder=folder, measuring=measuring
+    )
     decision = vocabtrim.choose_size(
         counts.ranking,
         counts.held_out,
@@ -192,7 +191,9 @@ class _Counted:
     held_out: tuple[tuple[Sequence[int], Sequence[int]], ...]
 
 
-def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str | None, state: State) -> _Counted:
+def _count(
+    source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str | None, measuring: Measuring
+) -> _Counted:
     size = source.header.vocabulary_size
     counts, counted = TokenCounts(ranking=Counter(), held_out=Counter()), []
     held_out: list[tuple[Sequence[int], Sequence[int]]] = []
@@ -203,10 +204,10 @@ def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str 
         held_out += [((), piece) for piece in split(cut)[1]]
         counted.append(f"the text of {', '.join(path.name for path, _ in texts)}")
     if target is not None or not texts:
-        answers, name = _answers(source, target, state)
+        answers, name = _answers(source, target, measuring)
         counts += TokenCounts.of(answers, size)
         with closing(open_tokenizer(source.path)) as tokenizer:
-            asked = _requests(source, tokenizer, split(calibration_prompts())[1])
+            asked = _requests(source, tokenizer, split([*measuring.prompts.values()])[1])
         held_out += zip(asked, split(answers)[1], strict=True)
         counted.append(f"{name}'s answers to {len(answers)} prompts")
     if not counts.ranking:
@@ -216,9 +217,9 @@ def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str 
     return _Counted(counts=counts, what=" and ".join(counted), held_out=tuple(held_out))
 
 
-def _requests(source: LocatedModel, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[list[int]]:
+def _requests(source: LocatedModel, tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Tokens of each prompt in the source's chat template; without a working template, of the bare prompt."""
-    texts, template = [prompt.prompt for prompt in prompts], source.header.chat_template
+    texts, template = list(prompts), source.header.chat_template
     bos = tokenizer.bos_token
     if template is not None:
         with contextlib.suppress(TemplateError):
@@ -227,50 +228,53 @@ def _requests(source: LocatedModel, tokenizer: Tokenizer, prompts: Sequence[Prom
     return [tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos))) for text in texts]
 
 
-def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[list[Sequence[int]], str]:
+def _answers(source: LocatedModel, target: str | None, measuring: Measuring) -> tuple[list[Sequence[int]], str]:
     """The target's answers, in ids of the source's vocabulary, and the target's name."""
+    own = measuring.profile
     # Plain decoding without a drafter needs no calibration, and the text is the same.
-    profile = resolve_profile(None, target=target, draft="none", depth=0, context=_CONTEXT_TOKENS)
-    user_home = home()
-    with ProgressPrinter(quiet=state.quiet) as progress:
-        located = Locator(store=Store(user_home), download=not state.offline, job=progress.job).locate(profile.target)
-    prompts = calibration_prompts()
+    profile = replace(own, target=target or own.target, draft="none", depth=0, context=_CONTEXT_TOKENS)
+    located = measuring.locator.locate(profile.target)
     key = CountedAnswersKey(
         target=located.identity,
-        prompts_sha256=suite_sha256(prompts),
-        prompt_ids=tuple(prompt.id for prompt in prompts),
+        prompts_sha256=measuring.prompts_sha256,
+        prompt_ids=tuple(measuring.prompts),
         tokens_per_prompt=TOKENS_PER_PROMPT,
     )
-    answers = list(load_answers(user_home.counted_answers, key))
-    if len(answers) < len(prompts):  # the first export, or the last one was interrupted
+    folder = measuring.home.counted_answers
+    answers = list(load_answers(folder, key))
+    if len(answers) < len(measuring.prompts):  # the first export, or the last one was interrupted
         kept = True
-        with open_engine(profile, state) as engine, engine.session() as session:
-            for answer in _let_answer(engine, session, prompts, len(answers), located.name, state):
-                answers.append(answer)
-                try:
-                    if kept:
-                        save_answers(user_home.create(user_home.counted_answers), key, answers)
-                except (EdgespecError, OSError) as error:  # the next export generates the answers again
-                    kept = False
-                    note(f"the target's answers could not be stored for the next export: {error}")
+        for answer in _let_answer(profile, len(answers), located.name, measuring):
+            answers.append(answer)
+            try:
+                if kept:
+                    save_answers(measuring.home.create(folder), key, answers)
+            except (EdgespecError, OSError) as error:  # the next export generates the answers again
+                kept = False
+                note = f"its answers could not be stored for the next export: {error}"
+                measuring.job.tell("counting", located.name, note=note)
     if compare_vocabularies(located.header, source.header) is None:
         return [each.token_ids for each in answers], located.name
     with closing(open_tokenizer(source.path)) as tokenizer:
         return [tokenizer.encode(each.text) for each in answers], located.name
 
 
-def _let_answer(
-    engine: Engine, session: Session, prompts: Sequence[Prompt], first: int, name: str, state: State
-) -> Iterator[CountedAnswer]:
+def _let_answer(profile: Profile, first: int, name: str, measuring: Measuring) -> Iterator[CountedAnswer]:
     """Generate answers to the prompts, starting with number ``first``."""
-    raw = not engine.has_chat_template
-    with ProgressPrinter(quiet=state.quiet) as progress:
-        for number, prompt in enumerate(prompts[first:], start=first):
+    prompts, progress = list(measuring.prompts.items()), measuring.progress
+    with (
+        Engine.load(
+            profile=profile, download=measuring.download, progress=progress, store_home=measuring.home
+        ) as engine,
+        engine.session() as session,
+    ):
+        raw = not engine.has_chat_template
+        for number, (prompt_id, prompt) in enumerate(prompts[first:], start=first):
             progress(Loading(f"counting what {name} writes", number / len(prompts)))
             session.clear(keep_cache=False)
-            for event in session.generate(prompt.prompt, max_tokens=TOKENS_PER_PROMPT, raw=raw):
+            for event in session.generate(prompt, max_tokens=TOKENS_PER_PROMPT, raw=raw):
                 if isinstance(event, Done):
-                    yield CountedAnswer(prompt_id=prompt.id, token_ids=event.token_ids, text=event.text)
+                    yield CountedAnswer(prompt_id=prompt_id, token_ids=event.token_ids, text=event.text)
 
 
 # ---------------------------------------------------------------------------------------------- timing
@@ -283,23 +287,23 @@ def _measure(
     *,
     quant: str,
     folder: Path,
-    state: State,
+    measuring: Measuring,
 ) -> tuple[float, float, float | None]:
     """Seconds of a draft token with the rows ``kept`` and with all rows, and ``right_of_lost``.
 
     ``right_of_lost``: of the held-out tokens that ``kept`` lacks, the share that the whole head guesses. Measured
     with llama.cpp on this machine.
     """
-    profile, machine = replace(resolve_profile(None), draft_runtime="llama"), describe_machine()
+    profile, machine = replace(measuring.profile, draft_runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
-    with ProgressPrinter(quiet=state.quiet) as progress, _temporary_folder(folder) as temporary:
-        locator, whole = Locator(store=Store(home())), source
+    with _temporary_folder(folder) as temporary:
+        locator, whole = measuring.locator, source
         if quant != KEEP:
             provenance = Provenance(name=source.name, quant=quant)
-            export_whole(source.path, temporary / "whole", provenance, threads=threads, job=progress.job)
+            export_whole(source.path, temporary / "whole", provenance, threads=threads, job=measuring.job)
             whole = locator.locate(str(temporary / "whole"))
         provenance = Provenance(name=source.name)
-        export_trimmed(whole.path, temporary / "trimmed", provenance, kept=kept, job=progress.job)
+        export_trimmed(whole.path, temporary / "trimmed", provenance, kept=kept, job=measuring.job)
         trimmed = locator.locate(str(temporary / "trimmed"))
         allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
         prepare = Preparation(profile, threads, CONTEXT_TOKENS + 1)
@@ -309,9 +313,10 @@ def _measure(
             allowed -= model.memory.total_bytes
         with models[0].load() as few, models[1].load() as many:
             label = f"timing {source.name} with {len(kept)} and with all rows"
-            trimmed_s, whole_s = progress.follow(measure_heads([few, many]), label)
+            trimmed_s, whole_s = follow(measure_heads([few, many]), label, measuring.progress)
             label = f"asking {source.name} for what {len(kept)} rows lack"
-            return trimmed_s, whole_s, progress.follow(right_of_lost(many, held_out, kept.tolist()), label)
+            lost = right_of_lost(many, held_out, kept.tolist())
+            return trimmed_s, whole_s, follow(lost, label, measuring.progress)
 
 
 @contextmanager

@@ -13,14 +13,14 @@ import textwrap
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar
 
 from edgespec.cli.terminal.ending import Ending
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
-from edgespec.files.progress import Job, Loading, ProgressEvent
+from edgespec.files.progress import Job, Loading, ProgressEvent, follow
 
 SCHEMA_VERSION = 1
 
@@ -266,13 +266,7 @@ class ProgressPrinter:
 
     def follow(self, steps: Generator[float, None, T], label: str) -> T:
         """Run ``steps``, which yield the finished fraction, and return their result."""
-        with closing(steps):
-            while True:
-                try:
-                    self(Loading(label, next(steps)))
-                except StopIteration as done:
-                    result: T = done.value
-                    return result
+        return follow(steps, label, self)
 
     def _show(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
         if stderr_is_rich():
