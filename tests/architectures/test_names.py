@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
 # Where "llama" is the name of a runtime or of SentencePiece vocabularies, and "qwen2" that of a pre-tokenizer.
 RUNTIMES = {
     "cli/doctor.py",
-    "cli/export/perplexity_cost.py",
-    "cli/export/trimming.py",
+    "export/perplexity.py",
+    "export/trim/choose_rows.py",
     "planning/choice/planner.py",
     "planning/simulated/machine_file.py",
     "profiles/layers.py",

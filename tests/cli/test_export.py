@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.cli.export import trimming
+from edgespec.cli.terminal.output import ProgressPrinter
 from edgespec.errors import EdgespecError
 from edgespec.export.provenance import Provenance
 from edgespec.files import disk
@@ -269,7 +269,7 @@ def test_failed_timing_is_reported_and_leaves_no_files(
 def test_ctrl_c_in_an_export_leaves_no_files(
     tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    told = trimming.ProgressPrinter.__call__
+    told = ProgressPrinter.__call__
 
     def interrupted(printer: Any, event: Any) -> None:
         told(printer, event)
@@ -277,7 +277,7 @@ def test_ctrl_c_in_an_export_leaves_no_files(
         if label.startswith(when):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(trimming.ProgressPrinter, "__call__", interrupted)
+    monkeypatch.setattr(ProgressPrinter, "__call__", interrupted)
     rank = ("--target", tiny.slow) if when.startswith("counting") else ("--trim-from", text)
     result = here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO, *rank)
     assert result.code == 130

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.cli.export import trimming
+from edgespec.export.trim import choose_rows
 from edgespec.export.trim.vocabtrim import coverage
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.token_rows import always_kept, kept_ids
@@ -87,13 +87,13 @@ def test_counted_answers_are_generated_once_and_reused(
     (cache,) = (here.home / "emissions").iterdir()
     whole = cache.read_bytes()
     asked: list[object] = []
-    real = trimming.open_engine
+    real = choose_rows.Engine.load
 
     def opening(*arguments: Any, **more: Any) -> Any:
         asked.append(arguments)
         return real(*arguments, **more)
 
-    monkeypatch.setattr(trimming, "open_engine", opening)
+    monkeypatch.setattr(choose_rows.Engine, "load", opening)
     second = export_trimmed(here, tiny.drafter, tmp_path / "b", *options)
     assert not asked
     assert first["manifest"]["files"] == second["manifest"]["files"]
@@ -101,7 +101,7 @@ def test_counted_answers_are_generated_once_and_reused(
     export_trimmed(here, tiny.drafter, tmp_path / "b", *options)
     assert len(asked) == 1
     assert cache.read_bytes() == whole
-    monkeypatch.setattr(trimming, "TOKENS_PER_PROMPT", 5)
+    monkeypatch.setattr(choose_rows, "TOKENS_PER_PROMPT", 5)
     export_trimmed(here, tiny.drafter, tmp_path / "b", *options)
     assert len(asked) == 2
 
@@ -115,7 +115,7 @@ def test_an_interrupted_export_resumes_counting_answers(
     answers = cache.read_bytes()
     cache.unlink()
     saved: list[int] = []
-    save = trimming.save_answers
+    save = choose_rows.save_answers
 
     def saving(folder: Any, key: Any, emissions: Any) -> None:
         save(folder, key, emissions)
@@ -123,7 +123,7 @@ def test_an_interrupted_export_resumes_counting_answers(
         if saved == [1, 2]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(trimming, "save_answers", saving)
+    monkeypatch.setattr(choose_rows, "save_answers", saving)
     assert here("export", tiny.drafter, *GGUF, "-o", tmp_path / "b", *options).code == 130
     again = export_trimmed(here, tiny.drafter, tmp_path / "b", *options)
     assert saved == [1, 2, 3, 4, 5, 6]
@@ -136,7 +136,7 @@ def test_answers_are_counted_even_if_they_cannot_be_stored(tiny: TinyModels, her
     (here.home / "emissions").write_text("a file")
     options = ("--trim-vocab", "300", "--target", tiny.target)
     result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options))
-    assert "the target's answers could not be stored" in result.err
+    assert "its answers could not be stored" in result.err
 
 
 def test_rows_are_ranked_by_the_profiles_target_by_default(
@@ -164,7 +164,7 @@ def test_trim_from_ranks_rows_without_a_target(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("no target is needed")
 
-    monkeypatch.setattr(trimming, "open_engine", never)
+    monkeypatch.setattr(choose_rows.Engine, "load", never)
     other = tmp_path / "other.txt"
     other.write_text("naïve café straße\n" * 200)
     options = ("--trim-vocab", "290", "--trim-from", text)
@@ -253,7 +253,7 @@ def test_trim_auto_chooses_by_measured_times_and_not_by_bytes(
     def measured(*_: Any, **__: Any) -> tuple[float, float, float | None]:
         return *times_s, 0.8
 
-    monkeypatch.setattr(trimming, "_measure", measured)
+    monkeypatch.setattr(choose_rows, "_measure", measured)
     options = (*AUTO, "--trim-from", text)
     result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options))
     size = vocabulary_size(tiny.drafter)

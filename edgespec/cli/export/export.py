@@ -29,7 +29,7 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
 if TYPE_CHECKING:
-    from edgespec.cli.export.trimming import Trimming, TrimRequest
+    from edgespec.export.trim.choose_rows import Trimming, TrimRequest
 
 FORMATS = ("gguf", "onnx")
 ONNX_QUANTS = ("keep", "q4")  # as in export_onnx
@@ -105,7 +105,7 @@ def export(
         check_static_cache(form.static_cache, source.header.context_length)  # before an hour of counting rows
     trimming: Trimming | None = None
     if form.trim is not None:
-        from edgespec.cli.export.trimming import choose_rows
+        from edgespec.export.trim.choose_rows import choose_rows
 
         # ONNX models are not timed; llama.cpp's times are used, with Q4_0 for 4 bits.
         timed_quant = "q4_0" if (to, form.quant) == ("onnx", "q4") else form.quant
@@ -124,7 +124,7 @@ def export(
             manifest = _write_onnx(source, output, provenance, kept, form.static_cache, progress.job)
         else:
             manifest = _write_gguf(source, output, provenance, kept, progress.job)
-    from edgespec.cli.export.perplexity_cost import cost_of_rounding
+    from edgespec.export.perplexity import cost_of_rounding
 
     trimmed = trimming is not None and trimming.kept is not None
     # "keep" rounds to 8 bits at most, which hardly changes the perplexity, and measuring would need memory.
@@ -201,7 +201,7 @@ def _checked(
                     hint="add --trim-vocab N or --trim-vocab auto",
                 )
         return _Form(quant=quant, trim=None, static_cache=static_cache)
-    from edgespec.cli.export.trimming import TrimRequest
+    from edgespec.export.trim.choose_rows import TrimRequest
 
     trim = TrimRequest(rows=_rows(trim_vocab), texts=texts, target=target)
     return _Form(quant=quant, trim=trim, static_cache=static_cache)

@@ -13,8 +13,8 @@ from edgespec.files.disk import readable_bytes
 from edgespec.files.gguf.records import TensorInfo
 
 if TYPE_CHECKING:
-    from edgespec.cli.export.perplexity_cost import Cost
-    from edgespec.cli.export.trimming import Trimming
+    from edgespec.export.perplexity import Cost
+    from edgespec.export.trim.choose_rows import Trimming
 
 # Parts of a model, and the text in the names of their matrices. The first match is used.
 _CLASSES = (

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from edgespec.bench.suite import calibration_prompts
-from edgespec.cli.export import perplexity_cost
-from edgespec.cli.export.perplexity_cost import Cost, PerplexityCost, rounded_types
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.export import perplexity
 from edgespec.export.onnx.export import export_onnx
+from edgespec.export.perplexity import Cost, PerplexityCost, rounded_types
 from edgespec.export.provenance import Provenance
 from edgespec.files.gguf.header import read_header
 from edgespec.placement.prepared import PreparedModel
@@ -61,7 +61,7 @@ def test_the_perplexity_of_source_and_export_is_measured(tiny: TinyModels, here:
     out = tmp_path / "out"
     found = succeeded(here("export", tiny.target, *Q4_0, "-o", out, "--json")).json["perplexity"]
     assert set(found) == {"before", "after", "tokens"}
-    assert found["tokens"] == perplexity_cost.TOKENS == 512
+    assert found["tokens"] == perplexity.TOKENS == 512
     tokens = tokens_of(tiny.target, 512)
     assert found["before"] == pytest.approx(perplexity_by_hand(tiny.target, tokens), rel=1e-3)
     assert found["after"] == pytest.approx(perplexity_by_hand(out / "model.gguf", tokens), rel=1e-3)
@@ -127,8 +127,8 @@ def test_a_trimmed_head_has_no_perplexity(tiny: TinyModels, here: InProcess, tmp
 def test_too_little_memory_skips_the_perplexity_and_says_why(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = replace(perplexity_cost.describe_machine(), available_memory_bytes=1 << 20)
-    monkeypatch.setattr(perplexity_cost, "describe_machine", lambda: machine)
+    machine = replace(perplexity.describe_machine(), available_memory_bytes=1 << 20)
+    monkeypatch.setattr(perplexity, "describe_machine", lambda: machine)
     told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
     assert re.search(r"^perplexity +not measured: target needs about .* may be used$", told.out, re.MULTILINE)
     assert (tmp_path / "out" / "model.gguf").exists()
@@ -188,7 +188,7 @@ def test_ctrl_c_while_measuring_perplexity_says_the_export_is_complete(
     def interrupted(*_arguments: object, **_settings: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(perplexity_cost, "cost_of_rounding", interrupted)
+    monkeypatch.setattr(perplexity, "cost_of_rounding", interrupted)
     out = tmp_path / "out"
     found = here("export", tiny.target, *Q4_0, "-o", out)
     assert found.code == 130
