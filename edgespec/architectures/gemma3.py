@@ -6,24 +6,14 @@ import math
 from collections.abc import Mapping
 
 from edgespec.architectures.shape import (
-    ATTENDED,
-    ATTENTION_NORM,
     DEFAULT_ROPE_BASE,
-    DOWN,
-    FEED_FORWARD_NORM,
-    GATE,
-    HEAD_NORMS,
-    KEYS,
-    POST_NORMS,
-    QUERIES,
-    UP,
-    VALUES,
     Architecture,
     Facts,
     Rope,
     SavedForm,
     Scales,
     Sizes,
+    decoder_layer,
     one_rope,
 )
 
@@ -31,7 +21,6 @@ PERIOD = 6  # every sixth layer sees all positions, unless the file says otherwi
 _LAYERS_OF_27B = 62  # the largest model scales attention by width / heads (its config.json)
 _ROPE_BASE, _POSITIONS = 1e6, 131_072  # of Google's models; from that context on they scale positions by _SCALE
 _SCALE = 8.0
-_POST_ATTENTION, _POST_FEED_FORWARD = POST_NORMS
 
 
 def _windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
@@ -114,10 +103,7 @@ ARCHITECTURE = Architecture(
         norm_offset=1.0,
         keeps_windows=True,
     ),
-    layer=(
-        *(ATTENTION_NORM, QUERIES, KEYS, VALUES, *HEAD_NORMS, ATTENDED, _POST_ATTENTION),
-        *(FEED_FORWARD_NORM, GATE, UP, DOWN, _POST_FEED_FORWARD),
-    ),
+    layer=decoder_layer(head_norms=True, post_norms=True),
     gelu=True,
     windows=_windows,
     ropes=_ropes,

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from edgespec.architectures.shape import (
-    ATTENDED,
-    ATTENTION_NORM,
-    DOWN,
-    FEED_FORWARD_NORM,
     LONG_FACTORS,
     SHORT_FACTORS,
     Architecture,
     Facts,
     SavedForm,
     Sizes,
-    stacked,
+    TensorForm,
+    decoder_layer,
 )
 
 
@@ -26,13 +23,9 @@ def _windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
 ARCHITECTURE = Architecture(
     name="phi3",
     saved=SavedForm(classes={"Phi3ForCausalLM": "phi3"}, rotates_part=True),
-    layer=(
-        ATTENTION_NORM,
-        stacked("attn_qkv", "width", attn_q="queries", attn_k="keys", attn_v="keys"),
-        ATTENDED,
-        FEED_FORWARD_NORM,
-        stacked("ffn_up", "width", ffn_gate="inner", ffn_up="inner"),
-        DOWN,
+    layer=decoder_layer(
+        qkv=(TensorForm("attn_qkv", {"attn_q": "queries", "attn_k": "keys", "attn_v": "keys"}, "width"),),
+        gated=(TensorForm("ffn_up", {"ffn_gate": "inner", "ffn_up": "inner"}, "width"),),
     ),
     rope_tensors=frozenset({SHORT_FACTORS, LONG_FACTORS}),
     windows=_windows,

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from edgespec.architectures.shape import (
-    ATTENDED,
-    ATTENTION_NORM,
-    DOWN,
-    FEED_FORWARD_NORM,
-    GATE,
-    HEAD_NORMS,
-    KEYS,
-    QUERIES,
-    UP,
-    VALUES,
-    Architecture,
-    SavedForm,
-)
+from edgespec.architectures.shape import Architecture, SavedForm, decoder_layer
 
 ARCHITECTURE = Architecture(
     name="qwen3",
     saved=SavedForm(classes={"Qwen3ForCausalLM": "qwen3"}),
-    layer=(ATTENTION_NORM, QUERIES, KEYS, VALUES, *HEAD_NORMS, ATTENDED, FEED_FORWARD_NORM, GATE, UP, DOWN),
+    layer=decoder_layer(head_norms=True),
 )

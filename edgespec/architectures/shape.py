@@ -113,38 +113,48 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """A tensor that every layer has: its name, the rows of its parts in order, and its columns (None: a vector)."""
+    """A tensor that every layer has: its name, the rows of its parts from top to bottom, and its columns (None: a
+    vector).
+    """
 
     name: str
     parts: Mapping[str, Length]
     columns: Length | None = None
 
 
-def vector(name: str, length: Length) -> TensorForm:
+def _vector(name: str, length: Length) -> TensorForm:
     return TensorForm(name, {name: length})
 
 
-def matrix(name: str, rows: Length, columns: Length) -> TensorForm:
+def _matrix(name: str, rows: Length, columns: Length) -> TensorForm:
     return TensorForm(name, {name: rows}, columns)
 
 
-def stacked(name: str, columns: Length, **parts: Length) -> TensorForm:
-    """One matrix in the file that holds several, one below the other."""
-    return TensorForm(name, parts, columns)
+_QKV = (_matrix("attn_q", "queries", "width"), _matrix("attn_k", "keys", "width"), _matrix("attn_v", "keys", "width"))
+_GATED = (_matrix("ffn_gate", "inner", "width"), _matrix("ffn_up", "inner", "width"))
+_HEAD_NORMS = (_vector("attn_q_norm", "head"), _vector("attn_k_norm", "head"))
 
 
-ATTENTION_NORM, FEED_FORWARD_NORM = vector("attn_norm", "width"), vector("ffn_norm", "width")
-QUERIES = matrix("attn_q", "queries", "width")
-KEYS, VALUES = matrix("attn_k", "keys", "width"), matrix("attn_v", "keys", "width")
-ATTENDED = matrix("attn_output", "width", "queries")
-GATE, UP, DOWN = (
-    matrix("ffn_gate", "inner", "width"),
-    matrix("ffn_up", "inner", "width"),
-    matrix("ffn_down", "width", "inner"),
-)
-HEAD_NORMS = (vector("attn_q_norm", "head"), vector("attn_k_norm", "head"))
-POST_NORMS = (vector("post_attention_norm", "width"), vector("post_ffw_norm", "width"))
-PLAIN_LAYER = (ATTENTION_NORM, QUERIES, KEYS, VALUES, ATTENDED, FEED_FORWARD_NORM, GATE, UP, DOWN)
+def decoder_layer(
+    *,
+    qkv: tuple[TensorForm, ...] = _QKV,
+    gated: tuple[TensorForm, ...] = _GATED,
+    head_norms: bool = False,
+    post_norms: bool = False,
+) -> tuple[TensorForm, ...]:
+    """The tensors of a layer in the order of computation.
+
+    ``head_norms``: each head's query and key are normalised. ``post_norms``: so is what each half of the layer adds.
+    """
+    return (
+        _vector("attn_norm", "width"),
+        *(*qkv, *(_HEAD_NORMS if head_norms else ())),
+        _matrix("attn_output", "width", "queries"),
+        *([_vector("post_attention_norm", "width")] if post_norms else ()),
+        _vector("ffn_norm", "width"),
+        *(*gated, _matrix("ffn_down", "width", "inner")),
+        *([_vector("post_ffw_norm", "width")] if post_norms else ()),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +268,7 @@ class Architecture:
 
     name: str
     saved: SavedForm
-    layer: tuple[TensorForm, ...] = PLAIN_LAYER
+    layer: tuple[TensorForm, ...] = decoder_layer()
     biases: frozenset[str] = frozenset()
     neighbours: bool = False
     rope_tensors: frozenset[str] = frozenset()

@@ -10,19 +10,16 @@ from typing import Any
 import pytest
 
 from edgespec.architectures.shape import (
-    ATTENDED,
-    ATTENTION_NORM,
-    DOWN,
-    FEED_FORWARD_NORM,
     Architecture,
     Facts,
     Rope,
     Shape,
     Sizes,
+    TensorForm,
     UnsupportedError,
+    decoder_layer,
     layer_parts,
     read_shape,
-    stacked,
 )
 from edgespec.architectures.table import ARCHITECTURES
 from edgespec.errors import ModelFileError
@@ -30,13 +27,9 @@ from edgespec.errors import ModelFileError
 SIZES = Sizes(layers=2, context=128, width=64, inner=96, heads=4, kv_heads=2, head=16)
 FUSED = replace(
     ARCHITECTURES["llama"],
-    layer=(
-        ATTENTION_NORM,
-        stacked("attn_qkv", "width", attn_q="queries", attn_k="keys", attn_v="keys"),
-        ATTENDED,
-        FEED_FORWARD_NORM,
-        stacked("ffn_up", "width", ffn_gate="inner", ffn_up="inner"),
-        DOWN,
+    layer=decoder_layer(
+        qkv=(TensorForm("attn_qkv", {"attn_q": "queries", "attn_k": "keys", "attn_v": "keys"}, "width"),),
+        gated=(TensorForm("ffn_up", {"ffn_gate": "inner", "ffn_up": "inner"}, "width"),),
     ),
     biases=frozenset({"attn_qkv"}),
 )
