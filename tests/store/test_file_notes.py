@@ -32,7 +32,7 @@ def test_files_on_disk_lists_each_file_once_and_the_smallest_first(user: User, h
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest |= {"path": str(pointer), "bytes": len(small) + 3, "mtime_ns": pointer.stat().st_mtime_ns}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    files = files_on_disk(Store(home), user.places)
+    files = files_on_disk(Store(home), user.folders)
     assert [(file.name, file.program) for file in files] == [
         (str(studio), "LM Studio"),
         ("ollama:smol:1b", "Ollama"),
@@ -42,7 +42,7 @@ def test_files_on_disk_lists_each_file_once_and_the_smallest_first(user: User, h
     assert [file.bytes - len(small) for file in files] == [0, 1, 2, 3]
     assert files[-1].path == pointer.resolve()
     assert files[0].mtime_ns == studio.stat().st_mtime_ns
-    assert [file.name for file in files_on_disk(Store(home), user.places, 1)] == [str(studio)]
+    assert [file.name for file in files_on_disk(Store(home), user.folders, 1)] == [str(studio)]
     assert MOST_FILES > 100
 
 
@@ -53,9 +53,9 @@ def test_files_on_disk_skips_missing_files_and_link_cycles(
     listed = Store(home).list()
     monkeypatch.setattr(Store, "list", lambda _self: listed)
     path.unlink()
-    assert files_on_disk(Store(home), user.places) == []
+    assert files_on_disk(Store(home), user.folders) == []
     path.symlink_to(path)
-    assert files_on_disk(Store(home), user.places) == []
+    assert files_on_disk(Store(home), user.folders) == []
 
 
 def file_of(path: Path) -> FileOnDisk:
