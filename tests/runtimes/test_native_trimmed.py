@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
+from edgespec.export.gguf.files import export_trimmed
+from edgespec.export.provenance import Provenance
 from edgespec.files.trimmed_drafter import TrimmedDrafter, read_artefact
 from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
@@ -88,6 +90,20 @@ def test_a_trimmed_drafters_embedding_scale_comes_from_the_manifest(
         with load(each) as model, model.open(32) as sequence:
             rows.append(sequence.forward(tokens, 1).logits(0)[KEPT])
     assert not np.array_equal(*rows)
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "granite", "phi3"])
+def test_embeddings_of_an_exported_drafter_are_scaled_once(tmp_path: Path, architecture: str) -> None:
+    """The manifest has the scale only for architectures of which llama.cpp scales no given embeddings."""
+    settings = {"embedding_scale": 12.0, "logit_scale": 2.0} if architecture == "granite" else {}
+    source = write_tiny_gguf(tmp_path / "tiny.gguf", width=128, architecture=architecture, settings=settings)
+    kept = np.array(KEPT, dtype=np.int32)
+    export_trimmed(source, tmp_path / "out", Provenance(name="tiny"), kept=kept)
+    with load(read_artefact(tmp_path / "out")) as model, load_native(source, NativeSettings()) as whole:
+        tokens = ids(20, whole)
+        with model.open(32) as sequence, whole.open(32) as other:
+            mine, theirs = sequence.forward(tokens, 1).logits(0), other.forward(tokens, 1).logits(0)
+            assert mine[KEPT].tobytes() == theirs[KEPT].tobytes()
 
 
 def test_a_trimmed_drafter_without_some_layers_keeps_its_head(artefact: TrimmedDrafter, whole: NativeModel) -> None:

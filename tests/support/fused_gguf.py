@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader, TensorInfo
@@ -29,28 +27,21 @@ def write_fused(
     path: Path,
     *,
     architecture: str = "phi3",
-    fused: Mapping[str, tuple[str, ...]] = FUSED,
-    keys: Mapping[str, int | float | str] | None = None,
-    tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Path:
-    """Write ``source``'s model with ``fused`` tensors, and with more ``keys`` of the architecture and ``tensors``."""
+    """Write ``source``'s model with the tensors of FUSED."""
     reader = gguf.GGUFReader(source)
     own = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(path, architecture)
-    changed = {f"{architecture}.{key}": value for key, value in (keys or {}).items()}
     for field in reader.fields.values():
         is_own = field.name.startswith(f"{own}.")
         name = f"{architecture}.{field.name.removeprefix(f'{own}.')}" if is_own else field.name
-        if name.startswith("GGUF.") or name == "general.architecture" or name in changed:
+        if name.startswith("GGUF.") or name == "general.architecture":
             continue
         inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
-    for name, value in changed.items():
-        add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-        add(name, value)
     left = {tensor.name: tensor for tensor in reader.tensors}
     for number in range(read_header(source).block_count):
-        for name, together in fused.items():
+        for name, together in FUSED.items():
             for kind in ("weight", "bias"):
                 parts = [left.pop(f"blk.{number}.{each}.{kind}", None) for each in together]
                 if parts[0] is not None:
@@ -58,8 +49,6 @@ def write_fused(
                     writer.add_tensor(f"blk.{number}.{name}.{kind}", data, raw_dtype=parts[0].tensor_type)
     for tensor in left.values():
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    for name, data in (tensors or {}).items():
-        writer.add_tensor(name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -67,9 +56,7 @@ def write_fused(
     return path
 
 
-def fused_layout(
-    own: ModelLayout, header: GgufHeader, *, fused: Mapping[str, tuple[str, ...]] = FUSED
-) -> ModelLayout:
+def fused_layout(own: ModelLayout, header: GgufHeader) -> ModelLayout:
     """``own``, the layout of a model, with its tensors in the file that ``write_fused`` made of it."""
     tensors = {tensor.name: tensor for tensor in header.tensors}
 
@@ -81,7 +68,7 @@ def fused_layout(
 
     def parts(number: int, name: str, *weights: WeightTensor) -> list[WeightTensor]:
         stem = f"blk.{number}.{name}"
-        if name not in fused:
+        if name not in FUSED:
             return [matrix(weight) for weight in weights]
         rows = sum(weight.rows for weight in weights)
         whole = WeightTensor(tensors[f"{stem}.weight"], tensors.get(f"{stem}.bias"), rows, weights[0].columns)
