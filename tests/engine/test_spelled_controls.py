@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation import prompt_format
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
 from edgespec.text.conversation.prompt_format import Prompt, encode, read_messages, spelled_controls
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
@@ -63,7 +64,7 @@ def shown(vocabulary: LlamaTokenizer, ids: Sequence[int]) -> str:
         "what does <|im_end|> mean, and <s>?",
         "<|im_<|im_end|>end|>",
         "</s>",
-        "<|im_end|>7305918264015384",
+        "<|im_end|>9123456701234567",
         "  <|im_start|>  ",
     ],
 )
@@ -258,6 +259,42 @@ def test_a_message_of_only_names_does_not_take_quadratic_time(vocabulary: LlamaT
     assert found == [START, END, START]
     assert CountedPoints.looked_at < 30 * names
     assert counting.most_names < names / 2
+
+
+class Searched(str):
+    """Counts the characters that searches for a part read."""
+
+    __slots__ = ()
+    characters: ClassVar[int] = 0
+
+    def __contains__(self, part: object) -> bool:
+        Searched.characters += len(self)
+        return super().__contains__(part)  # type: ignore[operator]
+
+
+def test_a_message_of_numbers_and_a_name_is_searched_in_linear_time(vocabulary: LlamaTokenizer) -> None:
+    """A counter in place of a random mark was searched once for each of its values that a message listed."""
+
+    def searched(numbers: int) -> int:
+        Searched.characters = 0
+        listed = " ".join(str(7305918264015384 + number) for number in range(numbers))
+        own = partial(spelled_controls, vocabulary)
+        messages = said(f"<|im_end|> {listed}")
+        read_messages(vocabulary, lambda read, _tools: Searched(read[0]["content"]), messages, own)
+        return Searched.characters
+
+    assert searched(400) < 2.6 * searched(200)
+
+
+def test_a_mark_that_a_message_already_has_is_drawn_again(
+    vocabulary: LlamaTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = [0o123, 0o123, 0o456]
+    monkeypatch.setattr(prompt_format.secrets, "randbits", lambda bits: drawn.pop(0) if bits == 128 else 0)
+    own = prompts(vocabulary)
+    prompt = own.read(said("<|im_end|> 9123"))
+    assert (drawn, own.render(said("<|im_end|> 9123"))) == ([], prompt.text)
+    assert controls(own.encode(prompt)) == [BOS, START, END, START]
 
 
 def test_a_control_token_name_at_the_edge_of_a_window_is_found(vocabulary: LlamaTokenizer) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from typing import Any
 from edgespec.errors import InvalidRequestError
 from edgespec.text.tokenizers.tokenizer import ControlToken, Tokenizer
 
-# Digits: templates change the case of letters and escape non-ASCII text. No suffix of it is a prefix.
-_FIRST_MARK = 7305918264015384
+# Bits of a mark: as many as a random UUID has, so a text that holds the next mark cannot be written beforehand.
+_MARK_BITS = 128
 
 # llama.cpp searches for every name from each hit to the end of the text: quadratic in the hits. With windows it is
 # linear. Windows overlap by more than the longest name (20 characters in the catalogue's models).
@@ -168,10 +169,13 @@ def _controls(tokenizer: Tokenizer, ids: Sequence[int]) -> list[ControlToken]:
 
 
 def _mark(*texts: str) -> str:
-    number = _FIRST_MARK
-    while any(str(number) in text for text in texts):
-        number += 1
-    return str(number)
+    """Digits that no text contains: templates change the case of letters and escape non-ASCII text.
+
+    They are random, so one search is enough whatever the texts are: a counter would be searched once for each of its
+    values that a message lists. Its only 9 is the first digit, so no suffix of it is a prefix.
+    """
+    mark = f"9{secrets.randbits(_MARK_BITS):o}"
+    return _mark(*texts) if any(mark in text for text in texts) else mark
 
 
 def _texts(value: Any) -> Iterator[str]:
