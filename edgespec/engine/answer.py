@@ -404,7 +404,11 @@ class Generation:
         loop = asyncio.get_running_loop()
         closed: asyncio.Future[None] = loop.create_future()
         # A separate thread: the threads of the loop's executor belong to the application.
-        threading.Thread(target=_close, args=(self, loop, closed), name="edgespec-close", daemon=True).start()
+        thread = threading.Thread(target=_close, args=(self, loop, closed), name="edgespec-close", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # too many threads: the event loop's own waits, at most for the end of one forward
+            _close(self, loop, closed)
         await asyncio.shield(closed)
 
 

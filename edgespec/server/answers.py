@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -140,27 +140,28 @@ async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncI
     def take() -> None:
         taken.append(loaded.pool.take(owner, text, think=request.think))
 
-    try:
-        async with loaded.taking:
-            while not taken:
-                loaded.given_back.clear()
-                others = loaded.pool.in_use
-                try:
-                    await in_thread(take)
-                except MemoryLimitError:
-                    if not others:
-                        raise
-                    await loaded.given_back.wait()
-        yield taken[0]
-    except BaseException as error:
-        broken = isinstance(error, Exception) and not isinstance(error, _OF_THE_REQUEST)
-        for kept in taken:
-            await in_thread(partial(loaded.pool.discard if broken else loaded.pool.give, kept))
-        raise
-    else:
-        await in_thread(partial(loaded.pool.give, taken[0]))
-    finally:
-        loaded.given_back.set()
+    with ExitStack() as ending:
+        ending.callback(loaded.given_back.set)
+        try:
+            async with loaded.taking:
+                ending.enter_context(loaded.pool.user())
+                while not taken:
+                    loaded.given_back.clear()
+                    others = loaded.pool.in_use - 1
+                    try:
+                        await in_thread(take)
+                    except MemoryLimitError:
+                        if not others:
+                            raise
+                        await loaded.given_back.wait()
+            yield taken[0]
+        except BaseException as error:
+            broken = isinstance(error, Exception) and not isinstance(error, _OF_THE_REQUEST)
+            for kept in taken:
+                await in_thread(kept.session.close if broken else partial(loaded.pool.give, kept), always=True)
+            raise
+        else:
+            await in_thread(partial(loaded.pool.give, taken[0]), always=True)
 
 
 class TokenScores:

@@ -159,7 +159,7 @@ class ModelKeeper:
         """Free a model; requests that come now load it again afterwards."""
         if self._loaded is loaded:
             self._loaded = None
-            self._freeing = asyncio.ensure_future(in_thread(lambda: _free(loaded)))
+            self._freeing = asyncio.ensure_future(in_thread(lambda: _free(loaded), always=True))
             self._freeing.add_done_callback(_seen)
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edgespec.engine.engine import Engine
@@ -71,10 +71,25 @@ class SessionPool:
         self._lock = threading.Lock()
         self._kept: list[Kept] = []  # the least recently used first
         self._closed = False
-        self.in_use = 0  # sessions that requests have
+        self._users = set[object]()
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    @property
+    def in_use(self) -> int:
+        """The requests that have a session or open one."""
+        return len(self._users)
+
+    @contextlib.contextmanager
+    def user(self) -> Iterator[None]:
+        """A request that opens, uses and gives back a session: it counts until the block ends, however it ends."""
+        own = object()
+        self._users.add(own)
+        try:
+            yield
+        finally:
+            self._users.remove(own)
 
     def take(self, owner: str, text: str, *, think: bool) -> Kept:
         """A session for a request with this text: a kept one that shares most of it, a copy, or a new one.
@@ -82,16 +97,6 @@ class SessionPool:
         Sessions that were not used for the longest time are closed if memory is short. Raises MemoryLimitError if all
         sessions are in use, and ClosedError.
         """
-        with self._lock:
-            self.in_use += 1  # also while it opens: another request may wait for it
-        try:
-            return self._taken(owner, text, think)
-        except BaseException:
-            with self._lock:
-                self.in_use -= 1
-            raise
-
-    def _taken(self, owner: str, text: str, think: bool) -> Kept:
         with self._lock:
             own = [each for each in self._kept if each.owner == owner and each.think == think]
             shares = [(common_prefix(each.text, text), each) for each in own]
@@ -132,7 +137,6 @@ class SessionPool:
     def give(self, kept: Kept) -> None:
         """Keep a session for later requests. ``kept.text`` is what its caches hold."""
         with self._lock:
-            self.in_use -= 1
             closed = self._closed
             if not closed:
                 self._kept.append(kept)
@@ -140,12 +144,6 @@ class SessionPool:
             kept.session.close()
         while len(self._kept) > self._most and self._drop_oldest():
             pass
-
-    def discard(self, kept: Kept) -> None:
-        """Close a taken session, which is broken."""
-        with self._lock:
-            self.in_use -= 1
-        kept.session.close()
 
     def _drop_oldest(self) -> bool:
         """Close the session that was not used for the longest time; False if no session is kept."""

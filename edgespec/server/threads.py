@@ -8,15 +8,21 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from edgespec.errors import MemoryLimitError
+from edgespec.runtimes.thread import start_thread
+
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-async def in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None = None) -> T:
+async def in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None = None, *, always: bool = False) -> T:
     """The result of ``work``, which runs on a daemon thread: a program that ends does not wait for it.
 
     A cancelled caller waits for the end of ``work``, so that whatever it opened can be closed. With ``dispose`` it
     does not wait, and ``dispose`` is called with the late result.
+
+    If no thread can be started, raises MemoryLimitError. ``always`` is for work that gives back what is held: then it
+    runs immediately, on the thread of the event loop.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -35,7 +41,12 @@ async def in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None =
         if late and dispose is not None:
             dispose(result)
 
-    threading.Thread(target=run, name="edgespec-serve", daemon=True).start()
+    try:
+        start_thread(threading.Thread(target=run, name="edgespec-serve", daemon=True))
+    except MemoryLimitError:
+        if not always:
+            raise
+        run()
     cancelled: asyncio.CancelledError | None = None
     while not done.done():
         try:
@@ -48,7 +59,7 @@ async def in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None =
                     done.cancel()
     if cancelled is not None:
         if not done.cancelled() and done.exception() is None and dispose is not None:
-            await in_thread(lambda: dispose(done.result()))
+            await in_thread(lambda: dispose(done.result()), always=True)
         raise cancelled
     return done.result()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import sys
@@ -115,3 +116,40 @@ def test_requests_of_all_kinds_leave_no_thread_and_no_file(slow: Running) -> Non
     for _ in range(5):
         ask_all()
     slow.wait_until(lambda: threads_left() <= threads and files_left() <= files)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("from_then_on", [False, True])
+def test_a_thread_that_cannot_be_started_gives_503_and_leaves_nothing(
+    slow: Running, monkeypatch: pytest.MonkeyPatch, stream: bool, from_then_on: bool
+) -> None:
+    """``ulimit -u`` or a container's ``pids.max``, reached at each of the starts that one request needs."""
+    pool, start = slow.service.keeper._loaded.pool, threading.Thread.start  # type: ignore[union-attr]
+    begun, failing = [0], [0]
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.startswith("edgespec"):
+            begun[0] += 1
+            if begun[0] == failing[0] or (from_then_on and begun[0] > failing[0]):
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    statuses = list[int]()
+    for number in itertools.count(1):
+        while pool._drop_oldest():  # so that the request opens one
+            pass
+        begun[0], failing[0] = 0, number
+        response = slow.chat("hello", max_tokens=2, stream=stream)
+        slow.wait_until(lambda: slow.service.queue.running == 0)
+        needed, failing[0] = begun[0], sys.maxsize
+        statuses.append(response.status_code)
+        if response.status_code != 200:
+            failed(response, 503, "unavailable")
+            assert int(response.headers["retry-after"]) >= 1
+        assert pool.in_use == 0
+        assert slow.chat("hello", max_tokens=1).status_code == 200
+        if needed < number:
+            break
+    assert 503 in statuses
+    assert len(statuses) > 4, "taking, beginning, closing and giving back"

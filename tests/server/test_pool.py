@@ -78,7 +78,7 @@ def test_a_request_that_shares_only_a_beginning_gets_a_copy(pool: SessionPool) -
     give(pool, first, SYSTEM + "x" * 2 * len(SYSTEM))
     second = pool.take("a", SYSTEM + "another question", think=True)
     assert second.session is not first.session
-    assert (len(pool), pool.in_use) == (1, 1), "the first one stays kept"
+    assert len(pool) == 1, "the first one stays kept"
     done = answer(second.session.generate(messages=first.session.messages[:1], max_tokens=2))
     assert done.stats.cached_tokens > 0
     for owner, think in (("b", True), ("a", False)):
@@ -113,7 +113,7 @@ def test_a_new_session_serves_where_there_is_no_memory_for_a_copy(
     monkeypatch.setattr(Session, "branch", branch)
     second = pool.take("a", SYSTEM + "y", think=True)
     assert second.session is not first.session
-    assert (len(pool), pool.in_use) == (1, 1)
+    assert len(pool) == 1
     second.session.close()
 
 
@@ -159,34 +159,30 @@ def _full() -> MemoryLimitError:
     return MemoryLimitError("full", needed_bytes=1, available_bytes=0)
 
 
-def test_a_session_counts_as_used_while_it_opens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a second request that finds no memory in that moment is refused, and does not wait for the first."""
-    pool, used = SessionPool(engine), []
+def test_a_request_counts_as_a_user_until_it_ends_however_it_ends(pool: SessionPool) -> None:
+    def fail() -> None:
+        with pool.user():
+            assert pool.in_use == 2
+            raise KeyError
 
-    def opened(**_options: object) -> Session:
-        used.append(pool.in_use)
-        raise _full()
-
-    monkeypatch.setattr(engine, "session", opened)
-    with pytest.raises(MemoryLimitError):
-        pool.take("a", "x", think=True)
-    assert (used, pool.in_use) == ([1], 0)
+    with pool.user():
+        with pytest.raises(KeyError):
+            fail()
+        assert pool.in_use == 1
+    assert pool.in_use == 0
 
 
 def test_a_copy_that_fails_keeps_its_source(pool: SessionPool, monkeypatch: pytest.MonkeyPatch) -> None:
     kept(pool, "a", SYSTEM + "x" * 2 * len(SYSTEM))
 
-    used = []
-
     def branch(_session: Session) -> Session:
-        used.append(pool.in_use)
         raise RuntimeError("unforeseen")
 
     monkeypatch.setattr(Session, "branch", branch)
     monkeypatch.setattr("edgespec.server.pool.is_worth", lambda *_numbers: False)
     with pytest.raises(RuntimeError):
         pool.take("a", SYSTEM + "another question", think=True)
-    assert (used, len(pool), pool.in_use) == ([1], 1, 0)
+    assert len(pool) == 1
 
 
 def test_a_closed_pool_closes_what_is_given_back(engine: Engine) -> None:
