@@ -38,14 +38,26 @@ def _process_numbers() -> str:
 # The name contains the host because a network disk or a container may share the home: a pid that does not exist on
 # this host may be alive on another. Only temporaries of this host and pid namespace are checked.
 _HOST = hashlib.sha256((platform.node() + _process_numbers()).encode("utf-8", "replace")).hexdigest()[:6]
-_TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{6})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp$")
+_TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{6})-(?P<pid>\d+)-(?:(?P<birth>[0-9a-f]{8})-)?[0-9a-f]{8}\.tmp$")
 _LONGEST_STEM = 180  # bytes; with the suffix a name stays under the 255 bytes that common file systems allow
 
 
 def temporary_name(name: str) -> str:
-    """A unique file name that contains the host and the pid of this process."""
+    """A unique file name that contains the host, the pid and the birth of this process."""
     stem = name.encode("utf-8", "surrogateescape")[:_LONGEST_STEM].decode("utf-8", "ignore")
-    return f".{stem}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    parts = (_HOST, str(os.getpid()), _birth(os.getpid()), secrets.token_hex(4))
+    return f".{stem}.{'-'.join(filter(None, parts))}.tmp"
+
+
+def _birth(pid: int) -> str:
+    """Tells a process from others that had its pid, also after the clock was set; "" if the system has no /proc."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        # Fields follow the name, which may contain anything: the 20th is the start in ticks since the boot.
+        ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    return hashlib.sha256(boot + ticks).hexdigest()[:8]
 
 
 def remove_stale_temporaries(folder: Path) -> list[Path]:
@@ -54,7 +66,7 @@ def remove_stale_temporaries(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         for entry in sorted(folder.iterdir()):
             match = _TEMPORARY.match(entry.name)
-            if match is None or match["host"] != _HOST or not _is_gone(int(match["pid"]), entry):
+            if match is None or match["host"] != _HOST or not _is_gone(int(match["pid"]), match["birth"], entry):
                 continue
             with contextlib.suppress(OSError):
                 _delete(entry)
@@ -62,12 +74,14 @@ def remove_stale_temporaries(folder: Path) -> list[Path]:
     return removed
 
 
-def _is_gone(pid: int, entry: Path) -> bool:
-    if pid == os.getpid():
-        return False
+def _is_gone(pid: int, birth: str | None, entry: Path) -> bool:
     try:
+        if not psutil.pid_exists(pid):
+            return True
+        if now := _birth(pid):  # a name without a birth is an older version's: it stays while the pid is in use
+            return birth is not None and birth != now
         # A process younger than the file only reuses the pid; two seconds cover coarse file times (FAT).
-        return psutil.Process(pid).create_time() > entry.lstat().st_mtime + 2
+        return pid != os.getpid() and psutil.Process(pid).create_time() > entry.lstat().st_mtime + 2
     except psutil.NoSuchProcess:
         return True
     except (psutil.Error, OSError, OverflowError):

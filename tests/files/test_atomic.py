@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,53 @@ def test_temporaries_of_another_host_are_kept(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(atomic, "_HOST", "bbbbbb")
     (tmp_path / name).write_bytes(b"x")
     assert remove_stale_temporaries(tmp_path) == []
+
+
+@pytest.fixture
+def other_process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as found:
+        yield found
+
+
+def set_time(path: Path, seconds: float) -> None:
+    """Write the file ``seconds`` after now, as the clock was then."""
+    path.write_bytes(b"x")
+    os.utime(path, (time.time() + seconds, time.time() + seconds))
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
+@pytest.mark.parametrize("clock_set_s", [10**6, 0, -(10**6)])
+def test_a_clock_that_is_set_makes_no_live_temporary_stale(
+    tmp_path: Path, clock_set_s: int, other_process: subprocess.Popen[bytes]
+) -> None:
+    birth = atomic._birth(other_process.pid)
+    live, older = (
+        tmp_path / f".model.bin.{atomic._HOST}-{other_process.pid}-{middle}01234567.tmp"
+        for middle in (f"{birth}-", "")  # older versions had no birth in the name
+    )
+    reused = tmp_path / live.name.replace(birth, "0badcafe")
+    mine = tmp_path / temporary_name("model.bin")
+    my_pid_reused = tmp_path / mine.name.replace(atomic._birth(os.getpid()), "0badcafe")
+    for path in (live, older, reused, mine, my_pid_reused):
+        set_time(path, -clock_set_s)
+    assert set(remove_stale_temporaries(tmp_path)) == {reused, my_pid_reused}
+    other_process.communicate()
+    assert set(remove_stale_temporaries(tmp_path)) == {live, older}
+    assert names(tmp_path) == [mine.name]
+
+
+def test_without_proc_a_process_younger_than_a_temporary_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_process: subprocess.Popen[bytes]
+) -> None:
+    monkeypatch.setattr(atomic, "_birth", lambda _pid: "")
+    mine = tmp_path / temporary_name("model.bin")
+    live, dead = (tmp_path / f".{name}.{atomic._HOST}-{other_process.pid}-01234567.tmp" for name in "ab")
+    set_time(mine, -(10**6))
+    set_time(live, 0)
+    set_time(dead, -(10**6))
+    assert remove_stale_temporaries(tmp_path) == [dead]
+    other_process.communicate()
+    assert remove_stale_temporaries(tmp_path) == [live]
 
 
 CONTAINED = """
