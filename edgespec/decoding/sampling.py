@@ -231,9 +231,6 @@ class Chooser:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        # The noise stream of drafts under the rejection rule. A loop that may draft a position again because of its
-        # earlier draft must change the stream in between: the old noise would be biased by then.
-        self.draft_stream = 0
         self.seed_is_fresh = False  # whether the seed was drawn for this answer, so that no other answer had it
 
     @property
@@ -263,10 +260,17 @@ class Chooser:
         return rows.draw(index, request_of(self.sampling, context, purpose)).tokens[0]
 
     def draft(
-        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, *, alternatives: int = 0
+        self,
+        rows: Rows,
+        index: int,
+        context: abc.Sequence[int],
+        gate: ChainGate | None,
+        *,
+        alternatives: int = 0,
+        committed: int = 0,
     ) -> Draft | None:
         if self.uses_rejection:
-            return self._draft_of_its_own(rows, index, context, gate)
+            return self._draft_of_its_own(rows, index, context, gate, committed)
         if self._argmax_decides and gate is None and not alternatives:
             return Draft(rows.argmax_row(index))
         # The target shares the noise, so its other likely choices are the next to arrive with the same noise, and
@@ -288,13 +292,17 @@ class Chooser:
         )
 
     def _draft_of_its_own(
-        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None
+        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, committed: int
     ) -> Draft | None:
-        """Draw from noise that the target does not share, with the distribution that the acceptance test needs."""
+        """Draw from noise that the target does not share, with the distribution that the acceptance test needs.
+
+        Whether a position is drafted again may depend on its earlier draft, whose noise is biased by then. More text
+        is committed in between, so each committed length has its own noise.
+        """
         own = self.distribution(rows, index, context)
         if gate is not None and not gate.admits(own.peak, own.entropy if gate.needs_entropy else None):
             return None
-        seed = (self.sampling.noise_seed + self.draft_stream * INCREMENT) % 2**64
+        seed = (self.sampling.noise_seed + committed * INCREMENT) % 2**64
         token = draw(own, seed, len(context), Purpose.DRAFT)
         return Draft(token, own, own.peak)
 

@@ -322,11 +322,11 @@ class ModelDraftState(DraftState):
         confidences: list[float] = []
         alternatives: list[tuple[tuple[int, float], ...]] = []
         most = MOST_ALTERNATIVES if context.wants_tree and depth > 1 and values_trees(gate) else 0
-        text = self._text
+        text, chooser = self._text, self._request.chooser
         text.follow(context.tokens)
         forwards = 1
         while True:
-            draft = self._request.chooser.draft(rows, row, text, gate, alternatives=most)
+            draft = chooser.draft(rows, row, text, gate, alternatives=most, committed=context.committed_length)
             if draft is None:
                 break
             tokens.append(draft.token)

@@ -118,10 +118,12 @@ class TokenChooser(Protocol):
         gate: ChainGate | None,
         *,
         alternatives: int = 0,
+        committed: int = 0,
     ) -> Draft | None:
         """The token a drafter with these scores proposes to follow ``context``; None if ``gate`` ends the chain.
 
-        The draft names at most ``alternatives`` other tokens.
+        The draft names at most ``alternatives`` other tokens. ``committed`` is the committed text's length, which
+        chooses the noise of a draft that does not share the target's.
         """
 
 

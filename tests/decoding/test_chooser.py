@@ -237,14 +237,13 @@ def test_with_equal_scores_the_greedy_alternative_is_the_next_id() -> None:
     assert nothing_else.alternatives == ()
 
 
-def test_the_draft_stream_changes_only_drafts_of_the_rejection_rule() -> None:
+def test_the_committed_length_changes_only_drafts_of_the_rejection_rule() -> None:
     rows, context = Rows(1, lambda _: SCORES), [0] * 7
 
     def drafts(rule: str) -> list[int]:
         chooser, found = Chooser(Sampling(temperature=2.0, seed=2**64 - 1, rule=rule)), []  # type: ignore[arg-type]
-        for stream in range(40):
-            chooser.draft_stream = stream
-            draft = chooser.draft(rows, 0, context, None)
+        for committed in range(40):
+            draft = chooser.draft(rows, 0, context, None, committed=committed)
             assert draft is not None
             found.append(draft.token)
         return found
@@ -252,7 +251,7 @@ def test_the_draft_stream_changes_only_drafts_of_the_rejection_rule() -> None:
     assert len(set(drafts("rejection"))) > 2
     assert drafts("rejection")[0] == draw(
         distribution(SCORES, Sampling(temperature=2.0)), 2**64 - 1, 7, Purpose.DRAFT
-    ), "the first stream is the seed's"
+    ), "by default the noise is the seed's"
     assert len(set(drafts("keyed"))) == 1
 
 

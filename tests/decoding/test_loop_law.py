@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter
 from edgespec.interfaces.counted_text import Context
-from edgespec.interfaces.drafting import ChainGate, DraftRequest, DraftState, Proposal
+from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, Proposal
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.planning.depth.base import ConfidenceGate, EntropyGate, FixedDepth
 from tests.decoding.chi_square import chi_square, threshold
@@ -141,3 +142,38 @@ def test_the_chi_square_check_detects_a_biased_drafter() -> None:
     model = drafting_model()
     value, limit, _ = statistic(lambda sampling: Dropping(model, sampling), WHOLE)
     assert value > limit
+
+
+class ByDiscardedDraw(DraftState):
+    """Drafts in the round after a proposal only if the proposal's last token was 0."""
+
+    def __init__(self, drafter: DraftState) -> None:
+        self._drafter, self._last = drafter, 0
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        drafts, self._last = self._last == 0, 0
+        if not drafts:
+            return NOTHING
+        proposal = self._drafter.propose(context, depth, gate)
+        self._last = proposal.tokens[-1]
+        return proposal
+
+
+@pytest.mark.slow
+def test_drafting_a_position_again_because_of_its_earlier_draft_leaves_the_distribution_unchanged() -> None:
+    """The token after a rejected first draft: with the same noise at each draft its odds were 0.6 to 0.4."""
+    even, uneven = [0.0, 0.0], [math.log(4.0), 0.0]
+    target, drafting = (FakeModel(2, table=lambda _, own=scores: own) for scores in (even, uneven))  # type: ignore[misc]
+    drafter, counts = ModelDrafter(lambda: drafting), [0, 0]
+    for seed in range(150):
+        chooser = Chooser(Sampling(temperature=1.0, rule="rejection", seed=seed))
+        state = drafter.start(DraftRequest(chooser=chooser, vocabulary_size=2, context_length=64))
+        limits = LoopLimits(max_tokens=48, depth_cap=2, vocabulary_size=2)
+        rejected = False
+        decoding = DecodeLoop(target.open(64), ByDiscardedDraw(state), FixedDepth(2), chooser, [0], limits)
+        for step in decoding.steps():
+            counts[step.tokens[0]] += rejected
+            rejected = step.record is not None and step.record.proposed == 2 and step.record.accepted == 0
+        target.sequences.clear()
+    assert sum(counts) > 800
+    assert chi_square(counts, [0.5, 0.5]) < threshold(1)

@@ -14,6 +14,7 @@ from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import NOTHING, DraftRequest, Outcome, Proposal
+from edgespec.interfaces.drawing import INCREMENT
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.gates import Gate, at_least, at_most_nats
 
@@ -73,13 +74,13 @@ def test_under_the_rejection_rule_a_chain_carries_its_distributions() -> None:
     model, sampling = FakeModel(seed=1), Sampling(temperature=1.0, top_k=5, seed=3, rule="rejection")
     proposal = started(model, sampling).propose(Context(PROMPT), 3)
     assert proposal.draft_probs is not None
-    so_far = list(PROMPT)
+    so_far, noise = list(PROMPT), (3 + len(PROMPT) * INCREMENT) % 2**64
     for token, carried in zip(proposal.tokens, proposal.draft_probs, strict=True):
         own = distribution(model.scores(so_far), sampling, so_far)
         assert carried is not None
         assert carried.ids.tolist() == own.ids.tolist()
         assert carried.probs.tolist() == own.probs.tolist()
-        assert token == draw(own, 3, len(so_far), Purpose.DRAFT)
+        assert token == draw(own, noise, len(so_far), Purpose.DRAFT)
         so_far.append(token)
 
 

@@ -21,7 +21,7 @@ from edgespec.drafters.one_pass import MOST_TOKENS, RowsWithout, mask_of
 from edgespec.errors import ForwardError, RewindError
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import NOTHING, DraftRequest, Outcome
-from edgespec.interfaces.drawing import DrawRequest, Measure
+from edgespec.interfaces.drawing import INCREMENT, DrawRequest, Measure
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.depth.base import FixedDepth
@@ -93,6 +93,7 @@ def test_a_keyed_one_pass_chain_is_drawn_with_the_targets_noise() -> None:
 def test_under_the_rejection_rule_a_one_pass_chain_carries_rows_that_no_draft_token_changed() -> None:
     for seed in range(5):
         model, sampling = one_pass(), replace(REJECTION, seed=seed)
+        noise = (seed + len(PROMPT) * INCREMENT) % 2**64
         proposal = started(model, sampling).propose(Context(PROMPT), 4)
         assert proposal.draft_probs is not None
         assert len(proposal.draft_probs) == 4
@@ -102,7 +103,7 @@ def test_under_the_rejection_rule_a_one_pass_chain_carries_rows_that_no_draft_to
             assert carried.ids.tolist() == own.ids.tolist()
             assert carried.probs.tolist() == own.probs.tolist()
             assert MASK not in carried.ids
-            assert proposal.tokens[place] == draw(own, seed, len(PROMPT) + place, Purpose.DRAFT)
+            assert proposal.tokens[place] == draw(own, noise, len(PROMPT) + place, Purpose.DRAFT)
 
 
 @pytest.mark.parametrize("sampling", RULES)

@@ -66,7 +66,6 @@ class PipelinedLoop(Rounds):
             yield from super().steps()
         finally:
             self._abandon()
-            self._chooser.draft_stream = 0
 
     def _prefill(self) -> Step:
         """As ``Rounds._prefill``, without waiting for the drafter. The first round after the drafter has read the
@@ -163,13 +162,11 @@ class PipelinedLoop(Rounds):
             self._flight = self._continue(pending, wanted)
 
     def _continue(self, pending: list[int], wanted: int) -> Flight:
-        tokens, stream, done = [*self._history, *pending], len(self._history), Event()
-        context = Context(tokens, stream)
+        tokens, done = [*self._history, *pending], Event()
+        context = Context(tokens, len(self._history))
 
         def draft() -> Drafted:
             started = self._clock()
-            # A position may be drafted again because of its earlier draft, so each flight has its own noise.
-            self._chooser.draft_stream = stream
             proposal = self._drafter.propose(context, wanted, UntilDone(done)).cut(wanted)
             usable = valid_length(proposal, self._limits.vocabulary_size, needs_probs=self._chooser.uses_rejection)
             chain = self._until_stop([int(token) for token in proposal.tokens[:usable]])
