@@ -37,10 +37,12 @@ __all__ = [
 class EdgespecError(Exception):
     """Base of every error edgespec raises on purpose.
 
-    ``message`` is one sentence, ``hint`` (optional) the next step; ``str(error)`` is the message alone.
+    ``message`` is one sentence, ``hint`` (optional) the next step; ``str(error)`` is the message alone. A NUL, as in
+    a path that no system takes, is shown as ``\\0``.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        message = message.replace("\0", "\\0")
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import re
@@ -29,7 +30,7 @@ from typing import (
     get_type_hints,
 )
 
-from edgespec.errors import ModelFileError
+from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError
 
 DOWNLOAD_AGAIN = "the download may be incomplete: fetch the folder again"
 
@@ -56,6 +57,14 @@ def read_regular_file(path: Path, most_bytes: int, *, hint: str = DOWNLOAD_AGAIN
         raise ModelFileError(path, "no such file", hint=hint) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ModelFileError(path, f"the file cannot be read: {error}", hint=hint) from error
+
+
+def cannot_map(path: Path, error: OSError | ValueError) -> EdgespecError:
+    """The error for a file that was read before, and that ``mmap`` refuses now."""
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        hint = "close other programs, or raise the limit on memory (`ulimit -v`)"
+        return MemoryLimitError(f"no memory to map {path}", needed_bytes=None, available_bytes=None, hint=hint)
+    return ModelFileError(path, f"can no longer be read: {error}")
 
 
 def parse_object(path: Path, raw: bytes, *, offset: int | None = None, hint: str = DOWNLOAD_AGAIN) -> dict[str, Any]:

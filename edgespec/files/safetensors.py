@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ModelFileError
-from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, parse_object, read_regular_file
+from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, cannot_map, parse_object, read_regular_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -62,7 +62,7 @@ class SafeTensor:
     def view(self) -> npt.NDArray[Any]:
         """The elements, read-only and mapped from the file: float16, float32, or uint16 bit patterns of BF16.
 
-        Raises ModelFileError for other types, and if the file can no longer be read.
+        Raises ModelFileError for other types, and if the file can no longer be read, and MemoryLimitError.
         """
         kind = _VIEWED_AS.get(self.dtype)
         if kind is None:
@@ -72,7 +72,7 @@ class SafeTensor:
         try:
             return np.memmap(self.path, dtype=kind, mode="r", offset=self.offset, shape=self.shape)
         except (OSError, ValueError) as error:  # ValueError: the file became shorter
-            raise ModelFileError(self.path, f"can no longer be read: {error}") from error
+            raise cannot_map(self.path, error) from error
 
     def float32(self) -> npt.NDArray[np.float32]:
         """The elements converted to float32 without rounding. Raises ModelFileError as ``view`` does."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -19,15 +20,21 @@ from edgespec.server.errors import ApiError
 # Without keys, every client is the same owner.
 EVERYBODY = "local"
 _SHORTEST_KEY = 8
-_NAMES_OF_LOOPBACK = ("localhost",)
+
+# RFC 6761: every name under localhost is this machine.
+_LOCALHOST = re.compile(r"([a-z0-9_-]+\.)*localhost")
+# The value of a Host header: an IPv6 address in brackets or a name, and a port.
+_HOST_AND_PORT = re.compile(r"(\[[^\[\]]+\]|[^\[\]:@]+)(:[0-9]*)?")
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine's programs reach ``host``."""
-    name = host.strip("[]").rstrip(".").lower()
-    if name in _NAMES_OF_LOOPBACK or name.endswith(".localhost"):
+    name = host.lower().removesuffix(".")
+    if _LOCALHOST.fullmatch(name):
         return True
     try:
+        if name.startswith("[") and name.endswith("]"):
+            return ipaddress.IPv6Address(name[1:-1]).is_loopback
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
@@ -103,7 +110,6 @@ def _digest(key: str) -> str:
 
 
 def _name_of(host: str) -> str:
-    """The host without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
+    """The host without its port; "" if it is none."""
+    found = _HOST_AND_PORT.fullmatch(host)
+    return "" if found is None else found[1]

@@ -87,6 +87,16 @@ def test_the_history_keeps_each_prompt_when_it_is_entered(tmp_path: Path) -> Non
         assert stat.S_IMODE(place.history.stat().st_mode) == 0o600
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permission bits")
+def test_a_shortened_history_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Home(tmp_path)
+    place.history.write_text("".join(f"prompt {number}\n" for number in range(2 * KEPT + 1)), encoding="utf-8")
+    monkeypatch.setattr(Path, "chmod", lambda _path, _mode: None)
+    assert len(PromptHistory(place).prompts) == KEPT
+    assert len(place.history.read_text(encoding="utf-8").splitlines()) == KEPT
+    assert stat.S_IMODE(place.history.stat().st_mode) == 0o600
+
+
 def test_two_chats_share_one_history_without_losing_prompts(tmp_path: Path) -> None:
     place = Home(tmp_path)
     one, two = PromptHistory(place), PromptHistory(place)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from edgespec.errors import ModelFileError
+from edgespec.errors import MemoryLimitError, ModelFileError
 from edgespec.files.safetensors import SafeTensor, read_safetensors, read_safetensors_folder, to_float32
 from tests.support.hf_folder import write_safetensors
 
@@ -169,6 +170,23 @@ def test_reading_a_tensor_from_a_shortened_file_raises(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(ModelFileError, match="can no longer be read"):
         tensor.view()
+
+
+def test_a_tensor_that_memory_cannot_map_raises_the_memory_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **_settings: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    tensor = read_safetensors(write_safetensors(tmp_path / "a.safetensors", {"x": ("F32", F32)}))["x"]
+    monkeypatch.setattr(np, "memmap", full)
+    with pytest.raises(MemoryLimitError, match="no memory to map") as caught:
+        tensor.view()
+    assert caught.value.hint
+
+
+def test_a_nul_in_a_path_is_shown_escaped() -> None:
+    assert str(ModelFileError("a\0b", "no such file")) == "a\\0b: no such file"
 
 
 # --------------------------------------------------------------------------------------------- folders

@@ -161,6 +161,17 @@ def test_invalid_draw_requests_are_refused(library: NativeLibrary) -> None:
     assert api.es_draw(scores.ctypes.data, 9, struct, scratch.ctypes.data, drawn, 99) == BAD_REQUEST
 
 
+def test_a_scale_that_is_not_finite_is_refused_before_the_call(
+    library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels take it, and draw nothing."""
+    draws, scores = NativeDraws(library.api, "portable"), np.zeros(9, dtype=np.float32)
+    for scale in (math.inf, -math.inf, math.nan):
+        monkeypatch.setattr(DrawRequest, "scale", scale)
+        with pytest.raises(ForwardError, match="a draw from 9 scores was refused"):
+            draws.draw(scores.ctypes.data, 9, DrawRequest(), None)
+
+
 @pytest.mark.parametrize("kernels", [True, False])
 def test_rows_of_other_runtimes_draw_with_the_kernels_if_available(
     kernels: bool, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,18 @@ def test_this_machines_names_are_loopback(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "192.168.1.2", "example.com", "localhost.example.com", "127.0.0.1.x"]
+    "host",
+    [
+        "0.0.0.0",
+        "::",
+        "192.168.1.2",
+        "example.com",
+        "localhost.example.com",
+        "127.0.0.1.x",
+        "[::1",
+        "::1]",
+        "[127.0.0.1]",
+    ],
 )
 def test_another_host_needs_a_key(host: str) -> None:
     assert not is_loopback(host)
@@ -71,6 +82,14 @@ def test_programs_of_this_machine_are_let_in(host: str) -> None:
         ([LOCAL], ["http://127.0.0.1:8472"]),
         ([LOCAL], ["http://["]),
         (["["], []),
+        (["[::1"], []),
+        (["[::1]evil.example"], []),
+        (["[::1]:1@evil.example"], []),
+        (["localhost:1@evil.example"], []),
+        (["evil@localhost"], []),
+        (["evil@me.localhost"], []),
+        (["localhost:8471:1"], []),
+        ([":8471"], []),
         ([""], []),
         ([LOCAL, LOCAL], []),
         ([LOCAL], [f"http://{LOCAL}", f"http://{LOCAL}"]),

@@ -7,7 +7,7 @@ import os
 import re
 
 from edgespec.errors import EdgespecError
-from edgespec.files.atomic import write_text
+from edgespec.files.atomic import replacing
 from edgespec.files.home import Home
 
 # Prompts kept, as in bash.
@@ -50,7 +50,8 @@ class PromptHistory:
         prompts = [line.replace(_BREAK, "\n") for line in lines if line.strip()]
         with contextlib.suppress(OSError, EdgespecError):
             if libedit or len(prompts) > 2 * KEPT:
-                write_text(path, "".join(map(_as_line, prompts[-KEPT:])))
+                with replacing(path, private=True) as file:
+                    file.write("".join(map(_as_line, prompts[-KEPT:])).encode())
             path.chmod(0o600)
         return prompts[-KEPT:]
 

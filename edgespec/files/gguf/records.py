@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from edgespec.errors import ModelFileError
+from edgespec.files.checked import cannot_map
 
 T = TypeVar("T")
 
@@ -161,7 +162,7 @@ class GgufArray:
             with self.path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise ModelFileError(self.path, f"can no longer be read: {error}") from error
+            raise cannot_map(self.path, error) from error
         if len(data) < self.offset + self.byte_count:
             data.close()
             raise ModelFileError(self.path, "the file became shorter after its header was read")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from edgespec.errors import ForwardError, RuntimeUnavailableError
 from edgespec.interfaces.drawing import Drawn, DrawRequest, IdArray, add_bias, draw_from, not_finite, seen_columns
 from edgespec.interfaces.rows import Rows
-from edgespec.runtimes.native.library import LEVELS, NOT_FINITE, DrawnStruct, DrawRequestStruct, load
+from edgespec.runtimes.native.library import BAD_REQUEST, LEVELS, NOT_FINITE, DrawnStruct, DrawRequestStruct, load
 
 
 class NativeDraws:
@@ -52,7 +53,10 @@ class NativeDraws:
         if request.key is not None:
             own.key[:] = request.key
         own.scale, own.wanted, own.measures = request.scale, request.wanted, request.measure
-        code = self._api.es_draw(address, count, own, self._memory(count), drawn, self._level)
+        if math.isfinite(own.scale):  # the kernels take another scale, and draw nothing
+            code = self._api.es_draw(address, count, own, self._memory(count), drawn, self._level)
+        else:
+            code = BAD_REQUEST
         if code == NOT_FINITE:
             raise not_finite(drawn.values[0], drawn.ids[0])
         if code:

@@ -58,7 +58,7 @@ class _Resolved:
 class _Status:
     """Written by the downloading thread and read by the caller's: plain assignments need no lock."""
 
-    stage: str = "asking the hub"
+    stage: str = "asking"
     done: int = 0
     total: int | None = None
 

@@ -71,7 +71,7 @@ def list_hub_files(repo: str, revision: str, network: Network = ONLINE, job: Job
                 http.close()
 
         def tick() -> None:
-            job.tell("asking the hub", wanted.label)
+            job.tell("asking", wanted.label)
             if (late := clients[0].web.overdue() if clients else None) is not None:
                 raise late
 
