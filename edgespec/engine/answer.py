@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -24,6 +25,7 @@ from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan
+from edgespec.runtimes.thread import OwnProcess
 from edgespec.text.conversation.answer_parts import AnswerParts, Said
 from edgespec.text.conversation.conversation import Turn
 from edgespec.text.conversation.pieces import Piece, joined
@@ -125,6 +127,10 @@ class AnswerTask:
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
         self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
         self.abandoned = False
+        # The session's jobs for it. ``decoded``: None until it begins; ``ending``: nothing can cancel it any more.
+        self.decoded: Future[None] | None = None
+        self.ending = False
+        self.ended: Future[Done] | None = None
         self.stats = DecodeStats(prompt_tokens=len(turn.tokens))
         self.finish_reason: FinishReason = "cancelled"
         self.said = Said()
@@ -300,28 +306,29 @@ class Generation:
         self._cancel = cancel
         self._settle = settle
         self._reading = threading.Lock()
+        # ``close`` comes between two steps of the reader. Re-entrant: a signal handler may call ``close``.
+        self._step = threading.RLock()
+        self._process = OwnProcess()
         self._started = False
         self._ended = False  # no further event is given to the reader
-        self._settled = False  # the session can be used again
 
     def __iter__(self) -> Iterator[Event]:
         return self
 
     def __next__(self) -> Event:
-        if self._waiting:
-            return self._waiting.popleft()
-        if self._ended:
-            raise StopIteration
-        self._begin()
-        with self._alone():
-            try:
-                event = self._task.read()
-            except BaseException:  # interrupted while waiting
-                self.close()
-                raise
-        if self._ended:  # another thread closed the answer: drop the event
-            raise StopIteration
-        return self._given(event)
+        if (event := self._at_hand()) is not None:
+            return event
+        if not self._ended:
+            with self._alone():
+                try:
+                    given = self._task.read()
+                except BaseException:  # interrupted while waiting
+                    self.close()
+                    raise
+            if (event := self._given(given)) is not None:
+                return event
+        self._settle()  # another thread may still be closing the answer
+        raise StopIteration
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -333,41 +340,53 @@ class Generation:
         finally:
             self._reading.release()
 
-    def _begin(self) -> None:
-        if not self._started:
-            self._start()
-            self._started = True
+    def _at_hand(self) -> Event | None:
+        """An event that came with an earlier one. Without one the answer begins, unless it has begun or ended."""
+        with self._step:
+            if self._waiting:
+                return self._waiting.popleft()
+            if not self._started and not self._ended:
+                self._start()
+                self._started = True
+            return None
 
-    def _given(self, given: _Given | BaseException | None) -> Event:
-        """Count events as delivered and return the first; the end settles the answer. Raises the answer's error."""
-        if isinstance(given, _Given):
-            self._task.deliver(given)
-            self._waiting.extend(given.events[1:])
-            return given.events[0]
-        self._ended = self._settled = True
+    def _given(self, given: _Given | BaseException | None) -> Event | None:
+        """Count events as delivered and return the first; the end settles the answer. Raises the answer's error.
+
+        None if another thread closed the answer: the events are dropped.
+        """
+        with self._step:
+            if self._ended:
+                return None
+            if isinstance(given, _Given):
+                self._task.deliver(given)
+                self._waiting.extend(given.events[1:])
+                return given.events[0]
+            self._ended = True
         done = self._settle()
         if given is not None:
             raise given
         return done
 
     def close(self) -> None:
-        """Cancel the rest of the answer and wait until the Session can be used again. Idempotent."""
-        self._waiting.clear()
+        """Cancel the rest of the answer and wait until the Session can be used again. Idempotent.
+
+        In a forked process it returns immediately, and the parent's answer continues.
+        """
+        if self._process.left:
+            self._ended = True
+            return
         self._abandon()
-        if not self._settled:
-            self._settled = True
-            self._settle()
+        self._settle()
 
     def _abandon(self) -> None:
-        if not self._ended:
-            self._ended = True
+        with self._step:
+            self._waiting.clear()
+            if self._ended:
+                return
             self._task.abandon()
-            self._leave()
-
-    def _leave(self) -> None:
-        self._task.forget()
-        if self._started:
-            self._cancel()
+            self._ended = True  # now: a reader that asks again finds an abandoned answer, and waits for its end
+        self._cancel()
 
     def __enter__(self) -> Generation:
         return self
@@ -378,26 +397,26 @@ class Generation:
     def __del__(self) -> None:
         # May run on any thread, also the worker's: never waits. The Session settles the answer at its next use.
         if not getattr(self, "_ended", True):
-            self._leave()
+            self._task.forget()
+            self._cancel()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
     async def __anext__(self) -> Event:
-        if self._waiting:
-            return self._waiting.popleft()
+        if (event := self._at_hand()) is not None:
+            return event
         if self._ended:
             raise StopAsyncIteration
-        self._begin()
         with self._alone():
             try:
-                event = await self._task.read_async()
+                given = await self._task.read_async()
             except BaseException:  # cancelled: ``aclose`` or the session's next use settles the answer
                 self._abandon()
                 raise
-        if self._ended:  # closed by another thread, as in ``__next__``
+        if (event := self._given(given)) is None:
             raise StopAsyncIteration
-        return self._given(event)
+        return event
 
     async def aclose(self) -> None:
         """``close`` without blocking the event loop. Also works after a cancelled ``await``."""

@@ -384,8 +384,11 @@ class Engine:
         return self.pair.ranking
 
     def close(self) -> None:
-        """End every session, then free the models. Idempotent."""
+        """End every session, then free the models. Idempotent. A forked process frees nothing: it is its parent's."""
         pair = self.pair
+        if pair.process.left:
+            pair.closed = True
+            return
         with pair.lock:
             if pair.closed:
                 return

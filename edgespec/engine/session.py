@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +36,7 @@ from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
-from edgespec.runtimes.thread import WorkerThread
+from edgespec.runtimes.thread import OwnProcess, WorkerThread
 from edgespec.text.conversation.conversation import Conversation, Turn
 from edgespec.text.conversation.messages import check_conversation, check_system
 from edgespec.text.conversation.tools import check_tools, choose_tools
@@ -72,11 +71,11 @@ class Session:
         self._notices = notices
         # Re-entrant: a Generation's destructor may call ``cancel`` inside a locked block of the same thread.
         self._lock = threading.RLock()
-        self._settling = threading.Lock()
         self._closing = threading.RLock()
-        self._closed = self._cancelled = False
-        self._process = os.getpid()
-        self._active: tuple[AnswerTask, Future[None]] | None = None
+        self._closed = False
+        self._cancels = 0  # calls of ``cancel``: one since its ``generate`` ends an answer that has not begun
+        self._process = OwnProcess()
+        self._active: AnswerTask | None = None  # begun, and its history and cache are not cut yet
         # Policy and plan of the latest answer: the engine may plan again during an answer.
         self._depth: AnswerPolicy = self._speculating.policy.answer(prompt_tokens=0)
         self._plan: Plan = pair.plan
@@ -223,7 +222,7 @@ class Session:
         Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else from the
         iteration. The turn joins the conversation when its answer ends for any reason, unless the answer is empty.
         """
-        started, self._cancelled = time.perf_counter(), False
+        started, cancels = time.perf_counter(), self._cancels
         earlier, after = None, list[dict[str, Any]]()
         if messages is not None:
             prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
@@ -242,8 +241,8 @@ class Session:
         )
         self._reopen_if_broken()
         task = self._make_answer(turn, max_tokens, sampling, stop, depth, logprobs, started)
-        start, settle = partial(self._start, task), partial(self._settle, task)
-        return Generation(task, start=start, cancel=self._cancel_begun, settle=settle)
+        start, cancel = partial(self._start, task, cancels), partial(self._cancel, task)
+        return Generation(task, start=start, cancel=cancel, settle=partial(self._settle, task))
 
     # -------------------------------------------------------------------------------- start of an answer
 
@@ -319,16 +318,20 @@ class Session:
             budget=budget,
         )
 
-    def _start(self, answer: AnswerTask) -> None:
-        """Submit the answer to the target's worker thread. Raises ClosedError, InvalidRequestError."""
+    def _start(self, answer: AnswerTask, cancels: int) -> None:
+        """Submit the answer to the target's worker thread. Raises ClosedError, InvalidRequestError.
+
+        It ends without a token if ``cancel`` was called since there were ``cancels`` calls.
+        """
         with self._lock:
             if self._closed:
                 raise ClosedError("this session is closed")
             if self._active is not None:
                 raise busy()
             self._drafts.stop_reading()
-            run = partial(answer.run, partial(self._take_over, answer), cancelled=self._cancelled)
-            self._active = answer, self._target.submit(run)
+            run = partial(answer.run, partial(self._take_over, answer), cancelled=self._cancels != cancels)
+            answer.decoded = self._target.submit(run)
+            self._active = answer
 
     def _take_over(self, answer: AnswerTask) -> None:
         """On the worker thread: keep the cache of the tokens that old and new history share."""
@@ -382,32 +385,56 @@ class Session:
         An answer that ``generate`` prepares or has prepared, and that has not begun, ends without a token. Otherwise
         the call does nothing.
         """
-        self._cancelled = True
-        self._cancel_begun()
-
-    def _cancel_begun(self) -> None:
+        if self._process.left:
+            return
         with self._lock:
+            self._cancels += 1
             if self._active is not None:
+                self._cancel(self._active)
+
+    def _cancel(self, answer: AnswerTask) -> None:
+        """End that answer within one forward; does nothing to another one."""
+        if self._process.left:
+            return
+        with self._lock:
+            if self._active is answer and not answer.ending:
                 self._target.cancel()
                 self._drafts.cancel()
 
     def _settle(self, answer: AnswerTask) -> Done:
-        """End the turn at the last token that the reader got, and return its Done."""
+        """End the turn at the last token that the reader got, and return its Done. Any thread, more than once."""
         answer.forget()  # the reader has left, also if the wait below is interrupted
-        with self._settling:  # two threads may settle one answer, after a cancelled ``await``
-            with self._lock:
-                active = self._active
-            if active is not None and active[0] is answer:
-                self._end_turn(*active)
-        return answer.done(self._speculation_off, self._speculating.policy.plain_tokens_per_s)
+        ended = None if self._process.left else self._end(answer)
+        return answer.done(None, None) if ended is None else ended.result()
 
-    def _end_turn(self, answer: AnswerTask, future: Future[None]) -> None:
-        future.result()
-        answer.depth.end()
+    def _end(self, answer: AnswerTask) -> Future[Done] | None:
+        """The end of the answer: the job that follows it on its thread, so no later answer can have begun.
+
+        None for an answer that never began.
+        """
         with self._lock:
-            self._active = None
+            if answer.ended is None and self._active is answer:
+                end = partial(self._end_turn, answer)
+                try:
+                    answer.ended = self._target.submit(end)
+                except ClosedError:  # the thread has done its last job
+                    answer.ended = Future()
+                    answer.ended.set_result(end())
+            return answer.ended
+
+    def _end_turn(self, answer: AnswerTask) -> Done:
+        with self._lock:
+            answer.ending = True
             self._target.reset_cancel()
             self._drafts.reset_cancel()
+        try:
+            return self._cut(answer)
+        finally:
+            self._active = None  # last of all: now the session can be used again
+
+    def _cut(self, answer: AnswerTask) -> Done:
+        """End the conversation and the cache at the last token that the reader got."""
+        answer.depth.end()
         conversation, said = self._conversation, answer.said
         conversation.end(answer.turn, said.raw, answer.said_ids, (said.text, said.calls))
         if self._pair.answers is not None:
@@ -419,6 +446,7 @@ class Session:
                 self._target.rewind(min(self._target.length, max(0, len(conversation.history) - 1)))
         if self._drafts.may_read_ahead and not self._closed:
             self._pair.read_ahead.when_idle(self)
+        return answer.done(self._speculation_off, self._speculating.policy.plain_tokens_per_s)
 
     def read_ahead(self) -> list[Future[None]]:
         """Let the drafter read the rest of the conversation, so that the next answer drafts from its first token on.
@@ -447,10 +475,9 @@ class Session:
         with self._lock:
             if self._closed:
                 raise ClosedError("this session is closed")
-            active = self._active
-        if active is None:
+            answer = self._active
+        if answer is None:
             return
-        answer = active[0]
         if not answer.abandoned:
             raise busy()
         answer.abandon()
@@ -458,23 +485,29 @@ class Session:
         self._conversation.forget_text()
 
     def close(self) -> None:
-        """End the answer in progress and free the caches. Idempotent; callable from any thread."""
+        """End the answer in progress and free the caches. Idempotent; callable from any thread.
+
+        A forked process frees nothing: all of it is its parent's.
+        """
+        if self._process.left:
+            self._closed = True
+            return
         self.cancel()
         with self._closing:  # a second caller waits until the first has freed the caches
             with self._lock:
                 if self._closed:
                     return
                 self._closed = True
-                active = self._active
-                self._cancel_begun()  # again: an answer may have begun in between
+                answer = self._active
+                self.cancel()  # again: an answer may have begun in between
             with contextlib.ExitStack() as parts:  # in reverse order; a Ctrl-C in one close skips no other
                 parts.callback(self._target.close)
                 parts.callback(self._drafts.close)
                 if self._draft_thread is not None:
                     parts.callback(self._draft_thread.close)
-                if active is not None and os.getpid() == self._process:  # a forked one has no thread that ends it
-                    active[0].abandon()
-                    active[1].result()
+                if answer is not None and answer.decoded is not None:
+                    answer.abandon()
+                    answer.decoded.result()
 
     def __enter__(self) -> Session:
         return self

@@ -29,6 +29,18 @@ _STARTING: dict[int, threading.Lock] = {}
 _Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
+class OwnProcess:
+    """The process that made something. A forked one has none of its threads, and a lock that one held stays held."""
+
+    def __init__(self) -> None:
+        self._number = os.getpid()
+
+    @property
+    def left(self) -> bool:
+        """Whether this is another process, a forked one. Nothing may be waited for here; its parent frees all."""
+        return os.getpid() != self._number
+
+
 class WorkerThread:
     """Runs jobs one after another. Jobs that call ``run`` again are run in place, without a thread switch."""
 

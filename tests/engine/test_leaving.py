@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -195,16 +196,27 @@ def test_an_answer_has_one_reader_at_a_time(session: Session) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:This process")
-def test_a_forked_process_can_close_a_session_that_answers(session: Session) -> None:
-    generation = session.generate("hello", max_tokens=200)
-    next(generation)
-    child = os.fork()
-    if not child:
-        signal.alarm(20)
-        session.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    generation.close()
+@pytest.mark.parametrize("first", [0, 1, 2], ids=["answer", "session", "engine"])
+def test_a_forked_process_can_leave_what_answers_and_does_not_disturb_its_parent(
+    tiny: TinyModels, first: int
+) -> None:
+    with (
+        tiny.load_speculating(lookup=False) as engine,
+        engine.session() as session,
+        session.generate("hello", max_tokens=400) as generation,
+    ):
+        next(generation)
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)
+            with contextlib.suppress(BaseException):  # or the child would run the other tests
+                for each in (generation, session, engine)[first:]:
+                    each.close()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(answer(generation).token_ids) == 400
 
 
 def test_cancel_after_the_last_token_keeps_the_whole_answer(engine: Engine, session: Session) -> None:

@@ -37,6 +37,7 @@ from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
+from edgespec.runtimes.thread import OwnProcess
 from edgespec.store.families import Family, family_of
 from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -96,6 +97,7 @@ class LoadedPair:
         self._notices = notices  # for the reader of the next answer
         self.most_threads = most_threads or target.settings.threads  # fewer threads may be faster
         self.lock = threading.RLock()
+        self.process = OwnProcess()
         self.closed = False
         # Weak: a server opens thousands of sessions, and the pair must not keep them alive.
         self.sessions: weakref.WeakSet[Any] = weakref.WeakSet()
