@@ -363,7 +363,11 @@ def make_app(service: Service) -> Guard:
     app.router.redirect_slashes = False  # a redirect would name the sender's Host
     if service.access.origins:
         app = CORSMiddleware(
-            app, allow_origins=service.access.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+            app,
+            allow_origins=service.access.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            allow_private_network=True,  # Chrome asks for it when a public page uses a server on this machine
         )
     return Guard(app, service)
 

@@ -42,10 +42,13 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The keys that are accepted (none: no key is needed), and the origins whose pages may ask."""
+    """The keys that are accepted (none: no key is needed), and the origins whose pages may ask, in small letters."""
 
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "origins", tuple(map(str.lower, self.origins)))  # as browsers write them
 
     def check_host(self, host: str) -> None:
         """Raise InvalidRequestError if a server on ``host`` would be open to other machines without a key."""
@@ -97,7 +100,7 @@ class Access:
         if not origins:
             return None
         origin = origins[0]
-        if origin in self.origins:
+        if origin.lower() in self.origins:
             return origin
         if origin.lower() in (f"http://{host}", f"https://{host}"):
             return origin  # a page that this server sent

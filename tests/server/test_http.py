@@ -422,7 +422,7 @@ def test_while_the_model_loads_health_says_so_and_requests_wait(tiny: TinyModels
 
 
 def test_each_key_has_its_own_conversations(tiny: TinyModels) -> None:
-    access = Access(keys=("key-number-one", "key-number-two"), origins=("http://localhost:3000",))
+    access = Access(keys=("key-number-one", "key-number-two"), origins=("http://LOCALHOST:3000",))
     body = {"messages": [{"role": "user", "content": "hello " * 20}], "max_tokens": 2}
     with running(lambda: tiny.load(draft="none"), access=access) as server, server.client() as client:
 
@@ -441,4 +441,7 @@ def test_each_key_has_its_own_conversations(tiny: TinyModels) -> None:
         response = client.options(CHAT, headers={**allowed, "access-control-request-headers": "authorization"})
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == "http://localhost:3000"
+        assert "access-control-allow-private-network" not in response.headers
+        response = client.options(CHAT, headers={**allowed, "access-control-request-private-network": "true"})
+        assert response.headers["access-control-allow-private-network"] == "true", "a public page in Chrome"
         assert "access-control-allow-origin" not in client.get("/health").headers

@@ -102,7 +102,9 @@ def test_pages_of_other_sites_are_refused(hosts: list[str], origins: list[str]) 
 
 
 def test_a_named_origin_may_ask_and_a_key_allows_any_host() -> None:
-    access = Access(keys=(KEY,), origins=("http://localhost:3000",))
+    access = Access(keys=(KEY,), origins=("HTTP://LOCALHOST:3000",))
+    assert access.origins == ("http://localhost:3000",)
+    access.check_host("0.0.0.0")
     assert access.check_browser(["my-server.lan:8471"], []) is None
     assert access.check_browser([LOCAL], ["http://localhost:3000"]) == "http://localhost:3000"
     with pytest.raises(ApiError):
