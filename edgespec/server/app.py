@@ -218,8 +218,9 @@ def as_api_error(error: Exception, param: str | None = None) -> ApiError:
 
 
 def _not_found(path: str) -> ApiError:
-    near = f"/v1{path}"
-    advice = f"use {near}" if near in PATHS else "see /openapi.json"
+    plain = "/" + "/".join(filter(None, path.split("/")))
+    near = next((each for each in (plain, f"/v1{plain}", plain.removeprefix("/v1")) if each in PATHS), None)
+    advice = "see /openapi.json" if near is None else f"use {near}"
     return ApiError(f"{path[:64]!r} is not served here: {advice}", status=404, code="not_found")
 
 

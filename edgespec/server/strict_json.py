@@ -19,15 +19,17 @@ MOST_NESTED = 200_000
 # Brackets, and the texts that may contain some. A text without an end is matched too: searching stays linear.
 _BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 
-# A surrogate without its partner, and NUL: no tokenizer takes them, and C code ends texts at NUL.
-_UNREADABLE = re.compile("[\ud800-\udfff\0]")
+# What may be half of a surrogate pair in JSON, and one without its partner in text. No tokenizer takes it.
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
     """The JSON object in ``raw``. Raises ApiError with status 400.
 
     Refused: text that is not UTF-8, names given twice, NaN and infinite numbers, more than ``MOST_NESTING`` levels or
-    ``MOST_NESTED`` objects and lists, and texts with a NUL or half of a surrogate pair.
+    ``MOST_NESTED`` objects and lists. A byte order mark is skipped. Half of a surrogate pair, which programs leave
+    when they cut a text inside an emoji, is read as U+FFFD.
     """
     if not raw.strip():
         raise _invalid("the body is empty; it must be a JSON object")
@@ -43,9 +45,9 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         elif first in b"]}":
             depth -= 1
     try:
-        document = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
-        )
+        document = _loaded(raw.decode("utf-8-sig"))
+        if _ESCAPED_SURROGATE.search(raw):
+            document = _loaded(_HALF.sub("\ufffd", json.dumps(document, ensure_ascii=False)))
     except ApiError:
         raise
     except UnicodeDecodeError as error:
@@ -57,11 +59,14 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return document
 
 
+def _loaded(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+
+
 def check_text(text: str, param: str) -> str:
-    """The text. Raises ApiError if it has a NUL or half of a surrogate pair."""
-    if (found := _UNREADABLE.search(text)) is not None:
-        what = "a NUL" if found[0] == "\0" else "half of a surrogate pair"
-        raise ApiError(f"{param} contains {what} at character {found.start()}", param=param, code="invalid_text")
+    """The text. Raises ApiError if it has a NUL, where C code ends texts."""
+    if (at := text.find("\0")) >= 0:
+        raise ApiError(f"{param} contains a NUL at character {at}", param=param, code="invalid_text")
     return text
 
 

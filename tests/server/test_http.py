@@ -270,9 +270,11 @@ def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
         for path, advice in (
             ("/v1/responses", "'/v1/responses' is not served here: see /openapi.json"),
             ("/chat/completions", "'/chat/completions' is not served here: use /v1/chat/completions"),
-            ("/v1/chat/completions/", "'/v1/chat/completions/' is not served here: see /openapi.json"),
+            ("/v1/chat/completions/", "'/v1/chat/completions/' is not served here: use /v1/chat/completions"),
+            ("//v1/chat/completions", "'//v1/chat/completions' is not served here: use /v1/chat/completions"),
+            ("/v1/v1/completions", "'/v1/v1/completions' is not served here: use /v1/completions"),
         ):
-            assert failed(client.post(path, content=b"{}"), 404, "not_found")["message"] == advice
+            assert failed(client.post(server.url + path, content=b"{}"), 404, "not_found")["message"] == advice
         error = failed(client.get("/health", headers={"host": "evil.example"}), 403, "host_not_allowed")
         assert "--api-key" in error["message"]
         error = failed(client.get("/health", headers={"origin": "http://evil.example"}), 403, "origin_not_allowed")

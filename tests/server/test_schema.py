@@ -270,7 +270,6 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_messa
         [user([{"type": "refusal", "text": "x"}])],
         [user("a\0b")],
         [*HI, {**assistant("x"), "tool_calls": [{"id": "\0"}]}, user("y")],
-        [user("\ud800")],
         [{"role": "function", "content": "x", "name": "f"}, *HI],
     ],
 )
@@ -297,7 +296,7 @@ def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     found = read_chat({"messages": HI, "tools": [tool], "tool_choice": "auto"})
     assert (found.tools, found.tool_choice) == ((tool,), "auto")
-    for wrong in ("x", {"a": 1}, [{"a": "\0"}], [{"\ud800": 1}], [["a", "\0"]]):
+    for wrong in ("x", {"a": 1}, [{"a": "\0"}], [["a", "\0"]]):
         assert refused(read_chat, {"messages": HI, "tools": wrong}).param == "tools"
 
 
@@ -327,7 +326,6 @@ def test_the_number_of_messages_has_a_limit() -> None:
         b'{"a": ' + b"[" * (MOST_NESTING + 1) + b"]" * (MOST_NESTING + 1) + b"}",
         b'{"a": ' + b"[" * 100_000,
         b'{"a": "' + b'\\"' * 100_000,
-        b"\xef\xbb\xbf{}",
     ],
 )
 def test_what_is_not_strict_json_is_refused(raw: bytes) -> None:
@@ -368,3 +366,27 @@ def test_any_object_gives_a_request_or_an_api_error(body: dict[str, Any]) -> Non
     for read, filled in ((read_chat, {"messages": HI}), (read_completion, {"prompt": "x"})):
         for one in (body, {**body, **filled}):
             assert type(result(read, one)) in (Request, ApiError)
+
+
+@pytest.mark.parametrize(
+    ("raw", "read"),
+    [
+        (r'{"a": "log \ud83d"}', {"a": "log \ufffd"}),
+        (
+            r'{"a": ["\ude00x", {"\uD83D": 1.5}], "b": 123456789012345678901}',
+            {"a": ["\ufffdx", {"\ufffd": 1.5}], "b": 123456789012345678901},
+        ),
+        (r'{"a": "\ud83d\ud83d\ude00\ude00"}', {"a": "\ufffd\N{GRINNING FACE}\ufffd"}),
+        (r'{"a": "\\ud83d"}', {"a": r"\ud83d"}),
+    ],
+)
+def test_half_of_an_emoji_is_read_as_the_replacement_character(raw: str, read: object) -> None:
+    assert parse_body(raw.encode()) == read
+
+
+def test_names_that_differ_in_halves_of_emojis_are_the_same_name() -> None:
+    assert "twice" in refused(parse_body, rb'{"\ud83d": 1, "\ud83e": 2}').message
+
+
+def test_a_byte_order_mark_before_a_body_is_skipped() -> None:
+    assert parse_body(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}
