@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -54,6 +55,22 @@ def pipe() -> Iterator[Pipe]:
     found = Pipe()
     yield found
     found.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot wait for a pipe with select")
+def test_a_line_waits_for_the_next_if_no_thread_can_be_started(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(sys, "stderr", pipe)
+    log = LogWriter()
+    with monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "start", fail)
+        log.write("first")
+        log.close()
+    log.write("second")
+    assert pipe.read(2) == ["first", "second"]
+    log.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes that do not block")

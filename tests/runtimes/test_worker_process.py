@@ -384,6 +384,22 @@ def test_a_worker_command_that_cannot_be_started_raises_the_reason(monkeypatch: 
         assert "worker.main()" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_worker_whose_readers_cannot_be_started_is_ended(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    start, begun, before = threading.Thread.start, list[str](), set(psutil.Process().children())
+
+    def limited(thread: threading.Thread) -> None:
+        begun.append(thread.name)
+        if len(begun) == failing:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(MemoryLimitError, match="no thread can be started"):
+        start_model(LoadRequest(runtime="llama", path=Path("tiny.gguf")))
+    assert set(psutil.Process().children()) <= before
+
+
 def test_a_worker_can_be_started_with_a_custom_command(tiny_gguf: Path) -> None:
     own = [sys.executable, "-c", "from edgespec.runtimes.process.worker import main; main([])"]
     with start_model(llama_request(tiny_gguf), command=own) as model, model.open(16) as sequence:

@@ -62,6 +62,8 @@ def error_on(own: socket.socket) -> tuple[int, str] | None:
         POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
         POST + b"X: " + b"a" * 100_000 + b"\r\n\r\n",
         POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        # h11 before 0.16 reads any two bytes as the end of a chunk's line.
+        POST + b'Transfer-Encoding: chunked\r\n\r\n2f\r\n{"messages": [{"role": "user", "content": ""}]}XX0\r\n\r\n',
         b"A" * 200_000,
     ],
 )

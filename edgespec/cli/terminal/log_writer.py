@@ -40,8 +40,10 @@ class LogWriter:
                 self._characters += length
                 self._lines.put(line)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="edgespec-log", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="edgespec-log", daemon=True)
+                with contextlib.suppress(RuntimeError):  # too many threads: the lines wait for the next call
+                    thread.start()
+                    self._thread = thread
 
     def close(self, within_s: float = CLOSE_S) -> None:
         """Wait until all lines are written, ``within_s`` at most."""

@@ -21,9 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from edgespec.errors import ClosedError, RuntimeUnavailableError, WorkerLostError
+from edgespec.errors import ClosedError, MemoryLimitError, RuntimeUnavailableError, WorkerLostError
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import Frame, encode_frame, read_frame, rebuild_error
+from edgespec.runtimes.thread import start_thread
 
 # After a deadline the answer may already lie in the pipe, if the parent was stopped (Ctrl-Z): the reader gets this
 # long to deliver it. Reading a pipe takes microseconds, scheduling on a busy machine some tenths of a second.
@@ -75,7 +76,7 @@ class WorkerLink:
         environment: abc.Mapping[str, str] | None,
         deadlines: Deadlines,
     ) -> None:
-        """Start the process. Raises RuntimeUnavailableError if that is not possible."""
+        """Start the process. Raises RuntimeUnavailableError or MemoryLimitError if that is not possible."""
         self.deadlines = deadlines
         self._name = name
         self._process = _start(command, environment)
@@ -90,8 +91,13 @@ class WorkerLink:
         self._stderr = b""
         self._stderr_reader = threading.Thread(target=self._keep_stderr, name="edgespec-worker-stderr", daemon=True)
         self._reader = threading.Thread(target=self._read, name="edgespec-worker-reader", daemon=True)
-        self._stderr_reader.start()
-        self._reader.start()
+        try:
+            for thread in (self._stderr_reader, self._reader):
+                start_thread(thread)
+        except MemoryLimitError:
+            self._kill()
+            self._process.wait()
+            raise
 
     @property
     def lost(self) -> str | None:
