@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
@@ -55,6 +56,8 @@ class WorkerThread:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
         start_thread(self._thread)
+        # Without a reference no other job can come. Not at exit: the thread is a daemon.
+        weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Queue ``job`` without waiting. Raises ClosedError after ``close``, and in a forked process."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +14,7 @@ from edgespec.engine.events import Done, Round, Text
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
-from tests.engine.answers import SAMPLED, plain_text
+from tests.engine.answers import SAMPLED, WAIT_S, plain_text
 from tests.support.budgets import FixedBudget
 from tests.support.started_threads import started_threads
 from tests.support.tiny_models import answer
@@ -92,3 +94,20 @@ def test_depth_zero_in_a_pipelined_session_decodes_plainly(engine: Engine, pipel
     assert isinstance(done, Done)
     assert done.token_ids == plain_text(engine, "hello", max_tokens=12).token_ids
     assert done.stats.proposed == 0
+
+
+def test_pipelined_sessions_that_are_dropped_without_close_leave_no_thread(engine: Engine) -> None:
+    gc.collect()
+    before = started_threads()
+    for left_early in (False, True) * 3:
+        generation = engine.session(speculation=speculation(engine)).generate("hello", max_tokens=40)
+        next(generation)
+        if not left_early:
+            answer(generation)
+        del generation
+        gc.collect()
+    deadline = time.monotonic() + WAIT_S
+    while (left := started_threads() - before) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert left == set()

@@ -427,3 +427,14 @@ def test_map_on_threads_begins_no_item_after_a_failure(threads: int) -> None:
     with pytest.raises(ValueError, match="item"):
         map_on_threads(fail, range(1000), threads, "test-map")
     assert len(begun) <= threads
+
+
+def test_the_thread_of_a_dropped_worker_finishes_its_jobs_and_ends() -> None:
+    worker, done = WorkerThread("dropped", lambda: None), threading.Event()
+    thread = worker._thread
+    worker.submit(lambda: time.sleep(0.05))
+    worker.submit(done.set)
+    del worker
+    thread.join(WAIT_S)
+    assert done.is_set()
+    assert not thread.is_alive()
