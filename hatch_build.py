@@ -6,7 +6,7 @@ sources are only read, except in an editable installation, whose library lies ne
 
 scripts/build_wheels.py compiles for other systems and passes the result here:
 
-    EDGESPEC_WHEEL_LIBRARY=FILE   take this library, compile nothing
+    EDGESPEC_WHEEL_LIBRARY=FILE   take this library and the digest next to it, compile nothing
     EDGESPEC_WHEEL_PLATFORM=TAG   the platform tag of the wheel with it
 """
 
@@ -45,9 +45,10 @@ class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc]
             self._place = tempfile.TemporaryDirectory()
             reason = compiling.build(Path(self._place.name))
             library = Path(self._place.name, compiling.LIBRARY_NAME)
-        made = library if reason is None else library.with_name(compiling.NOTE_NAME)
-        if version != "editable" and made.is_file():
-            build_data["force_include"][str(made)] = f"edgespec/kernels/{made.name}"
+        note = library.with_name(compiling.NOTE_NAME)
+        made = [library, compiling.digest_path(library)] if reason is None else [note] if note.is_file() else []
+        if version != "editable":
+            build_data["force_include"].update({str(each): f"edgespec/kernels/{each.name}" for each in made})
         if reason is not None:
             self.app.display_warning(f"edgespec is built without its native runtime: {reason}")
             return

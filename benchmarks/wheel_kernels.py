@@ -28,7 +28,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.model_file import read_model_file
 from edgespec.interfaces.model import Sequence
 from edgespec.runtimes.native.layout import read_layout
-from edgespec.runtimes.native.library import LIBRARY_NAMES, NativeLibrary, load, load_from
+from edgespec.runtimes.native.library import DIGEST_SUFFIX, LIBRARY_NAMES, NativeLibrary, load, load_from
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, describe_native
 from edgespec.runtimes.native.weights import ModelPart, load_weights
 
@@ -98,6 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         with zipfile.ZipFile(arguments.wheel) as file:
             (member,) = [n for n in file.namelist() if Path(n).name in LIBRARY_NAMES]
+            file.extract(member + DIGEST_SUFFIX, name)
             wheel = load_from(Path(file.extract(member, name)))
         of_wheel, of_local = (
             stack.enter_context(opened(each, arguments.model, arguments.threads)) for each in (wheel, local)

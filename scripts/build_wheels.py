@@ -163,6 +163,11 @@ def load(path: Path) -> ModuleType:
     return module
 
 
+def digest_path(library: Path) -> Path:
+    found: Path = load(KERNELS / "compile.py").digest_path(library)
+    return found
+
+
 def header_functions() -> set[str]:
     """The names that the library's header exports."""
     text = (KERNELS / "edgespec_kernels.h").read_text(encoding="utf-8")
@@ -212,12 +217,14 @@ def check_content(wanted: Platform, wheel: Path, library: Path) -> None:
         names = file.namelist()
         tags = re.findall(r"^Tag: (.*)$", file.read(next(n for n in names if n.endswith("/WHEEL"))).decode(), re.M)
         kernels = {n for n in names if n.startswith("edgespec/kernels/") and not n.endswith(".py")}
-        if kernels != {f"edgespec/kernels/{library.name}"}:
+        built = {f"edgespec/kernels/{each.name}": each.read_bytes() for each in (library, digest_path(library))}
+        if kernels != set(built):
             raise WheelError(f"{wheel.name}: beside Python its kernels are {sorted(kernels)}")
+        changed = any(file.read(name) != content for name, content in built.items())
         packed = file.read(f"edgespec/kernels/{library.name}")
     if tags != [f"py3-none-{wanted.tag}"] or not wheel.name.endswith(f"-py3-none-{wanted.tag}.whl"):
         raise WheelError(f"{wheel.name}: its tags are {tags}")
-    if packed != library.read_bytes():
+    if changed:
         raise WheelError(f"{wheel.name}: its library is not the one that was built")
     for place in (os.fsencode(CHECKOUT), os.fsencode(library.parent)):
         if place in packed:
@@ -416,7 +423,7 @@ def one(wanted: Platform, options: argparse.Namespace) -> Result:
         if programs and options.programs:
             place = options.programs / wanted.tag
             place.mkdir(parents=True, exist_ok=True)
-            for each in (library, *programs):
+            for each in (library, digest_path(library), *programs):
                 shutil.copy(each, place)
         return result
 

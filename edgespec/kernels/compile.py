@@ -7,6 +7,7 @@ Without a working C compiler a note with the reason replaces the library, and ed
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import platform
@@ -27,6 +28,7 @@ LIBRARY_NAMES = {
 }
 LIBRARY_NAME = LIBRARY_NAMES.get(sys.platform, LIBRARY_NAMES["linux"])
 NOTE_NAME = "not_built.txt"
+DIGEST_SUFFIX = ".sha256"
 
 # clang first: on these kernels version 19 was 4 to 16 % faster than GCC 12.
 _COMPILERS = ("clang", "cc", "gcc")
@@ -78,7 +80,7 @@ def compile_library(
     machine: str | None = None,
     extra_flags: Sequence[str] = (),
 ) -> None:
-    """Compile the sources in this folder and write the library to ``output`` atomically.
+    """Compile the sources in this folder and write the library to ``output`` atomically, and its digest next to it.
 
     ``compiler`` is a command, by default $CC, else the first one found. ``system``, as in ``sys.platform``, and
     ``machine`` are the target platform, by default this system and the compiler's own target; on macOS
@@ -104,6 +106,18 @@ def compile_library(
                 folder,
             )
         library.replace(output)  # a process that has the old file open keeps it
+    write_digest(output)
+
+
+def digest_path(library: Path) -> Path:
+    """The file beside ``library`` with its SHA-256, in the form that ``sha256sum --check`` reads."""
+    return library.with_name(library.name + DIGEST_SUFFIX)
+
+
+def write_digest(library: Path) -> None:
+    """Write the digest that ``library`` must have to be loaded: damaged code would kill the process."""
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    digest_path(library).write_text(f"{digest}  {library.name}\n", encoding="utf-8", newline="\n")
 
 
 def _compile_for(
@@ -187,6 +201,7 @@ def build(folder: Path, extra_flags: Sequence[str] = ()) -> str | None:
         reason = str(error)
         with contextlib.suppress(OSError):
             library.unlink(missing_ok=True)  # an older library would not fit the newer sources
+            digest_path(library).unlink(missing_ok=True)
             note.write_text(f"{reason}\n", encoding="utf-8")
         return reason
     return None

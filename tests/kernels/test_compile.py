@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from edgespec.interfaces.drawing import MOST_DRAWN
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from tests.support.binaries import written
 
 
 @pytest.fixture
@@ -59,12 +62,15 @@ def compiler() -> str:
 
 
 @pytest.mark.slow
-def test_a_build_leaves_only_a_library(folder: Path, compiler: str) -> None:
+def test_a_build_leaves_only_a_library_and_its_digest(folder: Path, compiler: str) -> None:
     sources_in(folder)
     before = set(folder.iterdir())
     (folder / compiling.NOTE_NAME).write_text("an old failure", encoding="utf-8")
     assert build(folder) == ""
-    assert {path.name for path in set(folder.iterdir()) - before} == {compiling.LIBRARY_NAME}
+    assert {path.name for path in set(folder.iterdir()) - before} == {
+        compiling.LIBRARY_NAME,
+        compiling.digest_path(folder / compiling.LIBRARY_NAME).name,
+    }
     assert "portable" in native_library.load().levels
 
 
@@ -72,9 +78,10 @@ def test_a_build_leaves_only_a_library(folder: Path, compiler: str) -> None:
 def test_without_a_compiler_a_note_gives_the_runtimes_error_message(folder: Path, compiler: str) -> None:
     sources_in(folder)
     (folder / compiling.LIBRARY_NAME).write_bytes(b"of older sources")
+    compiling.write_digest(folder / compiling.LIBRARY_NAME)
     said = build(folder, CC=compiler)
     assert compiler.split()[0] in said
-    assert not (folder / compiling.LIBRARY_NAME).exists()
+    assert not list(folder.glob(f"{compiling.LIBRARY_NAME}*"))
     with pytest.raises(RuntimeUnavailableError, match="native runtime is missing") as caught:
         native_library.load()
     assert said in caught.value.message
@@ -103,7 +110,7 @@ def test_without_library_and_note_the_runtime_is_reported_missing(folder: Path) 
 
 
 def test_a_file_that_is_not_a_library_is_refused(folder: Path) -> None:
-    (folder / native_library.LIBRARY_NAMES[0]).write_bytes(b"no library")
+    written(folder / native_library.LIBRARY_NAMES[0], b"no library")
     with pytest.raises(RuntimeUnavailableError, match="does not load"):
         native_library.load()
 
@@ -147,6 +154,82 @@ def real_library() -> Path:
     if not place.exists():
         pytest.skip("edgespec was installed without a C compiler")
     return place
+
+
+@pytest.fixture
+def copied(folder: Path) -> Path:
+    """A copy of the real library, in the folder where the runtime looks for it, with its digest."""
+    for each in (real_library(), compiling.digest_path(real_library())):
+        shutil.copy(each, folder)
+    return folder / compiling.LIBRARY_NAME
+
+
+def refused() -> RuntimeUnavailableError:
+    with pytest.raises(RuntimeUnavailableError, match="is damaged or incomplete") as caught:
+        native_library.load()
+    return caught.value
+
+
+def test_a_copied_library_with_its_digest_loads(copied: Path) -> None:
+    assert native_library.load().build == native_library.load_from(real_library()).build
+
+
+@pytest.mark.parametrize("tenths", range(10))
+def test_a_truncated_library_is_refused_before_its_code_runs(copied: Path, tenths: int) -> None:
+    copied.write_bytes(copied.read_bytes()[: copied.stat().st_size * tenths // 10])
+    refused()
+
+
+def test_a_library_with_a_flipped_bit_is_refused_before_its_code_runs(copied: Path) -> None:
+    whole, chance = copied.read_bytes(), random.Random(1)
+    for _ in range(100):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        copied.write_bytes(damaged)
+        refused()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\x00", b"0" * 64])
+def test_a_library_whose_digest_is_missing_or_damaged_is_refused(copied: Path, content: bytes | None) -> None:
+    noted = compiling.digest_path(copied)
+    noted.unlink()
+    if content is not None:
+        noted.write_bytes(content)
+    assert str(noted) in refused().message
+
+
+def test_the_hint_of_a_damaged_library_is_the_command_that_replaces_it(copied: Path) -> None:
+    copied.write_bytes(b"")
+    assert "pip install --force-reinstall" in str(refused().hint)
+    sources_in(copied.parent)
+    assert str(refused().hint) == f'compile it again: python "{copied.parent / "compile.py"}"'
+
+
+def test_a_frozen_applications_library_is_loaded_without_a_digest(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyInstaller signs libraries on macOS, and strips or packs them on request."""
+    compiling.digest_path(copied).unlink()
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert "portable" in native_library.load().levels
+
+
+@pytest.mark.slow
+def test_doctor_without_another_runtime_reports_a_damaged_library_and_ends_with_code_1(copied: Path) -> None:
+    copied.write_bytes(copied.read_bytes()[:60_000])
+    code = (
+        "import pathlib, sys\n"
+        "from edgespec.runtimes.native import library\n"
+        f"library.KERNELS = pathlib.Path({str(copied.parent)!r})\n"
+        "sys.modules['llama_cpp'] = None\n"
+        "from edgespec.cli import main\n"
+        "sys.argv = ['edgespec', 'doctor']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the native runtime's library is damaged" in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

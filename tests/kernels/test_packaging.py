@@ -14,7 +14,7 @@ import pytest
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native import library as native_library
-from tests.support.binaries import elf, mach_o
+from tests.support.binaries import elf, mach_o, written
 
 CHECKOUT = compiling.FOLDER.parents[1]
 posix = pytest.mark.skipif(os.name == "nt", reason="the compilers of these tests are shell scripts")
@@ -72,6 +72,10 @@ def kernels_in(wheel: Path) -> set[str]:
     return {name for name in names if name.startswith("edgespec/kernels/") and not name.endswith(".py")}
 
 
+def with_digest(library: str) -> set[str]:
+    return {f"edgespec/kernels/{library}", f"edgespec/kernels/{library}.sha256"}
+
+
 @posix
 @pytest.mark.parametrize(
     ("content", "tag"), [(elf(183), "linux_aarch64"), (mach_o(0x0100000C, (12, 3)), "macosx_12_0_arm64")]
@@ -79,7 +83,7 @@ def kernels_in(wheel: Path) -> set[str]:
 def test_a_wheels_tag_is_the_platform_of_its_library(tree: Path, content: bytes, tag: str) -> None:
     wheel, _ = build(tree, CC=compiler(tree.parent, content))
     assert wheel.name.endswith(f"-py3-none-{tag}.whl")
-    assert kernels_in(wheel) == {f"edgespec/kernels/{compiling.LIBRARY_NAME}"}
+    assert kernels_in(wheel) == with_digest(compiling.LIBRARY_NAME)
     assert not (tree / "edgespec" / "kernels" / compiling.LIBRARY_NAME).exists()  # the source folder stays unchanged
 
 
@@ -97,7 +101,7 @@ def test_a_wheel_can_be_built_from_read_only_sources(tree: Path) -> None:
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = sorted(tree.rglob("*"))
     wheel, _ = build(tree, CC=compiler(tree.parent, elf(62)))
-    assert kernels_in(wheel) == {f"edgespec/kernels/{compiling.LIBRARY_NAME}"}
+    assert kernels_in(wheel) == with_digest(compiling.LIBRARY_NAME)
     assert sorted(tree.rglob("*")) == before
     for path in tree.rglob("*"):
         path.chmod(0o755)
@@ -123,10 +127,10 @@ def test_without_a_compiler_the_wheel_is_pure_python_with_a_note(tree: Path) -> 
 def test_a_library_compiled_earlier_is_packed_unchanged(tree: Path, tmp_path: Path) -> None:
     """scripts/build_wheels.py compiles for other systems."""
     library = tmp_path / "libedgespec_kernels.dll"
-    library.write_bytes(b"of Windows")
+    written(library, b"of Windows")
     wheel, _ = build(tree, EDGESPEC_WHEEL_LIBRARY=str(library), EDGESPEC_WHEEL_PLATFORM="win_arm64", CC="/bin/false")
     assert wheel.name.endswith("-py3-none-win_arm64.whl")
-    assert kernels_in(wheel) == {"edgespec/kernels/libedgespec_kernels.dll"}
+    assert kernels_in(wheel) == with_digest("libedgespec_kernels.dll")
 
 
 # ---------------------------------------------------------------------------------------------- for macOS
@@ -174,7 +178,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_library_for_another_processor_is_refused_with_both_names(folder: Path) -> None:
     other = 183 if compiling.platform.machine() == "x86_64" else 62
-    (folder / "libedgespec_kernels.so").write_bytes(elf(other))
+    written(folder / "libedgespec_kernels.so", elf(other))
     with pytest.raises(
         RuntimeUnavailableError, match=r"library is for (64-bit ARM|x86-64) on Linux, and this process is"
     ):
@@ -182,7 +186,7 @@ def test_a_library_for_another_processor_is_refused_with_both_names(folder: Path
 
 
 def test_a_library_for_another_system_is_refused_with_both_names(folder: Path) -> None:
-    (folder / "libedgespec_kernels.dylib").write_bytes(mach_o(0x0100000C, (11, 0)))
+    written(folder / "libedgespec_kernels.dylib", mach_o(0x0100000C, (11, 0)))
     if sys.platform == "darwin":
         pytest.skip("this system's own")
     with pytest.raises(RuntimeUnavailableError, match="is for 64-bit ARM on macOS, and this process is") as caught:
@@ -214,3 +218,4 @@ def test_a_read_only_checkout_is_named_as_the_reason(folder: Path, monkeypatch: 
 def test_the_runtime_looks_for_the_library_names_that_compiling_gives() -> None:
     assert set(native_library.LIBRARY_NAMES) == set(compiling.LIBRARY_NAMES.values())
     assert native_library.NOTE_NAME == compiling.NOTE_NAME
+    assert native_library.DIGEST_SUFFIX == compiling.DIGEST_SUFFIX

@@ -16,7 +16,7 @@ import pytest
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native import library as native_library
 from scripts import build_wheels
-from tests.support.binaries import elf
+from tests.support.binaries import elf, written
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPT = CHECKOUT / "scripts" / "build_wheels.py"
@@ -68,6 +68,7 @@ def packed(place: Path, *, tag: str = "win_amd64", library: bytes = elf(62), mor
     with zipfile.ZipFile(wheel, "w") as file:
         file.writestr("edgespec/kernels/__init__.py", "")
         file.writestr("edgespec/kernels/libedgespec_kernels.dll", library)
+        file.write(place / "libedgespec_kernels.dll.sha256", "edgespec/kernels/libedgespec_kernels.dll.sha256")
         file.writestr("edgespec-0.1.0.dist-info/WHEEL", f"Wheel-Version: 1.0\nTag: py3-none-{tag}\n")
         if more:
             file.writestr(more, "")
@@ -77,7 +78,7 @@ def packed(place: Path, *, tag: str = "win_amd64", library: bytes = elf(62), mor
 def test_a_wheels_content_is_checked(wheels: ModuleType, tmp_path: Path) -> None:
     wanted = next(each for each in wheels.PLATFORMS if each.tag == "win_amd64")
     library = tmp_path / "libedgespec_kernels.dll"
-    library.write_bytes(elf(62))
+    written(library, elf(62))
     wheels.check_content(wanted, packed(tmp_path), library)
     with pytest.raises(wheels.WheelError, match="its tags are"):
         wheels.check_content(wanted, packed(tmp_path, tag="any"), library)
@@ -87,7 +88,7 @@ def test_a_wheels_content_is_checked(wheels: ModuleType, tmp_path: Path) -> None
         wheels.check_content(wanted, packed(tmp_path, more="edgespec/kernels/libedgespec_kernels.so"), library)
     with pytest.raises(wheels.WheelError, match=r"pool\.c"):
         wheels.check_content(wanted, packed(tmp_path, more="edgespec/kernels/pool.c"), library)
-    library.write_bytes(elf(62) + str(tmp_path).encode())
+    written(library, elf(62) + str(tmp_path).encode())
     with pytest.raises(wheels.WheelError, match="names a folder of this machine"):
         wheels.check_content(wanted, packed(tmp_path, library=library.read_bytes()), library)
 

@@ -1,8 +1,17 @@
-"""The first bytes of shared libraries of every system."""
+"""The first bytes of shared libraries of every system, and such a library as a build leaves it."""
 
 from __future__ import annotations
 
 import struct
+from pathlib import Path
+
+from edgespec.kernels.compile import write_digest
+
+
+def written(library: Path, content: bytes) -> None:
+    """Write ``library`` with its digest next to it."""
+    library.write_bytes(content)
+    write_digest(library)
 
 
 def elf(machine: int, *, little: bool = True) -> bytes:

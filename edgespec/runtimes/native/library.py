@@ -7,6 +7,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
@@ -25,6 +26,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 # Names on Linux and other Unix systems, macOS, Windows, as in kernels/compile.py.
 LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib", "libedgespec_kernels.dll")
 NOTE_NAME = "not_built.txt"
+DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
 ABI = 10
@@ -286,6 +288,7 @@ def install_hint() -> str:
 
 def load_from(path: Path) -> NativeLibrary:
     """Load a library that was built elsewhere from these sources. Raises RuntimeUnavailableError."""
+    digest = _checked_digest(path)
     try:
         calls: Any = _Calls(path)
         abi = int(calls.es_abi())
@@ -299,8 +302,33 @@ def load_from(path: Path) -> NativeLibrary:
     built = [name for name in wanted if calls.es_level_name(LEVELS[name])]
     levels = _sound_levels(calls, built)
     left_out = {name: _UNSOUND if name in built else _NOT_BUILT for name in wanted if name not in levels}
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return NativeLibrary(api=calls, build=f"{ABI}+{digest[:12]}", levels=levels, left_out=left_out)
+
+
+def _checked_digest(path: Path) -> str:
+    """The library's SHA-256, which the build wrote next to it: damaged code would kill the process.
+
+    A packager of an application may strip or sign the library, so that a frozen one is not compared.
+    """
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RuntimeUnavailableError(f"the native runtime's library cannot be read: {error}") from error
+    noted, built = path.with_name(path.name + DIGEST_SUFFIX), b""
+    with contextlib.suppress(OSError):
+        built = noted.read_bytes()
+    if not getattr(sys, "frozen", False) and built.split()[:1] != [digest.encode()]:
+        raise RuntimeUnavailableError(
+            f"the native runtime's library is damaged or incomplete: it does not match the digest in {noted}",
+            hint=_rebuild_hint(),
+        )
+    return digest
+
+
+def _rebuild_hint() -> str:
+    if _has_sources():
+        return f'compile it again: python "{KERNELS / "compile.py"}"'
+    return "install edgespec again: pip install --force-reinstall --no-cache-dir --no-deps edgespec"
 
 
 def _why_unloadable(path: Path, error: Exception) -> str:
