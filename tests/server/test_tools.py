@@ -95,3 +95,17 @@ def test_a_model_whose_template_has_no_tools_says_so(server: Running) -> None:
     response = server.post(messages=ASK, tools=TOOLS)
     assert response.status_code == 400
     assert "tools" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "\ud83d"}', r'{"city": "\ud83d"}'])
+def test_a_past_call_and_its_result_may_have_half_of_an_emoji(
+    tools_server: Running, says: list[str], arguments: str
+) -> None:
+    says += ["It is ", "cold."]
+    call = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    past = {"role": "assistant", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call00001", "content": "log \ud83d"}
+    body = json.dumps({"messages": [*ASK, past, result], "tools": TOOLS, "max_tokens": 20})
+    with tools_server.client() as own:
+        reply = own.post("/v1/chat/completions", content=body)
+    assert reply.json()["choices"][0]["message"]["content"] == "It is cold."
