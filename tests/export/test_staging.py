@@ -232,6 +232,7 @@ from pathlib import Path
 import numpy as np
 from edgespec.export.gguf import parts as gguf_parts
 from edgespec.export.gguf.files import export_trimmed
+from edgespec.export.provenance import Provenance
 gguf_parts.CHUNK_BYTES = 4096
 number = 0
 while True:
