@@ -344,7 +344,8 @@ class Generation:
         """An event that came with an earlier one. Without one the answer begins, unless it has begun or ended."""
         with self._step:
             if self._waiting:
-                return self._waiting.popleft()
+                with contextlib.suppress(IndexError):  # closed by a signal handler on this thread
+                    return self._waiting.popleft()
             if not self._started and not self._ended:
                 self._start()
                 self._started = True

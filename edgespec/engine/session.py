@@ -418,8 +418,9 @@ class Session:
                 try:
                     answer.ended = self._target.submit(end)
                 except ClosedError:  # the thread has done its last job
-                    answer.ended = Future()
-                    answer.ended.set_result(end())
+                    ended = Future[Done]()
+                    ended.set_result(end())
+                    answer.ended = ended
             return answer.ended
 
     def _end_turn(self, answer: AnswerTask) -> Done:
@@ -471,7 +472,8 @@ class Session:
         return why_no_drafts(self._pair, self._plan, self._depth, self._drafts, len(self._conversation.history))
 
     def _settle_forgotten(self) -> None:
-        """Finish an answer whose reader was forgotten without being closed."""
+        """Finish an answer whose reader was forgotten without being closed. Raises ClosedError, also after a fork."""
+        self._process.check()
         with self._lock:
             if self._closed:
                 raise ClosedError("this session is closed")

@@ -41,6 +41,13 @@ class OwnProcess:
         """Whether this is another process, a forked one. Nothing may be waited for here; its parent frees all."""
         return os.getpid() != self._number
 
+    def check(self) -> None:
+        """Raises ClosedError in a forked process."""
+        if self.left:
+            raise ClosedError(
+                "this session belongs to the process that opened it", hint="load the model after forking"
+            )
+
 
 class WorkerThread:
     """Runs jobs one after another. Jobs that call ``run`` again are run in place, without a thread switch."""
@@ -54,6 +61,7 @@ class WorkerThread:
         self._on_interrupt = on_interrupt
         self._closed = False
         self._lock = threading.Lock()
+        self._process = OwnProcess()
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
         start_thread(self._thread)
         # Without a reference no other job can come. Not at exit: the thread is a daemon.
@@ -69,10 +77,7 @@ class WorkerThread:
         with self._lock:
             if self._closed:
                 raise ClosedError("this sequence is closed")
-            if not self._thread.is_alive():  # in a forked child: no thread would ever run the job
-                raise ClosedError(
-                    "this session belongs to the process that opened it", hint="load the model after forking"
-                )
+            self._process.check()  # in a forked one no thread would ever run the job
             self._jobs.put((job, future))
 
     def run(self, job: Callable[[], T], stop: threading.Event | None = None) -> T:

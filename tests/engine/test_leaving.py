@@ -213,6 +213,8 @@ def test_a_forked_process_can_leave_what_answers_and_does_not_disturb_its_parent
             with contextlib.suppress(BaseException):  # or the child would run the other tests
                 for each in (generation, session, engine)[first:]:
                     each.close()
+                with pytest.raises(ClosedError):
+                    session.generate("more")
                 os._exit(0)
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
@@ -459,3 +461,25 @@ def test_a_failing_rewind_raises_an_error_instead_of_hanging(
     assert isinstance(caught[0], RewindError)
     monkeypatch.undo()
     assert answer(session.generate("other", max_tokens=5)).text
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open session", "closed session"])
+def test_an_answer_whose_end_fails_raises_the_error_and_does_not_hang(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise CallerError
+
+    with engine.session() as session:
+        generation = session.generate("hello", max_tokens=40)
+        next(generation)
+        if closed:
+            session.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(Conversation, "end", fail)
+            with pytest.raises(CallerError):
+                generation.close()
+        assert not session.answering
+        if not closed:
+            session.clear()
+            assert answer(session.generate("hello", max_tokens=3)).text
