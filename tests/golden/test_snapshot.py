@@ -488,7 +488,8 @@ def test_hints_name_only_existing_commands_and_options(here: InProcess) -> None:
     texts = dict(help_texts(here))
     options = set(OPTION.findall(" ".join(texts.values())))
     commands = {command[0] for command in texts if command}
-    elsewhere = {"--install", "--force-reinstall", "--no-binary", "--no-cache-dir"}  # of xcode-select and pip
+    # Of xcode-select and pip.
+    elsewhere = {"--install", "--force-reinstall", "--no-binary", "--no-cache-dir", "--no-deps"}
     for text in hint_texts():
         assert set(OPTION.findall(text)) <= options | elsewhere, text
         assert set(re.findall(r"`edgespec ([a-z]+)", text)) <= commands, text
