@@ -80,7 +80,7 @@ def test_loading_checks_for_every_native_function_that_is_called() -> None:
     """Otherwise an old build would fail in the middle of an answer."""
     package = Path(edgespec.__file__).parent
     called = set()
-    for path in [*(package / "runtimes" / "llama").glob("*.py"), package / "text" / "tokenizer.py"]:
+    for path in [*(package / "runtimes" / "llama").glob("*.py"), package / "text" / "tokenizers" / "llama_cpp.py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr.lower().startswith(("llama_", "ggml_")):
                 owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
