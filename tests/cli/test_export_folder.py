@@ -70,7 +70,9 @@ def test_a_pard_folders_export_names_its_mask_token(folder: Path, here: InProces
     assert found["manifest"]["mask_token_id"] == 300
     assert read_onnx_folder(tmp_path / "onnx").tokenizer_header.mask_token_id == 300
     (own / "config.json").write_text(json.dumps(config | {"pard_token": "the mask"}))
-    here("export", own, *GGUF, "-o", tmp_path / "other").failed_well("pard_token is 'the mask'")
+    here("export", own, *GGUF, "-o", tmp_path / "other").failed_well(
+        "pard_token must be a whole number from 0 to", 'got "the mask"'
+    )
 
 
 def test_a_hugging_face_folder_is_exported_to_quantised_gguf(folder: Path, here: InProcess, tmp_path: Path) -> None:
