@@ -305,7 +305,7 @@ def frame(header, body=b''):
         ("frame(b'{}'); time.sleep(600)", "id is None"),
         ("frame(b'{\"id\":true}'); time.sleep(600)", "id is True"),
         ("frame(b'{\"id\":77}'); time.sleep(600)", "request 77, which was never made"),
-        ("frame(b'{\"id\":1}'); time.sleep(600)", "facts are None"),
+        ("frame(b'{\"id\":1}'); time.sleep(600)", "it must be a table, got null"),
         ('frame(b\'{"id":1,"error":{"class":"SystemExit","message":"x"}}\'); time.sleep(600)', "SystemExit: x"),
         ('frame(b\'{"id":1,"error":5}\'); time.sleep(600)', "the reason is unknown"),
         ("os.close(1); time.sleep(600)", "ended by SIGKILL"),
