@@ -81,7 +81,7 @@ def test_a_pard_token_that_is_not_a_token_is_refused_in_one_sentence(
 ) -> None:
     set_mask(folder, value)
     for read in (read_config, describe_folder):
-        with pytest.raises(ModelFileError, match=r"pard_token is .*a whole number from 0 to"):
+        with pytest.raises(ModelFileError, match=r"pard_token must be a whole number from 0 to"):
             read(folder)
     with pytest.raises(ModelFileError, match="pard_token"):
         export_from_folder(folder, tmp_path / "out", Provenance(name="tiny"))

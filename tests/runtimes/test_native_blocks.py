@@ -15,10 +15,10 @@ from tests.runtimes.contract import equal, ids, logits
 from tests.runtimes.tree_contract import random_tree
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
-from tests.support.tiny_gguf import Architecture, write_tiny_gguf
+from tests.support.tiny_gguf import write_tiny_gguf
 
 # Heads of 32 elements; of 16, two of which are quantised together; one group of 64 that looks back over a window.
-SHAPES: dict[str, tuple[Architecture, int, int, int, int]] = {
+SHAPES: dict[str, tuple[str, int, int, int, int]] = {
     "llama": ("llama", 128, 4, 2, 0),
     "qwen2": ("qwen2", 64, 4, 2, 0),
     "gemma3": ("gemma3", 256, 4, 1, 1100),
