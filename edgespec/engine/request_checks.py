@@ -11,7 +11,7 @@ from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import Sampling
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.answer_parts import StopStrings
-from edgespec.text.conversation.messages import kind_of
+from edgespec.text.conversation.messages import described
 
 
 def check_request(
@@ -27,7 +27,7 @@ def check_request(
     """The prompt. Raises InvalidRequestError for arguments of ``Session.generate`` that no model accepts."""
     if not isinstance(prompt, str):
         raise InvalidRequestError(
-            f"the prompt must be text, not {kind_of(prompt)}",
+            f"the prompt must be text, not {described(prompt)}",
             hint="a whole conversation is given as messages=",
             param="prompt",
         )
@@ -35,7 +35,7 @@ def check_request(
         raise InvalidRequestError("the prompt is empty", hint="give at least one character", param="prompt")
     for name, value, least in (("max_tokens", max_tokens, 1), ("depth", depth, 0), ("logprobs", logprobs, 0)):
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-            raise InvalidRequestError(f"{name} must be a whole number, not {kind_of(value)}", param=name)
+            raise InvalidRequestError(f"{name} must be a whole number, not {described(value)}", param=name)
         if value is not None and value < least:
             allowed = f"at least {least}" if least else "0 or more"
             raise InvalidRequestError(f"{name} must be {allowed}, not {value}", param=name)
@@ -43,12 +43,12 @@ def check_request(
         raise InvalidRequestError(f"logprobs can be at most {MOST_TOP}, not {logprobs}", param="logprobs")
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidRequestError(
-            f"sampling must be a Sampling, not {kind_of(sampling)}",
+            f"sampling must be a Sampling, not {described(sampling)}",
             hint="for example Sampling(temperature=0.7)",
             param="sampling",
         )
     if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
-        raise InvalidRequestError(f"stop strings must be a list of texts, not {kind_of(stop)}", param="stop")
+        raise InvalidRequestError(f"stop strings must be a list of texts, not {described(stop)}", param="stop")
     StopStrings(stop)
     return prompt
 
@@ -66,7 +66,7 @@ def check_bias(sampling: Sampling, vocabulary_size: int) -> None:
 def check_path(path: object) -> Path:
     """The path of a file, behind a link: what is saved replaces the file. Raises InvalidRequestError."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise InvalidRequestError(f"a file's path must be text or a Path, not {kind_of(path)}")
+        raise InvalidRequestError(f"a file's path must be text or a Path, not {described(path)}")
     file = Path(path)
     return file.resolve() if file.is_symlink() else file
 

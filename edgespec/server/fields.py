@@ -251,7 +251,7 @@ FIELDS = (
 )
 
 
-def fields_of(api: str) -> list[Field]:
+def fields_for(api: str) -> list[Field]:
     """The fields of the bodies of ``api``."""
     return [field for field in FIELDS if api in field.apis]
 
@@ -259,7 +259,7 @@ def fields_of(api: str) -> list[Field]:
 def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """What the fields of a body set, and ``sampling`` with the arguments of Sampling. Raises ApiError."""
     found, sampling = dict[str, Any](), dict[str, Any]()
-    for field in fields_of(api):
+    for field in fields_for(api):
         if (value := field.read(body)) is not None:
             group, _, name = (field.sets or field.name).rpartition(".")
             (sampling if group == "sampling" else found).setdefault(name, value)
@@ -269,7 +269,7 @@ def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
 def body_schema(api: str) -> Schema:
     """The JSON schema of the bodies of ``api`` in the OpenAPI document."""
     found = dict[str, Any]()
-    for field in fields_of(api):
+    for field in fields_for(api):
         if shown := field.schema if field.shown is True else field.shown:
             outer, _, name = field.name.rpartition(".")
             inside = found.setdefault(outer, {"type": ["object", "null"], "properties": {}}) if outer else None
@@ -277,5 +277,5 @@ def body_schema(api: str) -> Schema:
     return {
         "type": "object",
         "properties": found,
-        "required": [each.name for each in fields_of(api) if each.required],
+        "required": [each.name for each in fields_for(api) if each.required],
     }

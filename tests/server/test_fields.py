@@ -14,7 +14,7 @@ import pytest
 
 from edgespec.decoding.sampling import RANGES, Sampling
 from edgespec.server.errors import ApiError
-from edgespec.server.fields import FIELDS, Field, Treatment, body_schema, fields_of, read_fields
+from edgespec.server.fields import FIELDS, Field, Treatment, body_schema, fields_for, read_fields
 from edgespec.server.json_schema import Schema, fits, wanted
 from edgespec.server.schema import Request, read_chat, read_completion
 from tests.server.test_schema import HI, result
@@ -51,7 +51,7 @@ def rows(treatment: Treatment) -> list[str]:
 
 def test_an_api_has_each_name_once() -> None:
     for api in BODIES:
-        assert set(Counter(field.name for field in fields_of(api)).values()) == {1}
+        assert set(Counter(field.name for field in fields_for(api)).values()) == {1}
 
 
 def test_an_obeyed_field_sets_what_a_request_has_and_others_set_nothing() -> None:

@@ -71,12 +71,12 @@ def _checked(messages: Sequence[Mapping[str, Any]], first: int, hint: str) -> li
         calls = given == "assistant" and content is None and message.get("tool_calls")
         where = f"message {number} of the conversation"
         if not isinstance(message, Mapping):
-            raise InvalidRequestError(f"{where} is not a mapping with a role and a content, but {kind_of(message)}")
+            raise InvalidRequestError(f"{where} is not a mapping with a role and a content, but {described(message)}")
         if given not in allowed:
             wanted = " or ".join(allowed)
             raise InvalidRequestError(f"{where} has the role {given!r:.40} where {wanted} is expected", hint=hint)
         if not (isinstance(content, str) or calls):
-            raise InvalidRequestError(f"the content of {where} must be text, not {kind_of(content)}")
+            raise InvalidRequestError(f"the content of {where} must be text, not {described(content)}")
         role = str(given)
         own.append(check_message(number, message, open_calls))
         if role == "tool":
@@ -92,6 +92,6 @@ def check_system(text: object) -> None:
         raise InvalidRequestError(f"the system message must be text, not {type(text).__name__}")
 
 
-def kind_of(value: object) -> str:
+def described(value: object) -> str:
     """The given value as Python shows it, for a message."""
     return "None" if value is None else f"{type(value).__name__} {value!r:.40}"
