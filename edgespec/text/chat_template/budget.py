@@ -126,7 +126,7 @@ class Budget:
         self.step()
         if depth > NESTING:
             raise TemplateError(f"it nests a value more than {NESTING} deep")
-        if type(value) is str:
+        if isinstance(value, str):
             self.scan(len(value))
             if value.isprintable():
                 return stored_bytes(value) * 2 + 2  # a quote or backslash gets a backslash
@@ -192,7 +192,7 @@ def check_key(key: Any) -> None:
 
 def _text(*values: Any) -> None:
     for value in values:
-        if type(value) is not str:
+        if not isinstance(value, str):
             raise TemplateError(f"it uses {kind(value)} where text is needed")
 
 
@@ -347,7 +347,7 @@ def _format(budget: Budget, text: str, *values: Any) -> str:
     if text.count("{}") * 2 != text.count("{") + text.count("}"):
         raise TemplateError("it formats text with fields other than {}")
     for value in values:
-        if type(value) is not str:
+        if not isinstance(value, str):
             budget.make(budget.measure(value))
     parts = [str(value) for value in values]
     length = len(text) + sum(len(part) for part in parts)

@@ -124,7 +124,7 @@ class Filters:
         if separators is not None:
             pair = self._sandbox.sequence(separators)
             # measure() allows for separators of two characters, which is what the default ones have.
-            if len(pair) != 2 or any(type(part) is not str or len(part) > 2 for part in pair):
+            if len(pair) != 2 or any(not isinstance(part, str) or len(part) > 2 for part in pair):
                 raise TemplateError("it calls tojson with separators other than two short texts")
         self._budget.make(size)
         return json.dumps(
@@ -138,15 +138,15 @@ class Filters:
     # --------------------------------------------------------------------------------------------- numbers
 
     def int_(self, value: Any, default: int = 0, base: int = 10) -> Any:
-        if type(value) is str and len(value) > NUMBER_CHARACTERS:
+        if isinstance(value, str) and len(value) > NUMBER_CHARACTERS:
             return default
         try:
-            return int(value, base) if type(value) is str else int(value)
+            return int(value, base) if isinstance(value, str) else int(value)
         except (ValueError, TypeError, OverflowError):
             return default
 
     def float_(self, value: Any, default: float = 0.0) -> Any:
-        if type(value) is str and len(value) > NUMBER_CHARACTERS:
+        if isinstance(value, str) and len(value) > NUMBER_CHARACTERS:
             return default
         try:
             return float(value)
@@ -178,7 +178,7 @@ class Filters:
     def length_(self, value: Any) -> int:
         if isinstance(value, Undefined):
             return 0
-        if type(value) not in (str, list, tuple, dict):
+        if not isinstance(value, str | list | tuple | dict):
             raise TemplateError(f"it asks for the length of {kind(value)}")
         return len(value)
 
@@ -195,15 +195,16 @@ class Filters:
         return METHODS[dict]["items"](self._budget, value)
 
     def first_(self, value: Any) -> Any:
-        parts = value if type(value) is str else self._sandbox.sequence(value)
+        parts = value if isinstance(value, str) else self._sandbox.sequence(value)
         return parts[0] if parts else self._sandbox.undefined("there is no first item", name="first")
 
     def last_(self, value: Any) -> Any:
-        parts = value if type(value) is str else self._sandbox.sequence(value)
+        parts = value if isinstance(value, str) else self._sandbox.sequence(value)
         return parts[-1] if parts else self._sandbox.undefined("there is no last item", name="last")
 
     def reverse_(self, value: Any) -> Any:
-        return self._sandbox.sliced(value if type(value) is str else self._sandbox.sequence(value), None, None, -1)
+        parts = value if isinstance(value, str) else self._sandbox.sequence(value)
+        return self._sandbox.sliced(parts, None, None, -1)
 
     def dictsort_(self, value: Any, case_sensitive: bool = False, by: str = "key", reverse: bool = False) -> Any:
         if by not in ("key", "value"):
@@ -223,12 +224,12 @@ class Filters:
 
     def _sorted(self, values: list[Any], key: Callable[[Any], Any], case_sensitive: bool, reverse: bool) -> list[Any]:
         keys = [key(value) for value in values]
-        if any(type(one) not in (str, int, float, bool) for one in keys):
+        if any(not isinstance(one, str | int | float) for one in keys):
             raise TemplateError("it sorts by something other than text and numbers")
         # Each of the n log n comparisons may read a whole key.
-        self._budget.scan(len(keys).bit_length() * sum(64 + (len(k) if type(k) is str else 0) for k in keys))
+        self._budget.scan(len(keys).bit_length() * sum(64 + (len(k) if isinstance(k, str) else 0) for k in keys))
         if not case_sensitive:
-            keys = [self._text_method("lower", one) if type(one) is str else one for one in keys]
+            keys = [self._text_method("lower", one) if isinstance(one, str) else one for one in keys]
         self._budget.make_slots(2 * len(keys))
         return [values[at] for at in sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))]
 
@@ -237,7 +238,7 @@ class Filters:
     def _attribute(self, value: Any, path: str | int) -> Any:
         if type(path) is int:
             return self._sandbox.getitem(value, path)
-        if type(path) is not str:
+        if not isinstance(path, str):
             raise TemplateError("it names an attribute by something that is not text")
         for part in path.split(".", 16):  # "function.name"; deeper paths do not occur
             value = self._sandbox.getitem(value, int(part) if part.isdigit() and len(part) < 9 else part)
@@ -248,7 +249,7 @@ class Filters:
         if attribute is not None:
             found = (self._attribute(part, attribute) for part in parts)
             return [default if default is not None and isinstance(one, Undefined) else one for one in found]
-        run = self.table().get(name) if type(name) is str else None
+        run = self.table().get(name) if isinstance(name, str) else None
         if run is None:
             raise TemplateError("it maps by a filter that is not allowed")
         self._budget.enter()
@@ -282,7 +283,7 @@ class Filters:
         parts = self._parts_of(value)
         run: Callable[..., Any] = bool
         if test:
-            if type(test[0]) is not str or test[0] not in self._sandbox.tests:
+            if not isinstance(test[0], str) or test[0] not in self._sandbox.tests:
                 raise TemplateError("it selects by a test that is not allowed")
             run = cast(Callable[..., Any], self._sandbox.tests[test[0]])
         chosen = []
@@ -323,13 +324,13 @@ def tests_table(compare: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
         "true": lambda value: value is True,
         "false": lambda value: value is False,
         "boolean": lambda value: type(value) is bool,
-        "string": lambda value: type(value) is str,
+        "string": lambda value: isinstance(value, str),
         "number": number,
         "integer": lambda value: type(value) is int,
         "float": lambda value: type(value) is float,
         "mapping": lambda value: type(value) is dict,
-        "sequence": lambda value: type(value) in (str, list, tuple, dict) or isinstance(value, Undefined),
-        "iterable": lambda value: type(value) in (str, list, tuple, dict) or isinstance(value, Undefined),
+        "sequence": lambda value: isinstance(value, str | list | tuple | dict | Undefined),
+        "iterable": lambda value: isinstance(value, str | list | tuple | dict | Undefined),
         "callable": lambda value: callable(value) or type(value).__name__ == "BoundMethod",
         "odd": lambda value: number(value) and value % 2 == 1,
         "even": lambda value: number(value) and value % 2 == 0,

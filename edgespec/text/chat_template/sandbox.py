@@ -230,8 +230,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         self.tests = {
             **tests_table(self._compare),
-            "filter": lambda name: type(name) is str and name in self.filters,
-            "test": lambda name: type(name) is str and name in self.tests,
+            "filter": lambda name: isinstance(name, str) and name in self.filters,
+            "test": lambda name: isinstance(name, str) and name in self.tests,
         }
         self._functions: dict[Any, str] = {
             self._range: "range",
@@ -276,12 +276,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             check_key(argument)
             if argument in obj:
                 return obj[argument]
-        elif type(obj) in (str, list, tuple) and type(argument) in (int, bool):
+        elif isinstance(obj, str | list | tuple) and type(argument) in (int, bool):
             try:
                 return obj[argument]
             except IndexError:
                 return self.undefined(obj=obj, name=argument)
-        if type(argument) is str:
+        if isinstance(argument, str):
             return self.getattr(obj, argument)
         return self.undefined(obj=obj, name=kind(argument))
 
@@ -338,7 +338,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         raise TemplateRaisedError(self.text(message)[:MESSAGE_CHARACTERS])
 
     def _now(self, pattern: Any) -> str:
-        if type(pattern) is not str or DATE_FORMAT.fullmatch(pattern) is None:
+        if not isinstance(pattern, str) or DATE_FORMAT.fullmatch(pattern) is None:
             raise TemplateError("it calls strftime_now with a format that is not allowed")
         return self.budget.made(datetime.now().strftime(pattern))
 
@@ -352,7 +352,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return self.binop_table[operator](left, right)  # raises UndefinedError
         if kinds[0] in _NUMBERS and kinds[1] in _NUMBERS:
             return self._arithmetic(operator, left, right)
-        if operator == "+" and kinds == (str, str):
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):
             length = len(left) + len(right)
             self.budget.make(length if left.isascii() and right.isascii() else 4 * length)
             return left + right
@@ -361,7 +361,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return left + right
         if operator == "*" and int in kinds:
             value, times = (left, right) if kinds[1] is int else (right, left)
-            if type(value) is str:
+            if isinstance(value, str):
                 self.budget.make(stored_bytes(value) * max(times, 0))
                 return value * times
             if type(value) in _SEQUENCES:
@@ -403,7 +403,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if isinstance(left, Undefined):
                 return name == "notin"
             check_key(left)
-        elif type(left) is str and type(right) is str:
+        elif isinstance(left, str) and isinstance(right, str):
             within = name in ("in", "notin")
             self.budget.scan(len(left) + len(right) if within else min(len(left), len(right)))
         else:
@@ -411,7 +411,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 # Comparing two mappings or lists walks every path.
                 if type(side) in (list, tuple, dict):
                     self.budget.scan(self.budget.measure(side))
-                    if name in ("in", "notin") and type(left) is str:
+                    if name in ("in", "notin") and isinstance(left, str):
                         self.budget.scan(len(left))
         return _COMPARE[name](left, right)
 
@@ -419,11 +419,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """``value[start:stop:step]``."""
         if isinstance(value, Undefined):
             value._fail_with_undefined_error()
-        if type(value) not in (str, list, tuple):
+        if not isinstance(value, str | list | tuple):
             raise TemplateError(f"it slices {kind(value)}")
         cut = slice(*[None if isinstance(end, Undefined) else end for end in (start, stop, step)])
         count = len(range(*cut.indices(len(value))))
-        width = POINTER_BYTES if type(value) is not str else 1 if value.isascii() else 4
+        width = POINTER_BYTES if not isinstance(value, str) else 1 if value.isascii() else 4
         self.budget.make(width * count)
         return value[cut]
 
@@ -461,7 +461,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if type(value) is dict:
             self.budget.make_slots(len(value))
             return list(value)
-        if type(value) is str:
+        if isinstance(value, str):
             # Characters beyond Latin-1 become separate objects.
             self.budget.make_slots(len(value) * (1 if value.isascii() else 2))
             return list(value)
@@ -471,7 +471,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def text(self, value: Any) -> str:
         """``value`` as text, as jinja prints it."""
-        if type(value) is str:
+        if isinstance(value, str):
             return value
         if isinstance(value, Undefined):
             return ""
