@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Cancelled
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.settings import choose_runtime
@@ -60,9 +60,9 @@ class PreparedModel:
         """How many bytes less than in the file the weights take."""
         return self.file.weight_bytes - self.facts.weight_bytes
 
-    def load(self, stop: threading.Event | None = None) -> LoadedModel:
-        """Load the model in this process. ``stop`` and errors are those of ``Runtime.load``."""
-        return runtime_of(self.settings).load(self.file, self.settings, self.form, stop)
+    def load(self, cancelled: Cancelled | None = None) -> LoadedModel:
+        """Load the model in this process. ``cancelled`` and errors are those of ``Runtime.load``."""
+        return runtime_of(self.settings).load(self.file, self.settings, self.form, cancelled)
 
     def in_background(self, worker: WorkerSettings, check: Callable[[], object] = lambda: None) -> BackgroundModel:
         """The model, loading once its ``load`` is called: on a thread or in a separate process.

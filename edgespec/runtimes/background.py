@@ -16,6 +16,7 @@ from edgespec.errors import (
     RuntimeUnavailableError,
     WorkerLostError,
 )
+from edgespec.files.progress import Cancelled
 from edgespec.interfaces.model import Model, ModelFacts, Sequence
 from edgespec.runtimes.thread import start_thread
 
@@ -42,14 +43,14 @@ class StartingModel(Protocol):
 
 
 class LoadingHere:
-    """A model that ``load`` loads in this process. ``load`` receives an event and ends early once that is set."""
+    """A model that ``load`` loads in this process. ``load`` ends early once its argument returns true."""
 
-    def __init__(self, load: Callable[[threading.Event], Model]) -> None:
+    def __init__(self, load: Callable[[Cancelled], Model]) -> None:
         self._load = load
         self._stop = threading.Event()
 
     def wait(self) -> Model:
-        return self._load(self._stop)
+        return self._load(self._stop.is_set)
 
     def close(self) -> None:
         self._stop.set()

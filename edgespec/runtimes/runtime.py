@@ -6,7 +6,6 @@ runtime runs a model; differences between runtimes are methods of the value.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from edgespec.errors import InvalidRequestError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Cancelled
 from edgespec.interfaces.model import HOST, Model, ModelFacts
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "npu", "accel", "other"]
@@ -142,9 +142,9 @@ class Runtime(ABC):
 
     @abstractmethod
     def load(
-        self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED, stop: threading.Event | None = None
+        self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED, cancelled: Cancelled | None = None
     ) -> LoadedModel:
-        """Load the weights. Once ``stop`` is set, loading ends early and raises CancelledError.
+        """Load the weights. Once ``cancelled()`` is true, loading ends early and raises CancelledError.
 
         Raises ModelFileError, RuntimeUnavailableError, InvalidRequestError, MemoryLimitError, CancelledError.
         """

@@ -12,6 +12,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from edgespec.errors import ClosedError, MemoryLimitError
+from edgespec.files.progress import Cancelled
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -80,11 +81,11 @@ class WorkerThread:
             self._process.check()  # in a forked one no thread would ever run the job
             self._jobs.put((job, future))
 
-    def run(self, job: Callable[[], T], stop: threading.Event | None = None) -> T:
+    def run(self, job: Callable[[], T], cancelled: Cancelled | None = None) -> T:
         """Run ``job`` on the thread and wait for its result; its exceptions are raised here.
 
-        If the wait is interrupted, or ``stop`` is set, the job is asked to end and still waited for, so that no
-        native call outlives its caller. Raises ClosedError after ``close``, and in a forked process.
+        If the wait is interrupted, or ``cancelled()`` is true, the job is asked to end and still waited for, so that
+        no native call outlives its caller. Raises ClosedError after ``close``, and in a forked process.
         """
         if threading.current_thread() is self._thread:
             return job()
@@ -92,8 +93,8 @@ class WorkerThread:
         try:
             # Inside the try: an interrupt may come between the job's start and the wait for it.
             self._hand_over(job, future)
-            if stop is not None:
-                self._watch(future, stop)
+            if cancelled is not None:
+                self._watch(future, cancelled)
             return future.result()
         except BaseException:
             if not future.cancel() and not future.done():
@@ -105,10 +106,10 @@ class WorkerThread:
             # objects are freed with their last reference.
             del future
 
-    def _watch(self, future: Future[T], stop: threading.Event) -> None:
-        """Wait for the job; ask it to end once ``stop`` is set."""
+    def _watch(self, future: Future[T], cancelled: Cancelled) -> None:
+        """Wait for the job; ask it to end once ``cancelled()`` is true."""
         while not wait([future], _STOP_SEEN_S).done:
-            if stop.is_set():
+            if cancelled():
                 self._on_interrupt()
                 return
 

@@ -46,7 +46,9 @@ class OwnRuntime(Runtime):
     def describe(self, file: LocatedModel, settings: OwnSettings, form: DraftForm = AS_FILED) -> ModelFacts:
         return OwnModel(file, settings).facts
 
-    def load(self, file: LocatedModel, settings: OwnSettings, form: DraftForm = AS_FILED, stop: Any = None) -> Any:
+    def load(
+        self, file: LocatedModel, settings: OwnSettings, form: DraftForm = AS_FILED, cancelled: Any = None
+    ) -> Any:
         return OwnModel(file, settings)
 
     def cache_bits(self, settings: OwnSettings) -> float:

@@ -18,13 +18,16 @@ from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError, ModelFileError
 from edgespec.files import disk
+from edgespec.files.progress import Cancelled
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import PreparedModel
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.native import sidecar
+from edgespec.runtimes.native.weights import NativeWeights
 from edgespec.runtimes.runtime import LoadedModel
+from tests.support.kernel_calls import require_native
 from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
 
@@ -36,7 +39,7 @@ PROMPT = "hello world"
 
 
 class SlowLoads:
-    """The drafter's loads take ``LOAD_S``, or until ``release``; ``interruptible`` ones end at the stop event."""
+    """The drafter's loads take ``LOAD_S``, or until ``release``; ``interruptible`` ones ask whether to end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = threading.Event()
@@ -47,19 +50,21 @@ class SlowLoads:
         self.attempts = 0
         load = PreparedModel.load
 
-        def slowly(prepared: PreparedModel, stop: threading.Event | None = None) -> LoadedModel:
+        def slowly(prepared: PreparedModel, cancelled: Cancelled | None = None) -> LoadedModel:
             if prepared.file.name != "drafter":
-                return load(prepared, stop)
+                return load(prepared, cancelled)
             self.attempts += 1
             self.begun.set()
             if self.interruptible:
-                assert stop is not None
-                stop.wait(LOAD_S)
+                assert cancelled is not None
+                end = time.monotonic() + LOAD_S
+                while not cancelled() and time.monotonic() < end:
+                    time.sleep(0.01)
                 raise CancelledError("loading was cancelled")
             self.released.wait(LOAD_S)
             if self.error is not None:
                 raise self.error
-            self.models.append(load(prepared, stop))
+            self.models.append(load(prepared, cancelled))
             return self.models[-1]
 
         monkeypatch.setattr(PreparedModel, "load", slowly)
@@ -429,3 +434,21 @@ def test_during_a_load_the_expected_time_is_the_remaining_time(engine: Engine, l
     assert pool.load_s < before_s
     with suppress(EdgespecError):
         pool.drafter_model().wait(0.0)
+
+
+def test_a_cancelled_load_of_the_target_ends_while_its_weights_are_laid_out(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The native runtime lays its weights out in strips, and asks before each."""
+    require_native()
+    laid, relay = list[object](), NativeWeights.relay
+
+    def laid_out(weights: NativeWeights, strip: Any) -> int:
+        laid.append(strip)
+        time.sleep(0.05)
+        return relay(weights, strip)
+
+    monkeypatch.setattr(NativeWeights, "relay", laid_out)
+    with pytest.raises(CancelledError, match="loading was cancelled"):
+        tiny.load(runtime="native", draft="none", cancelled=lambda: bool(laid), store_home=tiny.home.root / "other")
+    assert laid

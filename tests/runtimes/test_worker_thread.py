@@ -377,7 +377,7 @@ def test_a_raised_exception_does_not_hold_its_job_in_a_cycle(worker: WorkerThrea
         gc.enable()
 
 
-def test_setting_the_stop_event_calls_on_interrupt(worker: WorkerThread, interrupted: Interrupted) -> None:
+def test_a_cancelled_wait_calls_on_interrupt(worker: WorkerThread, interrupted: Interrupted) -> None:
     stop = threading.Event()
 
     def job() -> str:
@@ -385,7 +385,7 @@ def test_setting_the_stop_event_calls_on_interrupt(worker: WorkerThread, interru
         assert interrupted.happened.wait(WAIT_S)
         return "the result"
 
-    assert worker.run(job, stop) == "the result"
+    assert worker.run(job, stop.is_set) == "the result"
     assert interrupted.count == 1
     assert worker.run(lambda: "quick", threading.Event()) == "quick"
     assert interrupted.count == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel, read_model_file
 from edgespec.files.onnx.artefact import OnnxArtefact
+from edgespec.files.progress import Cancelled
 from edgespec.files.trimmed_drafter import TrimmedDrafter
 from edgespec.runtimes.llama import model as llama
 from edgespec.runtimes.llama.context import LlamaSettings
@@ -50,12 +50,12 @@ def load_native(
     sha256: str | None = None,
     sidecar: Path | None = None,
     requantized: bool = False,
-    stop: threading.Event | None = None,
+    cancelled: Cancelled | None = None,
 ) -> NativeModel:
     """``sidecar`` is the file for the laid out weights."""
     file = located(source, name=name, sha256=sha256)
     kept = None if sidecar is None else SidecarFile(path=sidecar, sha256=file.identity)
-    return native.load_native(file, settings, sidecar=kept, requantized=requantized, stop=stop)
+    return native.load_native(file, settings, sidecar=kept, requantized=requantized, cancelled=cancelled)
 
 
 def load_model(
@@ -64,9 +64,9 @@ def load_model(
     *,
     name: str | None = None,
     sha256: str | None = None,
-    stop: threading.Event | None = None,
+    cancelled: Cancelled | None = None,
 ) -> LlamaModel:
-    return llama.load_model(located(source, name=name, sha256=sha256), settings, stop)
+    return llama.load_model(located(source, name=name, sha256=sha256), settings, cancelled)
 
 
 def load_onnx(

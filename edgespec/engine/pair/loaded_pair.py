@@ -44,6 +44,9 @@ from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 S = TypeVar("S", bound=OpenSession)
 
+# How often a callback hears of a wait, which its exception ends.
+_TELL_AGAIN_S = 0.2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
@@ -200,9 +203,12 @@ class LoadedPair:
         drafter, own = self.plan.drafter, self.pool.drafter
         if own is None or drafter is None or drafter.model is None or not self.plan.depth_cap or not own.will_prepare:
             return
-        tell(Loading(f"preparing {own.file.name}, once on this machine"))
+        step = Loading(f"preparing {own.file.name}, once on this machine")
+        tell(step)
         with contextlib.suppress(EdgespecError):
-            self.pool.drafter_model().wait()
+            drafting = self.pool.drafter_model()
+            while not drafting.wait(_TELL_AGAIN_S):
+                tell(step)
 
     # ------------------------------------------------------------------------------------------ plan
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Cancelled
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.runtimes.llama import devices, library
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
@@ -55,9 +55,9 @@ class LlamaRuntime(Runtime):
         file: LocatedModel,
         settings: LlamaSettings,
         form: DraftForm = AS_FILED,
-        stop: threading.Event | None = None,
+        cancelled: Cancelled | None = None,
     ) -> LlamaModel:
-        return load_model(file, settings, stop)
+        return load_model(file, settings, cancelled)
 
     def cache_bits(self, settings: LlamaSettings) -> float:
         return KV_TYPES[settings.kv_type][1]

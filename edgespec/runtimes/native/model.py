@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections import abc
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -13,6 +12,7 @@ import numpy as np
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Cancelled
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.batch import NativeBatch
@@ -57,9 +57,9 @@ def load_native(
     *,
     sidecar: SidecarFile | None = None,
     requantized: bool = False,
-    stop: threading.Event | None = None,
+    cancelled: Cancelled | None = None,
 ) -> NativeModel:
-    """Lay a file's weights out for the kernels. Once ``stop`` is set, loading ends early.
+    """Lay a file's weights out for the kernels. Once ``cancelled()`` is true, loading ends early.
 
     ``sidecar`` is where the laid out weights are kept for the next load, which then takes less than a second. They
     take as much disk as the model, and are written only with plenty of free disk.
@@ -73,7 +73,9 @@ def load_native(
     facts, artefact = describe_native(file, settings), file.artefact
     layout = _read_layout(file, requantized=requantized)
     embedding = None if artefact is None else artefact.embedding.path
-    weights = load_weights(load(), file.header, layout, settings.threads, sidecar, embedding=embedding, stop=stop)
+    weights = load_weights(
+        load(), file.header, layout, settings.threads, sidecar, embedding=embedding, cancelled=cancelled
+    )
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
     return NativeModel(ModelPart(weights, head_ids=head_ids), file, settings, facts)
 

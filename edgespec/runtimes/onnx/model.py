@@ -5,7 +5,6 @@ Loads folders that ``edgespec export --to onnx`` wrote and ``read_onnx_folder`` 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -15,6 +14,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS, SHARED, WHOLE
+from edgespec.files.progress import Cancelled
 from edgespec.hardware.drivers import gpu_drivers
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
@@ -35,15 +35,15 @@ from edgespec.runtimes.sequence import (
 PADDINGS = (1, 2)  # more than two rows are computed like two
 
 
-def load_onnx(file: LocatedModel, settings: OnnxSettings, stop: threading.Event | None = None) -> OnnxModel:
-    """Load an exported model on the settings' provider. Once ``stop`` is set, loading ends early.
+def load_onnx(file: LocatedModel, settings: OnnxSettings, cancelled: Cancelled | None = None) -> OnnxModel:
+    """Load an exported model on the settings' provider. Once ``cancelled()`` is true, loading ends early.
 
     Raises RuntimeUnavailableError (no onnxruntime, no such provider), InvalidRequestError, ModelFileError,
     MemoryLimitError, CancelledError.
     """
     facts = describe_onnx(file, settings)
     provider = onnx_providers.find_provider(settings.provider)
-    weights = load_weights(onnx_providers.load(), provider, artefact_of(file), settings, stop)
+    weights = load_weights(onnx_providers.load(), provider, artefact_of(file), settings, cancelled)
     return OnnxModel(weights, file, settings, facts)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.progress import Cancelled
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.onnx import providers
 from edgespec.runtimes.onnx.model import OnnxModel, artefact_of, describe_onnx, load_onnx
@@ -43,9 +43,9 @@ class OnnxRuntime(Runtime):
         file: LocatedModel,
         settings: OnnxSettings,
         form: DraftForm = AS_FILED,
-        stop: threading.Event | None = None,
+        cancelled: Cancelled | None = None,
     ) -> OnnxModel:
-        return load_onnx(file, settings, stop)
+        return load_onnx(file, settings, cancelled)
 
     def cache_bits(self, settings: OnnxSettings) -> float:
         return _CACHE_BITS

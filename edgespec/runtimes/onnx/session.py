@@ -22,6 +22,7 @@ from edgespec.errors import (
 )
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS
+from edgespec.files.progress import Cancelled
 from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.onnx.providers import CPU, OnnxLibrary, Provider
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
@@ -91,10 +92,10 @@ def load_weights(
     provider: Provider,
     artefact: OnnxArtefact,
     settings: OnnxSettings,
-    stop: threading.Event | None = None,
+    cancelled: Cancelled | None = None,
 ) -> OnnxWeights:
-    """Load a checked artefact on the provider. Once ``stop`` is set, loading ends early, if the provider supports
-    that.
+    """Load a checked artefact on the provider. Once ``cancelled()`` is true, loading ends early, if the provider
+    supports that.
 
     Raises ModelFileError, RuntimeUnavailableError (the provider does not work here, or not for this model),
     MemoryLimitError, CancelledError.
@@ -123,9 +124,9 @@ def load_weights(
         )
 
     try:
-        sessions = loader.run(lambda: [load(options) for options in every_options], stop)
+        sessions = loader.run(lambda: [load(options) for options in every_options], cancelled)
     except Exception as error:  # the bindings raise a dozen classes without a common base
-        if stop is not None and stop.is_set():
+        if cancelled is not None and cancelled():
             raise CancelledError("loading was cancelled") from error
         raise _load_error(error, artefact, provider) from error
     finally:
