@@ -174,11 +174,6 @@ DIFFERENCES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "it marks words as safe, and jinja then escapes the tool that it adds to them as HTML (&lt;). Here, as in "
         "llama.cpp, nothing is escaped: no model was taught tools in HTML",
     ),
-    "meetkai-functionary-medium-v3.2": (
-        ("tools of either type",),
-        "refused",
-        "the filter unique is not on the allow-list; this template alone uses it, for oneOf in a tool's parameters",
-    ),
     "llama-cpp-deepseek-r1": (
         WITH_TOOLS,
         "rendered",

@@ -3,12 +3,13 @@
 Jinja's sandbox keeps a template away from Python's internals, but it bounds neither CPU nor memory. Every operation
 in ``sandbox.py`` and ``filters.py`` is counted here before it runs.
 
-The methods are an allow-list: a template cannot call any other one. ``ljust``, ``zfill``, ``expandtabs`` and similar
-ones are left out: a few characters of source make gigabytes, and no known template uses them.
+The methods are an allow-list: a template cannot call any other one. Those that change a list or a mapping are left
+out, as in jinja's immutable sandbox, and so are those that reach bytes or attributes (``encode``, ``format_map``).
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ NESTING = 64
 CALL_DEPTH = 48
 # No prompt needs larger numbers; 256 bits keep every conversion to text instant.
 INTEGER_BITS = 256
+# Python hashes integers modulo 2**61 - 1: larger ones can be chosen so that all have one hash.
+HASHED_BITS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +188,11 @@ class BoundMethod:
 
 
 def check_key(key: Any) -> None:
-    """Refuse mapping keys that take long to hash: every lookup walks a tuple of tuples again."""
+    """Refuse keys that take long to find: a tuple of tuples is walked again, integers may be chosen to collide."""
     if not isinstance(key, str | int | float | None):
         raise TemplateError(f"it uses {kind(key)} as the key of a mapping")
+    if isinstance(key, int) and key.bit_length() > HASHED_BITS:
+        raise TemplateError(f"it uses an integer of more than {HASHED_BITS} bits as the key of a mapping")
 
 
 def _text(*values: Any) -> None:
@@ -249,15 +254,29 @@ def _charge_asked(budget: Budget, text: str) -> None:
     budget.scan(len(text))
 
 
-def _charge_searched(budget: Budget, text: str, what: str) -> None:
+def _charge_searched(budget: Budget, text: str, what: str, *bounds: int | None) -> None:
     _text(what)
+    for bound in bounds:
+        _bounded_index(bound)
     budget.scan(len(text) + len(what))
 
 
-def _charge_searched_backwards(budget: Budget, text: str, what: str) -> None:
-    _text(what)
+def _charge_searched_backwards(budget: Budget, text: str, what: str, *bounds: int | None) -> None:
+    _charge_searched(budget, text, what, *bounds)
     # CPython searches forwards in linear time; backwards, it may compare the whole needle at each character.
     budget.scan(len(text) * max(len(what), 1))
+
+
+def _charge_padded(budget: Budget, text: str, width: int, fill: str = " ") -> None:
+    _bounded_index(width)
+    _text(fill)
+    budget.make(max(len(text), width) * (1 if text.isascii() and fill.isascii() else 4))
+
+
+def _charge_tabs(budget: Budget, text: str, tabsize: int = 8) -> None:
+    _bounded_index(tabsize)
+    budget.scan(len(text))
+    budget.make(stored_bytes(text) + text.count("\t") * max(tabsize, 0) * (1 if text.isascii() else 4))
 
 
 def _charge_removed(budget: Budget, text: str, what: str) -> None:
@@ -278,11 +297,13 @@ def _charge_rpartition(budget: Budget, text: str, sep: str) -> None:
 def _ends(name: str) -> Method:
     method = getattr(str, name)
 
-    def run(budget: Budget, text: str, what: Any) -> Any:
+    def run(budget: Budget, text: str, what: Any, *bounds: int | None) -> Any:
         for one in what if type(what) in (tuple, list) else (what,):
             _text(one)
             budget.scan(min(len(one), len(text)))
-        return method(text, tuple(what) if type(what) is list else what)
+        for bound in bounds:
+            _bounded_index(bound)
+        return method(text, tuple(what) if type(what) is list else what, *bounds)
 
     return run
 
@@ -341,21 +362,109 @@ def _join(budget: Budget, text: str, parts: Any) -> str:
     return text.join(parts)
 
 
-def _format(budget: Budget, text: str, *values: Any) -> str:
-    """``text.format(*values)`` with bare ``{}`` alone: other fields can make gigabytes or reach attributes."""
+# A field of ``%`` and of ``str.format``, or a sign that is none. Widths and precisions have at most two digits, and
+# no field reaches an attribute or an item.
+_PERCENT = re.compile(
+    r"%(?:(?:\((?P<name>[^()]{0,64})\))?(?P<spec>[-+ #0]{0,5}[0-9]{0,2}(?:\.[0-9]{0,2})?)"
+    r"(?P<type>[diouxXeEfFgGcrs%]))?"
+)
+_BRACES = re.compile(
+    r"\{\{|\}\}|\{(?P<name>[0-9]{0,3}|[^\W\d]\w{0,63})(?:!(?P<shown>[rs]))?"
+    r"(?::(?P<spec>(?:[^{}]?[<>=^])?[-+ ]?\#?[0-9]{0,2}[,_]?(?:\.[0-9]{1,2})?[bcdeEfFgGnosxX%]?))?\}|[{}]"
+)
+
+
+def _formatted(budget: Budget, text: str, fields: re.Pattern[str], piece: Callable[[re.Match[str]], str]) -> str:
+    """``text`` with ``piece`` in place of each of the ``fields``."""
     budget.scan(len(text))
-    if text.count("{}") * 2 != text.count("{") + text.count("}"):
-        raise TemplateError("it formats text with fields other than {}")
-    for value in values:
-        if not isinstance(value, str):
-            budget.make(budget.measure(value))
-    parts = [str(value) for value in values]
-    length = len(text) + sum(len(part) for part in parts)
-    budget.make(length if all(part.isascii() for part in (text, *parts)) else length * 4)
+    pieces, end = [], 0
+    for found in fields.finditer(text):
+        budget.make_slots(2)
+        pieces += [text[end : found.start()], piece(found)]
+        end = found.end()
+    return _join(budget, "", [*pieces, text[end:]])
+
+
+def _shown(budget: Budget, value: Any, show: Callable[[Any], str] = str) -> Any:
+    """``value`` for a field that prints it: text as it is, an undefined value as nothing."""
+    if isinstance(value, str) and show is str:
+        return value
+    if type(value).__name__ == "Undefined":
+        return ""
+    budget.make(budget.measure(value))
+    return show(value)
+
+
+def percent(budget: Budget, text: str, values: Any) -> str:
+    """``text % values``, the size of each field counted before it is made."""
+    left = list(values) if type(values) is tuple else [values]
+
+    def piece(found: re.Match[str]) -> str:
+        how, name, spec = found["type"], found["name"], found["spec"]
+        if how is None:
+            raise TemplateError("it formats text with a field that is not allowed")
+        if how == "%":
+            return "%"
+        if name is not None:
+            if type(values) is not dict or name not in values:
+                raise TemplateError("it formats text with a name that has no value")
+            value = values[name]
+        elif left:
+            value = left.pop(0)
+        else:
+            raise TemplateError("it formats text with fewer values than fields")
+        if how in "rs":
+            value = _shown(budget, value, str if how == "s" else repr)
+            return value if not spec else _one(budget, f"%{spec}s", value)
+        return _one(budget, f"%{spec}{how}", value)
+
+    result = _formatted(budget, text, _PERCENT, piece)
+    if left and type(values) not in (dict, list):
+        raise TemplateError("it formats text with more values than fields")
+    return result
+
+
+def _one(budget: Budget, field: str, value: Any) -> str:
+    if not isinstance(value, str | int | float):
+        raise TemplateError(f"it formats {kind(value)} as a number")
+    # A double has at most 309 digits before its point.
+    budget.make(400 + (4 * len(value) if isinstance(value, str) else 0))
+    if type(value) is int:
+        budget.integer_digits(value)
     try:
-        return text.format(*parts)
-    except IndexError:
-        raise TemplateError("it formats text with fewer values than fields") from None
+        return field % (value,)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TemplateError(f"it formats {kind(value)} in a way that is not allowed") from error
+
+
+def _format(budget: Budget, text: str, *values: Any, **named: Any) -> str:
+    """``text.format(*values, **named)``, the size of each field counted before it is made."""
+    budget.step(len(values) + len(named))
+    following = iter(range(len(values)))
+
+    def piece(found: re.Match[str]) -> str:
+        name, spec = found["name"], found["spec"]
+        if name is None:
+            if found[0] in "{}":
+                raise TemplateError("it formats text with a field that is not allowed")
+            return found[0][0]
+        at: Any = next(following, len(values)) if not name else int(name) if name.isdigit() else name
+        if at not in named and not (type(at) is int and at < len(values)):
+            raise TemplateError("it formats text with fewer values than fields")
+        value = named[at] if isinstance(at, str) else values[at]
+        if found["shown"] or not spec:
+            value = _shown(budget, value, repr if found["shown"] == "r" else str)
+        return _in_braces(budget, value, spec) if spec else value
+
+    return _formatted(budget, text, _BRACES, piece)
+
+
+def _in_braces(budget: Budget, value: Any, spec: str) -> str:
+    _one(budget, "%s", value)
+    try:
+        return format(value, spec)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TemplateError(f"it formats {kind(value)} in a way that is not allowed") from error
 
 
 def _get(budget: Budget, mapping: dict[Any, Any], key: Any, default: Any = None) -> Any:
@@ -378,11 +487,33 @@ def _values(budget: Budget, mapping: dict[Any, Any]) -> list[Any]:
     return list(mapping.values())
 
 
+def _copy(budget: Budget, value: Any) -> Any:
+    budget.make_slots(2 * len(value))
+    return value.copy()
+
+
+def _among(name: str) -> Method:
+    """``list.count`` or ``list.index``, or those of a tuple."""
+
+    def run(budget: Budget, items: Any, what: Any) -> int:
+        # Each comparison walks at most the shorter of two values.
+        budget.scan(min(budget.measure(items), len(items) * budget.measure(what)))
+        if name == "index" and what not in items:
+            raise TemplateError("it asks for the place of a value that a list does not hold")
+        found: int = getattr(items, name)(what)
+        return found
+
+    return run
+
+
 _CHARGES: dict[Callable[..., None], tuple[str, ...]] = {
-    _charge_cased: ("upper", "lower", "title", "capitalize"),
+    _charge_cased: ("upper", "lower", "title", "capitalize", "casefold", "swapcase"),
     _charge_asked: (
-        "isalpha", "isdigit", "isnumeric", "isalnum", "isspace", "isupper", "islower", "isdecimal",
+        "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric",
+        "isprintable", "isspace", "istitle", "isupper",
     ),
+    _charge_padded: ("center", "ljust", "rjust", "zfill"),
+    _charge_tabs: ("expandtabs",),
     _charge_searched: ("find", "count", "index"),
     _charge_searched_backwards: ("rfind", "rindex"),
     _charge_removed: ("removeprefix", "removesuffix"),
@@ -402,5 +533,7 @@ METHODS: dict[type, dict[str, Method]] = {
         "join": _join,
         "format": _format,
     },
-    dict: {"get": _get, "items": _items, "keys": _keys, "values": _values},
+    dict: {"get": _get, "items": _items, "keys": _keys, "values": _values, "copy": _copy},
+    list: {"copy": _copy, "count": _among("count"), "index": _among("index")},
+    tuple: {"count": _among("count"), "index": _among("index")},
 }

@@ -1,27 +1,57 @@
 """The filters and tests that a chat template may use, each counted before it runs.
 
 Imports jinja2, so this module is imported only when a template is compiled. The filters are an allow-list and not
-jinja's own: jinja's return lazy generators, format text and walk values without counting. Filters that hardly any
-chat template uses (``urlize``, ``wordwrap``, ``center``, ``groupby``, ``unique``, ...) are absent.
+jinja's own: jinja's return lazy generators, format text and walk values without counting. Absent are those for web
+pages and for debugging, and ``random``: the same messages must give the same prompt.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol, cast
 
 from jinja2.runtime import Undefined
 
 from edgespec.errors import TemplateError
-from edgespec.text.chat_template.budget import METHODS, POINTER_BYTES, Budget, kind, replaced, stored_bytes, trimmed
+from edgespec.text.chat_template.budget import (
+    METHODS,
+    POINTER_BYTES,
+    Budget,
+    check_key,
+    kind,
+    percent,
+    replaced,
+    stored_bytes,
+    trimmed,
+)
 
 # More than any prompt's indentation; JSON is indented by 2 to 4.
 INDENT = 32
 # Longest text that |int and |float convert: Python's own limit is 4 300 digits, and 64 exceed every double.
 NUMBER_CHARACTERS = 64
+
+_WORD = re.compile(r"\w+")
+_TITLE_GAP = re.compile(r"([-\s({\[<]+)")  # what jinja's title begins a word after
+# "&" comes first: the other texts bring new ones.
+_ESCAPES = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ('"', "&#34;"))
+_FILTERS = (
+    "abs", "attr", "batch", "center", "default", "dictsort", "escape", "first", "float", "format", "groupby",
+    "indent", "int", "items", "join", "last", "length", "list", "map", "max", "min", "reject", "rejectattr",
+    "replace", "reverse", "round", "select", "selectattr", "slice", "sort", "string", "sum", "title", "tojson",
+    "trim", "truncate", "unique", "wordcount",
+)  # fmt: skip
+_OTHER_NAMES = {
+    "count": "length",
+    "d": "default",
+    "e": "escape",
+    "forceescape": "escape",
+    "safe": "string",  # it turns off the escaping of web pages, which is off here
+}
 
 
 class Rendering(Protocol):
@@ -38,6 +68,10 @@ class Rendering(Protocol):
 
     def getitem(self, obj: Any, argument: Any) -> Any: ...
 
+    def getattr(self, obj: Any, attribute: str) -> Any: ...
+
+    def added(self, left: Any, right: Any) -> Any: ...
+
     @property
     def undefined(self) -> Callable[..., Any]: ...
 
@@ -51,36 +85,72 @@ class Filters:
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """Every filter by its name in templates."""
-        by_name = {
-            name: getattr(self, f"{name}_")
-            for name in (
-                *("abs", "default", "dictsort", "first", "float", "indent", "int", "items", "join", "last", "length"),
-                *(
-                    "list",
-                    "map",
-                    "min",
-                    "reject",
-                    "rejectattr",
-                    "replace",
-                    "reverse",
-                    "round",
-                    "select",
-                    "selectattr",
-                ),
-                *("sort", "string", "tojson", "trim"),
-            )
-        }
-        cased = {name: partial(self._text_method, name) for name in ("capitalize", "lower", "title", "upper")}
-        # "safe" turns off escaping, which is off here.
-        return {**by_name, **cased, "count": self.length_, "d": self.default_, "safe": self.string_}
+        own: dict[str, Callable[..., Any]] = {name: getattr(self, f"{name}_") for name in _FILTERS}
+        cased = {name: partial(self._text_method, name) for name in ("capitalize", "lower", "upper")}
+        return {**own, **cased, **{other: own[name] for other, name in _OTHER_NAMES.items()}}
 
     # ------------------------------------------------------------------------------------------------ text
 
     def string_(self, value: Any) -> str:
         return self._sandbox.text(value)
 
-    def _text_method(self, name: str, value: Any) -> Any:
-        return METHODS[str][name](self._budget, self._sandbox.text(value))
+    def _text_method(self, name: str, value: Any, *args: Any) -> Any:
+        return METHODS[str][name](self._budget, self._sandbox.text(value), *args)
+
+    def center_(self, value: Any, width: int = 80) -> Any:
+        return self._text_method("center", value, width)
+
+    def title_(self, value: Any) -> Any:
+        text = self._sandbox.text(value)
+        self._budget.scan(len(text))
+        self._budget.make_slots(2 * sum(1 for _ in _TITLE_GAP.finditer(text)) + 1)
+        upper, lower = METHODS[str]["upper"], METHODS[str]["lower"]
+        words = [
+            part
+            for word in _TITLE_GAP.split(text)
+            for part in (upper(self._budget, word[:1]), lower(self._budget, word[1:]))
+        ]
+        return METHODS[str]["join"](self._budget, "", words)
+
+    def escape_(self, value: Any) -> str:
+        """HTML's escapes. The result is ordinary text: nothing here is escaped a second time."""
+        text = self._sandbox.text(value)
+        for sign, escape in _ESCAPES:
+            text = replaced(self._budget, text, sign, escape)
+        return text
+
+    def truncate_(
+        self, value: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: int = 5
+    ) -> Any:
+        text, sandbox = self._sandbox.text(value), self._sandbox
+        if (
+            type(length) is not int
+            or type(leeway) is not int
+            or not isinstance(end, str)
+            or not 0 <= len(end) <= length
+        ):
+            raise TemplateError("it truncates to a length that is not a number, or shorter than the end mark")
+        if len(text) <= length + leeway:
+            return text
+        cut = sandbox.sliced(text, None, length - len(end), None)
+        return self.join_([cut if killwords else self._text_method("rsplit", cut, " ", 1)[0], end])
+
+    def wordcount_(self, value: Any) -> int:
+        text = self._sandbox.text(value)
+        self._budget.step(len(text))
+        return sum(1 for _ in _WORD.finditer(text))
+
+    def format_(self, value: Any, *args: Any, **named: Any) -> str:
+        if args and named:
+            raise TemplateError("it formats text with values with names and without")
+        return percent(self._budget, self._sandbox.text(value), named or args)
+
+    def attr_(self, value: Any, name: Any) -> Any:
+        if not isinstance(name, str):
+            raise TemplateError("it names an attribute by something that is not text")
+        if type(value) is dict and name in value and name not in METHODS[dict]:
+            return self._sandbox.undefined(obj=value, name=name)  # as in jinja, which looks for no items here
+        return self._sandbox.getattr(value, name)
 
     def trim_(self, value: Any, chars: str | None = None) -> str:
         return trimmed(self._budget, self._sandbox.text(value), chars)
@@ -143,7 +213,10 @@ class Filters:
         try:
             return int(value, base) if isinstance(value, str) else int(value)
         except (ValueError, TypeError, OverflowError):
-            return default
+            try:
+                return int(float(value))  # as in jinja: "42.5" is 42
+            except (ValueError, TypeError, OverflowError):
+                return default
 
     def float_(self, value: Any, default: float = 0.0) -> Any:
         if isinstance(value, str) and len(value) > NUMBER_CHARACTERS:
@@ -156,14 +229,21 @@ class Filters:
     def abs_(self, value: Any) -> Any:
         return abs(self._number(value))
 
-    def round_(self, value: Any, precision: int = 0, method: str = "common") -> float:
+    def round_(self, value: Any, precision: int = 0, method: str = "common") -> Any:
         # An int rounded to -10**9 digits would compute 10**10**9; a double has at most 15 useful digits.
-        if type(precision) is not int or not 0 <= precision <= 15 or method not in ("common", "ceil", "floor"):
+        if type(precision) is not int or abs(precision) > 15 or method not in ("common", "ceil", "floor"):
             raise TemplateError("it calls round with a precision or method that is not allowed")
-        number = float(self._number(value))
+        number = self._number(value)
         if method == "common":
             return round(number, precision)
-        return float((math.ceil if method == "ceil" else math.floor)(number * 10**precision) / 10**precision)
+        return (math.ceil if method == "ceil" else math.floor)(number * 10**precision) / 10**precision
+
+    def sum_(self, value: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+        if isinstance(start, str):
+            raise TemplateError("it sums text; join puts texts together")
+        for part in self._sandbox.sequence(value):
+            start = self._sandbox.added(start, self._attribute(part, attribute))
+        return start
 
     def _number(self, value: Any) -> Any:
         if type(value) not in (int, float, bool):
@@ -206,54 +286,127 @@ class Filters:
         parts = value if isinstance(value, str) else self._sandbox.sequence(value)
         return self._sandbox.sliced(parts, None, None, -1)
 
+    def batch_(self, value: Any, linecount: int, fill_with: Any = None) -> list[list[Any]]:
+        parts, length = self.list_(value), self._several(linecount)
+        lines = [parts[at : at + length] for at in range(0, len(parts), length)]
+        self._budget.make_slots(2 * len(lines) + len(parts))
+        if lines and fill_with is not None:
+            missing = length - len(lines[-1])
+            self._budget.make_slots(missing)
+            lines[-1] += [fill_with] * missing
+        return lines
+
+    def slice_(self, value: Any, slices: int, fill_with: Any = None) -> list[list[Any]]:
+        parts, count = self.list_(value), self._several(slices)
+        self._budget.make_slots(3 * count + len(parts))
+        each, longer = divmod(len(parts), count)
+        ends = [each * number + min(number, longer) for number in range(count + 1)]
+        columns = [parts[start:end] for start, end in pairwise(ends)]
+        if fill_with is not None:
+            for column in columns[longer:]:
+                column.append(fill_with)
+        return columns
+
+    def _several(self, count: Any) -> int:
+        if type(count) is not int or count < 1:
+            raise TemplateError("it divides a list by something other than a positive number")
+        self._budget.integer_digits(count)
+        return count
+
+    def unique_(self, value: Any, case_sensitive: bool = False, attribute: str | int | None = None) -> list[Any]:
+        parts = self._parts_of(value)
+        seen, chosen = set(), []
+        for part, key in zip(parts, self._keys(parts, attribute, case_sensitive), strict=True):
+            if not isinstance(key, Undefined):
+                check_key(key)
+            if key not in seen:
+                seen.add(key)
+                chosen.append(part)
+        return chosen
+
+    def groupby_(
+        self, value: Any, attribute: str | int, default: Any = None, case_sensitive: bool = False
+    ) -> list[tuple[Any, list[Any]]]:
+        parts = self._parts_of(value)
+        keys = self._keys(parts, attribute, case_sensitive, default)
+        self._budget.make_slots(4 * len(parts))
+        groups: list[tuple[Any, list[Any]]] = []
+        last: Any = None
+        for at in self._order(keys):
+            if groups and keys[at] == last:
+                groups[-1][1].append(parts[at])
+            else:
+                groups.append((self._attribute(parts[at], attribute, default), [parts[at]]))
+                last = keys[at]
+        return groups
+
     def dictsort_(self, value: Any, case_sensitive: bool = False, by: str = "key", reverse: bool = False) -> Any:
         if by not in ("key", "value"):
             raise TemplateError("it sorts a mapping by something other than key or value")
-        return self._sorted(self.items_(value), lambda pair: pair[by == "value"], case_sensitive, reverse)
+        return self.sort_(self.items_(value), reverse, case_sensitive, int(by == "value"))
 
     def sort_(
         self, value: Any, reverse: bool = False, case_sensitive: bool = False, attribute: str | int | None = None
-    ) -> Any:
-        def key(item: Any) -> Any:
-            return item if attribute is None else self._attribute(item, attribute)
-
-        return self._sorted(self.list_(value), key, case_sensitive, reverse)
+    ) -> list[Any]:
+        parts = self.list_(value)
+        # "a,b" sorts by a, then by b.
+        several = attribute.split(",", 16) if isinstance(attribute, str) else [attribute]
+        self._budget.make_slots(len(several) * len(parts))
+        keys = list(zip(*(self._keys(parts, one, case_sensitive) for one in several), strict=True))
+        return [parts[at] for at in self._order(keys, reverse)]
 
     def min_(self, value: Any, case_sensitive: bool = False, attribute: str | int | None = None) -> Any:
         return self.first_(self.sort_(value, False, case_sensitive, attribute))
 
-    def _sorted(self, values: list[Any], key: Callable[[Any], Any], case_sensitive: bool, reverse: bool) -> list[Any]:
-        keys = [key(value) for value in values]
-        if any(not isinstance(one, str | int | float) for one in keys):
-            raise TemplateError("it sorts by something other than text and numbers")
+    def max_(self, value: Any, case_sensitive: bool = False, attribute: str | int | None = None) -> Any:
+        return self.first_(self.sort_(value, True, case_sensitive, attribute))
+
+    def _keys(self, parts: Any, attribute: Any, case_sensitive: bool, default: Any = None) -> list[Any]:
+        """What each of ``parts`` is sorted, grouped or recognised by."""
+        keys = [self._attribute(part, attribute, default) for part in parts]
+        self._budget.make_slots(len(keys))
+        if case_sensitive:
+            return keys
+        return [self._text_method("lower", key) if isinstance(key, str) else key for key in keys]
+
+    def _order(self, keys: Any, reverse: bool = False) -> list[int]:
+        """The places of ``keys``, sorted. Equal ones stay in order."""
+        sizes = sum(64 + self._budget.measure(key) for key in keys)
         # Each of the n log n comparisons may read a whole key.
-        self._budget.scan(len(keys).bit_length() * sum(64 + (len(k) if isinstance(k, str) else 0) for k in keys))
-        if not case_sensitive:
-            keys = [self._text_method("lower", one) if isinstance(one, str) else one for one in keys]
-        self._budget.make_slots(2 * len(keys))
-        return [values[at] for at in sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))]
+        self._budget.scan(len(keys).bit_length() * sizes)
+        self._budget.make_slots(len(keys))
+        try:
+            return sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))
+        except TypeError as error:
+            raise TemplateError("it sorts values that have no order, such as text and numbers") from error
 
     # ----------------------------------------------------------------------------------- map and selections
 
-    def _attribute(self, value: Any, path: str | int) -> Any:
-        if type(path) is int:
-            return self._sandbox.getitem(value, path)
-        if not isinstance(path, str):
+    def _attribute(self, value: Any, path: Any, default: Any = None) -> Any:
+        """The attribute ``path``, or ``default`` where a part of it is undefined. Without a path it is ``value``."""
+        if path is None:
+            return value
+        if type(path) is not int and not isinstance(path, str):
             raise TemplateError("it names an attribute by something that is not text")
-        for part in path.split(".", 16):  # "function.name"; deeper paths do not occur
-            value = self._sandbox.getitem(value, int(part) if part.isdigit() and len(part) < 9 else part)
+        # "function.name"; deeper paths do not occur
+        for part in path.split(".", 16) if isinstance(path, str) else [path]:
+            value = self._sandbox.getitem(value, int(part) if isinstance(part, str) and _is_place(part) else part)
+            if default is not None and isinstance(value, Undefined):
+                value = default
         return value
 
-    def map_(self, value: Any, name: Any = None, *args: Any, attribute: Any = None, default: Any = None) -> list[Any]:
+    def map_(self, value: Any, *args: Any, **named: Any) -> list[Any]:
         parts = self._parts_of(value)
-        if attribute is not None:
-            found = (self._attribute(part, attribute) for part in parts)
-            return [default if default is not None and isinstance(one, Undefined) else one for one in found]
-        run = self.table().get(name) if isinstance(name, str) else None
+        if not args and "attribute" in named:
+            attribute, default = named.pop("attribute"), named.pop("default", None)
+            if named:
+                raise TemplateError("it maps by an attribute with other arguments than a default")
+            return [self._attribute(part, attribute, default) for part in parts]
+        run = self.table().get(args[0]) if args and isinstance(args[0], str) else None
         if run is None:
             raise TemplateError("it maps by a filter that is not allowed")
         self._budget.enter()
-        result = [self._counted(run, part, args) for part in parts]
+        result = [self._counted(run, part, args[1:], named) for part in parts]
         self._budget.leave()
         return result
 
@@ -263,23 +416,25 @@ class Filters:
         self._budget.make_slots(len(parts))
         return parts
 
-    def _counted(self, run: Callable[..., Any], value: Any, args: tuple[Any, ...]) -> Any:
+    def _counted(self, run: Callable[..., Any], value: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._budget.step()
-        return run(value, *args)
+        return run(value, *args, **named)
 
-    def select_(self, value: Any, *test: Any) -> list[Any]:
-        return self._selected(value, None, test, keep=True)
+    def select_(self, value: Any, *test: Any, **named: Any) -> list[Any]:
+        return self._selected(value, None, test, named, keep=True)
 
-    def reject_(self, value: Any, *test: Any) -> list[Any]:
-        return self._selected(value, None, test, keep=False)
+    def reject_(self, value: Any, *test: Any, **named: Any) -> list[Any]:
+        return self._selected(value, None, test, named, keep=False)
 
-    def selectattr_(self, value: Any, attribute: Any, *test: Any) -> list[Any]:
-        return self._selected(value, attribute, test, keep=True)
+    def selectattr_(self, value: Any, attribute: Any, *test: Any, **named: Any) -> list[Any]:
+        return self._selected(value, attribute, test, named, keep=True)
 
-    def rejectattr_(self, value: Any, attribute: Any, *test: Any) -> list[Any]:
-        return self._selected(value, attribute, test, keep=False)
+    def rejectattr_(self, value: Any, attribute: Any, *test: Any, **named: Any) -> list[Any]:
+        return self._selected(value, attribute, test, named, keep=False)
 
-    def _selected(self, value: Any, attribute: Any, test: tuple[Any, ...], *, keep: bool) -> list[Any]:
+    def _selected(
+        self, value: Any, attribute: Any, test: tuple[Any, ...], named: dict[str, Any], *, keep: bool
+    ) -> list[Any]:
         parts = self._parts_of(value)
         run: Callable[..., Any] = bool
         if test:
@@ -288,10 +443,13 @@ class Filters:
             run = cast(Callable[..., Any], self._sandbox.tests[test[0]])
         chosen = []
         for part in parts:
-            one = part if attribute is None else self._attribute(part, attribute)
-            if bool(self._counted(run, one, test[1:])) is keep:
+            if bool(self._counted(run, self._attribute(part, attribute), test[1:], named)) is keep:
                 chosen.append(part)
         return chosen
+
+
+def _is_place(part: str) -> bool:
+    return part.isdigit() and len(part) < 9
 
 
 def _levels(value: Any, depth: int) -> int:
@@ -302,11 +460,14 @@ def _levels(value: Any, depth: int) -> int:
     return depth + sum(depth + 1 + _levels(item, depth + 1) for item in items)
 
 
-def tests_table(compare: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
+def tests_table(sandbox: Rendering, compare: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
     """Every test by its name in templates; ``compare(left, operator, right)`` is the sandbox's counted comparison."""
 
     def compared(operator: str) -> Callable[..., bool]:
         return lambda value, other: compare(value, operator, other)
+
+    def cased(name: str) -> Callable[..., bool]:
+        return lambda value: bool(METHODS[str][name](sandbox.budget, sandbox.text(value)))
 
     def number(value: Any) -> bool:
         return type(value) in (int, float, bool)
@@ -334,6 +495,8 @@ def tests_table(compare: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
         "callable": lambda value: callable(value) or type(value).__name__ == "BoundMethod",
         "odd": lambda value: number(value) and value % 2 == 1,
         "even": lambda value: number(value) and value % 2 == 0,
-        "divisibleby": lambda value, by: number(value) and number(by) and value % by == 0,
+        "divisibleby": lambda value, num: number(value) and number(num) and value % num == 0,
+        "lower": cased("islower"),
+        "upper": cased("isupper"),
         "sameas": lambda value, other: value is other,
     }

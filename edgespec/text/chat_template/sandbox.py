@@ -23,7 +23,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Cycler, Joiner, Namespace
 
 from edgespec.errors import TemplateError
 from edgespec.text.chat_template.budget import (
@@ -34,6 +34,7 @@ from edgespec.text.chat_template.budget import (
     Budget,
     check_key,
     kind,
+    percent,
     stored_bytes,
 )
 from edgespec.text.chat_template.filters import Filters, tests_table
@@ -182,8 +183,8 @@ def _counted(name: str, value: nodes.Node, arguments: list[nodes.Expr], line: in
 NAMESPACE_BYTES = 400
 # The loop object with its iterator, its frame and its dict (measured with tracemalloc: about 450 bytes).
 LOOP_BYTES = 500
-# What a date needs; glibc pads "%999999999d" to a gigabyte, so flags and widths do not pass.
-DATE_FORMAT = re.compile(r"(?:%-?[aAbBdmyYHIMSpjZz]|%%|[^%]){0,64}")
+# Every field of a date; glibc pads "%999999999d" to a gigabyte, so widths do not pass.
+DATE_FORMAT = re.compile(r"(?:%[-_0^#]?[aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUVwWxXyYzZ]|%%|[^%]){0,64}")
 MESSAGE_CHARACTERS = 500
 
 _LOOP_NAMES = frozenset(
@@ -229,7 +230,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             SLICE: self.sliced,
         }
         self.tests = {
-            **tests_table(self._compare),
+            **tests_table(self, self._compare),
             "filter": lambda name: isinstance(name, str) and name in self.filters,
             "test": lambda name: isinstance(name, str) and name in self.tests,
         }
@@ -237,6 +238,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self._range: "range",
             self._namespace: "namespace",
             self._dict: "dict",
+            self._joiner: "joiner",
+            self._cycler: "cycler",
             self._raise: "raise_exception",
             self._now: "strftime_now",
         }
@@ -260,8 +263,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif isinstance(obj, LoopContext):
             if attribute in _LOOP_NAMES:
                 return getattr(obj, attribute)
-            if attribute == "cycle":
-                return BoundMethod(obj, "cycle")
+            if attribute in ("changed", "cycle"):
+                return BoundMethod(obj, attribute)
+        elif type(obj) is Cycler:
+            if attribute in ("next", "reset"):
+                return BoundMethod(obj, attribute)
+            if attribute == "current":
+                return obj.current
+        elif type(obj) is tuple and len(obj) == 2 and attribute in ("grouper", "list"):
+            return obj[attribute == "list"]  # a group of groupby
         if attribute.startswith("_") or hasattr(type(obj), attribute):
             raise TemplateError(f"it may not use {attribute[:80]!r} of {kind(obj)}")
         return self.undefined(obj=obj, name=attribute)
@@ -300,6 +310,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             args = (self._iterate(args[0], self._per_item),)
         elif isinstance(__obj, Undefined):
             return __obj()  # raises UndefinedError
+        elif type(__obj) is Joiner:
+            return __obj()
         elif type(__obj) is not Macro and not (callable(__obj) and __obj in self._functions):
             raise TemplateError(f"it calls {kind(__obj)}, which cannot be called")
         self.budget.enter()
@@ -310,8 +322,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _method(self, method: BoundMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            if isinstance(method.owner, LoopContext):
-                return method.owner.cycle(*args, **kwargs)
+            if isinstance(method.owner, LoopContext | Cycler):
+                if method.name == "changed":
+                    sizes = [self.budget.measure(value) for value in args if not isinstance(value, Undefined)]
+                    self.budget.scan(sum(sizes))
+                return getattr(method.owner, method.name)(*args, **kwargs)
             return METHODS[type(method.owner)][method.name](self.budget, method.owner, *args, **kwargs)
         except TypeError as error:  # its text would show internal function names
             raise TemplateError(f"it calls {method.name!r} with arguments that it does not take") from error
@@ -334,6 +349,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.budget.make_slots(3 * (len(kwargs) + sum(len(one) for one in args)) + 2)
         return dict(*args, **kwargs)
 
+    def _joiner(self, sep: Any = ", ") -> Joiner:
+        self.budget.make(NAMESPACE_BYTES)
+        return Joiner(self.text(sep))
+
+    def _cycler(self, *items: Any) -> Cycler:
+        if not items:
+            raise TemplateError("it calls cycler without values")
+        self.budget.make(NAMESPACE_BYTES)
+        return Cycler(*items)
+
     def _raise(self, message: Any = "") -> None:
         raise TemplateRaisedError(self.text(message)[:MESSAGE_CHARACTERS])
 
@@ -346,7 +371,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """``left operator right``, with the result's size checked first."""
+        return self._computed(operator, left, right)
+
+    def added(self, left: Any, right: Any) -> Any:
+        """``left + right``, for filters."""
+        return self._computed("+", left, right)
+
+    def _computed(self, operator: str, left: Any, right: Any) -> Any:
         self.budget.step()
+        if operator == "%" and isinstance(left, str):
+            return percent(self.budget, left, right)
         kinds = type(left), type(right)
         if isinstance(left, Undefined) or isinstance(right, Undefined):
             return self.binop_table[operator](left, right)  # raises UndefinedError
