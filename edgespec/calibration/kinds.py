@@ -113,9 +113,14 @@ def _with_curves(times: ModelTimes) -> ModelTimes:
     return times
 
 
-def _times_as_stored(times: ModelTimes) -> Key:
-    stored: dict[str, Any] = to_json(times)
-    return stored if times.busy else {name: value for name, value in stored.items() if name != "busy"}
+def _busy_if_so(value: ModelTimes | Contention) -> Key:
+    """The fields; ``busy`` only where it says that other programs disturbed the measurement."""
+    stored: dict[str, Any] = to_json(value)
+    return stored if value.busy else {name: own for name, own in stored.items() if name != "busy"}
+
+
+def _quieter(before: ModelTimes | Contention, now: ModelTimes | Contention) -> bool:
+    return now.busy > before.busy
 
 
 # The tokens behind an acceptance that was stored without their number: it holds the rates of the last thirty.
@@ -135,10 +140,11 @@ class _Plain:
 class _Both:
     target_factor: Annotated[float, Range(1)]
     drafter_factor: Annotated[float, Range(1)]
+    busy: Annotated[float, Range(0, 1)] = 0.0
 
     @property
     def contention(self) -> Contention:
-        return Contention(target_factor=self.target_factor, drafter_factor=self.drafter_factor)
+        return Contention(target_factor=self.target_factor, drafter_factor=self.drafter_factor, busy=self.busy)
 
 
 # Larger numbers of threads and layers are invalid.
@@ -149,17 +155,18 @@ WIDTHS: Kind[WidthProbe, [ModelFacts]] = Kind(
     "widths", Annotated[WidthProbe, Check(lambda probe: probe.is_sound, "the widths of one class")], _width_keys
 )
 
-# Times of a model's forwards in a setting. Times of a busy machine never replace those of a quieter one.
+# Times of a model's forwards in a setting. Times of a busy machine never replace those of a quieter one, and decide
+# nothing where a quiet one or an estimate is known.
 TIMES: Kind[ModelTimes, [ModelFacts]] = Kind(
     "times",
     Annotated[ModelTimes, From(ModelTimes, _with_curves)],
     _timing_keys,
-    _times_as_stored,
+    _busy_if_so,
     any_build=True,
-    keeps=lambda before, now: now.busy > before.busy,
+    keeps=_quieter,
 )
 
-# T(1) of a model in a setting, in seconds, if only that was measured.
+# T(1) of a model in a setting, in seconds, if only that was measured: on a quiet machine, as it is compared only.
 PLAIN: Kind[float, [ModelFacts]] = Kind(
     "plain",
     Annotated[float, From(_Plain, lambda plain: plain.forward_s)],
@@ -169,7 +176,12 @@ PLAIN: Kind[float, [ModelFacts]] = Kind(
 )
 
 CONTENTION: Kind[Contention, [ModelFacts, ModelFacts]] = Kind(
-    "contention", Annotated[Contention, From(_Both, lambda both: both.contention)], _pair_keys, any_build=True
+    "contention",
+    Annotated[Contention, From(_Both, lambda both: both.contention)],
+    _pair_keys,
+    _busy_if_so,
+    any_build=True,
+    keeps=_quieter,
 )
 
 # What earlier conversations taught about a source (a drafter's identity) that drafts for a target.

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 import edgespec.engine.pair.calibration_run as module
-from edgespec.calibration.kinds import PLAIN
+from edgespec.calibration.kinds import CONTENTION, PLAIN
 from edgespec.calibration.timing import FULL, QUICK
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
@@ -19,7 +19,7 @@ from edgespec.files.home import Home
 from edgespec.files.progress import Loading
 from edgespec.hardware import neighbours
 from edgespec.hardware.neighbours import Used
-from edgespec.interfaces.model import Model
+from edgespec.interfaces.model import Model, ModelFacts
 from tests.support.calibrating import fix_plain_ratio, measured, on_cores, shorten_contention, stored
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import ProcessorSequence, is_closed, watch_forwards
@@ -453,6 +453,13 @@ def others(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return taken
 
 
+def models(engine: Engine) -> tuple[ModelFacts, ModelFacts]:
+    """The facts of target and drafter."""
+    drafter = engine.measurements.drafter
+    assert drafter is not None
+    return engine.measurements.target, drafter
+
+
 def test_times_measured_on_a_busy_machine_are_used_until_it_is_idle(
     engine: Engine, home: Home, others: dict[str, float]
 ) -> None:
@@ -465,12 +472,31 @@ def test_times_measured_on_a_busy_machine_are_used_until_it_is_idle(
     before = engine.measurements.target_times()
     assert engine.calibrate_for(1e9) == ()
     assert engine.measurements.target_times() == before, "the machine is still busy"
+    both = engine.measurements.store.load(CONTENTION, *models(engine))
+    assert both is not None
+    assert both.busy == pytest.approx(0.4)
     others["share"] = 0.0
     assert engine.calibrate_for(1e9) == (), "the new plan is reported once"
     assert engine.measurements.target_times() != before
+    again = engine.measurements.store.load(CONTENTION, *models(engine))
+    assert again is not None
+    assert again.busy == 0.0
     assert not engine.can_calibrate
     assert MEASURED_BUSY not in engine.plan.why
     assert engine.calibrate() == 0.0
+
+
+def test_other_settings_timed_beside_other_programs_are_not_stored(
+    engine: Engine, home: Home, others: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are only compared, and a comparison needs quiet times of both."""
+    fix_plain_ratio(monkeypatch, 1.5)
+    others["share"] = 0.4
+    engine.calibrate(afresh=True, alternatives=True)
+    assert "plain" not in stored(home)
+    others["share"] = 0.0
+    engine.calibrate(afresh=True, alternatives=True)
+    assert stored(home)["plain"] >= 1
 
 
 def test_fewer_threads_are_not_chosen_while_other_programs_run(
@@ -479,13 +505,14 @@ def test_fewer_threads_are_not_chosen_while_other_programs_run(
     """While another program uses one of two processors, one thread is faster than two."""
     fix_plain_ratio(monkeypatch, 0.5)
     single = engine.target_model.facts_with(threads=1)
-    engine.measurements.store.save(PLAIN, 1e-6, single)  # the result of an earlier calibration
+    engine.measurements.store.save(PLAIN, 1e-6, single)  # the result of an earlier, quiet calibration
     others["share"] = 0.4
     engine.calibrate(afresh=True, alternatives=True)
     assert engine.target_model.settings.threads == 2
-    assert engine.measurements.store.plain_s(single) is None
+    assert engine.measurements.store.plain_s(single) == 1e-6
     others["share"] = 0.0
     engine.calibrate(afresh=True, alternatives=True)
+    assert engine.measurements.store.plain_s(single) != 1e-6
     assert engine.target_model.settings.threads == 1
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.calibration.kinds import CONTENTION, TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
+from edgespec.engine.pair.drafter_gain import judge_drafter
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
@@ -23,7 +25,7 @@ from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.experience import SAMPLED
 from tests.support.fake_runtime import FakeModel
-from tests.support.planning import request
+from tests.support.planning import GIB, request
 from tests.support.tiny_models import invented_times
 
 TARGET = replace(FakeModel().facts, name="big", sha256="sha256:ab", threads=4)
@@ -88,6 +90,56 @@ def test_costs_come_from_the_stored_times(store: Measurements) -> None:
     assert costs.drafts["model"].lag_token_s == pytest.approx(0.001)
     assert "lookup" not in knowledge(store, "model").costs().drafts
     assert set(knowledge(store, "lookup").costs().drafts) == {"lookup"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "target_busy", "drafter_busy", "measured"),
+    [
+        (True, 0.0, 0.0, (True, True)),
+        (True, 0.4, 0.0, (False, False)),  # the plan rests on the ratio of both
+        (True, 0.0, 0.4, (True, False)),
+        (False, 0.4, 0.4, (True, True)),  # no estimates are known in another runtime
+    ],
+)
+def test_estimates_come_before_times_that_other_programs_disturbed(
+    store: Measurements, ours: bool, target_busy: float, drafter_busy: float, measured: tuple[bool, bool]
+) -> None:
+    facts: dict[str, Any] = {"settings": {"level": "avx2"}, "bit_equal_by_construction": True} if ours else {}
+    target = replace(TARGET, bytes_per_forward=100, **facts)
+    drafter = replace(DRAFTER, bytes_per_forward=10, **facts)
+    store.save(TIMES, replace(invented_times(0.1), busy=target_busy), target)
+    store.save(TIMES, replace(invented_times(0.07), busy=drafter_busy), drafter)
+    costs = PairMeasurements(store, target, request("model", drafters=(DraftingModel(facts=drafter),))).costs()
+    assert costs.curves is not None
+    assert (costs.curves.at(0).ratio(8) == 1.0, costs.drafts["model"].token_s == 0.07) == measured
+    assert costs.measured == all(measured)
+    assert costs.quiet == (ours or not target_busy)
+
+
+def test_contention_measured_beside_other_programs_is_not_used_and_not_missing(store: Measurements) -> None:
+    for facts, seconds in ((TARGET, 0.1), (DRAFTER, 0.01)):
+        store.save(TIMES, invented_times(seconds), facts)
+    store.save(WIDTHS, PROBE, TARGET)
+    store.save(CONTENTION, Contention(busy=0.4), TARGET, DRAFTER)
+    known = knowledge(store, *BOTH)
+    assert not known.missing
+    assert known.disturbed
+    assert known.costs().contention is None
+    store.save(CONTENTION, Contention(target_factor=1.5), TARGET, DRAFTER)
+    store.save(CONTENTION, Contention(busy=0.4), TARGET, DRAFTER)
+    assert not known.disturbed
+    assert known.costs().contention == Contention(target_factor=1.5)
+
+
+def test_a_drafter_is_not_judged_by_times_that_other_programs_disturbed(store: Measurements) -> None:
+    """It would be too slow by them; by its size it may draft."""
+    target, drafter = replace(TARGET, bytes_per_forward=100), replace(DRAFTER, bytes_per_forward=10)
+    store.save(TIMES, invented_times(0.1), target)
+    store.save(WIDTHS, PROBE, target)
+    for busy, accepted in ((0.4, True), (0.0, False)):
+        store.save(TIMES, replace(invented_times(0.2), busy=busy), drafter)
+        judged = judge_drafter(store, target, drafter, request("lookup"), GIB)
+        assert (judged.why_not is None) is accepted
 
 
 def test_stored_widths_are_used_only_up_to_their_context_length(store: Measurements) -> None:

@@ -229,35 +229,38 @@ def test_of_two_contentions_for_the_same_devices_the_worse_one_is_used(measured:
     assert one.worse(other) == other.worse(one) == Contention(target_factor=1.2, drafter_factor=1.5)
 
 
-def test_contention_below_the_limit_of_shared_processors_is_raised(
-    measured: Measurements, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lower value was measured while other programs used the processors."""
-    loaded = Contention(target_factor=1.0, drafter_factor=1.2)
-    done = 4 / 1.0 + 4 / 1.2
-    raised = loaded.on_shared_processors(4, 4, 4)
-    assert raised.drafter_factor == pytest.approx(1.2 * raised.target_factor)
-    assert 4 / raised.target_factor + 4 / raised.drafter_factor == pytest.approx(1.1 * 4)
-    quiet = Contention(target_factor=1.86, drafter_factor=1.97)
-    assert quiet.on_shared_processors(2, 2, 2) == quiet
-    assert loaded.on_shared_processors(4, 4, 8) == loaded, "each has its own"
-    assert loaded.on_shared_processors(1, 3, 4) == loaded, "each has its own"
+def test_contention_measured_beside_other_programs_pairs_no_devices(measured: Measurements) -> None:
+    measured.save(TIMES, invented_times(0.04), DRAFTING_THERE.facts)
+    measured.save(CONTENTION, Contention(busy=0.4), HERE.facts, DRAFTING_THERE.facts)
+    assert pair(measured, HERE, DRAFTING_THERE).costs().contention is None
+    assert not any(candidate.mode == "pipelined" for candidate in rank(measured, loaded=False).candidates)
+    measured.save(CONTENTION, Contention(), HERE.facts, DRAFTING_THERE.facts)
+    assert rank(measured, loaded=False).best.mode == "pipelined"
 
-    # A slow drafter without contention would gain when pipelined, which is impossible on shared processors.
-    measured.save(TIMES, invented_times(0.04), DRAFTING_HERE.facts)
-    measured.save(CONTENTION, loaded, HERE.facts, DRAFTING_HERE.facts)
-    measured.save(CONTENTION, loaded, WHOLE.facts, DRAFTING_HERE.facts)
-    known = pair(measured, HERE, DRAFTING_HERE)
-    elsewhere = pair(measured, WHOLE, DRAFTING_HERE)
-    for processors, factor, mode in ((4, done / 4.4, "serial"), (8, 1.0, "pipelined")):
-        monkeypatch.setattr(
-            "edgespec.engine.pair.measurements.usable_processors", lambda processors=processors: processors
-        )
-        found = known.costs().contention
-        assert found is not None
-        assert found.target_factor == pytest.approx(factor)
-        assert rank(measured).best.mode == mode
-        assert elsewhere.costs().contention == loaded, "a card does not share the processors"
+
+def test_places_timed_beside_other_programs_are_not_compared(measured: Measurements) -> None:
+    """Neither the target nor the drafter moves because of a busy minute."""
+    for at in (SOME, DRAFTING_THERE):
+        measured.save(TIMES, replace(invented_times(0.001), busy=0.4), at.facts)
+        measured.save(WIDTHS, PROBE, at.facts)
+    ranking, known = rank(measured, loaded=False), pair(measured, HERE, DRAFTING_HERE)
+    assert {one.drafter.device for one in ranking.candidates if one.drafter is not None} <= {"cpu"}
+    assert [one.what for one in ranking.rejected if one.verdict == NOT_MEASURED] == [
+        "big, 12 of 25 layers on Vulkan0",
+        "small on Vulkan0, drafting",
+    ]
+    known.settle_place(BOTH)
+    assert measured.settled(PLACE, HERE.facts) == Settled()
+
+
+def test_a_target_timed_beside_other_programs_is_not_moved(store: Measurements) -> None:
+    store.save(TIMES, replace(invented_times(0.1), busy=0.4), HERE.facts)
+    time_target(store, SOME, 0.01)
+    pair(store, HERE).settle_place(BOTH)
+    assert store.settled(PLACE, HERE.facts) == Settled()
+    store.save(TIMES, invented_times(0.1), HERE.facts)
+    pair(store, HERE).settle_place(BOTH)
+    assert store.settled(PLACE, HERE.facts).ahead == SOME.key
 
 
 @pytest.mark.parametrize("probe", [True, False])

@@ -244,8 +244,6 @@ class BackgroundCalibration:
                 break
         facts = {threads: before.facts_with(threads=threads) for threads in (*fewer, own)}
         if busy:  # fewer threads are faster only while other programs run
-            for threads in fewer:
-                store.forget(PLAIN, facts[threads])
             ratios = {}
         ratios[own] = 1.0
         if pair.profile.threads != "auto":
@@ -285,10 +283,16 @@ class BackgroundCalibration:
     def _made_again(self, facts: ModelFacts) -> bool:
         return self._again and self._pair.measurements.store.busy_share(facts) > 0
 
+    @property
+    def _comparable(self) -> bool:
+        """Whether the last measurement and the target's own times are those of a quiet machine."""
+        return not self._busy and not self._pair.measurements.store.busy_share(self._pair.target.facts)
+
     def _keep_plain_s(self, facts: ModelFacts, seconds: float) -> None:
         store = self._pair.measurements.store
-        store.save(PLAIN, seconds, facts)
-        store.forget(TIMES, facts)
+        if self._comparable:
+            store.save(PLAIN, seconds, facts)
+            store.forget(TIMES, facts)
 
     def _alternative_steps(self) -> Steps:
         pair, store = self._pair, self._pair.measurements.store
@@ -309,8 +313,9 @@ class BackgroundCalibration:
         facts, target = pair.measurements.drafter, pair.target.facts
         if facts is None:
             return
+        both = store.load(CONTENTION, target, facts)
         known = store.load(TIMES, facts) is not None and not self._made_again(facts)
-        paired = store.load(CONTENTION, target, facts) is not None
+        paired = both is not None and not (self._again and both.busy)
         if known and paired and not pair.measurements.unproven and not self._afresh:
             return
         try:
@@ -338,9 +343,8 @@ class BackgroundCalibration:
             label = f"measuring how often {facts.name} agrees with {target.name}"
             pair.measurements.learn_prior(MODEL, (yield from self._labelled(agreeing, label, facts)))
         if not paired or self._afresh:
-            both = measure_contention(pair.target, drafter)
             label = f"measuring {target.name} and {facts.name} in parallel"
-            store.save(CONTENTION, (yield from self._labelled(both, label, facts)), target, facts)
+            yield from self._contention_of(pair.target, target, drafter, facts, label)
 
     def _place_steps(self) -> Steps:
         """Time target and drafter in every other place that has room for them next to the loaded models.
@@ -382,8 +386,9 @@ class BackgroundCalibration:
                 continue
             with suppress(EdgespecError):  # a place without room stays unmeasured
                 ratio = yield from self._rival_ratio(place)
-                store.save(PLAIN, own_s * ratio, place.facts)
-                self._compared = True
+                if self._comparable:
+                    store.save(PLAIN, own_s * ratio, place.facts)
+                    self._compared = True
 
     def _rivals(self) -> list[Placement]:
         """The target's places in other runtimes on the same device."""
@@ -423,7 +428,7 @@ class BackgroundCalibration:
             if drafting is not None and apart:
                 drafter = pair.pool.drafter_model()
                 yield from _until_loaded(drafter, drafting.name)
-                yield from self._contention_of(target, place.facts, drafter, drafting)
+                yield from self._contention_apart(target, place.facts, drafter, drafting)
 
     def _drafter_at(self, place: Placement) -> Steps:
         pair, store, target = self._pair, self._pair.measurements.store, self._pair.target
@@ -441,12 +446,17 @@ class BackgroundCalibration:
             times = yield from self._labelled(steps, f"measuring {place.name}", place.facts)
             store.save(TIMES, replace(times, busy=self._busy), place.facts)
             if apart:
-                yield from self._contention_of(target, target.facts, drafter, place.facts)
+                yield from self._contention_apart(target, target.facts, drafter, place.facts)
 
-    def _contention_of(self, target: Model, target_facts: ModelFacts, drafter: Model, facts: ModelFacts) -> Steps:
+    def _contention_apart(self, target: Model, target_facts: ModelFacts, drafter: Model, facts: ModelFacts) -> Steps:
         label = f"measuring {target_facts.name} on {target_facts.device} with {facts.name} on {facts.device}"
+        yield from self._contention_of(target, target_facts, drafter, facts, label)
+
+    def _contention_of(
+        self, target: Model, target_facts: ModelFacts, drafter: Model, facts: ModelFacts, label: str
+    ) -> Steps:
         both = yield from self._labelled(measure_contention(target, drafter), label, facts)
-        self._pair.measurements.store.save(CONTENTION, both, target_facts, facts)
+        self._pair.measurements.store.save(CONTENTION, replace(both, busy=self._busy), target_facts, facts)
 
 
 def _until_loaded(model: BackgroundModel, name: str) -> Steps:

@@ -108,7 +108,10 @@ def in_the_fastest_place(
         return prepare
     drafting = DraftingModel(facts=prepare.drafter(file).facts)
     known = PairMeasurements(store, here.facts, replace(request, drafters=(drafting,)))
-    ranking = known.ranking(known.widths(), known.costs(), places, target.allowed_bytes, loaded=False)
+    costs = known.costs()
+    if not costs.quiet:
+        return prepare
+    ranking = known.ranking(known.widths(), costs, places, target.allowed_bytes, loaded=False)
     best = None if ranking is None or ranking.best.drafter is None else ranking.best.drafter.facts
     return prepare if best is None else prepare.drafting_on(best.device, best.runtime)
 

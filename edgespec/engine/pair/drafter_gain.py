@@ -47,9 +47,9 @@ def judge_drafter(
 ) -> Judgement:
     """Whether a drafter that the user did not name is expected to be faster than plain decoding.
 
-    Times are measured here or on similar machines. The drafter is accepted if it gains with the usual acceptance or
-    with that of earlier conversations: one unusual text does not rule out a drafter permanently. ``speedup`` uses the
-    acceptance of earlier conversations. ``allowed_bytes`` are for both models.
+    Times are those of this machine while it was quiet, or of similar machines. The drafter is accepted if it gains
+    with the usual acceptance or with that of earlier conversations: one unusual text does not rule out a drafter
+    permanently. ``speedup`` uses the acceptance of earlier conversations. ``allowed_bytes`` are for both models.
     """
     share = drafter.bytes_per_forward / max(1, target.bytes_per_forward)
     known = PairMeasurements(store, target, replace(request, copies=False, drafters=(DraftingModel(facts=drafter),)))
@@ -58,6 +58,8 @@ def judge_drafter(
         probe = WidthProbe(widths=tuple(range(1, WIDEST + 1)), complete=True)
 
     def rank(acceptance: Mapping[str, tuple[float, ...]]) -> Ranking | None:
+        if not costs.quiet:
+            return None
         known_so_far = replace(costs, acceptance=acceptance)
         return known.ranking(probe, known_so_far, Placements(), allowed_bytes, loaded=False)
 

@@ -15,7 +15,6 @@ from edgespec.calibration.priors import (
     expected_plain_s,
 )
 from edgespec.calibration.timing import ModelTimes
-from edgespec.hardware.machine import usable_processors
 from edgespec.interfaces.drafting import COPIES, MODEL
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
@@ -45,8 +44,8 @@ from edgespec.runtimes.llama.context import EVERY_LAYER
 
 MEASURED_BUSY = Reason(
     "measured_busy",
-    "other programs kept the processor busy during this measurement: the times are rough, and are measured again "
-    "when the machine is idle",
+    "other programs kept the processor busy during this measurement: the times are rough, choose no mode and no "
+    "drafter, and are measured again when the machine is idle",
 )
 
 
@@ -130,25 +129,30 @@ class PairMeasurements:
         return None if self.drafter is None else self.store.load(TIMES, self.drafter)
 
     def costs(self) -> Costs:
-        """Curves and costs: measured ones if there are any, else estimates if possible.
+        """Curves and costs: those of quiet measurements, else estimates, else those that other programs disturbed.
 
-        Estimates are the times of similar machines, scaled to this machine's plain forwards.
+        Estimates are the times of similar machines, scaled to this machine's plain forwards. Where the target's are
+        estimates in place of disturbed times, the drafters' are too: the plan rests on their ratio.
         """
         times, models = self.target_times(), self.request.drafters
         plain_s = self.store.plain_s(self.target)
-        curves, guessed_s = None if times is None else times.curves, plain_s or self._expected_plain_s()
-        if curves is None:
-            curves = expected_curves(self.target, guessed_s)
+        guessed_s = plain_s or self._expected_plain_s()
+        quiet = times is None or not times.busy
+        curves, used = expected_curves(self.target, guessed_s), list[ModelTimes]()
+        if times is not None and (quiet or curves is None):
+            curves, used = times.curves, [times]
         acceptance = {source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()}
         drafts = {COPIES: FREE} if self.request.copies else {}
         for model in models:
-            if (timed := self.store.load(TIMES, model.facts)) is not None:
-                drafts[model.source] = timed.cost_for(model.facts)
-        untimed = [model for model in models if model.source not in drafts and self.drafter_failure is None]
-        for model in untimed:
-            if (price := expected_draft_cost(model.facts, self.target, guessed_s)) is not None:
+            timed, price = self.store.load(TIMES, model.facts), None
+            if self.drafter_failure is None:
+                price = expected_draft_cost(model.facts, self.target, guessed_s)
+            if timed is not None and ((quiet and not timed.busy) or price is None):
+                price, used = timed.cost_for(model.facts), [*used, timed]
+            if price is not None:
                 drafts[model.source] = price
-        measured = times is not None and not untimed
+        wanted = 1 if self.drafter_failure is not None else 1 + len(models)
+        measured = times in used and len(used) >= wanted
         if not measured and curves is not None:
             usual = {source: (expected_acceptance(COPIES if source == COPIES else MODEL),) for source in drafts}
             acceptance = usual | acceptance
@@ -160,6 +164,7 @@ class PairMeasurements:
             acceptance=acceptance,
             contention=None if self.drafter is None else self._contention(self.target, self.drafter),
             measured=measured,
+            quiet=not any(each.busy for each in used),
         )
 
     def _expected_plain_s(self) -> float:
@@ -169,27 +174,31 @@ class PairMeasurements:
         return seen_s or expected_plain_s(self.target)
 
     def _contention(self, target: ModelFacts, drafter: ModelFacts) -> Contention | None:
-        """How much the two slow each other down, as measured; corrected for shared processors."""
+        """How much the two slow each other down, as measured on a quiet machine."""
         both = self.store.load(CONTENTION, target, drafter)
-        if both is None or {target.device, drafter.device} != {HOST}:
-            return both
-        return both.on_shared_processors(target.threads, drafter.threads, usable_processors())
+        return None if both is None or both.busy else both
 
     @property
     def missing(self) -> bool:
         """Whether a measurement that the plan needs is missing and possible."""
         if not self.request.sources:
             return False
-        costs, models = self.costs(), () if self.drafter_failure is not None else self.request.drafters
-        unpriced = any(model.source not in costs.drafts for model in models)
-        unpaired = bool(models) and costs.contention is None
-        return not costs.measured or unpriced or unpaired or self.widths() is None
+        if self.target_times() is None or self.widths() is None:
+            return True
+        if self.drafter is None or self.drafter_failure is not None:
+            return False
+        untimed = any(self.store.load(TIMES, model.facts) is None for model in self.request.drafters)
+        return untimed or self.store.load(CONTENTION, self.target, self.drafter) is None
 
     @property
     def disturbed(self) -> bool:
         """Whether other programs disturbed the stored times, so that they should be measured again."""
-        facts = (self.target,) if self.drafter is None else (self.target, self.drafter)
-        return any(self.store.busy_share(each) > 0 for each in facts)
+        if self.store.busy_share(self.target):
+            return True
+        if self.drafter is None:
+            return False
+        both = self.store.load(CONTENTION, self.target, self.drafter)
+        return self.store.busy_share(self.drafter) > 0 or (both is not None and both.busy > 0)
 
     @property
     def unproven(self) -> bool:
@@ -272,7 +281,7 @@ class PairMeasurements:
             if facts.name != model.facts.name or (facts.name, facts.device, facts.runtime) in here:
                 continue
             times = self.store.load(TIMES, facts)
-            if times is not None:
+            if times is not None and not times.busy:
                 there = _drafting(replace(model, facts=facts), costs, times.cost_for(facts), place.footprint)
                 timed.append(replace(there, eligible=not loaded))
             else:
@@ -280,8 +289,10 @@ class PairMeasurements:
         return timed, refused
 
     def _pairs(self, costs: Costs, places: Placements) -> dict[Pair, Contention]:
-        """The contention of the target's device with each device that may draft."""
+        """The contention of the target's device with each device that may draft; none between disturbed times."""
         pairs: dict[Pair, Contention] = {}
+        if not costs.quiet:
+            return pairs
         both = contention_of(self.request, costs)
         if both is not None and self.drafter is not None:
             pairs[self.target.device, self.drafter.device] = both
@@ -293,9 +304,9 @@ class PairMeasurements:
         return pairs
 
     def _option_at(self, place: Placement) -> TargetOption | None:
-        """The target as timed in another place for contexts of this length; None without such times."""
+        """The target as timed in another place, on a quiet machine, for contexts of this length; None without."""
         times, probe = self._times_of(place.facts), self._widths_of(place.facts)
-        if times is not None:
+        if times is not None and not times.busy:
             curve, stable = times.curves.curves[0], None if probe is None else probe.depth_cap
         elif (seconds := self.store.load(PLAIN, place.facts)) is not None:
             curve, stable = Curve(widths=(1,), forward_s=(seconds,)), 0
@@ -306,13 +317,13 @@ class PairMeasurements:
         )
 
     def settle_place(self, places: Placements) -> None:
-        """Compare the target's times here and in other places: change the place once two calibrations agree.
+        """Compare the target's quiet times here and in other places: change the place once two calibrations agree.
 
         A change takes effect with the next load.
         """
         times, widths = self.target_times(), self.widths()
         here = next((place for place in places.targets if same_place(place.facts, self.target)), None)
-        if times is None or here is None:
+        if times is None or times.busy or here is None:
             return
         own_s = usual_seconds(times.curves.curves[0], depth_cap(self.target, widths))
         others = {

@@ -17,7 +17,8 @@ class Costs:
     draft. ``acceptance`` holds what earlier conversations taught, by position. ``contention`` is the mutual slowdown
     of target and drafting model (None: not measured). ``load_s`` is the expected time that loading the drafting model
     takes from the current answer; 0.0 once loaded. ``measured`` is False if the times are priors, scaled to this
-    machine.
+    machine. ``quiet`` is False if other programs disturbed them and no priors are known: they fill the gap, and no
+    mode, place or drafter is chosen by them.
     """
 
     curves: ContextCurves | None = None
@@ -27,6 +28,7 @@ class Costs:
     contention: Contention | None = None
     load_s: float = 0.0
     measured: bool = True
+    quiet: bool = True
 
     @property
     def model(self) -> str | None:
