@@ -63,7 +63,7 @@ class WorkerThread:
         self._closed = False
         self._lock = threading.Lock()
         self._process = OwnProcess()
-        self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
+        self._thread = threading.Thread(target=serve_jobs, args=(self._jobs,), name=name, daemon=True)
         start_thread(self._thread)
         # Without a reference no other job can come. Not at exit: the thread is a daemon.
         weakref.finalize(self, self._jobs.put, None).atexit = False
@@ -182,7 +182,8 @@ def start_thread(thread: threading.Thread) -> None:
             threading.stack_size(before)
 
 
-def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
+def serve_jobs(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    """Run jobs and settle their futures, until None comes."""
     while (item := jobs.get()) is not None:
         job, future = item
         result = None

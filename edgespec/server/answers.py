@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from edgespec.server.fields import MOST_CHOICES
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.pool import Kept, text_of
 from edgespec.server.schema import Request
-from edgespec.server.threads import in_thread
+from edgespec.server.threads import Steps
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.tokenizers.tokenizer import Tokenizer, hidden_stops
 
@@ -101,7 +102,7 @@ def sampling_for(usual: Sampling, request: Request, index: int) -> Sampling:
 async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Reader) -> list[Done]:
     """Decode all answers to ``request`` and tell ``reader``. Raises EdgespecError, and what ``reader`` raises.
 
-    A cancelled call ends the running answer within one forward.
+    A cancelled call ends immediately. Its step ends within one forward, and the session goes back to the pool.
     """
     engine = loaded.engine
     usual = replace(engine.file_sampling, rule=engine.profile.rule)
@@ -109,13 +110,8 @@ async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Rea
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
     samplings = [sampling_for(usual, request, index) for index in range(request.choices)]
     _check_length(request, engine.plan.context_length)
-    found = []
-    async with _session(request, owner, loaded) as kept:
-        for index, sampling in enumerate(samplings):
-            done = await _one(request, kept, sampling, index, reader, engine.tokenizer)
-            kept.text = text_of(request, done.text)
-            found.append(done)
-    return found
+    async with _session(request, owner, loaded) as held:
+        return [await _one(held, sampling, index, reader) for index, sampling in enumerate(samplings)]
 
 
 def _check_length(request: Request, context_length: int) -> None:
@@ -128,40 +124,100 @@ def _check_length(request: Request, context_length: int) -> None:
         )
 
 
+class _Held:
+    """A session of the pool in the hands of one request. What may take long are steps on the server's threads."""
+
+    def __init__(self, request: Request, owner: str, loaded: LoadedEngine) -> None:
+        self._request = request
+        self._owner = owner
+        self._loaded = loaded
+        self._loop = asyncio.get_running_loop()
+        self._steps = Steps(loaded.threads)
+        self._ending = ExitStack()
+        self._kept: Kept | None = None
+        self._answer: Generation | None = None
+        self._said: str | None = None  # the whole text of the answer
+
+    async def take(self) -> None:
+        """Take a session, or open one.
+
+        If memory holds no further one, waits until another request gives its session back, behind those that came
+        first.
+        """
+        loaded = self._loaded
+        async with loaded.taking:
+            self._ending.callback(self._wake_next)
+            self._ending.enter_context(loaded.pool.user())
+            while True:
+                loaded.given_back.clear()
+                others = loaded.pool.in_use - 1
+                try:
+                    return await self._steps.run(self._take)
+                except MemoryLimitError:
+                    if not others:
+                        raise
+                    await loaded.given_back.wait()
+
+    def _take(self) -> None:
+        self._kept = self._loaded.pool.take(self._owner, text_of(self._request), think=self._request.think)
+
+    async def begin(self, sampling: Sampling) -> tuple[Generation, TokenScores]:
+        """Begin an answer."""
+        return await self._steps.run(partial(self._begin, sampling))
+
+    def _begin(self, sampling: Sampling) -> tuple[Generation, TokenScores]:
+        request, kept = self._request, self._kept
+        assert kept is not None
+        self._answer = _generation(request, kept, sampling)
+        kept.text = text_of(request)
+        return self._answer, TokenScores(self._loaded.engine.tokenizer, request.stop)
+
+    def said(self, text: str) -> None:
+        """The answer is complete, with this text."""
+        self._said = text
+
+    async def give_back(self, *, broken: bool = False) -> None:
+        """``leave``, and wait for its end."""
+        await self._steps.run(partial(self._end, broken=broken))
+
+    def leave(self) -> None:
+        """The last step: end the answer, and give the session back to the pool."""
+        self._steps.submit(partial(self._end, broken=False))
+
+    def _end(self, *, broken: bool) -> None:
+        with self._ending:
+            if (kept := self._kept) is None:
+                return
+            with ExitStack() as failed:
+                failed.callback(kept.session.close)
+                if not broken:
+                    if self._answer is not None:
+                        self._answer.close()
+                    if self._said is not None:
+                        kept.text = text_of(self._request, self._said)
+                    failed.pop_all()
+                    self._loaded.pool.give(kept)
+
+    def _wake_next(self) -> None:
+        with suppress(RuntimeError):  # the event loop was closed
+            self._loop.call_soon_threadsafe(self._loaded.given_back.set)
+
+
 @asynccontextmanager
-async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncIterator[Kept]:
-    """A session of the pool. It goes back unless it is broken.
-
-    If memory holds no further one, waits until another request gives its session back, behind those that came first.
-    """
-    taken: list[Kept] = []
-    text = text_of(request)
-
-    def take() -> None:
-        taken.append(loaded.pool.take(owner, text, think=request.think))
-
-    with ExitStack() as ending:
-        ending.callback(loaded.given_back.set)
-        try:
-            async with loaded.taking:
-                ending.enter_context(loaded.pool.user())
-                while not taken:
-                    loaded.given_back.clear()
-                    others = loaded.pool.in_use - 1
-                    try:
-                        await in_thread(take)
-                    except MemoryLimitError:
-                        if not others:
-                            raise
-                        await loaded.given_back.wait()
-            yield taken[0]
-        except BaseException as error:
-            broken = isinstance(error, Exception) and not isinstance(error, _OF_THE_REQUEST)
-            for kept in taken:
-                await in_thread(kept.session.close if broken else partial(loaded.pool.give, kept), always=True)
-            raise
-        else:
-            await in_thread(partial(loaded.pool.give, taken[0]), always=True)
+async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncIterator[_Held]:
+    """A session of the pool, which goes back unless it is broken. A cancelled call does not wait for that."""
+    held = _Held(request, owner, loaded)
+    try:
+        await held.take()
+        yield held
+    except Exception as error:
+        await held.give_back(broken=not isinstance(error, _OF_THE_REQUEST))
+        raise
+    except BaseException:
+        held.leave()
+        raise
+    else:
+        await held.give_back()
 
 
 class TokenScores:
@@ -187,36 +243,24 @@ class TokenScores:
         return ScoredToken(data, offset, logprob, top)
 
 
-async def _one(
-    request: Request, kept: Kept, sampling: Sampling, index: int, reader: Reader, tokenizer: Tokenizer
-) -> Done:
-    begun: list[Generation] = []
-
-    def begin() -> None:
-        begun.append(_generation(request, kept, sampling))
-
-    try:
-        await in_thread(begin)
-        await reader.begin(index)
-        generation, kept.text = begun[0], text_of(request)
-        scores = TokenScores(tokenizer, request.stop)
-        async for event in generation:
-            if isinstance(event, Text):
-                content = event.text if event.reasoning is None else ""
-                part = Part(content, event.reasoning or "", scores.of(event.logprobs))
-                if part != Part():
-                    await reader.part(index, part)
-            elif isinstance(event, ToolCall):
-                await reader.part(index, Part(calls=(event,)))
-            elif isinstance(event, Done):
-                if event.finish_reason == "cancelled":  # not by the client, which would have ended this call
-                    raise ClosedError("the answer was ended: the model is being freed")
-                await reader.end(index, event)
-                return event
-        raise AssertionError("an answer ends with Done")
-    finally:
-        for generation in begun:
-            await generation.aclose()
+async def _one(held: _Held, sampling: Sampling, index: int, reader: Reader) -> Done:
+    generation, scores = await held.begin(sampling)
+    await reader.begin(index)
+    async for event in generation:
+        if isinstance(event, Text):
+            content = event.text if event.reasoning is None else ""
+            part = Part(content, event.reasoning or "", scores.of(event.logprobs))
+            if part != Part():
+                await reader.part(index, part)
+        elif isinstance(event, ToolCall):
+            await reader.part(index, Part(calls=(event,)))
+        elif isinstance(event, Done):
+            if event.finish_reason == "cancelled":  # not by the client, which would have ended this call
+                raise ClosedError("the answer was ended: the model is being freed")
+            held.said(event.text)
+            await reader.end(index, event)
+            return event
+    raise AssertionError("an answer ends with Done")
 
 
 def _generation(request: Request, kept: Kept, sampling: Sampling) -> Generation:

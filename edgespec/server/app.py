@@ -31,7 +31,7 @@ from edgespec.server.schema import Reader as BodyParser, Request, read_chat, rea
 from edgespec.server.security import Access
 from edgespec.server.streaming import Collected, EventStream, Receive, Send, while_connected
 from edgespec.server.strict_json import parse_body
-from edgespec.server.threads import in_thread
+from edgespec.server.threads import Threads
 
 # At four characters a token, a context of four million tokens.
 MOST_BODY_BYTES = 16_000_000
@@ -47,20 +47,32 @@ LONGEST_WRITE_S = 60.0
 Scope = MutableMapping[str, Any]
 
 
+@dataclass(eq=False, slots=True)
+class _Large:
+    """A large body that arrives or is parsed."""
+
+    size: int = 0
+
+
 class BodyReader:
     """Reads and parses bodies. The large ones that arrive at the same time have a limit together."""
 
     def __init__(self, most_bytes: int = MOST_BODIES_BYTES) -> None:
         self._most = most_bytes
-        self._held = 0  # bytes of large bodies
+        self._large = set[_Large]()
         self._parsing = asyncio.Lock()
 
-    async def read(self, request: HttpRequest, read: BodyParser) -> tuple[Request, int]:
+    @property
+    def held(self) -> int:
+        """Bytes of the large bodies."""
+        return sum(each.size for each in self._large)
+
+    async def read(self, request: HttpRequest, read: BodyParser, threads: Threads) -> tuple[Request, int]:
         """The request in the body, and the body's size.
 
         Raises ApiError with status 413 beyond ``MOST_BODY_BYTES`` and 429 beyond the limit of all, and GoneError.
         """
-        body, held = bytearray(), 0
+        body, large = bytearray(), _Large()
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced[:20]) > MOST_BODY_BYTES:
             raise _too_large()
@@ -70,19 +82,19 @@ class BodyReader:
                 if len(body) > MOST_BODY_BYTES:
                     raise _too_large()
                 if len(body) > MOST_PARSED_BYTES:
-                    self._held += len(body) - held
-                    held = len(body)
-                    if self._held > self._most:
+                    large.size = len(body)
+                    self._large.add(large)
+                    if self.held > self._most:
                         message = "too many large requests arrive at the same time"
                         raise ApiError(message, status=429, code="queue_full", retry_s=RETRY_S)
-            if not held:
+            if not large.size:
                 return read(parse_body(bytes(body))), len(body)
             async with self._parsing:  # its values may need 25 times the memory of their text
-                return await in_thread(lambda: read(parse_body(bytes(body)))), len(body)
+                return await threads.run(lambda: read(parse_body(bytes(body)))), len(body)
         except ClientDisconnect:
             raise GoneError from None
         finally:
-            self._held -= held
+            self._large.discard(large)
 
 
 def _too_large() -> ApiError:
@@ -305,7 +317,7 @@ def make_app(service: Service) -> Guard:
         async def endpoint(request: HttpRequest) -> Response:
             owner = service.access.owner(request.headers)
             try:
-                parsed, size = await service.bodies.read(request, read)
+                parsed, size = await service.bodies.read(request, read, service.keeper.threads)
             except GoneError:
                 return Left()
             service.check_model(parsed.model)

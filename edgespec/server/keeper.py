@@ -13,7 +13,7 @@ from typing import Literal
 from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.server.pool import SessionPool
-from edgespec.server.threads import in_thread
+from edgespec.server.threads import Threads
 
 State = Literal["loading", "ready", "unloaded", "failed"]
 
@@ -26,13 +26,14 @@ CALIBRATE_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A loaded model and the conversations kept for it.
+    """A loaded model, the conversations kept for it, and the threads for what takes long.
 
     One request at a time opens a session (``taking``), in the order in which they came; ``given_back`` wakes it.
     """
 
     engine: Engine
     pool: SessionPool
+    threads: Threads
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     given_back: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -41,12 +42,16 @@ class ModelKeeper:
     """Loads and frees one model. All methods belong to one event loop."""
 
     def __init__(self, load: Callable[[], Engine], keep_alive_s: float | None = KEEP_ALIVE_S) -> None:
-        """``load`` is called on a thread. ``keep_alive_s`` None keeps the model for as long as the server runs."""
+        """``load`` is called on a thread. ``keep_alive_s`` None keeps the model for as long as the server runs.
+
+        Raises MemoryLimitError if the server's threads cannot be started.
+        """
+        self.threads = Threads()
         self._load = load
         self._keep_alive_s = keep_alive_s
         self._loading: asyncio.Task[LoadedEngine] | None = None
         self._loaded: LoadedEngine | None = None
-        self._users = 0
+        self._users = set[object]()
         self._idle: asyncio.Task[None] | None = None
         self._freeing: asyncio.Future[None] | None = None
         self._stop_measuring = threading.Event()
@@ -84,7 +89,7 @@ class ModelKeeper:
         try:
             if self._freeing is not None:  # memory for both may be missing
                 await asyncio.wait([self._freeing])
-            engine = await in_thread(self._load, lambda late: late.close())
+            engine = await self.threads.run(self._load, late=lambda engine: engine.close())
         except EdgespecError as error:
             self.error = error
             raise
@@ -94,14 +99,15 @@ class ModelKeeper:
         finally:
             self._loading = None
         self.error, self.loads = None, self.loads + 1
-        self._loaded = LoadedEngine(engine, SessionPool(engine))
+        self._loaded = LoadedEngine(engine, SessionPool(engine), self.threads)
         self._wait_idle()
         return self._loaded
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[LoadedEngine]:
         """The model for one request, loaded first if it has to be. Raises what loading raises."""
-        self._users += 1
+        user = object()
+        self._users.add(user)
         self._stop_measuring.set()
         if self._idle is not None:
             self._idle.cancel()
@@ -116,7 +122,7 @@ class ModelKeeper:
                 self._drop(loaded)  # its process is gone; the next request loads it again
                 raise
         finally:
-            self._users -= 1
+            self._users.remove(user)
             self._wait_idle()
 
     async def _shared(self, loading: asyncio.Task[LoadedEngine]) -> LoadedEngine:
@@ -149,7 +155,7 @@ class ModelKeeper:
         self._stop_measuring = stop = threading.Event()
         with contextlib.suppress(Exception):  # a measurement; the model is freed all the same
             if loaded.engine.can_calibrate:
-                await in_thread(lambda: loaded.engine.calibrate_for(stop=stop))
+                await self.threads.run(lambda: loaded.engine.calibrate_for(stop=stop))
         if until is None:
             return
         await asyncio.sleep(max(0.0, until - loop.time()))
@@ -159,7 +165,7 @@ class ModelKeeper:
         """Free a model; requests that come now load it again afterwards."""
         if self._loaded is loaded:
             self._loaded = None
-            self._freeing = asyncio.ensure_future(in_thread(lambda: _free(loaded), always=True))
+            self._freeing = asyncio.ensure_future(self.threads.run(lambda: _free(loaded)))
             self._freeing.add_done_callback(_seen)
 
     async def close(self) -> None:
@@ -173,6 +179,7 @@ class ModelKeeper:
             self._drop(self._loaded)
         if self._freeing is not None:
             await asyncio.wait([self._freeing])
+        self.threads.close()
 
 
 def _free(loaded: LoadedEngine) -> None:

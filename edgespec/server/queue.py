@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from edgespec.server.errors import ApiError
 
@@ -29,6 +29,15 @@ _LONGEST_RETRY_S = 60
 _NEWEST = 0.2
 
 
+@dataclass(eq=False, slots=True)
+class _Asker:
+    """A request in the queue. ``size``: bytes of its body. ``owner``: whose it is, where several may ask."""
+
+    size: int
+    owner: str | None
+    limit: asyncio.Timeout  # of the wait
+
+
 class RequestQueue:
     """First come, first served; beyond ``most_waiting``, requests are refused with 429 and Retry-After."""
 
@@ -45,15 +54,20 @@ class RequestQueue:
         self._most_waiting = most_waiting
         self._longest_wait_s = longest_wait_s
         self._most_waiting_bytes = most_waiting_bytes
-        self._waiting_bytes = 0
         self._most_waiting_of_one = most_waiting_of_one
-        self._waiting_of = Counter[str]()
+        self._waiting = set[_Asker]()
+        self._running = set[_Asker]()
         self._typical_s = 1.0
-        self._limits = set[asyncio.Timeout]()  # of the requests that wait
         self._writes: dict[asyncio.Timeout, float] = {}  # of the answers that are sent, and since when
         self.draining = False
-        self.running = 0
-        self.waiting = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
 
     @asynccontextmanager
     async def turn(self, size: int = 0, owner: str | None = None) -> AsyncIterator[None]:
@@ -63,45 +77,46 @@ class RequestQueue:
         """
         if self.draining:
             raise _ending()
-        full = self.waiting >= self._most_waiting or self._waiting_bytes + size > self._most_waiting_bytes
-        full |= owner is not None and self._waiting_of[owner] >= self._most_waiting_of_one
-        if full and self._slots.locked():
-            raise ApiError("too many requests are waiting", status=429, code="queue_full", retry_s=self.retry_s)
-        limit = asyncio.timeout(self._longest_wait_s)
-        self.waiting += 1
+        asker = _Asker(size, owner, asyncio.timeout(self._longest_wait_s))
         if self._slots.locked():
+            if self._full_for(asker):
+                raise self._later("too many requests are waiting")
             self._shorten_writes()
-        self._waiting_bytes += size
-        if owner is not None:
-            self._waiting_of[owner] += 1
-        try:
-            async with limit:
-                self._limits.add(limit)
-                await self._slots.acquire()
-        except TimeoutError:
-            if self.draining:
-                raise _ending() from None
-            raise ApiError(
-                "no slot became free in time", status=429, code="queue_full", retry_s=self.retry_s
-            ) from None
-        finally:
-            self._limits.discard(limit)
-            self.waiting -= 1
-            self._waiting_bytes -= size
-            if owner is not None:
-                self._waiting_of[owner] -= 1
+        await self._slot_for(asker)
         if self.draining:
             self._slots.release()
             raise _ending()
         loop = asyncio.get_running_loop()
         started = loop.time()
-        self.running += 1
+        self._running.add(asker)
         try:
             yield
         finally:
-            self.running -= 1
+            self._running.remove(asker)
             self._typical_s += _NEWEST * (loop.time() - started - self._typical_s)
             self._slots.release()
+
+    def _full_for(self, asker: _Asker) -> bool:
+        of_owner = sum(each.owner == asker.owner for each in self._waiting)
+        return (
+            self.waiting >= self._most_waiting
+            or sum(each.size for each in self._waiting) + asker.size > self._most_waiting_bytes
+            or (asker.owner is not None and of_owner >= self._most_waiting_of_one)
+        )
+
+    async def _slot_for(self, asker: _Asker) -> None:
+        """Acquire a slot."""
+        self._waiting.add(asker)
+        try:
+            async with asker.limit:
+                await self._slots.acquire()
+        except TimeoutError:
+            raise _ending() if self.draining else self._later("no slot became free in time") from None
+        finally:
+            self._waiting.remove(asker)
+
+    def _later(self, message: str) -> ApiError:
+        return ApiError(message, status=429, code="queue_full", retry_s=self.retry_s)
 
     @asynccontextmanager
     async def writing(self, longest_s: float) -> AsyncIterator[None]:
@@ -125,9 +140,9 @@ class RequestQueue:
         """Raise ApiError with status 503 in every ``turn`` that waits, and in later ones."""
         self.draining = True
         now = asyncio.get_running_loop().time()
-        for limit in self._limits:
+        for asker in self._waiting:
             with contextlib.suppress(RuntimeError):  # it has just expired
-                limit.reschedule(now)
+                asker.limit.reschedule(now)
 
     @property
     def retry_s(self) -> int:

@@ -1,74 +1,89 @@
-"""Work that would block the event loop, on a thread."""
+"""The threads of a server: all are started with it, and none while a request runs."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import queue
 import threading
+import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
 
-from edgespec.errors import MemoryLimitError
-from edgespec.runtimes.thread import start_thread
+from edgespec.runtimes.thread import serve_jobs, start_thread
+from edgespec.server.queue import MOST_RUNNING
 
 T = TypeVar("T")
-U = TypeVar("U")
+
+# Two for each place, as a step that its client left may still run; and one each for reading a body, for loading or
+# measuring, and for freeing.
+MOST_THREADS = 2 * MOST_RUNNING + 3
 
 
-async def in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None = None, *, always: bool = False) -> T:
-    """The result of ``work``, which runs on a daemon thread: a program that ends does not wait for it.
+class Threads:
+    """Run what would block the event loop. The threads are daemons: a program that ends does not wait for them."""
 
-    A cancelled caller waits for the end of ``work``, so that whatever it opened can be closed. With ``dispose`` it
-    does not wait, and ``dispose`` is called with the late result.
-
-    If no thread can be started, raises MemoryLimitError. ``always`` is for work that gives back what is held: then it
-    runs immediately, on the thread of the event loop.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-    lock, abandoned = threading.Lock(), threading.Event()
-
-    def run() -> None:
+    def __init__(self, count: int = MOST_THREADS) -> None:
+        """Raises MemoryLimitError if not all of them can be started."""
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        # Also without ``close``, once nothing refers to them. Not at exit: they are daemons.
+        self._end = weakref.finalize(self, _end, self._jobs, count)
+        self._end.atexit = False
         try:
-            result = work()
-        except BaseException as error:
-            _tell(loop, done.set_exception, error)
-            return
-        with lock:
-            late = abandoned.is_set()
-            if not late:
-                _tell(loop, done.set_result, result)
-        if late and dispose is not None:
-            dispose(result)
-
-    try:
-        start_thread(threading.Thread(target=run, name="edgespec-serve", daemon=True))
-    except MemoryLimitError:
-        if not always:
+            for _ in range(count):
+                start_thread(
+                    threading.Thread(target=serve_jobs, args=(self._jobs,), name="edgespec-serve", daemon=True)
+                )
+        except BaseException:
+            self.close()
             raise
-        run()
-    cancelled: asyncio.CancelledError | None = None
-    while not done.done():
+
+    def hand_over(self, work: Callable[[], T], future: Future[T]) -> None:
+        """Queue ``work``, whose result becomes that of ``future``."""
+        self._jobs.put((work, future))
+
+    async def run(self, work: Callable[[], T], late: Callable[[T], object] | None = None) -> T:
+        """The result of ``work``. A cancelled caller does not wait: ``late`` gets the result, on the same thread."""
+        future: Future[T] = Future()
+        self.hand_over(work, future)
         try:
-            await asyncio.wait([done])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            with lock:
-                if dispose is not None and not done.done():
-                    abandoned.set()
-                    done.cancel()
-    if cancelled is not None:
-        if not done.cancelled() and done.exception() is None and dispose is not None:
-            await in_thread(lambda: dispose(done.result()), always=True)
-        raise cancelled
-    return done.result()
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if late is not None:
+                future.add_done_callback(partial(_come_late, late))
+            raise
+
+    def close(self) -> None:
+        """End the threads once they have done what is queued. Idempotent; does not wait."""
+        self._end()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, tell: Callable[[U], None], value: U) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop was closed
-        loop.call_soon_threadsafe(_tell_once, tell, value)
+class Steps:
+    """What one request does on the threads of its server: one step after another, in the order of the calls."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._last: Future[Any] = Future()
+        self._last.set_result(None)
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Queue ``work`` behind the steps before it, which may have failed."""
+        future: Future[T] = Future()
+        self._last.add_done_callback(lambda _: self._threads.hand_over(work, future))
+        self._last = future
+        return future
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of ``work``. A cancelled caller does not wait for it, but further steps do."""
+        return await asyncio.shield(asyncio.wrap_future(self.submit(work)))
 
 
-def _tell_once(tell: Callable[[U], None], value: U) -> None:
-    with contextlib.suppress(asyncio.InvalidStateError):  # the caller is gone
-        tell(value)
+def _come_late(late: Callable[[T], object], future: Future[T]) -> None:
+    if future.exception() is None:
+        late(future.result())
+
+
+def _end(jobs: queue.SimpleQueue[Any], count: int) -> None:
+    for _ in range(count):
+        jobs.put(None)

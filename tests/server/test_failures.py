@@ -151,5 +151,4 @@ def test_a_thread_that_cannot_be_started_gives_503_and_leaves_nothing(
         assert slow.chat("hello", max_tokens=1).status_code == 200
         if needed < number:
             break
-    assert 503 in statuses
-    assert len(statuses) > 4, "taking, beginning, closing and giving back"
+    assert statuses == [503, 200], "only a session starts a thread"

@@ -95,12 +95,12 @@ def test_large_bodies_that_arrive_together_have_a_limit(server: Running) -> None
         for number in range(1, 5):
             own = opened.enter_context(server.connect())
             own.sendall(POST + b"Content-Length: 15999999\r\n\r\n" + b" " * 15_900_000)
-            server.wait_until(lambda number=number: bodies._held == number * 15_900_000)  # type: ignore[misc]
+            server.wait_until(lambda number=number: bodies.held == number * 15_900_000)  # type: ignore[misc]
         refused = server.chat("x" * 1_000_000)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
         assert server.chat("hello", max_tokens=1).status_code == 200, "small ones have no such limit"
-    server.wait_until(lambda: bodies._held == 0)
+    server.wait_until(lambda: bodies.held == 0)
     assert server.chat("x" * 1_000_000).status_code == 400
 
 

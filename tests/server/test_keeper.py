@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import ClosedError, EdgespecError, ModelFileError, WorkerLostError
+from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, ModelFileError, WorkerLostError
 from edgespec.server import keeper as keeping, queue as request_queue
 from edgespec.server.errors import ApiError
 from edgespec.server.keeper import KEEP_ALIVE_S, ModelKeeper
@@ -20,8 +20,9 @@ from edgespec.server.queue import (
     MOST_WAITING_OF_ONE,
     RequestQueue,
 )
-from edgespec.server.threads import in_thread
+from edgespec.server.threads import MOST_THREADS, Steps, Threads
 from tests.support.http_server import wait_until
+from tests.support.started_threads import started_threads
 
 
 class Loads:
@@ -182,24 +183,60 @@ def test_a_server_that_ends_while_it_loads_frees_what_comes_late() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_caller_waits_for_the_thread_and_loses_nothing() -> None:
-    release, opened = threading.Event(), list[int]()
+async def test_a_cancelled_caller_does_not_wait_for_the_thread_and_further_steps_do() -> None:
+    threads, release, done = Threads(), threading.Event(), list[str]()
+    steps = Steps(threads)
 
-    def work() -> None:
+    def work() -> str:
         release.wait(20)
-        opened.append(1)
+        done.append("work")
+        return "late"
 
-    task = asyncio.create_task(in_thread(work))
+    tasks = [asyncio.create_task(threads.run(work, late=done.append)), asyncio.create_task(steps.run(work))]
     await asyncio.sleep(0.01)
-    task.cancel()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+    last = steps.submit(lambda: done.append("last"))
     await asyncio.sleep(0.01)
-    assert not task.done()
+    assert not done
     release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert opened == [1]
+    await asyncio.wrap_future(last)
+    await until(lambda: len(done) == 4)
+    assert sorted(done) == ["last", "late", "work", "work"]
     with pytest.raises(ZeroDivisionError):
-        await in_thread(lambda: 1 / 0)
+        await steps.run(lambda: 1 / 0)
+    assert await steps.run(lambda: 3) == 3, "a step that failed does not hold up the next one"
+    threads.close()
+
+
+def test_the_threads_of_a_server_are_enough_for_all_places_and_end_with_it() -> None:
+    before = started_threads()
+    threads = Threads()
+    own = started_threads() - before
+    assert len(own) == MOST_THREADS == 2 * MOST_RUNNING + 3
+    threads.close()
+    threads.close()
+    wait_until(lambda: not own & started_threads())
+    forgotten = started_threads() - before
+    assert not forgotten
+    Threads()
+    wait_until(lambda: not started_threads() - before)
+
+
+def test_threads_that_cannot_all_be_started_leave_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, start = started_threads(), threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started_threads() - before) == 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(MemoryLimitError, match="no thread can be started"):
+        Threads()
+    wait_until(lambda: not started_threads() - before)
 
 
 # ----------------------------------------------------------------------------------------------------- queue

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,6 +22,7 @@ from edgespec.server.keeper import LoadedEngine, ModelKeeper
 from edgespec.server.pool import Kept, SessionPool
 from edgespec.server.queue import RequestQueue
 from edgespec.server.schema import Request
+from edgespec.text.conversation.conversation import Conversation
 from tests.server.test_http import CHAT, events, failed
 from tests.support.http_server import WAIT_S, HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
@@ -45,6 +47,33 @@ def test_a_client_that_leaves_ends_its_answer(slow: Running) -> None:
     slow.wait_until(lambda: len(slow.lines) == before + 3)
     assert (slow.lines[-1].status, slow.lines[-1].error) == (0, "the client left")
     assert 'status="500"' not in slow.service.metrics.text({})
+    assert slow.chat("hello", max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("step", ["take", "prepare"])
+def test_a_client_that_leaves_frees_its_place_whatever_its_step_does(
+    slow: Running, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    pool, begun, release = slow.service.keeper._loaded.pool, threading.Event(), threading.Event()  # type: ignore[union-attr]
+    owner, name = (SessionPool, "take") if step == "take" else (Conversation, "turn")
+    own = getattr(owner, name)
+
+    def held(*arguments: Any, **settings: Any) -> Any:
+        begun.set()
+        assert release.wait(WAIT_S)
+        return own(*arguments, **settings)
+
+    monkeypatch.setattr(owner, name, held)
+    with slow.connect() as client:
+        slow.send_chat(client, "hello", max_tokens=4)
+        assert begun.wait(WAIT_S)
+    slow.wait_until(lambda: slow.service.queue.running == 0)
+    assert pool.in_use == 1, "the step still runs"
+    monkeypatch.setattr(owner, name, own)
+    assert slow.chat("hello", max_tokens=1).status_code == 200
+    release.set()
+    slow.wait_until(lambda: pool.in_use == 0)
+    assert len(pool) >= 1, "its session is kept"
     assert slow.chat("hello", max_tokens=1).status_code == 200
 
 
@@ -227,7 +256,7 @@ class ShortMemory(SessionPool):
     def take(self, owner: str, text: str, *, think: bool) -> Kept:
         if self.in_use > self.memory:
             raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
-        return Kept(cast("Session", None), owner, think)
+        return Kept(cast("Session", SimpleNamespace(close=lambda: None)), owner, think)
 
     def give(self, kept: Kept) -> None:
         pass
@@ -242,7 +271,7 @@ def test_requests_that_wait_for_memory_get_it_in_their_order(server: Running, en
         ended.append(number)
 
     async def several(count: int) -> list[BaseException | None]:
-        loaded = LoadedEngine(engine, pool)
+        loaded = LoadedEngine(engine, pool, server.service.keeper.threads)
         return await asyncio.gather(*(ask(number, loaded) for number in range(count)), return_exceptions=True)
 
     assert set(asyncio.run(several(12))) == {None}
