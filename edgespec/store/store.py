@@ -156,7 +156,9 @@ class Store:
             if leftovers.is_marked(folder):
                 reasons[folder] = "it was removed, and a program still uses its file"
             elif manifest is None:
-                reasons[folder] = "it has no manifest"
+                with contextlib.suppress(OSError):
+                    if any(folder.iterdir()):  # an empty one is left by a fetch that was killed, or is running
+                        reasons[folder] = "it has no manifest"
             elif (missing := _missing(manifest, folder)) is not None:
                 reasons[folder] = f"its file {missing} is gone"
         return reasons
@@ -203,27 +205,34 @@ class Store:
             found = self._find_sound(spec.name, job)
             if found is not None:
                 return found
-            folder = self._home.create(self._folder(spec.name))
+            folder, parts = self._home.create(self._folder(spec.name)), self._home.parts / folder_key(spec.name)
             remove_stale_temporaries(folder)
             leftovers.unmark(folder)  # the files that were kept may be usable
-            leftovers.unmark(self._home.parts / folder_key(spec.name))
-            reasons: list[tuple[str, EdgespecError]] = []
-            for source in spec.sources:
-                try:
-                    arrival = self._fetch_from(source, spec, folder, job)
-                    return self._record(spec, source, arrival, folder)
-                except CancelledError:
-                    raise
-                except EdgespecError as error:
-                    reasons.append((source.label, error))
-                except OSError as error:
-                    reasons.append((source.label, EdgespecError(f"{error.strerror or error}: {error.filename}")))
-                # The error reports the last source, and all sources if none was tried.
-                if source is not spec.sources[-1] and not self._network.offline:
-                    job.tell("source failed", source.label, note=reasons[-1][1].message)
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # only if the folder is empty
-            raise _nothing_delivered(spec, reasons, self._network.offline)
+            leftovers.unmark(parts)
+            try:
+                return self._fetch_from_any(spec, folder, job)
+            finally:
+                for each in (folder, parts):
+                    with contextlib.suppress(OSError):
+                        each.rmdir()  # only if the folder is empty
+
+    def _fetch_from_any(self, spec: ModelSpec, folder: Path, job: Job) -> StoredModel:
+        """The model from the first source that delivers it. Raises what ``fetch`` raises."""
+        reasons: list[tuple[str, EdgespecError]] = []
+        for source in spec.sources:
+            try:
+                arrival = self._fetch_from(source, spec, folder, job)
+                return self._record(spec, source, arrival, folder)
+            except CancelledError:
+                raise
+            except EdgespecError as error:
+                reasons.append((source.label, error))
+            except OSError as error:
+                reasons.append((source.label, EdgespecError(f"{error.strerror or error}: {error.filename}")))
+            # The error reports the last source, and all sources if none was tried.
+            if source is not spec.sources[-1] and not self._network.offline:
+                job.tell("source failed", source.label, note=reasons[-1][1].message)
+        raise _nothing_delivered(spec, reasons, self._network.offline)
 
     def choose_quantisation(self, reference: HubReference, job: Job = QUIET) -> QuantisationChoice:
         """The quantisations of a repository and the choice for this machine. Raises DownloadError, CancelledError."""

@@ -1,8 +1,8 @@
 """HTTP requests for the hub and the package index, with failures reported as one precise sentence.
 
-The client comes from huggingface_hub. It takes proxies from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, and
-certificates from SSL_CERT_FILE and SSL_CERT_DIR, else from the system. Companies also set REQUESTS_CA_BUNDLE and
-CURL_CA_BUNDLE, which the client ignores and this module honours.
+The client comes from huggingface_hub. It takes certificates from SSL_CERT_FILE and SSL_CERT_DIR, else those of the
+system. Companies also set REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE, which the client ignores and this module honours.
+The proxy is chosen here (``proxies.py``), for the first address and for each that a redirect names.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urljoin, urlsplit
 
 from edgespec.errors import CancelledError, DownloadError
+from edgespec.store.proxies import Proxy, any_proxy, proxy_of, read_proxy
 
 # A host that does not accept a connection within 5 s will not deliver a gigabyte.
 CONNECT_TIMEOUT_S = 5.0
@@ -28,6 +30,8 @@ CONNECT_TIMEOUT_S = 5.0
 RETRY_BUDGET_S = 6.0
 FIRST_PAUSE_S = 0.4
 RETRY_STATUSES = frozenset({429, 500, 502, 503, 504})
+
+MAX_REDIRECTS = 10
 
 _CHECK = "check the network, or use --offline with what is already on this machine"
 _SIGN_IN = "a network's sign-in page may be answering: open a browser, sign in, and try again"
@@ -83,8 +87,9 @@ def tls_context(location: Path) -> ssl.SSLContext:
 class Web:
     """Requests for one fetch. ``stopped`` is called between attempts; ``overdue`` is for the watching thread.
 
-    Without ``context`` and ``proxy`` the client is huggingface_hub's own, as the user may have configured it. Raises
-    UnreachableError if a certificate file named by a variable cannot be read.
+    ``proxy``: its address in pip's configuration (None: HTTPS_PROXY and similar variables decide). Without context
+    and proxy the client is huggingface_hub's own, as the user may have configured it. Raises UnreachableError if a
+    certificate file named by a variable cannot be read.
     """
 
     def __init__(
@@ -96,8 +101,6 @@ class Web:
         context: ssl.SSLContext | None = None,
         proxy: str | None = None,
     ) -> None:
-        from huggingface_hub import get_session
-
         self.host = host
         self._stopped = stopped
         self._timeout_s = timeout_s
@@ -106,16 +109,28 @@ class Web:
         self._random = random.Random()
         if context is None and (location := certificates(os.environ)) is not None:
             context = tls_context(location)
-        self._own: Any = None
-        self._client: Any = get_session()
-        if context is not None or proxy is not None:
-            verify = True if context is None else context
-            self._own = self._client = type(self._client)(verify=verify, proxy=proxy, timeout=None)
+        self._context = context
+        self._own: dict[Proxy | None, Any] = {}
 
     def close(self) -> None:
         """Close the connections that edgespec opened. Idempotent."""
-        if self._own is not None:
-            self._own.close()
+        for client in self._own.values():
+            client.close()
+
+    def _client(self, proxy: Proxy | None) -> Any:
+        """The client for requests through ``proxy``."""
+        if self._context is None and proxy is None and not any_proxy():
+            from huggingface_hub import get_session
+
+            return get_session()
+        if proxy not in self._own:
+            if proxy is None:
+                # The client would read every variable for a proxy, and fail with those that do not concern this host.
+                options = {"verify": self._context or _trusted(), "trust_env": False}
+            else:
+                options = {"verify": True if self._context is None else self._context, "proxy": proxy.address}
+            self._own[proxy] = _client_class()(timeout=None, **options)
+        return self._own[proxy]
 
     @contextmanager
     def answer(
@@ -132,23 +147,30 @@ class Web:
 
         Raises UnreachableError, CancelledError.
         """
-        timeouts = (CONNECT_TIMEOUT_S, self._timeout_s, self._timeout_s, CONNECT_TIMEOUT_S)
         deadline = time.monotonic() + RETRY_BUDGET_S
-        attempt = 0
+        attempt = hops = 0
         while True:
             self._check_stopped()
+            proxy = self._proxy_of(url)
             self._waiting_since = time.monotonic()
             try:
-                request = self._client.stream(method, url, headers=headers, timeout=timeouts, follow_redirects=follow)
+                request = self._client(proxy).stream(
+                    method, url, headers=headers, timeout=self._timeouts, follow_redirects=False
+                )
                 opened = request.__enter__()
             except Exception as error:
-                raise transport_failure(error, self.host, self._proxy_of(url)) from error
+                raise transport_failure(error, self.host, proxy) from error
             finally:
                 self._waiting_since = None
             try:
                 response = cast(Response, opened)
                 if response.status_code in (_NETWORK_SIGN_IN, _PROXY_SIGN_IN):
-                    raise self._wants_sign_in(response)
+                    raise _wants_sign_in(response.status_code, self.host, proxy)
+                target = response.headers.get("location") if 300 <= response.status_code < 400 else None
+                if follow and target and hops < MAX_REDIRECTS:
+                    hops += 1
+                    url, headers = self._redirected(url, target, headers)
+                    continue
                 if response.status_code < 400 or response.status_code in accept:
                     yield response
                     return
@@ -205,25 +227,58 @@ class Web:
         backoff = FIRST_PAUSE_S * 2.0**attempt * float(self._random.uniform(0.5, 1.5))
         return max(float(asked), backoff) if asked.isdigit() and len(asked) < 6 else backoff
 
-    def _wants_sign_in(self, response: Response) -> UnreachableError:
-        if response.status_code == _PROXY_SIGN_IN:
-            return UnreachableError(
-                "the proxy requires a user name and a password (HTTP 407)",
-                hint="write them into the variable: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT",
+    def _redirected(self, url: str, target: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+        """The address that ``url`` redirects to, with the headers for it: another host gets no token."""
+        try:
+            new = urljoin(url, target)
+            same = urlsplit(new)[:2] == urlsplit(url)[:2]
+        except ValueError as error:
+            raise UnreachableError(f"{self.host} redirects to an address that cannot be read", hint=_CHECK) from error
+        if same:
+            return new, headers
+        return new, {name: value for name, value in headers.items() if name.lower() != "authorization"}
+
+    @property
+    def _timeouts(self) -> tuple[float, ...]:
+        return CONNECT_TIMEOUT_S, self._timeout_s, self._timeout_s, CONNECT_TIMEOUT_S
+
+    def _proxy_of(self, url: str) -> Proxy | None:
+        """The proxy of a request; None without one. Raises UnreachableError."""
+        try:
+            proxy = proxy_of(url) if self._proxy is None else read_proxy(self._proxy, "pip's setting proxy")
+        except ValueError as error:
+            raise UnreachableError(f"{error}", hint="the form is http://HOST:PORT or socks5://HOST:PORT") from error
+        if proxy is not None and proxy.address.startswith("socks") and find_spec("socksio") is None:
+            raise UnreachableError(
+                f"{proxy.named} names a SOCKS proxy, and the package socksio is not installed",
+                hint="run: pip install socksio (or name an HTTP proxy)",
             )
-        return UnreachableError(f"this network requires a sign-in before {self.host} (HTTP 511)", hint=_SIGN_IN)
-
-    def _proxy_of(self, url: str) -> str | None:
-        """The proxy of a request, without its password; None without a proxy."""
-        parts = urlsplit(url)
-        proxies = getproxies()
-        found = self._proxy or proxies.get(parts.scheme) or proxies.get("all")
-        if not found or (self._proxy is None and proxy_bypass(parts.hostname or "")):
-            return None
-        return found.rpartition("@")[2].rpartition("//")[2]
+        return proxy
 
 
-def transport_failure(error: BaseException, host: str, proxy: str | None = None) -> DownloadError:
+def _client_class() -> Any:
+    """The class of huggingface_hub's clients, of httpx or httpx2. Its own client reads all variables for proxies."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return import_module(HfHubHTTPError.__mro__[1].__module__.partition(".")[0]).Client
+
+
+def _trusted() -> Any:
+    """What a client trusts that may not read the environment: the files that SSL_CERT_FILE and SSL_CERT_DIR name."""
+    return ssl.create_default_context() if any(map(os.environ.get, _READ_BY_THE_CLIENT)) else True
+
+
+def _wants_sign_in(status: int, host: str, proxy: Proxy | None) -> UnreachableError:
+    if status == _NETWORK_SIGN_IN:
+        return UnreachableError(f"this network requires a sign-in before {host} (HTTP 511)", hint=_SIGN_IN)
+    named = "HTTPS_PROXY" if proxy is None else proxy.named
+    return UnreachableError(
+        "the proxy requires a user name and a password (HTTP 407)",
+        hint=f"write them into the variable: {named}=http://USER:PASSWORD@HOST:PORT",
+    )
+
+
+def transport_failure(error: BaseException, host: str, proxy: Proxy | None = None) -> DownloadError:
     """The error for a request without an answer, or with an answer that broke off.
 
     Decided by the underlying cause and by class names, because the client library (httpx, httpx2) depends on the
@@ -239,14 +294,22 @@ def transport_failure(error: BaseException, host: str, proxy: str | None = None)
     names = {type(link).__name__ for link in chain}
     unnamed = any(isinstance(link, socket.gaierror) or "Errno -" in str(link) for link in chain)
     refused = any(isinstance(link, ConnectionRefusedError) for link in chain)
-    check_proxy = "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
-    through = "" if proxy is None else f" through the proxy {proxy}"
-    unknown = host if proxy is None else f"of the proxy {proxy}"
+    if any(type(link).__name__ == "ProxyError" and str(link).startswith(f"{_PROXY_SIGN_IN}") for link in chain):
+        return _wants_sign_in(_PROXY_SIGN_IN, host, proxy)
+    check_proxy = "check HTTPS_PROXY and NO_PROXY" if proxy is None else f"check {proxy.named} and NO_PROXY"
+    shown = "" if proxy is None else proxy.shown
+    through = "" if proxy is None else f" through the proxy {shown}"
+    unknown = host if proxy is None else f"of the proxy {shown}"
     failures = (
+        (
+            bool(names & {"InvalidURL", "UnsupportedProtocol", "LocalProtocolError"}),
+            f"the address of {host} cannot be read",
+            "check HF_ENDPOINT and PIP_INDEX_URL",
+        ),
         ("OfflineModeIsEnabled" in names, "HF_HUB_OFFLINE forbids requests to the hub", "unset HF_HUB_OFFLINE"),
         (
             "ProxyError" in names,
-            f"the proxy refuses to connect to {host}" if proxy is None else f"the proxy {proxy} refuses {host}",
+            f"the proxy refuses to connect to {host}" if proxy is None else f"the proxy {shown} refuses {host}",
             check_proxy,
         ),
         (
@@ -260,7 +323,7 @@ def transport_failure(error: BaseException, host: str, proxy: str | None = None)
             "check the clock; if a company's proxy has its own certificates, name their file in SSL_CERT_FILE "
             "or REQUESTS_CA_BUNDLE",
         ),
-        (refused and proxy is not None, f"the proxy {proxy} refuses the connection", check_proxy),
+        (refused and proxy is not None, f"the proxy {shown} refuses the connection", check_proxy),
         (refused, f"{host} refuses the connection", _CHECK),
         (
             "ConnectTimeout" in names,

@@ -19,6 +19,7 @@ from edgespec.files.home import Home
 from edgespec.store import transfer, web
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
 from edgespec.store.hub.listing import list_hub_files
+from edgespec.store.proxies import proxy_of, read_proxy
 from edgespec.store.references import HubFile, HubReference, Network, spec_of_hub_reference
 from edgespec.store.store import Store
 from tests.support.hub_server import HubServer, running
@@ -92,7 +93,7 @@ def test_a_proxy_that_requires_a_password_is_reported(fetch: Fetch, monkeypatch:
         monkeypatch.setenv("HTTP_PROXY", f"http://{proxy.address}")
         message, hint = failure(fetch)
     assert message == "the proxy requires a user name and a password (HTTP 407)"
-    assert "HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT" in hint
+    assert "HTTP_PROXY=http://USER:PASSWORD@HOST:PORT" in hint
 
 
 def test_an_unreachable_proxy_is_named_without_its_password(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ def test_an_unreachable_proxy_is_named_without_its_password(fetch: Fetch, monkey
         monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@{address}")
         message, hint = failure(fetch)
     assert message == f"the proxy {address} refuses the connection"
-    assert "HTTPS_PROXY" in hint
+    assert hint == "check HTTP_PROXY and NO_PROXY"
 
 
 def test_a_proxy_with_an_unknown_host_name_is_reported(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,113 @@ def test_a_proxy_with_an_unknown_host_name_is_reported(fetch: Fetch, monkeypatch
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     message, hint = failure(fetch)
     assert message == "the name of the proxy proxy.invalid:3128 cannot be resolved (no network, or no DNS)"
-    assert "HTTPS_PROXY" in hint
+    assert "HTTP_PROXY" in hint
+
+
+def test_a_proxy_that_requires_a_password_for_a_tunnel_is_reported(
+    fetch_secure: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_proxy(Proxy(refuse=407)) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://{proxy.address}")
+        message, hint = failure(fetch_secure)
+    assert message == "the proxy requires a user name and a password (HTTP 407)"
+    assert "https_proxy=http://USER:PASSWORD@HOST:PORT" in hint
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "message"),
+    [
+        ("ALL_PROXY", "socks5://me:secret@127.0.0.1:9", "ALL_PROXY names a SOCKS proxy"),
+        ("all_proxy", "socks5h://127.0.0.1:9", "all_proxy names a SOCKS proxy"),
+        ("ALL_PROXY", "socks://127.0.0.1:9", "ALL_PROXY names a proxy of the kind 'socks'"),
+        ("HTTP_PROXY", "ftp://me:secret@127.0.0.1:9", "HTTP_PROXY names a proxy of the kind 'ftp'"),
+        ("HTTP_PROXY", "http://127.0.0.1:port", "the address of the proxy in HTTP_PROXY cannot be read"),
+        ("HTTP_PROXY", "http://me:secret", "the address of the proxy in HTTP_PROXY cannot be read"),
+        ("HTTP_PROXY", "http://me:secret@127.0.0.1:99999", "HTTP_PROXY names a proxy whose port is not"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_reported_in_one_sentence_and_leaves_no_folder(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, address: str, message: str
+) -> None:
+    monkeypatch.setattr(web, "find_spec", lambda _name: None)  # as without socksio
+    monkeypatch.setenv(name, address)
+    home = Home(tmp_path / "home")
+    store = Store(home, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
+    told, hint = failure(lambda: store.fetch(spec_of_hub_reference(HubReference("org/repo", filename="model.gguf"))))
+    assert message in told
+    assert "secret" not in told + hint
+    assert list(home.models.iterdir()) == []
+    assert store.ignored() == {}
+
+
+def test_a_proxy_for_other_addresses_may_have_any_form(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:port")
+    assert fetch().path.read_bytes() == DATA  # of an address with http
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "*.example, 127.0.0.0/8 [::1")
+    assert fetch().path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("address", "url", "shown"),
+    [
+        ("proxy:3128", "http://proxy:3128", "proxy:3128"),
+        ("http://me:p@s/#?w%6frd@proxy:3128/", "http://me:p%40s%2F%23%3Fword@proxy:3128", "proxy:3128"),
+        ("HTTPS://[::1]:8080", "https://[::1]:8080", "[::1]:8080"),
+        ("socks5://me@proxy", "socks5://me@proxy", "proxy"),
+    ],
+)
+def test_addresses_of_proxies_may_have_a_password_with_any_characters(address: str, url: str, shown: str) -> None:
+    proxy = read_proxy(address, "HTTP_PROXY")
+    assert (proxy.address, proxy.shown) == (url, shown)
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "direct"),
+    [
+        ("*", True),
+        ("hub.example", True),
+        (".hub.example:80", True),
+        ("*.hub.example", True),
+        ("other, HUB.example", True),
+        ("http://hub.example/", True),
+        ("b.example", False),
+        ("hub.example:81", False),
+        ("10.0.0.0/8 [::1]:80 [", False),
+    ],
+)
+def test_no_proxy_names_hosts_with_their_subdomains(
+    monkeypatch: pytest.MonkeyPatch, no_proxy: str, direct: bool
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    assert (proxy_of("http://www.hub.example/file") is None) is direct
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "url", "direct"),
+    [
+        ("10.0.0.0/8", "http://10.1.2.3/file", True),
+        ("10.0.0.0/8", "http://11.1.2.3/file", False),
+        ("::1", "http://[::1]:8080/file", True),
+        ("fd00::/8", "http://[fd12::1]/file", True),
+        ("127.0.0.1:8080", "http://127.0.0.1:8080/file", True),
+    ],
+)
+def test_no_proxy_names_addresses_and_networks(
+    monkeypatch: pytest.MonkeyPatch, no_proxy: str, url: str, direct: bool
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    assert (proxy_of(url) is None) is direct
+
+
+def test_an_address_of_the_hub_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    for endpoint in ("http://127.0.0.1:port", "http://[::1"):
+        network = Network(endpoint=endpoint, cache=tmp_path / "cache")
+        message, hint = failure(lambda network=network: fetch_hub_file(WANTED, network))  # type: ignore[misc]
+        assert "cannot be read" in message
+        assert "HF_ENDPOINT" in hint
 
 
 # ------------------------------------------------------------------------------------------------ certificates

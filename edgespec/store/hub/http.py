@@ -16,9 +16,8 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from edgespec.errors import DownloadError
 from edgespec.store.references import HubFile
-from edgespec.store.web import Response, UnreachableError, Web
+from edgespec.store.web import MAX_REDIRECTS, Response, UnreachableError, Web
 
-MAX_REDIRECTS = 10
 # The listing of the largest repositories stays well under this size.
 LARGEST_JSON_BYTES = 32 << 20
 
@@ -35,13 +34,16 @@ def hub_settings() -> Any:
 class HubHttp:
     """Requests for one fetch. ``stopped`` is called between attempts; ``overdue`` is for the watching thread.
 
-    Raises UnreachableError if a certificate file named by a variable cannot be read.
+    Raises UnreachableError if the hub's address, or a certificate file that a variable names, cannot be read.
     """
 
     def __init__(self, endpoint: str | None, stopped: Callable[[], bool]) -> None:
         self._settings = hub_settings()
         self.endpoint = (endpoint or self._settings.ENDPOINT).rstrip("/")
-        host = urlsplit(self.endpoint).netloc.rpartition("@")[2] or self.endpoint
+        try:
+            host = urlsplit(self.endpoint).netloc.rpartition("@")[2] or self.endpoint
+        except ValueError as error:
+            raise UnreachableError("the address of the hub cannot be read", hint="check HF_ENDPOINT") from error
         self.web = Web(host, stopped, float(self._settings.HF_HUB_ETAG_TIMEOUT))
 
     def close(self) -> None:
