@@ -37,7 +37,6 @@ from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.native.model import KV_BITS
 from edgespec.runtimes.table import RUNTIMES
-from edgespec.text.conversation.prompt_format import Prompt
 from tests.support.calibrating import fix_plain_ratio
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime, processor_runtimes
@@ -447,8 +446,8 @@ def test_a_template_that_writes_the_begin_token_gets_no_second_one(tiny: TinyMod
     with tiny.load(tiny.with_template("with-bos", template), draft="none") as engine:
         text = engine.pair.prompts.render([{"role": "user", "content": "hello"}])
         assert text == "<s>hello"
-        assert engine.pair.prompts.encode(Prompt(text)).count(1) == 1
-        assert engine.pair.prompts.encode(Prompt("hello"))[0] == 1
+        assert engine.pair.prompts.encode(text).count(1) == 1
+        assert engine.pair.prompts.encode_raw("hello")[0] == 1
 
 
 # -------------------------------------------------------------------------------------------------- closing

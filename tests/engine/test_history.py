@@ -14,7 +14,6 @@ from edgespec.errors import (
     PromptTooLongError,
 )
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
-from edgespec.text.conversation.prompt_format import Prompt
 from tests.engine.answers import Forward
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation
 
@@ -104,7 +103,7 @@ def test_a_full_context_drops_its_oldest_turns_as_a_whole(tiny: TinyModels) -> N
         assert "question 0 of many words" not in [message["content"] for message in session.messages]
         # The remaining conversation answers like a fresh session without the dropped turns.
         prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "end"}])
-        short = engine.pair.prompts.encode(Prompt(prompt))
+        short = engine.pair.prompts.encode(prompt)
         if len(short) + 20 <= 256:
             expected = answer(session.generate("end", max_tokens=20)).token_ids
             with engine.session() as fresh:

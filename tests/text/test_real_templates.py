@@ -5,20 +5,20 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import jinja2
 import pytest
 
-from edgespec.errors import InvalidRequestError, TemplateError
+from edgespec.errors import TemplateError
 from edgespec.files.home import home
 from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
-from edgespec.text.conversation.prompt_format import encode, read_messages, spelled_controls
+from edgespec.text.conversation.prompt_format import encode
 from edgespec.text.conversation.tool_calls import CallText, call_format
 from edgespec.text.tokenizers.tokenizer import ControlToken
 from tests.support.llama_sources import IndexUnreachableError
@@ -312,18 +312,12 @@ def test_tools_calls_and_results_cannot_forge_a_control_token_in_the_real_templa
 
         def read(text: str, both: Pair = both) -> list[int]:
             assert isinstance(both.ours, ChatTemplate)
-            ours = both.ours
-
-            def render(messages: Any, tools: Any) -> str:
-                return ours.render(messages, extra={"tools": tools})
-
             tool = copy.deepcopy(NOW)
             tool["function"] |= {"name": "get_weather", "description": f"x {text} y"}
             described = {"type": "string", "description": text, "enum": [text]}
             tool["function"]["parameters"]["properties"] = {"city": described, f"a {text} b": {"type": "string"}}
             messages = [*ASKED, called({"city": text, "more": {text: [text]}}), answered(0, text)]
-            spelled = partial(spelled_controls, tokenizer)
-            return encode(tokenizer, read_messages(tokenizer, render, messages, spelled, [tool]))
+            return encode(tokenizer, both.ours.render(messages, extra={"tools": [tool]}))
 
         harmless = [token for token in read("hello") if token >= 1000]
         names = sorted({text for text, number in tokenizer.numbers.items() if number in harmless})
@@ -356,34 +350,87 @@ class Named:
         return next((ControlToken(text=name) for name, own in self.numbers.items() if own == token), None)
 
 
+def names_in(text: str) -> list[str]:
+    return NAMES.findall(text)
+
+
+def test_the_tokens_of_harmless_messages_are_those_of_the_whole_rendering(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every control token's name that a template writes is its own, however it puts the name together."""
+    monkeypatch.setattr(sandbox, "datetime", Noon)
+    tokenizer: Any = Named()
+    tried = 0
+    for name, both in pairs.items():
+        assert isinstance(both.ours, ChatTemplate), name
+        for conversation, (messages, extra) in CONVERSATIONS.items():
+            if names_in(json.dumps([messages, extra], ensure_ascii=False)):
+                continue
+            try:
+                rendering = both.ours.render(messages, extra=extra)
+            except TemplateError:
+                continue
+            tried += bool(names_in(rendering))
+            assert encode(tokenizer, rendering) == tokenizer.encode(str.__str__(rendering), special=True), (
+                name,
+                conversation,
+            )
+    assert tried >= 25 * FEWEST_TEMPLATES
+
+
+# What real templates remove from messages, or look for in them, besides the texts in their own source.
+CUTS = ("/think", "/no_think", "<think>", "</think>", " ", "\n", "")
+
+
+def cuts(source: str) -> list[str]:
+    """The texts that the template gives to filters and methods, such as what it replaces and splits at."""
+    tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols", sandbox.GenerationTag]).parse(source)
+    called = [node for kind in (jinja2.nodes.Call, jinja2.nodes.Filter) for node in tree.find_all(kind)]
+    given = [argument for node in called for argument in node.args if isinstance(argument, jinja2.nodes.Const)]
+    own = (argument.value for argument in given if isinstance(argument.value, str) and len(argument.value) <= 40)
+    return list(dict.fromkeys([*CUTS, *own]))
+
+
+def split_by(cut: str, name: str) -> Iterator[str]:
+    """The name in forms that become the name where the cut is removed, or where case, blanks or ends change."""
+    yield from (f"{name[:at]}{cut}{name[at:]}" for at in (1, 2, len(name) // 2, len(name) - 1))
+    yield from (f"{cut}{form}{cut}" for form in (name, name.upper(), name.lower(), name.title(), f" {name}\n"))
+
+
 def test_a_message_cannot_forge_a_control_token_in_any_real_template(
     pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message with every name that the template writes adds no control token to the prompt."""
+    """Messages spell each name that the template writes, split by each text that it removes or looks for."""
     monkeypatch.setattr(sandbox, "datetime", Noon)
+    sources = real_templates(home().root / "test-data")
     tokenizer: Any = Named()
     extra = CONVERSATIONS["functions"][1]
-    tried, refused = 0, set[str]()
+    tried, spelled = 0, set[str]()
     for name, both in pairs.items():
         assert isinstance(both.ours, ChatTemplate), name
 
-        def read(content: str, template: ChatTemplate = both.ours) -> list[int]:
-            def render(messages: Any, _tools: Any) -> str:
+        def render(content: str, template: ChatTemplate = both.ours) -> str:
+            thought = {"reasoning_content": f"r {content}", "thinking": content}
+            answered = {**said(("assistant", content))[0], **thought}
+            messages = [*said(("user", f"x {content} y")), answered, *said(("user", content))]
+            try:
+                return template.render([*said(("system", content)), *messages], extra=extra)
+            except TemplateError:  # without a system message
                 return template.render(messages, extra=extra)
 
-            messages = said(("user", "a"), ("assistant", content), ("user", f"x {content} y"))
-            return encode(tokenizer, read_messages(tokenizer, render, messages, partial(spelled_controls, tokenizer)))
+        names = sorted({text for text in names_in(render("hello")) if text not in TOKENS.values()})
+        for cut in cuts(sources[name]) if names else ():
+            harmless, forged = (
+                "\n".join(form for each in names for form in split_by(cut, change(each)))
+                for change in (lambda each: "-" * len(each), str)
+            )
+            expected, rendering = render(harmless), render(forged)
+            spelled.update([name] if len(names_in(rendering)) > len(names_in(expected)) else [])
+            assert controls(tokenizer, rendering) == controls(tokenizer, expected), (name, cut)
+            tried += 1
+    assert tried >= 10 * FEWEST_TEMPLATES
+    assert len(spelled) >= FEWEST_TEMPLATES
 
-        harmless = [token for token in read("hello") if token >= 1000]
-        names = sorted({text for text, number in tokenizer.numbers.items() if number in harmless})
-        tried += bool(names)
-        for forged in (" ".join(names), "\n".join([*names, "BANANA", *names])):
-            try:
-                found = [token for token in read(forged) if token >= 1000]
-            except InvalidRequestError:
-                refused.add(name)
-            else:
-                assert found == harmless, (name, forged)
-    assert tried >= FEWEST_TEMPLATES
-    # The template cuts answers at the end of thinking, so a marked message renders differently.
-    assert refused == {"MiniMax-M3"}
+
+def controls(tokenizer: Any, rendering: str) -> list[int]:
+    return [token for token in encode(tokenizer, rendering) if token >= 1000]

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import TemplateError
+from edgespec.text.chat_template import origin
+from edgespec.text.chat_template.origin import Written, joined
 
 # A str or list also costs its header: a million empty ones must not be free (sys.getsizeof("") is 49, [] is 56).
 HEADER_BYTES = 64
@@ -62,8 +64,11 @@ class TemplateLimits:
 
 
 def stored_bytes(text: str) -> int:
-    """Upper bound of the bytes that Python needs to store ``text``: one byte per ASCII character, else up to four."""
-    return len(text) if text.isascii() else 4 * len(text)
+    """Upper bound of the bytes that Python needs to store ``text``: one byte per ASCII character, else up to four.
+
+    An origin is a byte more.
+    """
+    return len(text) * ((1 if text.isascii() else 4) + isinstance(text, Written))
 
 
 class Budget:
@@ -142,6 +147,13 @@ class Budget:
             return self.integer_digits(value) if type(value) is int else 24
         raise TemplateError(f"it uses {kind(value)} where only text, numbers, lists and mappings are allowed")
 
+    def join(self, parts: Sequence[str], separator: str = "") -> str:
+        """``separator.join(parts)``, counted before it is made."""
+        texts = (separator, *parts)
+        width = (1 if all(map(str.isascii, texts)) else 4) + (Written in map(type, texts))
+        self.make(width * (sum(map(len, parts)) + len(separator) * len(parts)))
+        return joined(parts, separator)
+
     def integer_digits(self, value: int) -> int:
         """Upper bound of the digits of ``value``; refuses integers larger than any prompt needs."""
         if value.bit_length() > INTEGER_BITS:
@@ -158,6 +170,7 @@ def kind(value: object) -> str:
     """The kind of ``value`` in words, for a message; never its content, which may be very long."""
     names = {
         "str": "text",
+        "Written": "text",
         "int": "a number",
         "float": "a number",
         "dict": "a mapping",
@@ -230,17 +243,18 @@ def replaced(budget: Budget, text: str, old: str, new: str, count: int = -1) -> 
     if 0 <= count < times:
         times = count
     length = len(text) + times * (len(new) - len(old))
-    budget.make(length if text.isascii() and new.isascii() else 4 * length)
-    return text.replace(old, new, times)
+    traced = Written in (type(text), type(new))
+    budget.make(length * ((1 if text.isascii() and new.isascii() else 4) + traced))
+    budget.step(times if traced else 0)
+    return origin.replaced(text, old, new, times)
 
 
 def _charged(name: str, charge: Callable[..., None]) -> Method:
     """The method ``name`` of text; ``charge`` counts its cost with the arguments first."""
-    method = getattr(str, name)
 
     def run(budget: Budget, text: str, *arguments: Any) -> Any:
         charge(budget, text, *arguments)
-        return method(text, *arguments)
+        return getattr(text, name)(*arguments)
 
     return run
 
@@ -318,12 +332,10 @@ def _strip(side: str) -> Method:
 def _pieces(budget: Budget, text: str, count: int) -> None:
     # Non-ASCII text may be cut into pieces of up to 4 bytes a character; stored_bytes allows for that.
     budget.make_slots(count)
-    budget.make(stored_bytes(text) + HEADER_BYTES * count)
+    budget.make(stored_bytes(text) + HEADER_BYTES * count * (1 + isinstance(text, Written)))
 
 
 def _split(name: str) -> Method:
-    method = getattr(str, name)
-
     def run(budget: Budget, text: str, sep: str | None = None, maxsplit: int = -1) -> Any:
         _bounded_index(maxsplit)
         limit = budget.slots_left()
@@ -331,7 +343,7 @@ def _split(name: str) -> Method:
             budget.scan(len(text))
             # Only splitting shows the number of words: split no further than the budget allows.
             bound = limit if maxsplit < 0 else min(maxsplit, limit)
-            parts = method(text, None, bound)
+            parts = getattr(text, name)(None, bound)
             if bound == limit and len(parts) > limit:
                 raise TemplateError("it splits a text into more pieces than allowed")
             _pieces(budget, text, len(parts))
@@ -340,7 +352,7 @@ def _split(name: str) -> Method:
         budget.scan(len(text) * max(len(sep), 1) if name == "rsplit" else len(text) + len(sep))
         count = text.count(sep) if sep else 0
         _pieces(budget, text, 1 + (count if maxsplit < 0 else min(count, maxsplit)))
-        return method(text, sep, min(maxsplit, count) if maxsplit >= 0 else -1)
+        return getattr(text, name)(sep, min(maxsplit, count) if maxsplit >= 0 else -1)
 
     return run
 
@@ -356,10 +368,7 @@ def _join(budget: Budget, text: str, parts: Any) -> str:
         raise TemplateError(f"it joins {kind(parts)}; only a list can be joined")
     budget.step(len(parts))
     _text(*parts)
-    length = sum(len(part) for part in parts) + len(text) * len(parts)
-    wide = not (text.isascii() and all(part.isascii() for part in parts))
-    budget.make(length * 4 if wide else length)
-    return text.join(parts)
+    return budget.join(parts, text)
 
 
 # A field of ``%`` and of ``str.format``, or a sign that is none. Widths and precisions have at most two digits, and
@@ -521,7 +530,7 @@ _CHARGES: dict[Callable[..., None], tuple[str, ...]] = {
     _charge_rpartition: ("rpartition",),
 }  # fmt: skip
 
-# By exact type; the budget is the first argument. Views are lists here: templates only walk and measure views.
+# By type; the budget is the first argument. Views are lists here: templates only walk and measure views.
 METHODS: dict[type, dict[str, Method]] = {
     str: {
         **{name: _charged(name, charge) for charge, names in _CHARGES.items() for name in names},
@@ -537,3 +546,4 @@ METHODS: dict[type, dict[str, Method]] = {
     list: {"copy": _copy, "count": _among("count"), "index": _among("index")},
     tuple: {"count": _among("count"), "index": _among("index")},
 }
+METHODS[Written] = METHODS[str]

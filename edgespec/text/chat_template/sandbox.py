@@ -16,6 +16,7 @@ import operator
 import re
 from collections.abc import Callable
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from jinja2 import nodes, pass_context
@@ -38,6 +39,7 @@ from edgespec.text.chat_template.budget import (
     stored_bytes,
 )
 from edgespec.text.chat_template.filters import Filters, tests_table
+from edgespec.text.chat_template.origin import joined, written
 
 CHARGE = " charge"
 COMPARE = " compare"
@@ -45,6 +47,7 @@ CONCAT = " concat"
 DISPLAY = " display"
 ITERATE = " iterate"
 MAPPING = " mapping"
+OWN = " own"
 SLICE = " slice"
 
 # The compiler recurses per level, and CPython refuses 200 nested parentheses. Real templates stay under 30.
@@ -126,12 +129,6 @@ class _Rewriter:
         # Defaults of a macro's arguments are evaluated at each call.
         head = self._nodes - start if isinstance(node, nodes.Macro | nodes.CallBlock) else 0
         blocks += [(node, field, head) for field in own]
-        if isinstance(node, nodes.Output):
-            # Literal text in a loop must be counted too: as a constant it passes through the counted output.
-            node.nodes = [
-                nodes.Const(part.data, lineno=part.lineno) if isinstance(part, nodes.TemplateData) else part
-                for part in node.nodes
-            ]
         if isinstance(node, nodes.For):
             per_item = 1 if node.test is None else 1 + sum(1 for _ in node.test.find_all(nodes.Node))
             node.iter = _counted(ITERATE, node.iter, [nodes.Const(per_item)], node.lineno)
@@ -146,6 +143,11 @@ class _Rewriter:
         for field in node.fields:
             setattr(node, field, self._field(getattr(node, field), depth))
         line = node.lineno
+        if isinstance(node, nodes.TemplateData):
+            # Literal text in a loop must be counted too: as a filter's result it passes through the counted output.
+            return _counted(OWN, nodes.Const(node.data, lineno=line), [], line)
+        if isinstance(node, nodes.Const) and isinstance(node.value, str):
+            return _counted(OWN, node, [], line)
         if isinstance(node, nodes.Concat):
             return _counted(CONCAT, nodes.List(node.nodes, lineno=line), [], line)
         if isinstance(node, nodes.Compare):
@@ -205,6 +207,7 @@ class TemplateRaisedError(TemplateError):
 class Sandbox(ImmutableSandboxedEnvironment):
     """One rendering's environment. Also used to parse and compile, with an unused budget."""
 
+    concat = staticmethod(joined)  # what jinja joins the output of a macro or a block by
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
     def __init__(self, budget: Budget) -> None:
@@ -227,6 +230,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             DISPLAY: self._display,
             ITERATE: self._iterate,
             MAPPING: self._mapping,
+            OWN: cache(written),  # each literal is made once
             SLICE: self.sliced,
         }
         self.tests = {
@@ -387,9 +391,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if kinds[0] in _NUMBERS and kinds[1] in _NUMBERS:
             return self._arithmetic(operator, left, right)
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
-            length = len(left) + len(right)
-            self.budget.make(length if left.isascii() and right.isascii() else 4 * length)
-            return left + right
+            return self.budget.join([left, right])
         if operator == "+" and kinds[0] is kinds[1] and kinds[0] in _SEQUENCES:
             self.budget.make(POINTER_BYTES * (len(left) + len(right)))
             return left + right
@@ -418,10 +420,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return result
 
     def _concat(self, parts: list[Any]) -> str:
-        texts = [self.text(part) for part in parts]
-        length = sum(len(text) for text in texts)
-        self.budget.make(length if all(text.isascii() for text in texts) else 4 * length)
-        return "".join(texts)
+        return self.budget.join([self.text(part) for part in parts])
 
     def _compare_chain(self, value: Any, *operands: Any) -> Any:
         result: Any = True
@@ -457,7 +456,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateError(f"it slices {kind(value)}")
         cut = slice(*[None if isinstance(end, Undefined) else end for end in (start, stop, step)])
         count = len(range(*cut.indices(len(value))))
-        width = POINTER_BYTES if not isinstance(value, str) else 1 if value.isascii() else 4
+        width = stored_bytes(value) // max(len(value), 1) if isinstance(value, str) else POINTER_BYTES
         self.budget.make(width * count)
         return value[cut]
 

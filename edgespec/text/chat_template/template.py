@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import InvalidRequestError, TemplateError
 from edgespec.text.chat_template.budget import NESTING, Budget, TemplateLimits, stored_bytes
+from edgespec.text.chat_template.origin import joined, written
 from edgespec.text.plain import plain
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ _REASON_CHARACTERS = 300
 # Python's compiler takes about 110 bytes a character (measured with tracemalloc): about 30 MB. Qwen2.5's template of
 # 2.5 kB becomes 8 kB of Python.
 _PYTHON_CHARACTERS = 256 * 1024
+# Some templates put a role into a control token's name. These roles count as the template's own words.
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token"})
 
 
@@ -56,6 +59,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt for ``messages``; ``extra`` holds the template's other variables (``tools``, switches).
 
+        ``origins_of`` it are the characters that the template itself wrote.
         Raises TemplateError if the template refuses the messages (in the template's own words), fails, or exceeds its
         limits; InvalidRequestError if the arguments hold anything but text, numbers, lists and mappings.
         """
@@ -75,6 +79,10 @@ class ChatTemplate:
             name: plain(value, "a message or extra value", NESTING, lambda each: sizes.append(_size(each)))
             for name, value in variables.items()
         }
+        copies |= {name: written(text) for name, text in self._tokens.items()}
+        for message in copies["messages"]:
+            if message.get("role") in _ROLES:
+                message["role"] = written(message["role"])
         sandbox = Sandbox(Budget(self.limits, sum(sizes)))
         template = Template.from_code(sandbox, self._code, {**sandbox.globals, **copies})
         try:
@@ -115,7 +123,7 @@ def _collect(template: Template, budget: Budget) -> str:
         if size > budget.output_bytes:
             raise TemplateError(f"it writes more than the {budget.output_bytes} bytes allowed")
         pieces.append(piece)
-    return "".join(pieces)
+    return joined(pieces)
 
 
 def _failure(error: Exception, template: Template) -> TemplateError:

@@ -6,16 +6,17 @@ import contextlib
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.interfaces.counted_text import common_prefix
+from edgespec.text.chat_template.origin import SAID, origins_of, written
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText
 from edgespec.text.conversation.messages import check_messages
 from edgespec.text.conversation.pieces import ToolCall
-from edgespec.text.conversation.prompt_format import Messages, Prompt, SpelledNames, encode, read_messages
+from edgespec.text.conversation.prompt_format import Messages, encode
 from edgespec.text.conversation.thinking import SWITCH, ThinkingText, has_switch, thinking_marks
 from edgespec.text.conversation.tool_use import ToolUse, for_template, tool_use
 from edgespec.text.conversation.tools import Message
@@ -67,27 +68,27 @@ class PromptFormat:
         """How the model uses these tools; None without tools. Raises InvalidRequestError if it cannot."""
         return tool_use(self._name, self._source, self.tokenizer, tools) if tools else None
 
-    def read(
-        self, messages: Messages, tools: Messages = (), *, think: bool = True, known: SpelledNames | None = None
-    ) -> Prompt:
-        """``render``, with the positions where a message spells out a control token's name.
-
-        ``known``: what the conversation's earlier messages spell out. Raises TemplateError, InvalidRequestError.
-        """
+    def read(self, messages: Messages, tools: Messages = (), *, think: bool = True) -> str:
+        """``render`` of messages as a conversation holds them. Raises TemplateError, InvalidRequestError."""
         if not self._has_calls and any(message["role"] == "tool" or "tool_calls" in message for message in messages):
             raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
-        own = [for_template(message) for message in messages]
-        spelled = SpelledNames(self.tokenizer) if known is None else known
-        return read_messages(self.tokenizer, partial(self.render, think=think), own, spelled.of, tools)
+        return self.render([for_template(message) for message in messages], tools, think=think)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Tokens of a prompt; a begin-of-sequence token is added unless the text begins with one."""
+    def encode(self, prompt: str) -> list[int]:
+        """Tokens of what ``read`` returned; a begin-of-sequence token is added unless the template wrote one."""
         bos = self.tokenizer.bos_token
-        return encode(self.tokenizer, prompt, add_bos=not (bos and prompt.text.startswith(bos)))
+        begun = bos and prompt.startswith(bos) and SAID not in origins_of(prompt[: len(bos)])
+        return encode(self.tokenizer, prompt, add_bos=not begun)
+
+    def encode_raw(self, text: str) -> list[int]:
+        """Tokens of ``raw`` text, in which every name of a control token is that token."""
+        return self.encode(written(text))
 
     def request_tokens(self, text: str) -> list[int]:
         """Tokens of a conversation with one message; of the text itself for a model that cannot chat."""
-        return self.encode(self.read([{"role": "user", "content": text}]) if self.has_template else Prompt(text))
+        if not self.has_template:
+            return self.encode_raw(text)
+        return self.encode(self.read([{"role": "user", "content": text}]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +136,6 @@ class Conversation:
     ) -> None:
         self._prompts = prompts
         self._think = think
-        # Not shared with others: how fast a message is read would tell that it was read before.
-        self._known = SpelledNames(prompts.tokenizer)
         self._messages: list[Message] = check_messages(messages)
         self._gone: list[Message] = []  # dropped from the front of the messages
         self._rendered = ""  # the text of the history's tokens
@@ -169,7 +168,7 @@ class Conversation:
             return state
         shared = 0
         with contextlib.suppress(EdgespecError):  # a template may refuse a conversation without a message
-            own = self._prompts.encode(self._prompts.read(self.messages, think=self._think, known=self._known))
+            own = self._prompts.encode(self._prompts.read(self.messages, think=self._think))
             shared = common_prefix(self.history, own)
         return replace(state, history=state.history[:shared])
 
@@ -232,7 +231,7 @@ class Conversation:
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
         """
         if raw:
-            turn = Turn(message=None, text=prompt, tokens=self._prompts.encode(Prompt(prompt)))
+            turn = Turn(message=None, text=prompt, tokens=self._prompts.encode_raw(prompt))
         else:
             use = self._prompts.tool_use(tools)
             turn = self._next(prompt, max_tokens, context_length, earlier, after, use, keep_all=keep_all)
@@ -271,10 +270,10 @@ class Conversation:
         shown = () if tools is None else tools.tools
 
         @cache
-        def read(first: int) -> tuple[Prompt, list[int]]:
+        def read(first: int) -> tuple[str, list[int]]:
             """The prompt, and its tokens, with the kept messages from number ``first`` on."""
             whole = [*head, *kept[first:], {"role": "user", "content": prompt}, *after]
-            asked = self._prompts.read(whole, shown, think=self._think, known=self._known)
+            asked = self._prompts.read(whole, shown, think=self._think)
             return asked, self._encode(asked, own=earlier is None and not shown)
 
         def fits(first: int, room: int) -> bool:
@@ -290,7 +289,7 @@ class Conversation:
         asked, tokens = read(first)
         return Turn(
             message=prompt,
-            text=asked.text,
+            text=str.__str__(asked),
             tokens=tokens,
             dropped=len(messages) - len(kept) + first,
             notice=notice,
@@ -306,18 +305,18 @@ class Conversation:
         oldest = "turn was" if turns == 1 else f"{turns} turns were"
         return f"the conversation outgrew the context: the oldest {oldest} dropped ({more})"
 
-    def _encode(self, prompt: Prompt, *, own: bool) -> list[int]:
+    def _encode(self, prompt: str, *, own: bool) -> list[int]:
         """Tokens of ``prompt``. If its messages are the session's ``own``, the history's tokens are kept.
 
         Tokenising an answer again could give other tokens, and the cache would be lost. A caller's messages are
         tokenised as a whole, so an answer to them does not depend on what is in the cache.
         """
         tokenizer = self._prompts.tokenizer
-        if own and self._rendered and prompt.text.startswith(self._rendered):
+        if own and self._rendered and prompt.startswith(self._rendered):
             kept = self.history
             if kept and not tokenizer.token_bytes(kept[-1]):
                 kept = kept[:-1]  # a hidden token ended the answer; the template writes the end of the turn itself
-            return [*kept, *encode(tokenizer, prompt, len(self._rendered))]
+            return [*kept, *encode(tokenizer, prompt[len(self._rendered) :])]
         return self._prompts.encode(prompt)
 
     def parts(self, turn: Turn, stops: Sequence[str]) -> AnswerParts:
