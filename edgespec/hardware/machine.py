@@ -96,16 +96,44 @@ class Conditions:
     load_average: float | None = None
 
 
+def allowed_processors() -> frozenset[int]:
+    """The numbers of the logical processors that this process may run on; empty if the system does not say."""
+    try:
+        if hasattr(os, "sched_getaffinity"):
+            return frozenset(os.sched_getaffinity(0))
+        process: Any = psutil.Process()
+        return frozenset(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else frozenset()
+    except (OSError, RuntimeError, psutil.Error):
+        return frozenset()
+
+
 def usable_processors() -> int:
     """Logical processors that this process may keep busy: its affinity, or a container's quota."""
-    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    logical = len(allowed_processors()) or os.cpu_count() or 1
     return max(1, min(logical, processor_limit() or logical))
+
+
+def physical_cores(allowed: frozenset[int]) -> int | None:
+    """The cores to which the processors ``allowed`` belong, of whatever kind; None if the system does not say.
+
+    A core with several hardware threads counts once, also if only some of its threads are allowed.
+    """
+    threads = [_text(_PROCESSORS / f"cpu{number}" / "topology" / "thread_siblings_list") for number in allowed]
+    if threads and all(threads):
+        return len(set(threads))
+    logical, physical = psutil.cpu_count(), psutil.cpu_count(logical=False)
+    if not allowed or not logical or not physical:
+        return physical
+    # Without a description of the cores: Linux numbers the first threads of all cores, then the second ones; Windows
+    # numbers the threads of one core in a row.
+    in_a_row = sys.platform == "win32"
+    return len({number * physical // logical if in_a_row else number % physical for number in allowed})
 
 
 def describe_machine() -> Machine:
     """Describe the machine as it is now."""
     logical = usable_processors()
-    physical = psutil.cpu_count(logical=False) or logical
+    physical = physical_cores(allowed_processors()) or logical
     name, flags = _cpu_name_and_flags()
     total, available = memory_bytes()
     return Machine(
@@ -210,6 +238,7 @@ def _load_average() -> float | None:
         return None
 
 
+_PROCESSORS = Path("/sys/devices/system/cpu")
 _MOUNT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 

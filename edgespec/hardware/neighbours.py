@@ -9,6 +9,8 @@ from types import TracebackType
 
 import psutil
 
+from edgespec.hardware.machine import allowed_processors
+
 # Share of the processors that other programs may use before times are rejected. An idle desktop uses 1 to 3 in a
 # hundred; a program that keeps one of up to ten processors busy exceeds it.
 BUSY_SHARE = 0.1
@@ -32,9 +34,9 @@ def processor_seconds() -> Used | None:
     Time that a hypervisor gave to another machine counts as used.
     """
     try:
-        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        allowed = allowed_processors()
         every = psutil.cpu_times(percpu=True)
-        times = [each for number, each in enumerate(every) if allowed is None or number in allowed]
+        times = [each for number, each in enumerate(every) if not allowed or number in allowed]
         total = sum(sum(each) - getattr(each, "guest", 0.0) - getattr(each, "guest_nice", 0.0) for each in times)
         idle = sum(each.idle + getattr(each, "iowait", 0.0) for each in times)
         own = os.times()

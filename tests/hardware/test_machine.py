@@ -16,7 +16,16 @@ import pytest
 
 import edgespec
 from edgespec.hardware import machine as control_groups, machine as module
-from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine, memory_bytes
+from edgespec.hardware.machine import (
+    Conditions,
+    Machine,
+    allowed_processors,
+    describe_conditions,
+    describe_machine,
+    memory_bytes,
+    physical_cores,
+    usable_processors,
+)
 
 GIB = 2**30
 
@@ -86,7 +95,78 @@ def test_only_cores_this_process_may_use_are_counted() -> None:
     assert (machine.logical_cores, machine.physical_cores) == (1, 1)
 
 
-def test_an_unknown_number_of_physical_cores_equals_the_logical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def described(folder: Path, siblings: dict[int, str]) -> Path:
+    """Processors as Linux describes them, each with the processors of its core."""
+    for number, text in siblings.items():
+        topology = folder / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{text}\n", encoding="ascii")
+    return folder
+
+
+PAIRS = {0: "0,8", 1: "1,9", 8: "0,8", 9: "1,9"}
+IN_A_ROW = {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}
+HYBRID = {0: "0-1", 1: "0-1", 2: "2", 3: "3"}  # one core with two threads, two with one
+
+
+@pytest.mark.parametrize(
+    ("siblings", "allowed", "cores"),
+    [
+        (PAIRS, {0, 8}, 1),
+        (PAIRS, {0, 9}, 2),
+        (PAIRS, {0, 1, 8, 9}, 2),
+        (IN_A_ROW, {0, 1}, 1),
+        (IN_A_ROW, {1, 2}, 2),
+        (HYBRID, {0, 1, 2, 3}, 3),
+        (HYBRID, {1, 2}, 2),
+    ],
+)
+def test_hardware_threads_of_one_core_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, siblings: dict[int, str], allowed: set[int], cores: int
+) -> None:
+    monkeypatch.setattr(module, "_PROCESSORS", described(tmp_path, siblings))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: allowed, raising=False)
+    assert describe_machine().physical_cores == cores
+
+
+@pytest.mark.parametrize(
+    ("system", "allowed", "cores"),
+    [
+        ("linux", {0, 8}, 1),
+        ("linux", {0, 1}, 2),
+        ("linux", {3, 11, 4, 12}, 2),
+        ("win32", {0, 1}, 1),
+        ("win32", {1, 2}, 2),
+    ],
+)
+def test_without_a_description_threads_of_one_core_are_found_by_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, allowed: set[int], cores: int
+) -> None:
+    monkeypatch.setattr(module, "_PROCESSORS", tmp_path)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setattr(sys, "platform", system)
+    assert physical_cores(frozenset(allowed)) == cores
+
+
+def test_a_system_without_affinity_has_the_cores_of_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(psutil, "Process", SimpleNamespace)  # as on macOS
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert allowed_processors() == frozenset()
+    assert describe_machine().physical_cores == 8
+
+
+def test_affinity_counts_on_systems_where_only_psutil_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(cpu_affinity=lambda: [4, 5]))
+    assert usable_processors() == 2
+
+
+def test_an_unknown_number_of_physical_cores_equals_the_logical_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PROCESSORS", tmp_path)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: None)
     machine = describe_machine()
     assert machine.physical_cores == machine.logical_cores
