@@ -18,7 +18,7 @@ from edgespec.files.atomic import write_json
 from edgespec.files.home import Home
 from edgespec.store.on_disk import FileOnDisk
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # version 1 refused drafters for another eos token or token type
 
 # A note has about a kilobyte, and a home has at most a few hundred notes.
 _LARGEST_BYTES = 8 << 20

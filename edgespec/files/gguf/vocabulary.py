@@ -27,20 +27,22 @@ class VocabularyDifference:
 
 
 def compare_vocabularies(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
-    """The first difference of two vocabularies, or None if they match.
+    """The first difference that forbids drafting, or None if the vocabularies match.
 
-    They match if all shared ids mean the same token and further ids of the longer table are padding. A one-pass
-    drafter's mask token is left out, since it is never proposed. Compares the tokenizer model, the token texts as
-    bytes, and the token types and the bos and eos ids if both files state them. The pre-tokenizer is not compared:
-    only the target's splits text. Raises ModelFileError if a file changed since its header was read.
+    They match if each id of the target has the same text, in bytes, in the drafter; ids that only the target has must
+    be padding. A one-pass drafter's mask token is left out, since it is never proposed. Nothing else is compared: the
+    target alone splits text, and it checks every token. Raises ModelFileError if a file changed since its header was
+    read.
     """
     for header, who in ((target, "target"), (drafter, "drafter")):
         if "tokenizer.ggml.tokens" not in header.metadata:
             return VocabularyDifference(f"the {who} holds no vocabulary")
+    different = _texts_differ(target, drafter)
     models = [header.metadata.get("tokenizer.ggml.model") for header in (target, drafter)]
-    if models[0] != models[1]:
-        return VocabularyDifference(f"the target's tokenizer is {models[0]!r} but the drafter's is {models[1]!r}")
-    return _texts_differ(target, drafter) or _types_differ(target, drafter) or _special_ids_differ(target, drafter)
+    if different is not None and models[0] != models[1]:
+        reason = f"the target's tokenizer is {models[0]!r} but the drafter's is {models[1]!r}"
+        return VocabularyDifference(reason, different.token_id)
+    return different
 
 
 def vocabulary_digest(header: GgufHeader) -> bytes:
@@ -63,53 +65,25 @@ def _digest_of(texts: Iterator[bytes]) -> str:
 def _texts_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
     if _same_bytes(target, drafter, "tokenizer.ggml.tokens"):
         return None
-    shared = min(target.vocabulary_size, drafter.vocabulary_size)
     for token, (left, right) in enumerate(zip(_texts(target), _texts(drafter), strict=False)):
         if left != right and token != drafter.mask_token_id:
-            return _different(token, left, right, "")
-    longer, who, shorter = (
-        (target, "target", "drafter") if target.vocabulary_size > shared else (drafter, "drafter", "target")
-    )
-    extra = longer.vocabulary_size - shared
+            reason = f"token {token} is {_show(left)!r} in the target but {_show(right)!r} in the drafter"
+            return VocabularyDifference(reason, token_id=token)
+    shared = drafter.vocabulary_size
+    extra = target.vocabulary_size - shared
     if extra > _MOST_PADDING:
         return VocabularyDifference(
-            f"the {who} has {extra} tokens more than the {shorter}, and at most {_MOST_PADDING} can be padding",
+            f"the target has {extra} tokens more than the drafter, and at most {_MOST_PADDING} can be padding",
             token_id=shared,
         )
-    types = dict(enumerate(longer.values("tokenizer.ggml.token_type")))
-    for token, text in enumerate(islice(_texts(longer), shared, None), start=shared):
-        if longer is drafter and token == drafter.mask_token_id:
-            continue
+    types = dict(enumerate(target.values("tokenizer.ggml.token_type")))
+    for token, text in enumerate(islice(_texts(target), shared, None), start=shared):
         if types.get(token) != _UNUSED and not _PADDING_TEXT.fullmatch(text):
             return VocabularyDifference(
-                f"token {token} is {_show(text)!r} in the {who}, is not padding, and is missing in the {shorter}",
+                f"token {token} is {_show(text)!r} in the target, is not padding, and is missing in the drafter",
                 token_id=token,
             )
     return None
-
-
-def _types_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
-    key = "tokenizer.ggml.token_type"
-    if key not in target.metadata or key not in drafter.metadata or _same_bytes(target, drafter, key):
-        return None
-    for token, (left, right) in enumerate(zip(target.values(key), drafter.values(key), strict=False)):
-        if left != right and token != drafter.mask_token_id:
-            text = next(islice(_texts(target), token, None))
-            return _different(token, text, text, f" of type {left}", f" of type {right}")
-    return None
-
-
-def _special_ids_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
-    for name, words in (("bos", "begin-of-sequence"), ("eos", "end-of-sequence")):
-        left, right = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for header in (target, drafter))
-        if left is not None and right is not None and left != right:
-            return VocabularyDifference(f"the {words} token is {left} in the target but {right} in the drafter")
-    return None
-
-
-def _different(token: int, left: bytes, right: bytes, of_left: str, of_right: str = "") -> VocabularyDifference:
-    reason = f"token {token} is {_show(left)!r}{of_left} in the target but {_show(right)!r}{of_right} in the drafter"
-    return VocabularyDifference(reason, token_id=token)
 
 
 def _same_bytes(target: GgufHeader, drafter: GgufHeader, key: str) -> bool:
