@@ -8,6 +8,7 @@ interfaces/drawing.py.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import Counter, abc
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ _SEEDS = 10**9
 # Tokens whose scores a request may change. Bias is for words, not for a vocabulary: on an AMD EPYC 300 tokens take
 # about 40 microseconds at each token of the answer.
 MOST_BIASED = 300
-# A bias of these sizes forbids a token, or forces it.
+# The least forbids a token, the most forces it.
 BIASES = Range(-100, 100)
 
 
@@ -57,12 +58,12 @@ BIASES = Range(-100, 100)
 class Sampling:
     """How tokens are chosen. ``temperature`` 0 is greedy; 0 for ``top_k`` and ``min_p``, 1 for ``top_p`` are off.
 
-    ``logit_bias`` maps at most 300 tokens to numbers of -100 to 100, which are added to their scores first; it is
-    kept as pairs, by ascending token. Then scores are penalised (``repeat_penalty`` divides positive and
-    multiplies negative scores of tokens seen; ``presence_penalty`` and ``frequency_penalty`` are subtracted once and
-    per occurrence), divided by the temperature, then cut to the top k, to the smallest set of mass ``top_p``, and to
-    probabilities of at least ``min_p`` times the highest. With ``seed`` None each answer draws a seed and reports it
-    in its Done. Raises InvalidRequestError for a value of the wrong type or out of its range.
+    ``logit_bias`` maps at most 300 tokens to numbers of -100 to 100, which are added to their scores first; -100 bans
+    a token. It is kept as pairs, by ascending token. Then scores are penalised (``repeat_penalty`` divides positive
+    and multiplies negative scores of tokens seen; ``presence_penalty`` and ``frequency_penalty`` are subtracted once
+    and per occurrence), divided by the temperature, then cut to the top k, to the smallest set of mass ``top_p``, and
+    to probabilities of at least ``min_p`` times the highest. With ``seed`` None each answer draws a seed and reports
+    it in its Done. Raises InvalidRequestError for a value of the wrong type or out of its range.
     """
 
     temperature: Annotated[float, Range(0, 100)] = 0.0
@@ -175,14 +176,16 @@ def request_of(
     context: abc.Sequence[int],
     purpose: Purpose = Purpose.TOKEN,
     *,
+    banned: abc.Iterable[int] = (),
     wanted: int = 1,
     measure: Measure = Measure.NOTHING,
 ) -> DrawRequest:
     """The draw request for the token after ``context``; greedy decoding takes the best score without truncation.
 
-    With a CountedText the request is valid until the text changes; any other context is counted here.
+    The token is none of ``banned``. With a CountedText the request is valid until the text changes; any other context
+    is counted here.
     """
-    penalties: dict[str, Any] = {"bias": cast(_Bias, sampling.logit_bias)}
+    penalties: dict[str, Any] = {"bias": _added(sampling, banned)}
     if sampling.penalises and len(context):
         penalties |= {
             "seen": context.seen if isinstance(context, CountedText) else Counter(context),
@@ -204,14 +207,25 @@ def request_of(
     )
 
 
+def _added(sampling: Sampling, banned: abc.Iterable[int]) -> _Bias:
+    """What is added to scores."""
+    bias = {token: -math.inf if own == BIASES.least else own for token, own in cast(_Bias, sampling.logit_bias)}
+    return tuple({**bias, **dict.fromkeys(banned, -math.inf)}.items())
+
+
 def distribution(
-    logits: LogitsArray, sampling: Sampling, context: abc.Sequence[int] = (), ids: IdArray | None = None
+    logits: LogitsArray,
+    sampling: Sampling,
+    context: abc.Sequence[int] = (),
+    ids: IdArray | None = None,
+    *,
+    banned: abc.Iterable[int] = (),
 ) -> Distribution:
     """The truncated distribution of the next token, from float32 scores of ``ids``, ascending; None: 0, 1, 2, ...
 
-    Raises NonFiniteLogitsError if a score is NaN or the best is infinite.
+    The token is none of ``banned``. Raises NonFiniteLogitsError if a score is NaN or the best is infinite.
     """
-    request = request_of(sampling, context)
+    request = request_of(sampling, context, banned=banned)
     if sampling.greedy:
         best = draw_from(logits, request, ids).tokens[0]
         return Distribution(np.array([best], dtype=np.int64), np.ones(1))
@@ -227,10 +241,14 @@ def draw(distribution: Distribution, seed: int, position: int, purpose: Purpose)
 
 
 class Chooser:
-    """A session's way of choosing tokens: implements TokenChooser and the target's side of both rules."""
+    """A session's way of choosing tokens: implements TokenChooser and the target's side of both rules.
+
+    ``not_before`` has the first position at which each of its tokens may be chosen, by target and drafters.
+    """
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
+        self.not_before: Mapping[int, float] = {}
         self.seed_is_fresh = False  # whether the seed was drawn for this answer, so that no other answer had it
 
     @property
@@ -243,21 +261,25 @@ class Chooser:
         """Greedy decoding never uses it: both rules then accept a token iff it equals the argmax."""
         return self.sampling.rule == "rejection" and not self.sampling.greedy
 
-    @property
-    def _argmax_decides(self) -> bool:
-        return self.sampling.greedy and not self.sampling.penalises and not self.sampling.logit_bias
+    def _banned(self, context: abc.Sequence[int]) -> list[int]:
+        position = len(context)
+        return [token for token, first in self.not_before.items() if position < first]
+
+    def _argmax_decides(self, banned: abc.Collection[int]) -> bool:
+        sampling = self.sampling
+        return sampling.greedy and not (sampling.penalises or sampling.logit_bias or banned)
 
     def distribution(self, rows: Rows, index: int, context: abc.Sequence[int]) -> Distribution:
         """The distribution of the token that follows ``context``, from row ``index``."""
         ids, scores = rows.scored(index)
-        return distribution(scores, self.sampling, context, ids)
+        return distribution(scores, self.sampling, context, ids, banned=self._banned(context))
 
     def target_token(self, rows: Rows, index: int, context: abc.Sequence[int]) -> int:
         """What the target emits after ``context``: the argmax, or the keyed draw at position len(context)."""
-        if self._argmax_decides:
+        if self._argmax_decides(banned := self._banned(context)):
             return rows.argmax_row(index)
         purpose = Purpose.CORRECTION if self.uses_rejection else Purpose.TOKEN
-        return rows.draw(index, request_of(self.sampling, context, purpose)).tokens[0]
+        return rows.draw(index, request_of(self.sampling, context, purpose, banned=banned)).tokens[0]
 
     def draft(
         self,
@@ -271,7 +293,8 @@ class Chooser:
     ) -> Draft | None:
         if self.uses_rejection:
             return self._draft_of_its_own(rows, index, context, gate, committed)
-        if self._argmax_decides and gate is None and not alternatives:
+        banned = self._banned(context)
+        if self._argmax_decides(banned) and gate is None and not alternatives:
             return Draft(rows.argmax_row(index))
         # The target shares the noise, so its other likely choices are the next to arrive with the same noise, and
         # a token is the surer the later they arrive. This confidence depends on the token, which is allowed: under
@@ -280,7 +303,7 @@ class Chooser:
         measure = Measure.MASS if self.sampling.greedy else Measure.NOTHING
         if gate is not None and gate.needs_entropy:
             measure = Measure.ENTROPY
-        drawn = rows.draw(index, request_of(self.sampling, context, wanted=wanted, measure=measure))
+        drawn = rows.draw(index, request_of(self.sampling, context, banned=banned, wanted=wanted, measure=measure))
         if gate is not None and not gate.admits(drawn.odds[0], drawn.entropy):
             return None
         rest = list(zip(drawn.tokens[1:], drawn.odds[1:], strict=True))

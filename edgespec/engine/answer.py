@@ -28,6 +28,7 @@ from edgespec.planning.choice.plan import Plan
 from edgespec.runtimes.thread import OwnProcess
 from edgespec.text.conversation.answer_parts import AnswerParts, Said
 from edgespec.text.conversation.conversation import Turn
+from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.pieces import Piece, joined
 
 # Events that the loop may be ahead of a slow reader: a screenful of text. Then decoding pauses, to save the energy.
@@ -101,6 +102,7 @@ class AnswerTask:
         self,
         *,
         turn: Turn,
+        ends: Ends,
         sampling: Sampling,
         seed_is_fresh: bool,
         depth: AnswerPolicy,
@@ -112,7 +114,7 @@ class AnswerTask:
         notices: Sequence[str],
         started: float,
     ) -> None:
-        self.turn = turn
+        self.turn, self.ends = turn, ends
         self.sampling, self.seed_is_fresh = sampling, seed_is_fresh
         self.depth, self.plan, self.drafts = depth, plan, drafts
         self.history = history

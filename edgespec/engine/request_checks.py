@@ -8,9 +8,10 @@ from numbers import Integral
 from pathlib import Path
 
 from edgespec.decoding.logprobs import MOST_TOP
-from edgespec.decoding.sampling import Sampling
+from edgespec.decoding.sampling import BIASES, MOST_BIASED, Sampling
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.answer_parts import StopStrings
+from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import described
 
 
@@ -33,14 +34,9 @@ def check_request(
         )
     if not raw and not prompt.strip():
         raise InvalidRequestError("the prompt is empty", hint="give at least one character", param="prompt")
-    for name, value, least in (("max_tokens", max_tokens, 1), ("depth", depth, 0), ("logprobs", logprobs, 0)):
-        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-            raise InvalidRequestError(f"{name} must be a whole number, not {described(value)}", param=name)
-        if value is not None and value < least:
-            allowed = f"at least {least}" if least else "0 or more"
-            raise InvalidRequestError(f"{name} must be {allowed}, not {value}", param=name)
-    if logprobs is not None and logprobs > MOST_TOP:
-        raise InvalidRequestError(f"logprobs can be at most {MOST_TOP}, not {logprobs}", param="logprobs")
+    _check_number("max_tokens", max_tokens, 1)
+    _check_number("depth", depth, 0)
+    _check_number("logprobs", logprobs, 0, MOST_TOP)
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidRequestError(
             f"sampling must be a Sampling, not {described(sampling)}",
@@ -53,14 +49,49 @@ def check_request(
     return prompt
 
 
-def check_bias(sampling: Sampling, vocabulary_size: int) -> None:
-    """Raise InvalidRequestError if the sampling's bias names a token that the model does not have."""
-    highest = max(dict(sampling.logit_bias), default=0)
-    if highest >= vocabulary_size:
+def check_ends(stop_token_ids: Sequence[int], min_tokens: int | None, max_tokens: int | None) -> None:
+    """Raise InvalidRequestError for stop tokens and a least number of tokens that no model accepts."""
+    _check_number("min_tokens", min_tokens, 0)
+    if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
+        message = f"min_tokens is {min_tokens}, more than the {max_tokens} tokens of max_tokens"
+        raise InvalidRequestError(message, param="min_tokens")
+    name = "stop_token_ids"
+    if not isinstance(stop_token_ids, Sequence) or not all(map(_is_token, stop_token_ids)):
+        raise InvalidRequestError(f"{name} must be a list of token ids, not {described(stop_token_ids)}", param=name)
+    if len(stop_token_ids) > MOST_BIASED:
         raise InvalidRequestError(
-            f"logit_bias names token {highest}, and this model's tokens are 0 to {vocabulary_size - 1}",
-            param="logit_bias",
+            f"{name} names {len(stop_token_ids)} tokens", hint=f"at most {MOST_BIASED}", param=name
         )
+
+
+def _check_number(name: str, value: int | None, least: int, most: int | None = None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise InvalidRequestError(f"{name} must be a whole number, not {described(value)}", param=name)
+    if value < least:
+        allowed = f"at least {least}" if least else "0 or more"
+        raise InvalidRequestError(f"{name} must be {allowed}, not {value}", param=name)
+    if most is not None and value > most:
+        raise InvalidRequestError(f"{name} can be at most {most}, not {value}", param=name)
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def check_tokens(sampling: Sampling | None, stop_token_ids: Sequence[int], ends: Ends, vocabulary_size: int) -> None:
+    """Raise InvalidRequestError for a token that the model does not have, and if no token may begin the answer."""
+    bias = {} if sampling is None else dict(sampling.logit_bias)
+    for name, tokens in (("logit_bias", bias), ("stop_token_ids", stop_token_ids)):
+        highest = max(tokens, default=0)
+        if highest >= vocabulary_size:
+            raise InvalidRequestError(
+                f"{name} names token {highest}, and this model's tokens are 0 to {vocabulary_size - 1}", param=name
+            )
+    banned = {token for token, own in bias.items() if own == BIASES.least}
+    if len(banned.union(ends.not_before(0))) >= vocabulary_size:
+        raise InvalidRequestError("no token may begin the answer: all tokens of the model are banned")
 
 
 def check_path(path: object) -> Path:

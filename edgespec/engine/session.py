@@ -22,9 +22,10 @@ from edgespec.engine.events import Done
 from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.request_checks import (
     busy,
-    check_bias,
+    check_ends,
     check_path,
     check_request,
+    check_tokens,
 )
 from edgespec.engine.saved_session import write_session
 from edgespec.engine.why_no_drafts import why_no_drafts
@@ -38,9 +39,9 @@ from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import OwnProcess, WorkerThread
 from edgespec.text.conversation.conversation import Conversation, Turn
+from edgespec.text.conversation.ends import Ends, ends_of
 from edgespec.text.conversation.messages import check_conversation, check_system
 from edgespec.text.conversation.tools import check_tools, choose_tools
-from edgespec.text.tokenizers.tokenizer import hidden_stops
 
 T = TypeVar("T")
 
@@ -192,6 +193,9 @@ class Session:
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        min_tokens: int | None = None,
+        ignore_eos: bool = False,
         raw: bool = False,
         depth: int | None = None,
         keep_all: bool = False,
@@ -208,8 +212,10 @@ class Session:
         that outgrows the context loses its oldest turns; with ``keep_all`` it raises PromptTooLongError if the prompt
         alone is too long.
 
-        The answer ends before the first text of ``stop``. A stop text that is one hidden token of the model, such as
-        ``<|im_start|>``, also ends it at that token.
+        The answer ends before the first text of ``stop`` and at the first of ``stop_token_ids``, which is not shown.
+        A stop text that is one hidden token of the model, such as ``<|im_start|>``, also ends it at that token.
+        Nothing ends it among its first ``min_tokens`` tokens: tokens that would are banned, and stop texts are text.
+        With ``ignore_eos`` the model's own ends are banned throughout.
 
         ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
         plain decoding. ``sampling`` None is greedy. With ``logprobs`` Text events have each token's log-probability
@@ -231,16 +237,17 @@ class Session:
         prompt = check_request(
             prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=free, logprobs=logprobs
         )
-        if sampling is not None:
-            check_bias(sampling, self._pair.vocabulary_size)
+        check_ends(stop_token_ids, min_tokens, max_tokens)
         self._settle_forgotten()
+        ends = ends_of(self._pair.tokenizer, stop, stop_token_ids, min_tokens or 0, ignore_eos=ignore_eos)
+        check_tokens(sampling, stop_token_ids, ends, self._pair.vocabulary_size)
         self._pair.begin_answer()
         length = self._target.context_length
         turn = self._conversation.turn(
             prompt, max_tokens, length, raw=raw, earlier=earlier, after=after, tools=usable, keep_all=keep_all
         )
         self._reopen_if_broken()
-        task = self._make_answer(turn, max_tokens, sampling, stop, depth, logprobs, started)
+        task = self._make_answer(turn, max_tokens, sampling, ends, depth, logprobs, started)
         start, cancel = partial(self._start, task, cancels), partial(self._cancel, task)
         return Generation(task, start=start, cancel=cancel, settle=partial(self._settle, task))
 
@@ -251,7 +258,7 @@ class Session:
         turn: Turn,
         max_tokens: int | None,
         sampling: Sampling | None,
-        stop: Sequence[str],
+        ends: Ends,
         depth: int | None,
         logprobs: int | None,
         started: float,
@@ -274,12 +281,13 @@ class Session:
             max_tokens=max_tokens,
             depth_cap=cap,
             vocabulary_size=pair.vocabulary_size,
-            stop_ids=pair.tokenizer.stop_ids | hidden_stops(pair.tokenizer, stop),
+            stop_ids=ends.ids,
             exact_length=pair.exact_length,
             logprobs=logprobs,
         )
         return AnswerTask(
             turn=turn,
+            ends=ends,
             sampling=sampling,
             seed_is_fresh=asked.seed is None,
             depth=own,
@@ -287,7 +295,7 @@ class Session:
             drafts=drafts,
             loop=self._loop(drafts, own, history, limits, budget, trees=speculating.trees),
             history=history,
-            parts=self._conversation.parts(turn, stop),
+            parts=self._conversation.parts(turn, ends),
             notices=[*pair.take_notices(), *self._take_notices(), *([] if turn.notice is None else [turn.notice])],
             started=started,
         )
@@ -344,6 +352,7 @@ class Session:
         self._target.rewind(shared)
         conversation.begin(turn, answer.history)
         self._chooser.sampling, self._chooser.seed_is_fresh = answer.sampling, answer.seed_is_fresh
+        self._chooser.not_before = answer.ends.not_before(len(turn.tokens))
         answer.drafts.depth = self._depth = answer.depth
         self._plan = answer.plan
 

@@ -90,12 +90,12 @@ class Measure(IntEnum):
 class DrawRequest:
     """How a token is drawn from a row of scores.
 
-    ``bias`` has distinct tokens, and what is added to the score of each. Next, ``seen`` has the tokens that are
-    penalised and their numbers of occurrences. Scores are then divided by ``temperature``, and cut to the ``top_k``
-    best (0: all), to the smallest set of the best that holds ``top_p`` of the mass, and to weights of at least
-    ``min_p`` times the highest. Noise of ``key`` draws the token. Without a key the best score is taken without
-    truncation, and ``temperature`` only affects odds and entropy. ``wanted`` is the number of tokens to return, at
-    most MOST_DRAWN.
+    ``bias`` has distinct tokens, and what is added to the score of each: -infinity bans a token. Next, ``seen`` has
+    the tokens that are penalised and their numbers of occurrences. Scores are then divided by ``temperature``, and
+    cut to the ``top_k`` best (0: all), to the smallest set of the best that holds ``top_p`` of the mass, and to
+    weights of at least ``min_p`` times the highest. Noise of ``key`` draws the token. Without a key the best score is
+    taken without truncation, and ``temperature`` only affects odds and entropy. ``wanted`` is the number of tokens to
+    return, at most MOST_DRAWN.
     """
 
     key: NoiseKey | None = None
@@ -203,7 +203,8 @@ def add_bias(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -> 
     values = np.array([value for _, value in request.bias])
     columns, inside = _columns(tokens, len(scores), ids)
     before = scores[columns]
-    scores[columns] = (before.astype(np.float64) + values[inside]).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # a banned infinity is a NaN, which no draw takes
+        scores[columns] = (before.astype(np.float64) + values[inside]).astype(np.float32)
     return columns, before
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from edgespec.decoding.logprobs import TokenLogprob
-from edgespec.decoding.sampling import Sampling
+from edgespec.decoding.sampling import BIASES, Sampling
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Text
 from edgespec.errors import (
@@ -23,14 +23,15 @@ from edgespec.errors import (
     PromptTooLongError,
     TemplateError,
 )
-from edgespec.server.errors import ApiError, GoneError
+from edgespec.server.errors import ApiError, GoneError, unsupported
 from edgespec.server.fields import MOST_CHOICES
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.pool import Kept, text_of
 from edgespec.server.schema import Request
 from edgespec.server.threads import Steps
+from edgespec.text.conversation.ends import ends_of
 from edgespec.text.conversation.pieces import ToolCall
-from edgespec.text.tokenizers.tokenizer import Tokenizer, hidden_stops
+from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 _SEEDS = 2**64
 # A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.
@@ -97,6 +98,24 @@ def sampling_for(usual: Sampling, request: Request, index: int) -> Sampling:
     seed = request.seed if request.seed is None else (request.seed + index) % _SEEDS
     values: dict[str, Any] = {**request.sampling, "seed": seed}
     return replace(usual, **values)
+
+
+def without_words(sampling: Sampling, words: Sequence[str], tokenizer: Tokenizer) -> Sampling:
+    """The sampling in which each word of one token is banned, also the token with a blank before it, as in vLLM.
+
+    Raises ApiError for a word of several tokens, InvalidRequestError for too many.
+    """
+    banned = set[int]()
+    for word in words:
+        text = word.lstrip(" ")
+        ids = tokenizer.encode(text) if len(text) <= _LONGEST_TOKEN else []
+        if len(ids) != 1:
+            raise unsupported("bad_words", f"a banned word that is not one token of the model, such as {word!r:.40},")
+        # A vocabulary may have the word once for the beginning of a text, and once for a place inside of it.
+        others = (tokenizer.encode(before + text)[-1] for before in " \n")
+        banned |= {token for token in (*ids, *others) if tokenizer.token_bytes(token).lstrip(b" ") == text.encode()}
+    bias = {**dict(sampling.logit_bias), **dict.fromkeys(banned, BIASES.least)}
+    return replace(sampling, logit_bias=bias) if banned else sampling
 
 
 async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Reader) -> list[Done]:
@@ -168,9 +187,10 @@ class _Held:
     def _begin(self, sampling: Sampling) -> tuple[Generation, TokenScores]:
         request, kept = self._request, self._kept
         assert kept is not None
-        self._answer = _generation(request, kept, sampling)
+        tokenizer = self._loaded.engine.tokenizer
+        self._answer = _generation(request, kept, without_words(sampling, request.bad_words, tokenizer))
         kept.text = text_of(request)
-        return self._answer, TokenScores(self._loaded.engine.tokenizer, request.stop)
+        return self._answer, TokenScores(tokenizer, request.stop, request.stop_token_ids)
 
     def said(self, text: str) -> None:
         """The answer is complete, with this text."""
@@ -223,9 +243,9 @@ async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncI
 class TokenScores:
     """The tokens of one answer with their bytes, without the token that ends it, as OpenAI does."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), stop_token_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ends = tokenizer.stop_ids | hidden_stops(tokenizer, stops)
+        self._ends = ends_of(tokenizer, stop, stop_token_ids).ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters so far
 
@@ -268,6 +288,9 @@ def _generation(request: Request, kept: Kept, sampling: Sampling) -> Generation:
         "max_tokens": request.max_tokens,
         "sampling": sampling,
         "stop": request.stop,
+        "stop_token_ids": request.stop_token_ids,
+        "min_tokens": request.min_tokens,
+        "ignore_eos": request.ignore_eos,
         "logprobs": request.logprobs,
     }
     if request.prompt is not None:

@@ -119,13 +119,20 @@ _TEXT: Schema = {"type": ["string", "null"]}
 _TEXTS: Schema = {"type": "array", "items": {"type": "string"}, "maxItems": MOST_STOPS}
 _STOPS: Schema = {"oneOf": [{"type": "null"}, {"type": "string"}, _TEXTS]}
 _OBJECTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_TOOLS}
+_WORDS: Schema = {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MOST_STOPS}
 _PROMPT: Schema = {"type": "string", "minLength": 1}
 _CHOICE: Schema = {"enum": [None, "auto", "none"]}
 _LENGTH: Schema = {"type": "integer", "minimum": 1}
 _TOP = _whole(0, MOST_TOP)
+_TOKENS: Schema = {
+    "type": ["array", "null"],
+    "items": {"type": "integer", "minimum": 0, "maximum": _MOST_WHOLE},
+    "maxItems": MOST_BIASED,
+}
+_BIAS: Schema = {"type": "number", "minimum": BIASES.least, "maximum": BIASES.most}
 _BIASES: Schema = {
     "type": ["object", "null"],
-    "patternProperties": {"^[0-9]{1,9}$": {"type": "number", "minimum": BIASES.least, "maximum": BIASES.most}},
+    "patternProperties": {"^[0-9]{1,9}$": {"anyOf": [_BIAS, {"const": False}]}},
     "additionalProperties": False,
     "maxProperties": MOST_BIASED,
 }
@@ -148,7 +155,12 @@ def _stops(given: str | list[str]) -> tuple[str, ...]:
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float] | None:
-    return {int(token): bias for token, bias in given.items()} or None
+    """False bans a token, as in llama.cpp."""
+    return {int(token): BIASES.least if bias is False else bias for token, bias in given.items()} or None
+
+
+def _tokens(given: list[float]) -> tuple[int, ...]:
+    return tuple(map(int, given))
 
 
 # -------------------------------------------------------------------------------------------------------- the table
@@ -238,12 +250,16 @@ FIELDS = (
     Field(
         "logit_bias",
         _BIASES,
-        "numbers that are added to the scores of tokens",
+        "numbers that are added to the scores of tokens; -100, or false, bans one",
         own=_biases,
         sets="sampling.logit_bias",
     ),
+    Field("bad_words", _WORDS, "banned words of one token each", own=_stops, texts=True),
     Field("seed", _whole(-(_SEEDS // 2), _SEEDS - 1), "gives the same text again; with -1 one is drawn", own=_seed),
     Field("stop", _STOPS, "texts before which the answer ends", own=_stops, texts=True),
+    Field("stop_token_ids", _TOKENS, "tokens before which the answer ends", own=_tokens),
+    Field("min_tokens", _whole(0, _MOST_WHOLE), "tokens of the answer before which nothing ends it", own=int),
+    Field("ignore_eos", _FLAG, "whether the model cannot end the answer"),
     Field("n", _whole(1, MOST_CHOICES), "how many answers, one after another", own=int, sets="choices"),
     Field("stream", _FLAG, "events in place of one answer"),
     Field("stream_options.include_usage", _FLAG, "whether the last event has `usage`"),

@@ -24,8 +24,12 @@ class Request:
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int | None = None
     max_tokens: int | None = None
     choices: int = 1
     stream: bool = False

@@ -39,30 +39,38 @@ ANSWERS = 4000
 LAW_TOKENS = 4
 
 
-def joint_law(target: FakeModel, sampling: Sampling) -> dict[tuple[int, ...], float]:
+def joint_law(target: FakeModel, sampling: Sampling, banned_early: int) -> dict[tuple[int, ...], float]:
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LAW_TOKENS):
         longer = {}
         for tokens, mass in law.items():
             context = [0, *tokens]
-            own = distribution(target.scores(context), sampling, context)
+            banned = [0] if len(tokens) < banned_early else []
+            own = distribution(target.scores(context), sampling, context, banned=banned)
             for token, prob in zip(own.ids.tolist(), own.probs.tolist(), strict=True):
                 longer[(*tokens, token)] = mass * prob
         law = longer
     return law
 
 
-def statistic(make: Callable[[Sampling], DraftState], options: dict[str, object]) -> tuple[float, float, int]:
-    """Pearson's statistic of the loop's joint distribution, its threshold, and the number of accepted tokens."""
+def statistic(
+    make: Callable[[Sampling], DraftState], options: dict[str, object], banned_early: int = 0
+) -> tuple[float, float, int]:
+    """Pearson's statistic of the loop's joint distribution, its threshold, and the number of accepted tokens.
+
+    Token 0 is banned among the first ``banned_early`` tokens.
+    """
     target = FakeModel(SMALL, seed=1, spread=2.0)
-    law = joint_law(target, Sampling(**options))  # type: ignore[arg-type]
+    law = joint_law(target, Sampling(**options), banned_early)  # type: ignore[arg-type]
     counts = dict.fromkeys(law, 0)
     accepted = 0
     for seed in range(ANSWERS):
         sampling = Sampling(**options, seed=seed)  # type: ignore[arg-type]
         history = [0]
         limits = LoopLimits(max_tokens=LAW_TOKENS, depth_cap=2, vocabulary_size=SMALL)
-        decoding = DecodeLoop(target.open(32), make(sampling), FixedDepth(2), Chooser(sampling), history, limits)
+        chooser = Chooser(sampling)
+        chooser.not_before = {0: 1.0 + banned_early}
+        decoding = DecodeLoop(target.open(32), make(sampling), FixedDepth(2), chooser, history, limits)
         for step in decoding.steps():
             accepted += step.record.accepted if step.record else 0
         counts[tuple(history[1:])] += 1  # a KeyError here is a token outside the target's support
@@ -89,6 +97,21 @@ CUT: dict[str, object] = {"temperature": 1.0, "top_k": 2, "logit_bias": {1: -0.4
 def test_drawn_drafts_leave_the_texts_distribution_unchanged(options: dict[str, object]) -> None:
     model = drafting_model()
     value, limit, accepted = statistic(lambda sampling: scripted.Stochastic(model, sampling), options)
+    assert value < limit
+    assert accepted > ANSWERS / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bans", [False, True], ids=["drafts of banned tokens", "drafts without them"])
+def test_a_ban_that_ends_leaves_the_distribution_of_the_rest_unchanged(bans: bool) -> None:
+    drafter = ModelDrafter(drafting_model)
+
+    def make(sampling: Sampling) -> DraftState:
+        chooser = Chooser(sampling)
+        chooser.not_before = {0: 3.0} if bans else {}
+        return drafter.start(DraftRequest(chooser=chooser, vocabulary_size=SMALL, context_length=32))
+
+    value, limit, accepted = statistic(make, WHOLE, banned_early=2)
     assert value < limit
     assert accepted > ANSWERS / 2
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from edgespec.text.conversation.answer_parts import AnswerText
+from edgespec.text.conversation.ends import Ends
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 HARD = [
@@ -45,7 +46,7 @@ class Pieces:
 
 
 def answer(pieces: list[bytes]) -> AnswerText:
-    return AnswerText(cast(Tokenizer, Pieces(pieces)), ())
+    return AnswerText(cast(Tokenizer, Pieces(pieces)), Ends())
 
 
 def decoded(pieces: list[bytes]) -> str:

@@ -16,6 +16,7 @@ from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.answer_parts import AnswerText
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
+from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import check_conversation
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.tool_use import tool_use
@@ -173,7 +174,7 @@ def test_control_tokens_that_mark_calls_have_a_text_where_tools_are_used() -> No
     use = tool_use("mistral", "{{ tools }} [TOOL_CALLS] [ARGS]", tokenizer, check_tools([tool()]))
     assert use.marks == {0: b"[TOOL_CALLS]", 1: b"[ARGS]"}
     tokens = [0, *b"weather", 1, *b'{"city": "x"}']
-    own, other = AnswerText(tokenizer, (), use.marks), AnswerText(tokenizer, ())
+    own, other = AnswerText(tokenizer, Ends(), use.marks), AnswerText(tokenizer, Ends())
     text, without = ("".join(each.feed(token)[0] for token in tokens) for each in (own, other))
     assert (text, without) == ('[TOOL_CALLS]weather[ARGS]{"city": "x"}', 'weather{"city": "x"}')
     parser = use.parser()

@@ -6,6 +6,7 @@ Numeric checks compare results of one runtime on one machine, so equality is to 
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -267,7 +268,9 @@ class SequenceContract(OneModel):
                 DrawRequest(key=noise_key(1, index, 0), measure=Measure.ENTROPY, wanted=4),
                 DrawRequest(key=noise_key(1, index, 0), temperature=0.7, top_p=0.9, min_p=0.01, wanted=2),
                 DrawRequest(key=noise_key(1, index, 0), top_k=7, seen=Counter(tokens), repeat_penalty=1.3),
-                DrawRequest(bias=((tokens[0], 30.0), (tokens[1], -100.0))),
+                DrawRequest(bias=((tokens[0], 30.0), (tokens[1], -math.inf))),
+                DrawRequest(bias=((int(row.argmax()), -math.inf),), measure=Measure.MASS, wanted=4),
+                DrawRequest(key=noise_key(1, index, 0), bias=((int(row.argmax()), -math.inf),), top_k=7, wanted=4),
                 DrawRequest(
                     key=noise_key(1, index, 0), bias=((tokens[0], 3.0),), seen={tokens[0]: 2}, repeat_penalty=2
                 ),

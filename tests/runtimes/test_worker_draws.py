@@ -18,7 +18,12 @@ from edgespec.runtimes.process.frames import Frame, ids_bytes
 from tests.support.score_rows import by_numpy, score_rows
 
 ASKED = DrawRequest(
-    key=(1, 2, 3, 4), wanted=3, measure=Measure.ENTROPY, seen={5: 2}, repeat_penalty=1.1, bias=((3, 0.5),)
+    key=(1, 2, 3, 4),
+    wanted=3,
+    measure=Measure.ENTROPY,
+    seen={5: 2},
+    repeat_penalty=1.1,
+    bias=((3, 0.5), (4, -math.inf)),
 )
 DRAWN = Drawn((7, 2, 9), (0.5, 0.3, 0.2), 1.25)
 

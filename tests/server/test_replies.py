@@ -19,7 +19,7 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.server.answers import Part, TokenScores, joined, sampling_for
+from edgespec.server.answers import Part, TokenScores, joined, sampling_for, without_words
 from edgespec.server.app import RequestLine
 from edgespec.server.errors import ApiError, api_error
 from edgespec.server.metrics import Metrics
@@ -44,6 +44,18 @@ def test_a_request_changes_the_models_own_sampling_where_it_says_so() -> None:
     assert sampling_for(usual, Request(), 3) == usual
     with pytest.raises(InvalidRequestError):
         sampling_for(usual, Request(sampling={"top_p": 7.0}), 0)
+
+
+def test_a_banned_word_has_a_token_with_and_without_a_blank_before_it(engine: Engine) -> None:
+    tokenizer = engine.tokenizer
+    found = without_words(Sampling(logit_bias={7: 1.0}), ["the", " of"], tokenizer)
+    words = {token: tokenizer.token_bytes(token) for token, own in dict(found.logit_bias).items() if own == -100}
+    assert {word.strip() for word in words.values()} == {b"the", b"of"}
+    assert words[tokenizer.encode("a the")[-1]] == b" the"
+    assert dict(found.logit_bias)[7] == 1.0
+    assert without_words(found, [], tokenizer) is found
+    with pytest.raises(ApiError, match="not one token of the model, such as 'a the', is not supported"):
+        without_words(Sampling(), ["the", "a the"], tokenizer)
 
 
 def done_of(engine: Engine, **stats: object) -> Done:

@@ -199,6 +199,7 @@ def test_log_probabilities_and_bias_are_read() -> None:
     assert read_completion({"prompt": "x", "logprobs": 0}).logprobs == 0
     bias = {"5": -100, "17": 2.5}
     assert read_chat({"messages": HI, "logit_bias": bias}).sampling == {"logit_bias": {5: -100, 17: 2.5}}
+    assert read_chat({"messages": HI, "logit_bias": {"5": False}}).sampling == {"logit_bias": {5: -100}}
     for wrong in ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": 1}):
         assert refused(read_chat, {"messages": HI, **wrong}).param in wrong
     for wrong in ({"word": 1}, {"-1": 1}, {"1": "x"}, {"1": True}, [1], {"1" * 50: 1}):

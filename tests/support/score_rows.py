@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -106,7 +107,8 @@ def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: i
     among = np.arange(count + 2) if ids is None else np.unique(np.append(ids, [0, ids[-1] + 1]))
     if draw.random() < 0.2:
         named = draw.choice(among, size=min(len(among), int(draw.integers(1, 6))), replace=False).tolist()
-        request = replace(request, bias=tuple((token, one_of(-100.0, 100.0, 0.3, -1e-9, 5.0)) for token in named))
+        biases = [one_of(-math.inf, -100.0, 100.0, 0.3, -1e-9, 5.0) for _ in named]
+        request = replace(request, bias=tuple(zip(named, biases, strict=True)))
     if draw.random() < 0.7:
         return request
     return replace(

@@ -58,6 +58,18 @@ def test_only_the_longest_suffix_that_may_begin_a_stop_string_is_held_back(stops
         assert len(seen) - len(shown) == max(begins, default=0)
 
 
+def test_a_stop_string_that_is_complete_too_early_is_text() -> None:
+    watcher = StopStrings(["ab", "abcd"])
+    assert watcher.feed("xab", may_end=False) == ("x", False), "the longer one may still come"
+    assert watcher.feed("x", may_end=True) == ("abx", False)
+    assert watcher.feed("yab", may_end=False) == ("y", False)
+    assert watcher.feed("cd") == ("", True)
+    begun = StopStrings(["ab"])
+    assert begun.feed("xa", may_end=False) == ("x", False)
+    assert begun.feed("b") == ("", True), "it may begin early"
+    assert begun.feed("ab", may_end=False) == ("", True)
+
+
 def test_a_stop_string_that_spans_two_chunks_is_found() -> None:
     watcher = StopStrings(["</s>", "User:"])
     assert watcher.feed("Hello <") == ("Hello ", False)

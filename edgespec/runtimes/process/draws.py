@@ -26,11 +26,15 @@ _NUMBERS: Mapping[str, Callable[[Any], float]] = {
 
 
 def describe_request(request: DrawRequest) -> tuple[dict[str, Any], bytes]:
-    """Header and body of a request: its numbers; the tokens seen, then the count of each."""
+    """Header and body of a request: its numbers; the tokens seen, then the count of each.
+
+    JSON has no infinities: a banned token's bias is null.
+    """
     numbers = {name: kind(getattr(request, name)) for name, kind in _NUMBERS.items()}
     seen = np.concatenate(Seen.of(request.seen).arrays)
     key = None if request.key is None else list(request.key)
-    return {"request": numbers, "key": key, "bias": [list(each) for each in request.bias]}, ids_bytes(seen)
+    bias = [[token, None if value == -math.inf else value] for token, value in request.bias]
+    return {"request": numbers, "key": key, "bias": bias}, ids_bytes(seen)
 
 
 def read_request(frame: Frame) -> DrawRequest:
@@ -53,18 +57,18 @@ def read_request(frame: Frame) -> DrawRequest:
         **{**numbers, "measure": Measure(numbers["measure"])},
         key=None if key is None else (key[0], key[1], key[2], key[3]),
         seen=Seen(seen[:half], seen[half:]),
-        bias=tuple((token, value) for token, value in bias),
+        bias=tuple((token, -math.inf if value is None else value) for token, value in bias),
     )
 
 
 def _is_bias(each: Any) -> bool:
-    """Whether this is a token and a finite number."""
+    """Whether this is a token and a finite number, or null."""
     return (
         isinstance(each, list)
         and len(each) == 2
         and type(each[0]) is int
         and 0 <= each[0] < 2**31
-        and _is_number(each[1])
+        and (each[1] is None or _is_number(each[1]))
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
 from edgespec.text.conversation.thinking import Says, ThinkingText
 from edgespec.text.conversation.tool_calls import CallText
@@ -36,12 +37,19 @@ class StopStrings:
         self._held = ""
         self._stopped = False
 
-    def feed(self, chunk: str) -> tuple[str, bool]:
-        """(text that is safe to show, whether a stop string was found). All text after a stop is dropped."""
+    def feed(self, chunk: str, *, may_end: bool = True) -> tuple[str, bool]:
+        """(text that is safe to show, whether a stop string was found). All text after a stop is dropped.
+
+        Unless it ``may_end`` the text, a stop string that the chunk completes is text.
+        """
         if self._stopped:
             return "", True
-        text = self._held + chunk
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        text, before = self._held + chunk, len(self._held)
+        found = [
+            (start + len(stop), start)
+            for stop in (self._stops if may_end else ())
+            if (start := text.find(stop, max(0, before + 1 - len(stop)))) >= 0  # not one that was text
+        ]
         if found:  # the first end, of the longest
             self._held, self._stopped = "", True
             return text[: min(found)[1]], True
@@ -61,21 +69,23 @@ class AnswerText:
     Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], marks: Mapping[int, bytes] | None = None) -> None:
-        """``marks``: control tokens that have a text here, and that text."""
+    def __init__(self, tokenizer: Tokenizer, ends: Ends, marks: Mapping[int, bytes] | None = None) -> None:
+        """``marks``: control tokens that have a text here, and that text. Other tokens that end it have none."""
         self._tokenizer = tokenizer
-        self._marks = {} if marks is None else marks
-        self._stops = StopStrings(stops)
+        self._marks = {**dict.fromkeys(ends.ids, b""), **(marks or {})}
+        self._stops = StopStrings(ends.texts)
+        self._early = ends.min_tokens  # tokens to come that no stop string ends
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> tuple[str, bool]:
         """(text that may be shown, whether a stop string is complete)."""
         shown = self._marks[token] if token in self._marks else self._tokenizer.token_bytes(token)
-        return self._stops.feed(self._decoder.decode(shown))
+        self._early -= 1
+        return self._stops.feed(self._decoder.decode(shown), may_end=self._early < 0)
 
     def flush(self) -> str:
         """The text held back, at the end of the answer."""
-        shown, stopped = self._stops.feed(self._decoder.decode(b"", True))
+        shown, stopped = self._stops.feed(self._decoder.decode(b"", True), may_end=self._early < 0)
         return shown if stopped else shown + self._stops.flush()
 
 

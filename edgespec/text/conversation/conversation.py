@@ -14,6 +14,7 @@ from edgespec.interfaces.counted_text import common_prefix
 from edgespec.text.chat_template.origin import SAID, origins_of, written
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText
+from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import check_messages
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode
@@ -319,10 +320,10 @@ class Conversation:
             return [*kept, *encode(tokenizer, prompt[len(self._rendered) :])]
         return self._prompts.encode(prompt)
 
-    def parts(self, turn: Turn, stops: Sequence[str]) -> AnswerParts:
+    def parts(self, turn: Turn, ends: Ends) -> AnswerParts:
         """What reads the answer to the turn. The template may have opened thinking; raw text has none."""
         marks, tools = self._prompts.thinking, turn.tools
-        text = AnswerText(self._prompts.tokenizer, stops, None if tools is None else tools.marks)
+        text = AnswerText(self._prompts.tokenizer, ends, None if tools is None else tools.marks)
         if marks is None or turn.message is None:
             return AnswerParts(text, tools=tools)
         return AnswerParts(text, thinking=ThinkingText(marks, inside=marks.open_in(turn.text)), tools=tools)

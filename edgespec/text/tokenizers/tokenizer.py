@@ -47,14 +47,3 @@ class Tokenizer(Protocol):
         """The text of ``tokens``, invalid UTF-8 replaced."""
 
     def close(self) -> None: ...
-
-
-def hidden_stops(tokenizer: Tokenizer, stops: Sequence[str]) -> frozenset[int]:
-    """The ids of the stop texts that are exactly one control token, which never becomes text."""
-    found = set[int]()
-    for stop in stops:
-        ids = tokenizer.encode(stop, special=True)
-        control = tokenizer.control_token(ids[0]) if len(ids) == 1 else None
-        if control is not None and control.text == stop:
-            found.add(ids[0])
-    return frozenset(found)

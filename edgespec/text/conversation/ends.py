@@ -1,0 +1,57 @@
+"""Where an answer may end: stop texts, stop tokens, and how many tokens come first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from edgespec.text.tokenizers.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """An answer ends before the first of ``texts`` and at the first token of ``ids``, after ``min_tokens`` tokens.
+
+    ``banned``: tokens that never come.
+    """
+
+    texts: tuple[str, ...] = ()
+    ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    banned: frozenset[int] = frozenset()
+
+    def not_before(self, start: int) -> dict[int, float]:
+        """The first position of each token that may only come later. The answer begins at position ``start``."""
+        early = dict.fromkeys(self.ids, float(start + self.min_tokens)) if self.min_tokens else {}
+        return {**early, **dict.fromkeys(self.banned, math.inf)}
+
+
+def ends_of(
+    tokenizer: Tokenizer,
+    stop: Sequence[str],
+    stop_token_ids: Iterable[int],
+    min_tokens: int = 0,
+    *,
+    ignore_eos: bool = False,
+) -> Ends:
+    """The ends of an answer. A stop text that is one control token also ends it at the token.
+
+    With ``ignore_eos`` the model's own ends are banned, except those that the caller names.
+    """
+    named = _hidden(tokenizer, stop) | frozenset(stop_token_ids)
+    own = tokenizer.stop_ids
+    if ignore_eos:
+        return Ends(texts=tuple(stop), ids=named, min_tokens=min_tokens, banned=own - named)
+    return Ends(texts=tuple(stop), ids=named | own, min_tokens=min_tokens)
+
+
+def _hidden(tokenizer: Tokenizer, stops: Sequence[str]) -> frozenset[int]:
+    """The ids of the stop texts that are exactly one control token, which never becomes text."""
+    found = set[int]()
+    for stop in stops:
+        ids = tokenizer.encode(stop, special=True)
+        control = tokenizer.control_token(ids[0]) if len(ids) == 1 else None
+        if control is not None and control.text == stop:
+            found.add(ids[0])
+    return frozenset(found)

@@ -1,0 +1,219 @@
+"""Where an answer ends: stop tokens, a least number of tokens, and answers that the model does not end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done
+from edgespec.engine.session import Session
+from edgespec.errors import InvalidRequestError
+from edgespec.export.onnx.export import export_onnx
+from edgespec.export.provenance import Provenance
+from tests.support.kernel_calls import require_native
+from tests.support.scripted_gguf import write_scripted_gguf
+from tests.support.tiny_models import TinyModels, answer, read_all, shown
+
+SAMPLINGS = [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=0.9, rule="rejection", seed=4)]
+WAYS = ["native", "native pipelined", "native with an onnx drafter", "llama", "onnx"]
+PROMPTS = ("hello world", "the people of the world", "one two one two one")
+# What a request may ask of an answer of at most 40 tokens.
+ENDS: dict[str, dict[str, Any]] = {
+    "least": {"min_tokens": 25},
+    "ignored": {"ignore_eos": True},
+    "both": {"min_tokens": 25, "ignore_eos": True},
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def ending(
+    request: pytest.FixtureRequest, tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """A model that ends its answers early, and the same model as its drafter."""
+    runtime, _, mode = request.param.partition(" ")
+    target, drafter = tiny.ending, tiny.ending
+    if runtime == "native":
+        require_native()
+    if "onnx" in request.param:
+        drafter = tmp_path_factory.mktemp("ends") / "onnx"
+        export_onnx(tiny.ending, drafter, Provenance(name="onnx"), kept=None)
+    ways: dict[str, object] = {"depth": 3, "mode": "serial" if "onnx" in mode else mode or "serial"}
+    if runtime == "onnx":
+        target = drafter
+    else:
+        ways |= {"runtime": runtime, "draft_runtime": "auto" if "onnx" in mode else runtime}
+    with tiny.load(target, draft=str(drafter), **ways) as engine:
+        assert engine.plan.target.runtime == runtime
+        yield engine
+
+
+def answers(engine: Engine, sampling: Sampling | None, **ends: Any) -> list[Done]:
+    """An answer to each prompt, the same at every depth."""
+    found = dict[int | None, list[Done]]()
+    for depth in (0, None, 2):
+        with engine.session() as session:
+            found[depth] = [
+                answer(session.generate(prompt, max_tokens=40, sampling=sampling, depth=depth, **ends))
+                for prompt in PROMPTS
+            ]
+    if sampling is None or sampling.rule == "keyed":
+        assert [done.token_ids for done in found[0]] == [done.token_ids for done in found[None]]
+        assert [done.token_ids for done in found[0]] == [done.token_ids for done in found[2]]
+    assert (sum(done.stats.accepted for done in found[2]) > 0) == (engine.plan.depth_cap > 0)
+    return found[2]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "keyed", "rejection"])
+@pytest.mark.parametrize("ends", ENDS)
+def test_an_end_that_may_not_come_is_never_written_and_drafting_changes_no_text(
+    ending: Engine, ends: str, sampling: Sampling | None
+) -> None:
+    stops = ending.tokenizer.stop_ids
+    free = answers(ending, sampling)
+    if sampling is not None and sampling.rule == "keyed":
+        assert any(done.finish_reason == "stop" and len(done.token_ids) < 25 for done in free), (
+            "it makes a difference"
+        )
+    least = 40 if "ignore_eos" in ENDS[ends] else 25
+    for done in answers(ending, sampling, **ENDS[ends]):
+        assert len(done.token_ids) >= least
+        assert not stops.intersection(done.token_ids[:least])
+        assert done.finish_reason == ("length" if len(done.token_ids) == 40 else "stop")
+
+
+def test_answers_that_are_decoded_together_keep_their_own_bans(tiny: TinyModels) -> None:
+    require_native()
+    ways = [{}, *ENDS.values()] * 2
+    with tiny.load(tiny.ending, draft=str(tiny.ending), runtime="native", draft_runtime="native", depth=3) as engine:
+
+        def ask(ends: dict[str, Any]) -> tuple[int, ...]:
+            with engine.session() as session:
+                return answer(session.generate(PROMPTS[0], max_tokens=40, sampling=SAMPLINGS[1], **ends)).token_ids
+
+        alone = [ask(ends) for ends in ways]
+        assert len(set(alone)) > 1
+        with ThreadPoolExecutor(len(ways)) as threads:
+            assert list(threads.map(ask, ways)) == alone
+
+
+def test_a_ban_is_that_of_one_answer(ending: Engine) -> None:
+    with ending.session() as session:
+        free = answer(session.generate(PROMPTS[0], max_tokens=40))
+        session.clear()
+        answer(session.generate(PROMPTS[0], max_tokens=40, ignore_eos=True))
+        session.clear()
+        assert answer(session.generate(PROMPTS[0], max_tokens=40)).token_ids == free.token_ids
+
+
+# ------------------------------------------------------------------------------------------- a scripted answer
+
+SCRIPT = ["One", " two", " three", ".", " Four", " five", ".", "<|im_end|>"]
+
+
+@pytest.fixture(scope="module")
+def scripted(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A model that says "One two three." and then "One two three." again, for want of an end."""
+    path = write_scripted_gguf(tmp_path_factory.mktemp("ends") / "scripted.gguf", [*SCRIPT[:4], "<|im_end|>"])
+    with tiny.load(path, draft=str(path), depth=3) as engine:
+        yield engine
+
+
+@pytest.fixture
+def said(scripted: Engine) -> Iterator[Session]:
+    with scripted.session() as session:
+        yield session
+
+
+def token(engine: Engine, text: str) -> int:
+    (found,) = engine.tokenizer.encode(text)
+    return found
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_an_answer_ends_at_a_stop_token_which_is_not_shown(scripted: Engine, said: Session, depth: int) -> None:
+    stop = token(scripted, " three")
+    events, done = read_all(said.generate("Hi", stop_token_ids=[9, stop], depth=depth))
+    assert (done.text, shown(events), done.finish_reason) == ("One two", "One two", "stop")
+    assert done.token_ids[-1] == stop
+    assert said.messages[-1]["content"] == "One two"
+    assert answer(said.generate("Hi", depth=depth)).text == "One two three."
+
+
+def test_the_turn_after_a_stop_token_is_that_of_the_text_without_it(scripted: Engine, said: Session) -> None:
+    answer(said.generate("Hi", stop_token_ids=[token(scripted, " three")]))
+    second = answer(said.generate("More"))
+    with scripted.session() as fresh:
+        whole = answer(fresh.generate(messages=[*said.messages[:2], {"role": "user", "content": "More"}]))
+    assert whole.stats.prompt_tokens == second.stats.prompt_tokens
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize(
+    ("least", "stop", "text"),
+    [
+        (None, ["two"], "One "),
+        (0, ["two"], "One "),
+        (1, ["two"], "One "),
+        (2, ["two"], "One two three."),
+        (2, [" two", "ee"], "One two thr"),
+        (2, ["o thr"], "One tw"),
+        (3, ["o thr"], "One two three."),
+    ],
+)
+def test_a_stop_text_ends_no_answer_before_the_least_number_of_tokens(
+    said: Session, least: int | None, stop: list[str], text: str, depth: int
+) -> None:
+    events, done = read_all(said.generate("Hi", stop=stop, min_tokens=least, depth=depth))
+    assert (done.text, shown(events), done.finish_reason) == (text, text, "stop")
+
+
+def test_a_stop_token_does_not_come_before_the_least_number_of_tokens(scripted: Engine, said: Session) -> None:
+    stop = token(scripted, " two")
+    done = answer(said.generate("Hi", stop_token_ids=[stop], min_tokens=6, max_tokens=12))
+    assert stop not in done.token_ids[:6]
+    assert len(done.token_ids) > 6
+
+
+def test_an_ignored_end_that_the_caller_names_still_ends_the_answer(scripted: Engine, said: Session) -> None:
+    (end,) = scripted.tokenizer.encode("<|im_end|>", special=True)
+    assert end in scripted.tokenizer.stop_ids
+    for ways in ({"stop_token_ids": [end]}, {"stop": ["<|im_end|>"]}):
+        done = answer(said.generate("Hi", ignore_eos=True, max_tokens=12, **ways))
+        assert (done.text, done.finish_reason) == ("One two three.", "stop")
+        said.clear()
+    done = answer(said.generate("Hi", ignore_eos=True, max_tokens=12))
+    assert (len(done.token_ids), done.finish_reason) == (12, "length")
+    said.clear()
+    assert answer(said.generate("Hi", max_tokens=12)).finish_reason == "stop", "by default the model ends its answers"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said_of_it"),
+    [
+        ({"min_tokens": -1}, "min_tokens must be 0 or more, not -1"),
+        ({"min_tokens": 1.5}, "min_tokens must be a whole number, not float 1.5"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9, more than the 8 tokens of max_tokens"),
+        ({"stop_token_ids": 3}, "stop_token_ids must be a list of token ids, not int 3"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids must be a list of token ids, not list"),
+        ({"stop_token_ids": [True]}, "stop_token_ids must be a list of token ids, not list"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids names token 1000000, and this model's tokens are 0 to"),
+        ({"stop_token_ids": range(301)}, "stop_token_ids names 301 tokens"),
+        ({"stop_token_ids": range(264), "min_tokens": 1}, "no token may begin the answer"),
+    ],
+)
+def test_wrong_ends_are_refused_in_a_sentence(said: Session, wrong: dict[str, Any], said_of_it: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        said.generate("Hi", **wrong)
+    assert raised.value.message.startswith(said_of_it)
+    if "no token" not in said_of_it:
+        assert raised.value.param in wrong
+
+
+def test_as_many_tokens_may_be_asked_for_as_may_come(said: Session) -> None:
+    done = answer(said.generate("Hi", min_tokens=8, max_tokens=8))
+    assert (len(done.token_ids), done.finish_reason) == (8, "length")
