@@ -26,7 +26,6 @@ from typing import Any
 
 from benchmarks.processes import ROOT
 from edgespec.bench.suite import builtin_suite
-from edgespec.cli.terminal.ending import Ending
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Round, Text
@@ -177,8 +176,8 @@ def _left_after(engine: Engine, moment: _Moment, way: str) -> tuple[float, float
     leaver.start()
     try:
         if way == "Ctrl-C, command":
-            interrupts = Interrupts(session, Ending())
-            with interrupts.installed(), interrupts.answering():
+            interrupts = Interrupts()
+            with interrupts.installed(), interrupts.during(session.cancel):
                 _read(session, moment)
         else:
             _read(session, moment)

@@ -469,6 +469,12 @@ STEPS: tuple[Step, ...] = (
         ),
     ),
     Step(
+        "interrupts",
+        "Ctrl-C ends every command with one line, at any of 2,000 moments.",
+        (("benchmarks/interrupts.py",),),
+        limits(("moments", ">=", 2000), ("wrong", "has", 0)),
+    ),
+    Step(
         "calibrate-busy",
         "`calibrate --quick` takes at most a minute while every processor is busy.",
         (("benchmarks/calibrate_busy.py",),),

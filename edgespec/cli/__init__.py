@@ -10,14 +10,11 @@ import sys
 def main() -> None:
     """Entry point of the ``edgespec`` program."""
     # Loading the modules takes half a second, in which Python can lose a KeyboardInterrupt in a destructor or a
-    # callback. Nothing needs cleaning up yet, so Ctrl-C ends the process directly.
-    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if interruptible:
+    # callback. Nothing needs cleaning up then, nor at the interpreter's exit, so Ctrl-C ends the process directly.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     from edgespec.cli.app import run
 
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 

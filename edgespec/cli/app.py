@@ -27,10 +27,11 @@ from edgespec.cli import (
 )
 from edgespec.cli.chat import chat
 from edgespec.cli.export import export
+from edgespec.cli.terminal.interrupts import EXIT_INTERRUPTED
 from edgespec.cli.terminal.output import State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, InvalidRequestError, ProfileError
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE = 1, 2
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
@@ -83,12 +84,12 @@ def run(arguments: Sequence[str]) -> int:
     After SIGTERM or SIGHUP the exit code is 128 plus the signal's number, as in a shell.
     """
     arguments, state = _take_global_flags(arguments)
-    with state.ending.installed() as ending:
+    with state.interrupts.installed() as interrupts:
         try:
             code = _run(arguments, state)
         except OSError as error:  # printing an error message failed
             code = _output_lost(error)
-    return code if ending.exit_code is None else ending.exit_code
+    return code if interrupts.exit_code is None else interrupts.exit_code
 
 
 def _run(arguments: Sequence[str], state: State) -> int:
@@ -105,6 +106,8 @@ def _run(arguments: Sequence[str], state: State) -> int:
     except EdgespecError as error:
         if state.debug:
             traceback.print_exc()
+        if state.interrupts.leaving:  # the interrupt made it fail
+            return _interrupted(state)
         print_error(error, as_json=state.json)
         return EXIT_USAGE if isinstance(error, InvalidRequestError | ProfileError) else EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
@@ -117,7 +120,7 @@ def _run(arguments: Sequence[str], state: State) -> int:
             )
             return EXIT_FAILED
         # Writing to a closed terminal fails with EIO.
-        if error.errno not in {*_FULL, errno.EPIPE, errno.EIO if state.ending.number else errno.EPIPE}:
+        if error.errno not in {*_FULL, errno.EPIPE, errno.EIO if state.interrupts.number else errno.EPIPE}:
             return _unexpected(error, state)
         return _output_lost(error)
     except SystemExit as error:  # typer's answer to a closed pipe

@@ -20,7 +20,7 @@ from edgespec.bench.suite import (
 )
 from edgespec.cli import suggestions
 from edgespec.cli.options import DecodingFlags, JsonOption, SamplingFlags, expanded, open_engine, state_of
-from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_error, print_json
+from edgespec.cli.terminal.output import State, note, print_error, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
@@ -116,7 +116,7 @@ def bench(
     chosen = flags.resolve()
     compared = [*(compare or ()), *(compare_as_in_0_1 or ())]
     others = _find_comparable(chosen, compared, state) if compared else ()
-    with open_engine(chosen, state, calibrate=True) as engine:
+    with open_engine(chosen, state, calibrate=True) as engine, state.interrupts.during(engine.close):
         cap = engine.pair.depth_cap_allowed
         names = with_fastest(engine, names)
         models = _load_comparable(engine, others, for_prompts=cold)
@@ -198,7 +198,7 @@ def _find_comparable(profile: Profile, others: list[str], state: State) -> tuple
     from edgespec.store.locate import Locator
     from edgespec.store.store import Store
 
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         locator = Locator(store=Store(home()), download=not state.offline, job=progress.job)
         return find_comparable(profile.target, others, locator)
 
@@ -234,7 +234,7 @@ def _time_side_by_side(engine: Engine, models: tuple[NamedModel, ...], state: St
 
     if not models:
         return ()
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         steps = measure_runtimes(models, engine.plan.context_length)
         return progress.follow(steps, f"timing {', '.join(each.name for each in models)}")
 
@@ -244,7 +244,7 @@ def _log(
 ) -> None:
     from edgespec.bench.draft_log import write_draft_log
 
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         steps = write_draft_log(engine, prompts, path, max_tokens=max_tokens, sampling=sampling)
         progress.follow(steps, f"logging predictions to {path}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
-from edgespec.cli.terminal.output import ProgressPrinter, note, print_error, print_json
+from edgespec.cli.terminal.output import note, print_error, print_json
 from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.files.home import home
 from edgespec.hardware.neighbours import BUSY_SHARE
@@ -40,9 +40,9 @@ def calibrate(
     from edgespec.hardware.bandwidth import measure_read_bandwidth
 
     state = state_of(ctx)
-    with open_engine(flags.resolve(), state) as engine:
+    with open_engine(flags.resolve(), state) as engine, state.interrupts.during(engine.close):
         started = time.perf_counter()
-        with ProgressPrinter(quiet=state.quiet) as progress:
+        with state.progress() as progress:
             taken = engine.calibrate(
                 QUICK if quick else FULL,
                 afresh=True,

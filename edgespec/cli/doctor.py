@@ -16,7 +16,8 @@ import typer
 from edgespec import __version__
 from edgespec.architectures.table import ARCHITECTURES
 from edgespec.calibration.measurement_store import load_bandwidth
-from edgespec.cli.options import JsonOption
+from edgespec.cli.options import JsonOption, state_of
+from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.cli.terminal.output import note, print_json
 from edgespec.errors import EdgespecError, RuntimeUnavailableError
 from edgespec.files.home import Home, home
@@ -36,10 +37,10 @@ _PROBE_TIMEOUT_S = 60.0
 _GIB = 2**30
 
 
-def doctor(json: JsonOption = False) -> None:
+def doctor(context: typer.Context, json: JsonOption = False) -> None:
     """Check this machine: runtimes, devices, bandwidth, disk, caches."""
     machine, conditions, user_home, problems = describe_machine(), describe_conditions(), home(), list[str]()
-    devices = list_devices(_broken())
+    devices = list_devices(_broken(state_of(context).interrupts))
     llama = _runtime("llama", devices, load, hint=INSTALL_HINT)
     native = _native()
     # ONNX Runtime is optional, so a missing one is not listed as a problem.
@@ -68,22 +69,34 @@ def doctor(json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _broken() -> dict[str, str]:
+def _broken(interrupts: Interrupts) -> dict[str, str]:
     """Runtimes that must not be loaded into this process because a child process crashed, with the reason."""
     reasons = {}
-    for runtime, code in _PROBES.items():
+    for runtime, script in _PROBES.items():
         try:
-            child = subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
-            )
+            code = _exit_code(script, interrupts)
         except (OSError, subprocess.TimeoutExpired) as error:
             reasons[runtime] = f"the check could not run: {error}"
             continue
-        if child.returncode < 0:
-            reasons[runtime] = f"its native code was killed by signal {-child.returncode} (wrong CPU build?)"
-        elif child.returncode > 1:  # 1 is a Python exception, which loading in this process raises again
-            reasons[runtime] = f"its native code ended with code {child.returncode:#x} (wrong CPU build?)"
+        if code < 0:
+            reasons[runtime] = f"its native code was killed by signal {-code} (wrong CPU build?)"
+        elif code > 1:  # 1 is a Python exception, which loading in this process raises again
+            reasons[runtime] = f"its native code ended with code {code:#x} (wrong CPU build?)"
     return reasons
+
+
+def _exit_code(script: str, interrupts: Interrupts) -> int:
+    """That of a child process that runs ``script``. Raises KeyboardInterrupt, OSError, TimeoutExpired."""
+    silent = subprocess.DEVNULL
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=silent, stderr=silent)
+    with child, interrupts.during(child.kill):
+        try:
+            code = child.wait(_PROBE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise
+    interrupts.check()
+    return code
 
 
 def _runtime(name: str, devices: DeviceReport, load_library: Callable[[], Any], *, hint: str) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from edgespec.cli.options import (
     state_of,
     with_learned_text,
 )
-from edgespec.cli.terminal.interrupts import Interrupts
-from edgespec.cli.terminal.output import note, read_input, stderr_columns
+from edgespec.cli.terminal.output import State, note, read_input, stderr_columns
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.request_checks import check_request
@@ -63,12 +62,11 @@ def generate(
     # Wrong requests fail before stdin is read and a model is loaded.
     if prompt != "-":
         check_request(prompt, stop=stop or (), raw=raw)
-    text = _with_input(prompt, quiet=json)
+    text = _with_input(prompt, state)
     check_request(text, stop=stop or (), raw=raw)
     with open_engine(with_learned_text(chosen), state) as engine, engine.session(think=not no_think) as session:
         check_thinking(engine, think=not no_think)
-        interrupts = Interrupts(session, state.ending)
-        with interrupts.installed(), interrupts.answering():
+        with state.interrupts.during(session.cancel):
             generation = session.generate(
                 text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw, depth=0 if plain else None
             )
@@ -79,13 +77,13 @@ def generate(
         raise typer.Exit(130)
 
 
-def _with_input(prompt: str, *, quiet: bool) -> str:
+def _with_input(prompt: str, state: State) -> str:
     """The piped text followed by the prompt; for ``-`` only the piped text."""
     if prompt == "-":
-        return read_input()
-    piped = "" if sys.stdin.isatty() else read_input().strip("\n")
+        return read_input(state.interrupts)
+    piped = "" if sys.stdin.isatty() else read_input(state.interrupts).strip("\n")
     if not piped.strip():
         return prompt
-    if stderr_columns() is not None and not quiet:  # a user who piped by mistake learns that stdin was read
+    if stderr_columns() is not None and not state.json:  # a user who piped by mistake learns that stdin was read
         note(f"read {len(piped)} characters from stdin", dim=True)
     return f"{piped}\n\n{prompt}"

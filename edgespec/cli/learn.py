@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.options import JsonOption, ProfileOption, TargetOption, resolve_profile, state_of
-from edgespec.cli.terminal.output import ProgressPrinter, note, print_json
+from edgespec.cli.terminal.output import note, print_json
 from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import readable_bytes
 from edgespec.files.home import home
@@ -47,7 +47,7 @@ def learn(
     if forget and not paths:
         raise InvalidRequestError("--forget needs a path", hint="`edgespec learn --forget PATH`")
     chosen, user_home = resolve_profile(profile, target=target), home()
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         located = Locator(store=Store(user_home), download=not state.offline, job=progress.job).locate(chosen.target)
         learner = TextLearner(user_home, located)
         if not paths:

@@ -70,11 +70,11 @@ def pull(
     store = Store(home(), Network(offline=state.offline))
     rows = []
     for reference in references:
-        with ProgressPrinter(quiet=json) as progress:
+        with state.progress() as progress:
             spec, choice = _wanted(reference, store, progress)
         if choice is not None and not json:
             _show_quantisations(choice)
-        with ProgressPrinter(quiet=json) as progress:
+        with state.progress() as progress:
             stored = store.fetch(spec, progress.job)
         content = _Content.of(stored.path) if stored.kind == "model" else None
         runs = "" if content is None else f", {content.words}"
@@ -318,8 +318,9 @@ def remove(context: typer.Context, model: ModelArgument, json: JsonOption = Fals
 @app.command("verify")
 def verify(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
     """Read a stored model and compare its sha256 with the recorded one."""
-    store, json = Store(home()), json or state_of(context).json
-    with ProgressPrinter(quiet=json) as progress:
+    state, store = state_of(context), Store(home())
+    json = json or state.json
+    with state.progress() as progress:
         if store.find(model) is None:
             raise ModelNotFoundError(f"{model} is not on this machine", hint="`edgespec models` lists what is")
         stored = store.verify(model, progress.job)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgespec.cli import suggestions
-from edgespec.cli.terminal.output import ProgressPrinter, State, note
+from edgespec.cli.terminal.output import State, note
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError
@@ -201,11 +201,12 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> E
 
     ``calibrate`` is passed to ``Engine.load``.
     """
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         return Engine.load(
             profile=profile,
             download=not state.offline,
             progress=progress,
+            cancelled=state.interrupts.pending,
             calibrate=calibrate,
         )
 

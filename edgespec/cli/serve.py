@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.cli.options import DecodingFlags, ModelArgument, expanded, named_once, state_of
+from edgespec.cli.terminal.interrupts import SIGNALS, Interrupts
 from edgespec.cli.terminal.log_writer import LogWriter
 from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.engine.engine import Engine
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 PORT = 8471
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 _LONGEST_PATH = 80
-
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @expanded
@@ -101,7 +97,7 @@ def serve(
     server = Server(service, sockets)
     addresses = " and ".join(f"{url}/v1" for url in urls(sockets))
     try:
-        with _stopped_by_signals(server, stopped, log):
+        with state.interrupts.during(partial(_stop, server, stopped, log, state.interrupts), forgives=SIGNALS):
             server.run_to_end(lambda: note(f"serving {service.names[0]} on {addresses}"))
     finally:
         log.close()
@@ -123,23 +119,14 @@ def _names(profile: Profile) -> tuple[str, ...]:
     return tuple(dict.fromkeys((name, given, "default")))
 
 
-@contextlib.contextmanager
-def _stopped_by_signals(server: Server, stopped: threading.Event, log: LogWriter) -> Iterator[None]:
-    """Within the block, signals stop the server."""
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        stopped.set()
-        if server.stop():
-            # On another thread: the handler may have interrupted a write.
-            words = "finishing the running answers; Ctrl-C again ends now"
-            threading.Thread(target=log.write, args=(words,), daemon=True).start()
-
-    before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stop(server: Server, stopped: threading.Event, log: LogWriter, interrupts: Interrupts) -> None:
+    """Answer what has begun, and end; after a second signal end now."""
+    if not server.should_exit:
+        server.stop()
+        log.write("finishing the running answers; Ctrl-C again ends now")
+    elif interrupts.leaving and not server.force_exit:
+        server.stop()
+    stopped.set()  # after the stop: a load that ends now has not failed
 
 
 def log_line(line: RequestLine, now: str) -> str:

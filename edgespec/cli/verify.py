@@ -9,7 +9,7 @@ import typer
 
 from edgespec.bench.suite import Prompt, builtin_suite, load_humaneval, load_suite
 from edgespec.cli.options import GuessFlags, JsonOption, expanded, open_engine, state_of
-from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
+from edgespec.cli.terminal.output import State, note, print_json
 from edgespec.cli.terminal.status import EXACTNESS_WORDS
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import home
@@ -44,7 +44,7 @@ def verify(
 
     state = state_of(ctx)
     selected = spread(_prompts(suite, state), prompts)
-    with open_engine(flags.resolve(), state, calibrate=True) as engine:
+    with open_engine(flags.resolve(), state, calibrate=True) as engine, state.interrupts.during(engine.close):
         depths = depths_to_check(engine)
         if not depths:
             raise EdgespecError(
@@ -110,9 +110,10 @@ def _prompts(suite: Path | None, state: State) -> list[Prompt]:
         return list(found)
     own = list(builtin_suite("verify"))
     try:
-        with ProgressPrinter(quiet=state.json) as progress:
+        with state.progress() as progress:
             stored = Store(home(), Network(offline=state.offline)).fetch(lookup("humaneval"), progress.job)
         return [*load_humaneval(stored.path, n=20), *own]
     except EdgespecError as error:
+        state.interrupts.check()
         note(f"without HumanEval: {error.message}")
         return own

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgespec.files.home import Home
-from edgespec.files.progress import Job, LoadProgress
+from edgespec.files.progress import Cancelled, Job, LoadProgress
 from edgespec.profiles.profile import Profile
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
@@ -16,7 +16,7 @@ from edgespec.store.store import Store
 class Measuring:
     """``prompts`` by id, the same on every machine, and their hash. Without ``download`` the network is not used.
 
-    ``profile``: that of no model in particular.
+    ``profile``: that of no model in particular. ``progress`` may raise, and ``cancelled`` may become true, to end it.
     """
 
     home: Home
@@ -25,11 +25,12 @@ class Measuring:
     prompts_sha256: str
     progress: LoadProgress
     download: bool = False
+    cancelled: Cancelled | None = None
 
     @property
     def job(self) -> Job:
-        """A long operation whose progress is shown."""
-        return Job(self.progress)
+        """A long operation that is followed, and may be ended."""
+        return Job.of(self.progress, self.cancelled)
 
     @property
     def locator(self) -> Locator:

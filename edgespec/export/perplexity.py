@@ -113,8 +113,9 @@ def measure(source: LocatedModel, folder: Path, measuring: Measuring) -> Perplex
     )
     found = []
     for model, when in zip(prepared, ("before", "after"), strict=True):
-        measuring.progress(Loading(f"measuring the perplexity {when}"))
-        found.append(_perplexity(model, tokens, allowed_bytes))
+        step = Loading(f"measuring the perplexity {when}")
+        measuring.progress(step)
+        found.append(_perplexity(model, tokens, allowed_bytes, measuring, step))
     return PerplexityCost(before=found[0], after=found[1], tokens=len(tokens) - 1)
 
 
@@ -136,13 +137,16 @@ def _tokens(source: LocatedModel, prompts: Iterable[str], count: int) -> Sequenc
     return tokens
 
 
-def _perplexity(model: PreparedModel, tokens: Sequence[int], allowed_bytes: int) -> float:
+def _perplexity(
+    model: PreparedModel, tokens: Sequence[int], allowed_bytes: int, measuring: Measuring, step: Loading
+) -> float:
     require_memory(model.file.name, memory_needed(model.file, model.settings, len(tokens)), allowed_bytes)
     losses: list[float] = []
-    with model.load() as loaded, closing(loaded.open(len(tokens) - 1)) as sequence:
+    with model.load(measuring.cancelled) as loaded, closing(loaded.open(len(tokens) - 1)) as sequence:
         for rows in scores.teacher_forced_rows(sequence, tokens[:-1]):
             following = tokens[len(losses) + 1 : len(losses) + 1 + len(rows)]
             if not np.isfinite(rows).all():
                 raise NonFiniteLogitsError(f"{model.file.name} computes scores that are not finite numbers")
             losses += scores.token_losses(rows, following).tolist()
+            measuring.progress(replace(step, fraction=len(losses) / (len(tokens) - 1)))
     return scores.perplexity(losses)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +15,7 @@ import pytest
 from edgespec.architectures.table import ARCHITECTURES
 from edgespec.calibration.measurement_store import save_bandwidth
 from edgespec.cli import doctor as module
+from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.machine import Conditions, Machine
@@ -45,7 +49,7 @@ MEASURED = BandwidthMeasurement(
 @pytest.fixture(autouse=True)
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with llama.cpp and without ONNX Runtime."""
-    monkeypatch.setattr(module, "_broken", dict)
+    monkeypatch.setattr(module, "_broken", lambda _interrupts: {})
     monkeypatch.setattr(module, "describe_machine", lambda: MACHINE)
     conditions = Conditions(temperature_c=61.4, load_average=0.25)
     monkeypatch.setattr(module, "describe_conditions", lambda: conditions)
@@ -268,19 +272,41 @@ def test_a_crash_of_the_child_process_marks_the_runtime_as_missing(
     monkeypatch: pytest.MonkeyPatch, code: int, reason: str | None
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(module.subprocess, "run", lambda *_command, **_how: SimpleNamespace(returncode=code))
-    assert module._broken() == ({} if reason is None else {"llama": reason, "onnx": reason})
+    monkeypatch.setattr(module, "_exit_code", lambda *_how: code)
+    assert module._broken(Interrupts()) == ({} if reason is None else {"llama": reason, "onnx": reason})
 
 
 @pytest.mark.parametrize("error", [OSError("no process"), subprocess.TimeoutExpired("python", 60)])
 def test_a_child_process_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.undo()
 
-    def fail(*_command: object, **_how: object) -> None:
+    def fail(*_how: object) -> int:
         raise error
 
-    monkeypatch.setattr(module.subprocess, "run", fail)
-    assert module._broken()["llama"].startswith("the check could not run: ")
+    monkeypatch.setattr(module, "_exit_code", fail)
+    assert module._broken(Interrupts())["llama"].startswith("the check could not run: ")
+
+
+@pytest.mark.parametrize(("script", "code"), [("", 0), ("import os; os._exit(7)", 7), ("raise ValueError", 1)])
+def test_the_exit_code_of_a_child_process_is_known_and_its_output_is_not_shown(
+    script: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert module._exit_code(f"print('loud')\n{script}", Interrupts()) == code
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_child_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROBE_TIMEOUT_S", 0.1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        module._exit_code("import time; time.sleep(600)", Interrupts())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a signal is sent")
+def test_a_signal_ends_the_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Interrupts().installed() as interrupts:
+        threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            module._exit_code("import time; time.sleep(600)", interrupts)
 
 
 def test_crashes_of_the_child_process_are_passed_to_the_device_list(
@@ -292,7 +318,7 @@ def test_crashes_of_the_child_process_are_passed_to_the_device_list(
         asked.append(broken)
         return DeviceReport(devices=(), missing={**broken, "onnx": "none"})
 
-    monkeypatch.setattr(module, "_broken", lambda: {"llama": "killed"})
+    monkeypatch.setattr(module, "_broken", lambda _interrupts: {"llama": "killed"})
     monkeypatch.setattr(module, "list_devices", listed)
     here("doctor")
     assert asked == [{"llama": "killed"}]

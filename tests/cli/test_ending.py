@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from edgespec.cli.terminal.ending import Ending
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment
 from tests.support.tiny_models import TinyModels
@@ -109,69 +106,6 @@ def test_a_signal_ends_a_chat_and_keeps_its_history(tiny: TinyModels, tmp_path: 
             terminal.process.kill()
     assert "remember me please" in place.history.read_text()
     assert [path.name for path in place.root.glob("history*")] == ["history"]
-
-
-def test_a_signal_stops_an_answer_and_is_a_keyboard_interrupt_otherwise() -> None:
-    ending, stopped = Ending(), list[int]()
-    with ending.installed():
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-        assert ending.exit_code == 128 + signal.SIGTERM
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the second ends the process"
-    ending = Ending()
-    with ending.installed():
-        ending.stop_answer = lambda: stopped.append(1)
-        for _ in range(3):  # a terminal that is closed sends several
-            signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGTERM)  # and the end of a login one of these besides
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert stopped == [1]
-    assert ending.number == signal.SIGHUP
-
-
-@pytest.mark.parametrize("name", [*BOTH, "SIGINT"])
-def test_a_keyboard_interrupt_that_python_drops_is_sent_again(name: str) -> None:
-    """While a model loads, llama.cpp calls Python for each line of its log: one load in twenty ignored a SIGTERM."""
-    number = getattr(signal, name)
-    callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))
-    ending, hook = Ending(), sys.unraisablehook
-    with ending.installed():
-        callback()
-        with pytest.raises(KeyboardInterrupt):
-            threading.Event().wait(WAIT_S)
-        assert ending.number == (None if name == "SIGINT" else number)
-    assert sys.unraisablehook == hook
-
-
-def test_other_exceptions_that_python_drops_are_printed_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[type[BaseException]] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_type))
-    with Ending().installed():
-        ctypes.CFUNCTYPE(None)(lambda: [][0])()
-    assert told == [IndexError]
-
-
-def test_signals_with_another_handler_keep_it() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
-    try:
-        with Ending().installed() as ending:
-            signal.raise_signal(signal.SIGHUP)
-            assert signal.getsignal(signal.SIGTERM) == ending._handle
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert (ending.number, ending.exit_code) == (None, None)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-    def elsewhere() -> None:
-        with Ending().installed():
-            found.append(signal.getsignal(signal.SIGTERM))
-
-    found: list[object] = []
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert found == [signal.SIG_DFL]
 
 
 # ----------------------------------------------------------------------------------------------- full outputs

@@ -73,7 +73,7 @@ def test_only_weights_are_rounded_while_measuring_perplexity(
 ) -> None:
     seen = []
     load = PreparedModel.load
-    monkeypatch.setattr(PreparedModel, "load", lambda model: (seen.append(model.settings), load(model))[1])
+    monkeypatch.setattr(PreparedModel, "load", lambda model, *_: (seen.append(model.settings), load(model))[1])
     succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
     assert [each.kv_type for each in seen] == ["f16", "f16"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +29,6 @@ from edgespec.cli.options import (
     open_engine,
     state_of,
 )
-from edgespec.cli.terminal.ending import Ending
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.cli.terminal.output import note, print_error, unechoed
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
@@ -66,40 +66,46 @@ def chat(
         other = flags.resolve(target=another or named, draft=own)
         return open_engine(history.for_chat(other), state)
 
-    interactive, prompts = sys.stdin.isatty(), _prompts()
+    interactive, prompts = sys.stdin.isatty(), _prompts(state.interrupts)
     silent = unechoed if prompts.drawn else nullcontext
     with (
         open_with_offer(chosen, state, as_json=json, silent=silent) as engine,
         Talk(
-            engine, load, system=system, think=not no_think, drawn=drawn.given(), as_file=interactive and not json
+            engine,
+            load,
+            system=system,
+            think=not no_think,
+            drawn=drawn.given(),
+            as_file=interactive and not json,
+            before_reload=state.interrupts.obeyed,
         ) as talk,
     ):
         if interactive and not json:
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
         check_thinking(engine, think=not no_think)
         status = StatusLine(measuring=interactive and engine.can_calibrate)
-        _Chat(talk, state.ending, status, as_json=json, max_tokens=max_tokens).run(prompts, silent, interactive)
+        _Chat(talk, state.interrupts, status, as_json=json, max_tokens=max_tokens).run(prompts, silent, interactive)
 
 
-def _prompts() -> Prompts:
+def _prompts(interrupts: Interrupts) -> Prompts:
     """The reader of prompts that fits stdin: with an editor on a capable terminal, else line by line."""
     if not sys.stdin.isatty():
-        return LinePrompts()
+        return LinePrompts(interrupts)
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        return LinePrompts(FIRST, FURTHER)
+        return LinePrompts(interrupts, FIRST, FURTHER)
     from edgespec.cli.chat.editing import EditedPrompts
     from edgespec.cli.chat.prompt_history import PromptHistory
 
-    return EditedPrompts(PromptHistory(home()), suggest)
+    return EditedPrompts(interrupts, PromptHistory(home()), suggest)
 
 
 class _Chat:
     def __init__(
-        self, talk: Talk, ending: Ending, status: StatusLine, *, as_json: bool, max_tokens: int | None
+        self, talk: Talk, interrupts: Interrupts, status: StatusLine, *, as_json: bool, max_tokens: int | None
     ) -> None:
         self._talk = talk
         self._commands = Commands(talk)
-        self._ending = ending
+        self._interrupts = interrupts
         self._as_json = as_json
         self._max_tokens = max_tokens
         self._status = status
@@ -109,36 +115,42 @@ class _Chat:
 
     def run(self, prompts: Prompts, silent: Callable[[], AbstractContextManager[None]], interactive: bool) -> None:
         """Answer prompts until the chat ends. Within ``silent``, the terminal does not show typed keys."""
-        with Interrupts(self._talk, self._ending).installed() as interrupts, self._idle:
+        forgives = (signal.SIGINT,) if interactive else ()
+        with self._interrupts.during(forgives=forgives), self._idle:
             while True:
                 try:
-                    try:
-                        prompt = prompts.read()
-                        self._say_what_was_measured()
-                    except EdgespecError as error:  # a line that is not UTF-8; the chat continues with the next line
-                        self._fail(error)
-                        continue
-                    with silent():
-                        asked = None if prompt is None else self._to_answer(prompt)
-                    if asked is None:
+                    if not self._turn(prompts, silent, interactive):
                         break
-                    if not asked.strip():
-                        continue
-                    with interrupts.answering(), silent():
-                        self._answer(asked)
-                    if self._ending.number is not None:
-                        raise KeyboardInterrupt
-                    if interactive:
-                        self._idle.engine = self._talk.engine
-                        self._status.measuring |= self._talk.engine.can_calibrate
-                        self._idle.start()
                 except KeyboardInterrupt:
-                    if interrupts.leaving or self._ending.number is not None or not interactive:
+                    if self._interrupts.leaving:
                         raise
                     # A terminal that we do not draw needs a line break after the typed text.
                     note(f"{'' if prompts.drawn else chr(10)}Ctrl-C again within 2 s, or /exit, leaves", dim=True)
+                self._interrupts.obeyed()
         if self._failed and not interactive:
             raise typer.Exit(1)
+
+    def _turn(self, prompts: Prompts, silent: Callable[[], AbstractContextManager[None]], interactive: bool) -> bool:
+        """Read a prompt and obey or answer it; False at the end. Raises KeyboardInterrupt."""
+        try:
+            prompt = prompts.read()
+            self._say_what_was_measured()
+        except EdgespecError as error:  # a line that is not UTF-8; the chat continues with the next line
+            self._fail(error)
+            return True
+        with silent():
+            asked = None if prompt is None else self._to_answer(prompt)
+        if asked is None or not asked.strip():
+            return asked is not None
+        with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,)), silent():
+            self._answer(asked)
+        if self._interrupts.leaving:
+            raise KeyboardInterrupt
+        if interactive:
+            self._idle.engine = self._talk.engine
+            self._status.measuring |= self._talk.engine.can_calibrate
+            self._idle.start()
+        return True
 
     def _say_what_was_measured(self) -> None:
         line = self._idle.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json as json_format
 import select
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.cli.options import open_engine
-from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_error, stderr_columns
+from edgespec.cli.terminal.interrupts import Interrupts
+from edgespec.cli.terminal.output import State, note, print_error, stderr_columns
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.drafter_offer import DrafterOffer
 from edgespec.errors import EdgespecError
@@ -65,26 +67,34 @@ def _is_typing() -> bool:
 
 def _fetched(offer: DrafterOffer, state: State) -> bool:
     """Ask, and download the drafter if the answer is yes. Errors are reported, and the chat continues without it."""
-    if not _wanted(offer, state):
+    if not _wanted(offer, state.interrupts):
         _decline(offer, home())
         note(f"`edgespec pull {offer.model}` downloads it later", dim=True)
         return False
     try:
-        with ProgressPrinter(quiet=state.quiet) as progress:
+        with state.interrupts.during(forgives=(signal.SIGINT,)), state.progress() as progress:
             Store(home()).fetch(_spec(offer), progress.job)
     except EdgespecError as error:
-        print_error(error, as_json=False)
-        note("the chat continues without this drafter", dim=True)
-        return False
+        if not state.interrupts.pending():
+            print_error(error, as_json=False)
+            note("the chat continues without this drafter", dim=True)
+            return False
     except KeyboardInterrupt:
-        if state.ending.number is not None:
-            raise
-        note(f"stopped; `edgespec pull {offer.model}` downloads the rest", dim=True)
-        return False
-    return True
+        pass
+    else:
+        return True
+    _obey(state.interrupts)
+    note(f"stopped; `edgespec pull {offer.model}` downloads the rest", dim=True)
+    return False
 
 
-def _wanted(offer: DrafterOffer, state: State) -> bool:
+def _obey(interrupts: Interrupts) -> None:
+    """Obey a Ctrl-C that ends only the question or the download. Raises KeyboardInterrupt at a program's end."""
+    interrupts.obeyed()
+    interrupts.check()
+
+
+def _wanted(offer: DrafterOffer, interrupts: Interrupts) -> bool:
     """The answer to the question; Ctrl-C and Ctrl-D mean no."""
     about = f"{offer.name} ({offer.bytes / 1e9:.1f} GB, {offer.licence}) would fit as its drafter. "
     columns = max(_NARROWEST, (stderr_columns() or 80) - 1)
@@ -94,10 +104,10 @@ def _wanted(offer: DrafterOffer, state: State) -> bool:
         sys.stderr.write(question)
         sys.stderr.flush()
         try:
-            line = sys.stdin.readline()
+            with interrupts.during(forgives=(signal.SIGINT,)):
+                line = interrupts.read(sys.stdin.readline)
         except KeyboardInterrupt:
-            if state.ending.number is not None:
-                raise
+            _obey(interrupts)
             line = ""
         except UnicodeDecodeError:
             line = "?"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import Application
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
@@ -20,6 +21,7 @@ from prompt_toolkit.output import ColorDepth
 from edgespec.cli.chat.prompt_history import PromptHistory
 from edgespec.cli.chat.prompts import FIRST, FURTHER, Prompt, unquoted
 from edgespec.cli.suggestions import Suggest
+from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.cli.terminal.output import decode_input, enter_as_key, note
 
 _LONGEST_LINE = 4096  # bytes of a terminal's line on Linux; other systems have less
@@ -33,7 +35,8 @@ class EditedPrompts:
 
     drawn = True
 
-    def __init__(self, history: PromptHistory, suggest: Suggest) -> None:
+    def __init__(self, interrupts: Interrupts, history: PromptHistory, suggest: Suggest) -> None:
+        self._interrupts = interrupts
         session: PromptSession[str] = PromptSession(
             FIRST,
             multiline=True,
@@ -53,12 +56,14 @@ class EditedPrompts:
             with enter_as_key():  # also for keys typed before the editor starts
                 ahead = _typed_ahead()
                 sent = ahead.removesuffix("\n")
-                if sent != ahead and "\n" not in sent:
-                    text = self._session.prompt(default=sent, accept_default=True)
-                else:  # several lines may be one prompt: the user decides
-                    text = self._session.prompt(default=ahead)
+                whole = sent != ahead and "\n" not in sent  # several lines may be one prompt: the user decides
+                with self._interrupts.during(self._leave_editor, forgives=(signal.SIGINT,)):
+                    text = self._session.prompt(
+                        default=sent if whole else ahead, accept_default=whole, handle_sigint=False
+                    )
         except _InterruptedError:
-            signal.raise_signal(signal.SIGINT)  # for Interrupts, which counts Ctrl-C
+            if not self._interrupts.pending():  # Ctrl-C as a key
+                signal.raise_signal(signal.SIGINT)
             raise KeyboardInterrupt from None
         except EOFError:
             note("")
@@ -66,6 +71,19 @@ class EditedPrompts:
         # The editor gives bytes that are not UTF-8 as surrogates.
         text = decode_input(text.encode("utf-8", "surrogateescape"))
         return unquoted(text) or Prompt(text)
+
+    def _leave_editor(self) -> None:
+        """End the editing from another thread."""
+        editor = self._session.app
+        loop = editor.loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                loop.call_soon_threadsafe(_leave, editor)
+
+
+def _leave(editor: Application[str]) -> None:
+    if editor.is_running and not editor.is_done:
+        editor.exit(exception=_InterruptedError())
 
 
 def _typed_ahead() -> str:

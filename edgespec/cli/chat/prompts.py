@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.cli.terminal.output import decode_input, note
 
 QUOTES = '"""'
@@ -37,20 +38,36 @@ class LinePrompts:
 
     drawn = False
 
-    def __init__(self, first: str = "", further: str = "") -> None:
+    def __init__(self, interrupts: Interrupts, first: str = "", further: str = "") -> None:
+        self._interrupts = interrupts
         self._first, self._further = first, further
 
     def read(self) -> Prompt | None:
-        line = _read_line(self._first)
+        line = self._read_line(self._first)
         if line is None or not line.lstrip().startswith(QUOTES):
             return None if line is None else Prompt(line)
         lines = [line]
         while (prompt := unquoted("\n".join(lines))) is None:
-            following = _read_line(self._further)
+            following = self._read_line(self._further)
             if following is None:
                 return Prompt(_between("\n".join(lines)), quoted=True)
             lines.append(following)
         return prompt
+
+    def _read_line(self, asking: str) -> str | None:
+        if asking and sys.stdout.isatty():
+            try:
+                return self._interrupts.read(lambda: input(asking))
+            except UnicodeDecodeError as error:
+                return decode_input(error.object)  # raises InvalidRequestError
+            except EOFError:
+                note("")
+                return None
+        if asking:
+            sys.stderr.write(asking)
+            sys.stderr.flush()
+        line = self._interrupts.read(sys.stdin.buffer.readline)
+        return decode_input(line).rstrip("\r\n") if line else None
 
 
 def unquoted(text: str) -> Prompt | None:
@@ -72,19 +89,3 @@ def unquoted(text: str) -> Prompt | None:
 
 def _between(text: str) -> str:
     return text.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
-
-
-def _read_line(asking: str) -> str | None:
-    if asking and sys.stdout.isatty():
-        try:
-            return input(asking)
-        except UnicodeDecodeError as error:
-            return decode_input(error.object)  # raises InvalidRequestError
-        except EOFError:
-            note("")
-            return None
-    if asking:
-        sys.stderr.write(asking)
-        sys.stderr.flush()
-    line = sys.stdin.buffer.readline()
-    return decode_input(line).rstrip("\r\n") if line else None

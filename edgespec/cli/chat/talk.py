@@ -27,12 +27,16 @@ class Talk:
         think: bool,
         drawn: Mapping[str, Any],
         as_file: bool,
+        before_reload: Callable[[], None] = lambda: None,
     ) -> None:
         """``load`` opens the engine of the named model, or of the first model for None.
+
+        ``before_reload`` is called before a model is loaded again because its successor was not loaded.
 
         ``drawn``: the user's sampling options. With ``as_file``, other options come from the model's file.
         """
         self._load = load
+        self._before_reload = before_reload
         self._model: str | None = None
         self.think = think
         self._drawn = dict(drawn)
@@ -86,6 +90,7 @@ class Talk:
             try:
                 self._take(model, system, turns)
             except BaseException:
+                self._before_reload()
                 self._take(self._model, system, turns)
                 raise
 

@@ -16,7 +16,7 @@ from edgespec.cli import suggestions
 from edgespec.cli.export.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.export.export_report import Written
 from edgespec.cli.options import JsonOption, TargetOption, default_threads, resolve_profile, state_of
-from edgespec.cli.terminal.output import ProgressPrinter, State, note
+from edgespec.cli.terminal.output import State, note
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.measuring import Measuring
 from edgespec.export.provenance import KEEP, Provenance
@@ -111,7 +111,7 @@ def export(
         timed_quant = "q4_0" if (to, form.quant) == ("onnx", "q4") else form.quant
         with _measuring(state) as measuring:
             trimming = choose_rows(source, form.trim, quant=timed_quant, folder=output, measuring=measuring)
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         provenance = Provenance(
             name=source.name,
             sha256=_sha256(source, progress.job),
@@ -132,6 +132,7 @@ def export(
     try:
         with _measuring(state) as measuring:
             cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, measuring=measuring)
+        state.interrupts.check()
     except KeyboardInterrupt:
         note(f"{output} is complete; only its perplexity was not measured")
         raise
@@ -149,7 +150,7 @@ def export(
 def _measuring(state: State) -> Iterator[Measuring]:
     """What the export measures with, and its progress on stderr."""
     prompts = calibration_prompts()
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         yield Measuring(
             home=home(),
             profile=resolve_profile(None),
@@ -157,6 +158,7 @@ def _measuring(state: State) -> Iterator[Measuring]:
             prompts_sha256=suite_sha256(prompts),
             progress=progress,
             download=not state.offline,
+            cancelled=state.interrupts.pending,
         )
 
 
@@ -226,7 +228,7 @@ def _located(model: str, output: Path, state: State) -> LocatedModel:
 
     check_replaceable(Path(os.path.realpath(output)))  # before anything is downloaded
 
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         source = Locator(store=Store(home()), download=not state.offline, job=progress.job).locate(model)
     if source.drafts_only:
         raise InvalidRequestError(

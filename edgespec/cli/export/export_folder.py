@@ -10,7 +10,7 @@ from typing import Any
 
 from edgespec.cli.export.export_report import Written
 from edgespec.cli.options import default_threads
-from edgespec.cli.terminal.output import ProgressPrinter, State
+from edgespec.cli.terminal.output import State
 from edgespec.errors import InvalidRequestError
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.home import home
@@ -53,7 +53,7 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
                 hint="leave out --python",
             )
         return False
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         write = _write_onnx if request.to == "onnx" else _write_gguf
         manifest = write(source, request, progress.job)
     Written(
@@ -88,7 +88,7 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
     from edgespec.store.hub.folder import fetch_hub_folder, list_hub_folder
 
     network = Network(offline=state.offline)
-    with ProgressPrinter(quiet=state.quiet) as progress:
+    with state.progress() as progress:
         folder = list_hub_folder(reference, network, progress.job)
         if not folder.is_model_folder:
             return None

@@ -1,1 +1,1 @@
-"""What a person sees: text, colours, status lines, progress, interrupts."""
+"""What a person sees: text, colours, status lines, progress; and signals."""

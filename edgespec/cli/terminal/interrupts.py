@@ -1,82 +1,189 @@
-"""Ctrl-C: the first stops the answer, a second within two seconds leaves the program."""
+"""Ctrl-C, SIGTERM and SIGHUP: a signal is noted, and the command ends where it looks.
+
+An exception that a signal handler raises arrives between any two instructions: inside a lock's own code, or in a
+destructor, where Python drops it. So the handler raises nothing, except while a person's line is awaited.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Protocol
+from typing import TypeVar
 
-from edgespec.cli.terminal.ending import Ending
+from edgespec.errors import EdgespecError
+
+T = TypeVar("T")
+
+# Windows has no SIGHUP.
+_SIGHUP = getattr(signal, "SIGHUP", None)
+SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, _SIGHUP) if number is not None)
 
 _TWICE_WITHIN_S = 2.0
 
-# Seconds between calls of ``cancel`` until the answer ends; too short for a person to notice.
+# Seconds between calls of ``stop`` until its block ends; too short for a person to notice.
 _RETRY_S = 0.05
 
+EXIT_INTERRUPTED = 130
+_SHOW_CURSOR = b"\x1b[?25h"
 
-class Answering(Protocol):
-    """An object whose answers can be cancelled: a session, or the owner of a session."""
 
-    def cancel(self) -> None:
-        """End the answer in progress, if there is one. Any thread may call it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """What signals do within a block. ``calling`` is held during calls of ``stop``."""
+
+    stop: Callable[[], object] | None = None
+    forgives: Collection[int] = ()
+    ended: threading.Event = field(default_factory=threading.Event)
+    calling: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Interrupts:
-    """Turns SIGINT into ``session.cancel()`` while an answer is written, and into KeyboardInterrupt otherwise.
+    """Whether the program is to end, and what a signal does until then.
 
-    ``ending`` does the same for SIGTERM and SIGHUP.
+    The first signal is noted (``check`` raises KeyboardInterrupt, ``pending``), and makes ``leaving`` true unless the
+    block forgives it. The next one ends the process immediately once ``leaving`` is true, but for SIGHUP, of which a
+    closed terminal sends several. ``number`` is that of SIGTERM or SIGHUP, None without one.
     """
 
-    def __init__(self, session: Answering, ending: Ending) -> None:
-        self._session = session
-        self._ending = ending
-        self._answer_ended: threading.Event | None = None  # of the answer in progress
-        self._last_at = float("-inf")
+    def __init__(self) -> None:
+        self.number: int | None = None
         self.leaving = False
+        self._pending = False
+        self._last_at = float("-inf")
+        self._block = _Block()
+        self._reading = False
+        self._restore_terminal: Callable[[], None] = lambda: None
+        # ``put`` is reentrant: a handler may interrupt another ``put``. Nothing else here may take a lock in it.
+        self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
-    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        twice = now - self._last_at < _TWICE_WITHIN_S
-        self._last_at = now
-        if twice:
-            self.leaving = True
-        if twice or self._answer_ended is None:
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code that a shell expects: 128 plus the signal's number; None without SIGTERM and SIGHUP."""
+        return None if self.number is None else 128 + self.number
+
+    def pending(self) -> bool:
+        """Whether a signal came that was not obeyed yet: the ``cancelled`` of a Job."""
+        return self._pending
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a signal is pending."""
+        if self._pending:
             raise KeyboardInterrupt
-        self._begin_to_stop(self._answer_ended)
 
-    def _begin_to_stop(self, ended: threading.Event) -> None:
-        # On another thread, because the handler may have interrupted code that holds the session's lock.
-        threading.Thread(target=self._stop_answer, args=(ended,), daemon=True).start()
+    def obeyed(self) -> None:
+        """Forget a pending signal, unless the program is to end."""
+        self._pending = self.leaving
 
-    def _stop_answer(self, ended: threading.Event) -> None:
-        """Cancel repeatedly until the answer ends, because it may not have started when Ctrl-C was pressed."""
-        while not ended.is_set():
-            self._session.cancel()
-            ended.wait(_RETRY_S)
+    def read(self, line: Callable[[], T]) -> T:
+        """The result of ``line``, which only waits for a person. A signal ends the wait with KeyboardInterrupt."""
+        try:
+            self._reading = True
+            self.check()
+            return line()
+        finally:
+            self._reading = False
+
+    @contextmanager
+    def during(self, stop: Callable[[], object] | None = None, *, forgives: Collection[int] = ()) -> Iterator[None]:
+        """Within the block, signals call ``stop`` on another thread, repeatedly until the block ends.
+
+        ``stop`` may come too early for what it is to stop, so it is called again. The first of the signals that the
+        block ``forgives`` does not end the program. Raises KeyboardInterrupt for a signal that came before the block.
+        """
+        outer, block = self._block, _Block(stop, forgives)
+        try:
+            self._block = block
+            self.check()
+            yield
+        finally:
+            self._block = outer
+            block.ended.set()
+            with block.calling:  # nothing is freed by another thread while the program exits
+                pass
 
     @contextmanager
     def installed(self) -> Iterator[Interrupts]:
-        """Handle SIGINT within a block."""
-        before = signal.signal(signal.SIGINT, self._handle)
+        """Handle the signals within a block, in the main thread only. Ignored signals stay ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        watcher = threading.Thread(target=self._watch, name="edgespec-signals", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: signals are noted all the same
+            watcher.start()
+        self._restore_terminal = _terminal()
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        ours = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+        for number in ours:
+            signal.signal(number, self._handle)
         try:
             yield self
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number in ours:
+                signal.signal(number, before[number])
+            self._signals.put(False)
+            if watcher.ident is not None:
+                watcher.join()
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Within the block, Ctrl-C stops the answer. Raises KeyboardInterrupt at its end after a second Ctrl-C."""
-        self._answer_ended = ended = threading.Event()
-        self._ending.stop_answer = lambda: self._begin_to_stop(ended)
-        try:
-            yield
-        finally:
-            ended.set()
-            self._ending.stop_answer = None
-            self._answer_ended = None
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.leaving:
+            if number != _SIGHUP:
+                self._end_now()
+            return
+        now = time.monotonic()
+        again = self._pending or now - self._last_at < _TWICE_WITHIN_S
+        self._last_at = now
+        self._pending = True
+        if again or number not in self._block.forgives:
+            self.leaving = True
+            self.number = None if number == signal.SIGINT else number
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)  # the next one also ends native code that does not return
+        self._signals.put(True)
+        if self._reading:
+            self._reading = False
             raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        """Call what stops the current block, for each signal."""
+        while self._signals.get():
+            block = self._block
+            while block.stop is not None and not block.ended.is_set():
+                with block.calling, contextlib.suppress(EdgespecError):
+                    if not block.ended.is_set():
+                        block.stop()
+                block.ended.wait(_RETRY_S)
+
+    def _end_now(self) -> None:
+        """End the process, and restore the terminal. The next command removes temporary files."""
+        self._restore_terminal()
+        with contextlib.suppress(OSError):
+            os.write(2, b"interrupted\n")
+        os._exit(EXIT_INTERRUPTED if self.exit_code is None else self.exit_code)
+
+
+def _terminal() -> Callable[[], None]:
+    """What puts the terminal of stdin back to its present modes, and shows the cursor that a progress bar hid."""
+    try:
+        import termios
+    except ImportError:  # Windows
+        return lambda: None
+    try:
+        modes = termios.tcgetattr(0)
+    except termios.error:
+        return lambda: None
+
+    def restore() -> None:
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+            if os.isatty(2) and os.environ.get("TERM") != "dumb":
+                os.write(2, _SHOW_CURSOR)
+
+    return restore

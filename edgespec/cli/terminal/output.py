@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar
 
-from edgespec.cli.terminal.ending import Ending
+from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
 from edgespec.files.progress import Job, Loading, ProgressEvent, follow
@@ -41,18 +41,22 @@ NARROWEST = 20
 
 @dataclass(slots=True)
 class State:
-    """The shared options, the signal handler (``ending``), and whether the JSON object was printed (``answered``)."""
+    """The shared options, the signals, and whether the JSON object was printed (``answered``)."""
 
     debug: bool = False
     offline: bool = False
     json: bool = False
     answered: bool = False
-    ending: Ending = field(default_factory=Ending)
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
     @property
     def quiet(self) -> bool:
         """Whether progress is hidden: with ``--json``, unless ``--debug`` is given too."""
         return self.json and not self.debug
+
+    def progress(self) -> ProgressPrinter:
+        """Shows the progress of an operation, which a signal ends."""
+        return ProgressPrinter(quiet=self.quiet, interrupts=self.interrupts)
 
 
 def prepare_streams() -> bool:
@@ -107,7 +111,7 @@ def decode_input(data: bytes) -> str:
         ) from error
 
 
-def read_input() -> str:
+def read_input(interrupts: Interrupts) -> str:
     """Read all of stdin as text. After ``_PATIENCE_S``, a message on stderr says that stdin is awaited.
 
     Raises InvalidRequestError if stdin is longer than any prompt, binary, or not UTF-8.
@@ -116,7 +120,7 @@ def read_input() -> str:
     waiting.daemon = True
     waiting.start()
     try:
-        data = sys.stdin.buffer.read(MOST_INPUT_BYTES + 1)
+        data = interrupts.read(lambda: sys.stdin.buffer.read(MOST_INPUT_BYTES + 1))
     finally:
         waiting.cancel()
     if len(data) > MOST_INPUT_BYTES:
@@ -236,17 +240,19 @@ def enable_native_log() -> None:
 class ProgressPrinter:
     """Shows the progress of loading and downloads: a bar on a terminal, else a line every few seconds.
 
-    Used in a block, at whose end the bar is removed.
+    Used in a block, at whose end the bar is removed. A signal of ``interrupts`` ends the operation at its next event.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, interrupts: Interrupts | None = None) -> None:
         self._quiet = quiet
+        self._interrupts = interrupts or Interrupts()
         self._bar: Any = None
         self._task: Any = None
         self._label = ""
         self._last_line_at = 0.0
 
     def __call__(self, event: Loading | ProgressEvent) -> None:
+        self._interrupts.check()
         if self._quiet:
             return
         if isinstance(event, Loading):
@@ -262,7 +268,7 @@ class ProgressPrinter:
     @property
     def job(self) -> Job:
         """A long operation that this printer follows."""
-        return Job(self)
+        return Job(self, self._interrupts.pending)
 
     def follow(self, steps: Generator[float, None, T], label: str) -> T:
         """Run ``steps``, which yield the finished fraction, and return their result."""

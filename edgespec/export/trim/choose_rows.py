@@ -264,15 +264,21 @@ def _let_answer(profile: Profile, first: int, name: str, measuring: Measuring) -
     prompts, progress = list(measuring.prompts.items()), measuring.progress
     with (
         Engine.load(
-            profile=profile, download=measuring.download, progress=progress, store_home=measuring.home
+            profile=profile,
+            download=measuring.download,
+            progress=progress,
+            cancelled=measuring.cancelled,
+            store_home=measuring.home,
         ) as engine,
         engine.session() as session,
     ):
         raw = not engine.has_chat_template
         for number, (prompt_id, prompt) in enumerate(prompts[first:], start=first):
-            progress(Loading(f"counting what {name} writes", number / len(prompts)))
+            step = Loading(f"counting what {name} writes", number / len(prompts))
+            progress(step)
             session.clear(keep_cache=False)
             for event in session.generate(prompt, max_tokens=TOKENS_PER_PROMPT, raw=raw):
+                progress(step)
                 if isinstance(event, Done):
                     yield CountedAnswer(prompt_id=prompt_id, token_ids=event.token_ids, text=event.text)
 
@@ -311,7 +317,7 @@ def _measure(
         for model in models:
             require_memory(source.name, model.memory, allowed)
             allowed -= model.memory.total_bytes
-        with models[0].load() as few, models[1].load() as many:
+        with models[0].load(measuring.cancelled) as few, models[1].load(measuring.cancelled) as many:
             label = f"timing {source.name} with {len(kept)} and with all rows"
             trimmed_s, whole_s = follow(measure_heads([few, many]), label, measuring.progress)
             label = f"asking {source.name} for what {len(kept)} rows lack"
