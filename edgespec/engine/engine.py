@@ -208,8 +208,9 @@ class Engine:
     def restore(self, path: Path | str, *, think: bool = True) -> Session:
         """The session that ``Session.save`` wrote to a file; the file stays.
 
-        With the same model file, kernels and instruction set the saved cache is used: the session continues bit for
-        bit, without reading the conversation again. Otherwise the next answer reads it again, and a Notice says why.
+        With the same home, model file, kernels and instruction set the saved cache is used: the session continues bit
+        for bit, without reading the conversation again. Otherwise the next answer reads it again, and a Notice says
+        why. Of a file that was not saved in this home only the messages count, which are its sender's.
         ``think`` is that of ``session``. Raises SessionFileError, before anything is loaded, for a file that was cut
         or altered, is another model's, or was written by a newer version; ClosedError, MemoryLimitError.
         """

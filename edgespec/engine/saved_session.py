@@ -1,7 +1,8 @@
 """A session in a file: the conversation, its tokens, and its cache where the runtime can save one.
 
-In the numeric class that wrote it, and with the same model file, the cache is used as it is, so the session continues
-bit for bit. Elsewhere the tokens are read again, and a notice says why. Another model's file is refused.
+In the home and the numeric class that wrote it, and with the same model file, the cache is used as it is, so the
+session continues bit for bit. In another class the tokens are read again. Of a file that was not made in this home
+only the messages are read. A notice says why. Another model's file is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +27,8 @@ from edgespec.text.conversation.messages import check_messages
 # Tokens that a runtime may round a cache up to, and how much more than in this numeric class a token may take in
 # another: 16 bits an element are four times 4 bits.
 _ROUNDING_TOKENS, _WIDER = 64, 4
+
+_NOT_MADE_HERE = "it was saved elsewhere, by an earlier version, or without this home's secret"
 
 # Characters of a name in a message.
 _LONGEST_NAME = 80
@@ -64,7 +68,7 @@ def write_session(
         },
         "cached": length if count else 0,
     }
-    return write_session_file(path, document, state.history, parts(), (count, size))
+    return write_session_file(path, pair.home, document, state.history, parts(), (count, size))
 
 
 def _class_of(facts: ModelFacts) -> dict[str, Any]:
@@ -122,8 +126,11 @@ class SavedSession:
         self._angles = _object(file.header, "class").text("angles") or ""
         self._conversation = _object(file.header, "conversation")
         file.verify()
-        self._state = self._read_state(file.tokens())
-        self._why_not = self._read_again_because(model)
+        self._state, self._why_not = self._read_state(file.tokens()), self._read_again_because(model)
+        if not file.made_in(self._pair.home):
+            # Its tokens and its cache could say something else than its messages.
+            self._state = replace(self._state, history=(), rendered="")
+            self._why_not = _NOT_MADE_HERE if file.token_count else None
 
     def _check_model(self, model: Fields) -> None:
         own = _describe(self._pair.pool.target.header, self._pair.target.facts)
@@ -159,7 +166,7 @@ class SavedSession:
 
     def _read_again_because(self, model: Fields) -> str | None:
         """Why the saved cache cannot be used; None if it can, or if there is nothing to read."""
-        if not self._state.history:
+        if not self._file.token_count:
             return None
         facts, saved = self._pair.target.facts, _object(self._file.header, "class")
         if not self._cached:

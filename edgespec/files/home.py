@@ -23,7 +23,8 @@ FORMAT = 1
 class Home:
     """All paths under one root; none need exist.
 
-    ``history``, ``file_notes``, ``declined_offers`` and ``format_file`` are files, all other paths folders.
+    ``history``, ``file_notes``, ``declined_offers``, ``secret`` and ``format_file`` are files, all other paths
+    folders.
     """
 
     root: Path
@@ -92,6 +93,11 @@ class Home:
     def declined_offers(self) -> Path:
         """Targets for which the user declined the download of a drafter."""
         return self.root / "declined-offers.json"
+
+    @property
+    def secret(self) -> Path:
+        """The secret that shows which files were made here; readable by its owner alone."""
+        return self.root / "secret"
 
     @property
     def format_file(self) -> Path:

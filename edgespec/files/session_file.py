@@ -1,9 +1,10 @@
 """Files with a saved conversation and its cache, read as hostile input.
 
 Layout: eight bytes that name the format, its version and the header's length (both uint32, little-endian), the
-header's sha256, the header (JSON), the tokens (int32, little-endian), the parts of the cache, and the sha256 of all
-of this. The header says how many tokens and parts there are; together they are as long as the file. A checksum finds
-damage; a file that was changed on purpose can have a correct one, so every value is checked as well.
+header's sha256, the header (JSON), the tokens (int32, little-endian), the parts of the cache, the sha256 of all of
+this, and its code by the home's secret (``provenance.py``). The header says how many tokens and parts there are;
+together they are as long as the file. A checksum finds damage; a file that was changed on purpose can have a correct
+one, so every value is checked as well. Files of version 1 have no code.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import numpy as np
 from edgespec.errors import ModelFileError, SessionFileError
 from edgespec.files.atomic import CHUNK_BYTES, replacing
 from edgespec.files.checked import Fields, parse_object
+from edgespec.files.home import Home
+from edgespec.files.provenance import MAC_BYTES, NO_MAC, mac_in, made_in
 
 _MAGIC = b"edgesess"
-_VERSION = 1
+_VERSION = 2
 _FIRST = struct.Struct("<8sII32s")
 _DIGEST_BYTES = 32
 
@@ -39,9 +42,14 @@ _DAMAGED = "it was cut or altered; save the session again"
 
 
 def write_session_file(
-    path: Path, header: Mapping[str, Any], tokens: Sequence[int], parts: Iterable[bytes], sizes: tuple[int, int]
+    path: Path,
+    home: Home,
+    header: Mapping[str, Any],
+    tokens: Sequence[int],
+    parts: Iterable[bytes],
+    sizes: tuple[int, int],
 ) -> int:
-    """Replace ``path``, readable by its owner alone, and return its size in bytes.
+    """Replace ``path``, readable by its owner alone, as a file made in ``home``. Returns its size in bytes.
 
     ``sizes`` are the number of ``parts`` and the bytes of each. Only a saved session is replaced.
     Raises SessionFileError, DiskSpaceError, and what the iteration raises; the file at ``path`` is then unchanged.
@@ -54,7 +62,7 @@ def write_session_file(
         raise SessionFileError(path, f"the conversation cannot be written as text: {error}") from error
     if len(text) > MOST_HEADER_BYTES or len(tokens) > MOST_TOKENS:
         raise SessionFileError(path, "the conversation is too long to be saved", hint="remove some of its turns")
-    total = _FIRST.size + len(text) + 4 * len(tokens) + count * size + _DIGEST_BYTES
+    total = _FIRST.size + len(text) + 4 * len(tokens) + count * size + _DIGEST_BYTES + MAC_BYTES
     try:
         _check_replaceable(path)
         digest, written = hashlib.sha256(), 0
@@ -66,7 +74,7 @@ def write_session_file(
             for part in parts:
                 digest.update(part)
                 written += file.write(part)
-            written += file.write(digest.digest())
+            written += file.write(digest.digest() + mac_in(home, digest.digest()))
             if written != total:
                 raise AssertionError(f"{written} bytes were written, not {total}")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -123,7 +131,7 @@ class SessionFile:
             raise SessionFileError(
                 self.path, "it was saved by a newer version of edgespec", hint="update edgespec to read it"
             )
-        if version != _VERSION or length > min(MOST_HEADER_BYTES, size - _FIRST.size - _DIGEST_BYTES):
+        if version < 1 or length > min(MOST_HEADER_BYTES, size - _FIRST.size - _DIGEST_BYTES):
             raise SessionFileError(self.path, _DAMAGED)
         text = self._file.read(length)
         if hashlib.sha256(text).digest() != wanted:
@@ -132,46 +140,48 @@ class SessionFile:
         self.token_count = self.header.integer("token_count", 0, MOST_TOKENS)
         self.part_count = self.header.integer("part_count", 0, size)
         self.part_bytes = self.header.integer("part_bytes", 0, size)
-        self._tokens_at = _FIRST.size + length
-        self._parts_at = self._tokens_at + 4 * self.token_count
-        self._end = self._parts_at + self.part_count * self.part_bytes
-        if self._end + _DIGEST_BYTES != size:
+        self._mac_bytes = MAC_BYTES if version > 1 else 0
+        parts = self.part_count * self.part_bytes
+        if _FIRST.size + length + 4 * self.token_count + parts + _DIGEST_BYTES + self._mac_bytes != size:
             raise SessionFileError(self.path, _DAMAGED)
+        self._head, self._tokens_at = hashlib.sha256(first + text), self._file.tell()
 
     def verify(self) -> None:
         """Read everything once and raise SessionFileError unless the checksum fits."""
         with self._checking():
-            digest = hashlib.sha256()
-            self._file.seek(0)
-            left = self._end
-            while left and (chunk := self._file.read(min(CHUNK_BYTES, left))):
+            self._file.seek(self._tokens_at)
+            self._tokens = self._read(4 * self.token_count)
+            self._begun = self._head.copy()
+            self._begun.update(self._tokens)
+            digest, left = self._begun.copy(), self.part_count * self.part_bytes
+            while left:
+                chunk = self._read(min(CHUNK_BYTES, left))
                 digest.update(chunk)
                 left -= len(chunk)
-            if left or digest.digest() != self._file.read(_DIGEST_BYTES):
+            self._digest = digest.digest()
+            if self._read(_DIGEST_BYTES) != self._digest:
                 raise SessionFileError(self.path, _DAMAGED)
+            self._mac = self._read(self._mac_bytes) or NO_MAC
+
+    def made_in(self, home: Home) -> bool:
+        """Whether this very content was written with the home's secret."""
+        return made_in(home, self._digest, self._mac)
 
     def tokens(self) -> list[int]:
-        """The tokens, unchecked. Raises SessionFileError if the file became shorter."""
-        with self._checking():
-            self._file.seek(self._tokens_at)
-            found: list[int] = np.frombuffer(self._read(4 * self.token_count), dtype="<i4").tolist()
-            return found
+        """The tokens, unchecked."""
+        found: list[int] = np.frombuffer(self._tokens, dtype="<i4").tolist()
+        return found
 
     def parts(self) -> Iterator[bytes]:
-        """The parts of the cache. After the last one raises SessionFileError if the file changed since ``verify``."""
+        """The parts of the cache. After the last one raises SessionFileError if they changed since ``verify``."""
         with self._checking():
-            digest = hashlib.sha256()
-            self._file.seek(0)
-            before = self._parts_at
-            while before:
-                chunk = self._read(min(CHUNK_BYTES, before))
-                digest.update(chunk)
-                before -= len(chunk)
+            digest = self._begun.copy()
+            self._file.seek(self._tokens_at + len(self._tokens))
             for _ in range(self.part_count):
                 part = self._read(self.part_bytes)
                 digest.update(part)
                 yield part
-            if digest.digest() != self._file.read(_DIGEST_BYTES):
+            if digest.digest() != self._digest:
                 raise SessionFileError(self.path, _DAMAGED)
 
     def _read(self, count: int) -> bytes:

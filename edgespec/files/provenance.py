@@ -1,0 +1,66 @@
+"""Whether a file was made in this home: a message authentication code (HMAC, RFC 2104) by a secret of the home.
+
+Only files that leave the home and come back have one: saved sessions. Files inside the home need none, for who can
+write there can read the secret; their own digests find damage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import stat
+
+from edgespec.errors import EdgespecError
+from edgespec.files.atomic import replacing
+from edgespec.files.home import Home
+from edgespec.files.locks import locked
+
+MAC_BYTES = 32
+NO_MAC = bytes(MAC_BYTES)
+
+_SECRET_BYTES = 32
+_LOCK_WAIT_S = 10.0
+
+
+def mac_in(home: Home, digest: bytes) -> bytes:
+    """The code of a content with this sha256, by the home's secret, which is made at its first use.
+
+    NO_MAC if the home cannot keep a secret.
+    """
+    secret = _read_secret(home)
+    if secret is None:
+        with contextlib.suppress(OSError, EdgespecError, NotImplementedError):
+            secret = _make_secret(home)
+    return NO_MAC if secret is None else _mac(secret, digest)
+
+
+def made_in(home: Home, digest: bytes, mac: bytes) -> bool:
+    """Whether ``mac`` is the code of a content with this sha256 by the home's secret. False without a secret."""
+    secret = _read_secret(home)
+    return secret is not None and hmac.compare_digest(_mac(secret, digest), mac)
+
+
+def _mac(secret: bytes, digest: bytes) -> bytes:
+    return hmac.digest(secret, digest, hashlib.sha256)
+
+
+def _read_secret(home: Home) -> bytes | None:
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(home.secret.stat().st_mode):
+            with home.secret.open("rb") as file:
+                secret = file.read(_SECRET_BYTES + 1)
+            return secret if len(secret) == _SECRET_BYTES else None
+    return None
+
+
+def _make_secret(home: Home) -> bytes:
+    path = home.create(home.locks) / "secret.lock"
+    with locked(path, "making this home's secret", timeout_s=_LOCK_WAIT_S):
+        secret = _read_secret(home)  # another process may have made it
+        if secret is None:
+            secret = secrets.token_bytes(_SECRET_BYTES)
+            with replacing(home.secret, expected_bytes=_SECRET_BYTES, private=True) as file:
+                file.write(secret)
+        return secret
