@@ -87,7 +87,7 @@ def serve(
     stopped = threading.Event()
     log = LogWriter()
     service = Service(
-        keeper=ModelKeeper(lambda: _load(chosen, state, stopped)),
+        keeper=ModelKeeper(lambda: _load(chosen, state, stopped), context_length=chosen.context),
         names=_names(chosen),
         access=access,
         log=lambda line: log.write(log_line(line, time.strftime("%H:%M:%S"))),

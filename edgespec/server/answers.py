@@ -20,7 +20,6 @@ from edgespec.errors import (
     ContextFullError,
     InvalidRequestError,
     MemoryLimitError,
-    PromptTooLongError,
     TemplateError,
 )
 from edgespec.server.errors import ApiError, GoneError, unsupported
@@ -128,19 +127,8 @@ async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Rea
     if request.seed is None and not sampling_for(usual, request, 0).greedy:  # a greedy answer has no seed
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
     samplings = [sampling_for(usual, request, index) for index in range(request.choices)]
-    _check_length(request, engine.plan.context_length)
     async with _session(request, owner, loaded) as held:
         return [await _one(held, sampling, index, reader) for index, sampling in enumerate(samplings)]
-
-
-def _check_length(request: Request, context_length: int) -> None:
-    """Refuse a prompt that no vocabulary can fit in the context, before it is tokenised."""
-    texts = [request.prompt or "", *(each["content"] for each in request.messages)]
-    if sum(map(len, texts)) > context_length * _LONGEST_TOKEN:
-        raise PromptTooLongError(
-            f"the prompt by far exceeds the available context size of {context_length} tokens",
-            hint="shorten the prompt or use a larger --context",
-        )
 
 
 class _Held:

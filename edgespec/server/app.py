@@ -14,14 +14,15 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request as HttpRequest
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edgespec.engine.events import Done
 from edgespec.errors import EdgespecError
 from edgespec.server.answers import Reader, decode
-from edgespec.server.errors import RETRY_S, ApiError, GoneError, api_error
+from edgespec.server.bodies import BodyReader
+from edgespec.server.errors import ApiError, GoneError, api_error
 from edgespec.server.keeper import ModelKeeper
 from edgespec.server.metrics import Metrics
 from edgespec.server.openapi import document
@@ -30,75 +31,14 @@ from edgespec.server.replies import Head, fingerprint, whole
 from edgespec.server.schema import Reader as BodyParser, Request, read_chat, read_completion
 from edgespec.server.security import Access
 from edgespec.server.streaming import Collected, EventStream, Receive, Send, while_connected
-from edgespec.server.strict_json import parse_body
-from edgespec.server.threads import Threads
+from edgespec.text.request_budget import RequestBudget
 
-# At four characters a token, a context of four million tokens.
-MOST_BODY_BYTES = 16_000_000
-# A larger body is parsed on a thread: a megabyte takes some 10 ms, in which no other answer would be sent.
-MOST_PARSED_BYTES = 200_000
-# Larger bodies that arrive or are parsed at the same time together: four of the largest.
-MOST_BODIES_BYTES = 64_000_000
 # The longest answers of thinking models on a slow machine take half an hour.
 LONGEST_REQUEST_S = 3600.0
 # A client that takes nothing for this long is gone: the answer waits in memory and holds a slot.
 LONGEST_WRITE_S = 60.0
 
 Scope = MutableMapping[str, Any]
-
-
-@dataclass(eq=False, slots=True)
-class _Large:
-    """A large body that arrives or is parsed."""
-
-    size: int = 0
-
-
-class BodyReader:
-    """Reads and parses bodies. The large ones that arrive at the same time have a limit together."""
-
-    def __init__(self, most_bytes: int = MOST_BODIES_BYTES) -> None:
-        self._most = most_bytes
-        self._large = set[_Large]()
-        self._parsing = asyncio.Lock()
-
-    @property
-    def held(self) -> int:
-        """Bytes of the large bodies."""
-        return sum(each.size for each in self._large)
-
-    async def read(self, request: HttpRequest, read: BodyParser, threads: Threads) -> tuple[Request, int]:
-        """The request in the body, and the body's size.
-
-        Raises ApiError with status 413 beyond ``MOST_BODY_BYTES`` and 429 beyond the limit of all, and GoneError.
-        """
-        body, large = bytearray(), _Large()
-        announced = request.headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced[:20]) > MOST_BODY_BYTES:
-            raise _too_large()
-        try:
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MOST_BODY_BYTES:
-                    raise _too_large()
-                if len(body) > MOST_PARSED_BYTES:
-                    large.size = len(body)
-                    self._large.add(large)
-                    if self.held > self._most:
-                        message = "too many large requests arrive at the same time"
-                        raise ApiError(message, status=429, code="queue_full", retry_s=RETRY_S)
-            if not large.size:
-                return read(parse_body(bytes(body))), len(body)
-            async with self._parsing:  # its values may need 25 times the memory of their text
-                return await threads.run(lambda: read(parse_body(bytes(body)))), len(body)
-        except ClientDisconnect:
-            raise GoneError from None
-        finally:
-            self._large.discard(large)
-
-
-def _too_large() -> ApiError:
-    return ApiError(f"the body is larger than {MOST_BODY_BYTES} bytes", status=413, code="body_too_large")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +88,10 @@ class Left(Response):
 class Answering(Response):
     """The response to one request for answers: waits for its turn and for the model, and decodes."""
 
-    def __init__(self, service: Service, request: Request, owner: str, size: int) -> None:
+    def __init__(self, service: Service, request: Request, owner: str, size: int, budget: RequestBudget) -> None:
         """``size``: bytes of the request's body."""
         super().__init__()
+        self._budget = budget
         self._size = size
         self._service = service
         self._request = request
@@ -196,7 +137,7 @@ class Answering(Response):
         service = self._service
         try:
             async with (
-                asyncio.timeout(LONGEST_REQUEST_S),
+                asyncio.timeout(self._budget.left_s),
                 service.queue.turn(self._size, self._owner if len(service.access.keys) > 1 else None),
                 service.keeper.use() as loaded,
             ):
@@ -316,12 +257,14 @@ def make_app(service: Service) -> Guard:
     def answering(read: BodyParser) -> Callable[[HttpRequest], Awaitable[Response]]:
         async def endpoint(request: HttpRequest) -> Response:
             owner = service.access.owner(request.headers)
+            keeper = service.keeper
+            budget = RequestBudget(keeper.context_length, LONGEST_REQUEST_S)
             try:
-                parsed, size = await service.bodies.read(request, read, service.keeper.threads)
+                parsed, size = await service.bodies.read(request, read, budget, keeper.threads)
             except GoneError:
                 return Left()
             service.check_model(parsed.model)
-            return Answering(service, parsed, owner, size)
+            return Answering(service, parsed, owner, size, budget)
 
         return endpoint
 

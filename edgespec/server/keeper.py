@@ -41,14 +41,18 @@ class LoadedEngine:
 class ModelKeeper:
     """Loads and frees one model. All methods belong to one event loop."""
 
-    def __init__(self, load: Callable[[], Engine], keep_alive_s: float | None = KEEP_ALIVE_S) -> None:
+    def __init__(
+        self, load: Callable[[], Engine], keep_alive_s: float | None = KEEP_ALIVE_S, context_length: int = 4096
+    ) -> None:
         """``load`` is called on a thread. ``keep_alive_s`` None keeps the model for as long as the server runs.
 
-        Raises MemoryLimitError if the server's threads cannot be started.
+        ``context_length`` is the one that the model is to be loaded with. Raises MemoryLimitError if the server's
+        threads cannot be started.
         """
         self.threads = Threads()
         self._load = load
         self._keep_alive_s = keep_alive_s
+        self._context_length = context_length
         self._loading: asyncio.Task[LoadedEngine] | None = None
         self._loaded: LoadedEngine | None = None
         self._users = set[object]()
@@ -71,6 +75,11 @@ class ModelKeeper:
     def engine(self) -> Engine | None:
         """The engine, while it is loaded."""
         return None if self._loaded is None else self._loaded.engine
+
+    @property
+    def context_length(self) -> int:
+        """That of the loaded model, in tokens; the one asked for while none is loaded."""
+        return self._context_length if self.engine is None else self.engine.plan.context_length
 
     @property
     def kept_sessions(self) -> int:

@@ -9,41 +9,33 @@ from typing import Any, NoReturn
 
 from edgespec.server.errors import ApiError
 from edgespec.text.plain import plain
+from edgespec.text.request_budget import RequestBudget
 
 # Objects and lists within one another. Tool schemas nest about 10 deep; Python's parser recurses.
 MOST_NESTING = 64
-# Objects and lists in all. A conversation of the most messages, each with ten parts, has half as many. Python parses
-# 200 000 in a tenth of a second, in which no other answer is sent.
-MOST_NESTED = 200_000
-
-# Brackets, and the texts that may contain some. A text without an end is matched too: searching stays linear.
-_BRACKETS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
+# What comes next: a text, the begin of an object or list, its end, or another value. A text without an end is matched
+# too, and the end of the body: searching stays linear.
+_NEXT = re.compile(
+    rb'[\s,:]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|([\[{])|([\]}]|\Z)|[^\s",:\[\]{}]++)', re.DOTALL
+)
+_BEGIN, _END = 1, 2
 
 # What may be half of a surrogate pair in JSON, and one without its partner in text. No tokenizer takes it.
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in ``raw``. Raises ApiError with status 400.
+def parse_body(raw: bytes, budget: RequestBudget) -> dict[str, Any]:
+    """The JSON object in ``raw``. Raises ApiError with status 400, and what ``budget`` raises.
 
-    Refused: text that is not UTF-8, names given twice, NaN and infinite numbers, more than ``MOST_NESTING`` levels or
-    ``MOST_NESTED`` objects and lists. A byte order mark is skipped. Half of a surrogate pair, which programs leave
-    when they cut a text inside an emoji, is read as U+FFFD.
+    Refused: text that is not UTF-8, names given twice, NaN and infinite numbers, more than ``MOST_NESTING`` levels,
+    more names and values than the budget allows. A byte order mark is skipped. Half of a surrogate pair, which
+    programs leave when they cut a text inside an emoji, is read as U+FFFD.
     """
     if not raw.strip():
         raise _invalid("the body is empty; it must be a JSON object")
-    depth = count = 0
-    for found in _BRACKETS.finditer(raw):
-        first = raw[found.start()]
-        if first in b"[{":
-            depth, count = depth + 1, count + 1
-            if depth > MOST_NESTING:
-                raise _invalid(f"the JSON nests more than {MOST_NESTING} levels")
-            if count > MOST_NESTED:
-                raise _invalid(f"the JSON has more than {MOST_NESTED} objects and lists")
-        elif first in b"]}":
-            depth -= 1
+    budget.read(len(raw))
+    _check_size(raw, budget)
     try:
         document = _loaded(raw.decode("utf-8-sig"))
         if _ESCAPED_SURROGATE.search(raw):
@@ -57,6 +49,25 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise _invalid("the body must be a JSON object")
     return document
+
+
+def _check_size(raw: bytes, budget: RequestBudget) -> None:
+    """Raise ApiError for JSON that nests too deeply or has too many names and values, before any of it is made."""
+    depth = count = 0
+    for found in _NEXT.finditer(raw):
+        if found.lastindex == _END:
+            depth -= 1
+            continue
+        count += 1
+        if found.lastindex == _BEGIN:
+            depth += 1
+            if depth > MOST_NESTING:
+                raise _invalid(f"the JSON nests more than {MOST_NESTING} levels")
+        if count > budget.values:
+            raise _invalid(
+                f"the JSON has more than {budget.values} names and values, the most for a context of "
+                f"{budget.context_length} tokens"
+            )
 
 
 def _loaded(text: str) -> Any:

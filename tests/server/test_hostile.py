@@ -13,8 +13,9 @@ from http.client import BadStatusLine, HTTPResponse
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from edgespec.server import app
+from edgespec.server.bodies import MOST_BODIES_BYTES, BodyReader
 from edgespec.server.connections import MOST_CONNECTIONS, RECEIVE_S, LimitedProtocol
+from edgespec.text.request_budget import RequestBudget
 from tests.support.http_server import HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
 
@@ -75,33 +76,39 @@ def test_what_is_not_http_gets_an_error_and_a_closed_connection(server: Running,
     assert error is None or error[0] == 400
 
 
-def test_a_body_beyond_the_limit_is_refused_before_it_is_read(server: Running) -> None:
+def test_a_body_larger_than_the_context_allows_is_refused_before_it_is_read(server: Running) -> None:
+    context = server.service.keeper.context_length
+    most = RequestBudget(context).body_bytes
     with server.connect() as own:
-        own.sendall(POST + b"Content-Length: 999999999999\r\n\r\n{")
+        own.sendall(POST + b"Content-Length: %d\r\n\r\n{" % (most + 1))
         assert error_on(own) == (413, "body_too_large")
     with server.connect() as own:
         own.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
         with contextlib.suppress(ConnectionError):
-            for _ in range(17):
-                own.sendall(b"100000\r\n" + b" " * 2**20 + b"\r\n")
+            for _ in range(int(most) // 2**16 + 1):
+                own.sendall(b"10000\r\n" + b" " * 2**16 + b"\r\n")
         assert error_on(own) == (413, "body_too_large")
-    assert app.MOST_BODY_BYTES == 16_000_000
+    empty = len(json.dumps({"messages": [{"role": "user", "content": ""}]}, separators=(",", ":")))
+    longest = "x" * (int(most) - empty)
+    assert server.chat(longest).json()["error"]["code"] == "context_length_exceeded"
+    message = server.chat(longest + "x").json()["error"]["message"]
+    assert f"larger than {most} bytes, the most for a context of {context} tokens" in message
 
 
-def test_large_bodies_that_arrive_together_have_a_limit(server: Running) -> None:
-    bodies = server.service.bodies
-    assert bodies._most == app.MOST_BODIES_BYTES == 64_000_000
+def test_large_bodies_that_arrive_together_have_a_limit(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BodyReader()._most == MOST_BODIES_BYTES == 64_000_000
+    monkeypatch.setattr(server.service, "bodies", bodies := BodyReader(800_000))
     with contextlib.ExitStack() as opened:
         for number in range(1, 5):
             own = opened.enter_context(server.connect())
-            own.sendall(POST + b"Content-Length: 15999999\r\n\r\n" + b" " * 15_900_000)
-            server.wait_until(lambda number=number: bodies.held == number * 15_900_000)  # type: ignore[misc]
-        refused = server.chat("x" * 1_000_000)
+            own.sendall(POST + b"Content-Length: 200000\r\n\r\n" + b" " * 190_000)
+            server.wait_until(lambda number=number: bodies.held == number * 190_000)  # type: ignore[misc]
+        refused = server.chat("x" * 100_000)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
         assert server.chat("hello", max_tokens=1).status_code == 200, "small ones have no such limit"
     server.wait_until(lambda: bodies.held == 0)
-    assert server.chat("x" * 1_000_000).status_code == 400
+    assert server.chat("x" * 100_000).status_code == 400
 
 
 def test_a_request_that_does_not_arrive_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,8 @@ async def test_an_idle_model_is_freed_and_loaded_again_on_demand() -> None:
     assert await use(keeper) is loads.engines[1]
     await keeper.close()
     assert KEEP_ALIVE_S == 300
-    assert ModelKeeper(Loads())._keep_alive_s == KEEP_ALIVE_S  # the default
+    assert ModelKeeper(Loads())._keep_alive_s == KEEP_ALIVE_S  # the defaults
+    assert ModelKeeper(Loads()).context_length == 4096
 
 
 @pytest.mark.anyio

@@ -13,8 +13,9 @@ from edgespec.server.errors import ApiError
 from edgespec.server.fields import FIELDS, MOST_CHOICES, MOST_STOPS
 from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import Request, read_chat, read_completion
-from edgespec.server.strict_json import MOST_NESTED, MOST_NESTING, parse_body
+from edgespec.server.strict_json import MOST_NESTING, parse_body
 from edgespec.text.conversation.tools import MOST_TOOLS
+from edgespec.text.request_budget import RequestBudget
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -40,6 +41,10 @@ def result(read: Any, *arguments: Any) -> Any:
         return read(*arguments)
     except ApiError as error:
         return error
+
+
+def parse(raw: bytes, budget: RequestBudget | None = None) -> dict[str, Any]:
+    return parse_body(raw, budget or RequestBudget(4096))
 
 
 def test_a_chat_without_fields_uses_the_defaults() -> None:
@@ -330,35 +335,52 @@ def test_the_number_of_messages_has_a_limit() -> None:
     ],
 )
 def test_what_is_not_strict_json_is_refused(raw: bytes) -> None:
-    assert refused(parse_body, raw).code == "invalid_json"
+    assert refused(parse, raw).code == "invalid_json"
 
 
-def test_a_body_has_a_limit_of_objects_and_lists() -> None:
-    most = b'{"a": [' + b"[]," * (MOST_NESTED - 3) + b"[]]}"
-    assert len(parse_body(most)["a"]) == MOST_NESTED - 2 == 199_998
-    assert "200000 objects and lists" in refused(parse_body, most.replace(b"[]]", b"[],[]]")).message
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=5), own, max_size=3),
+    max_leaves=5,
+)
+
+
+def names_and_values(value: Any) -> int:
+    inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return 1 + sum(map(names_and_values, inside)) + (len(value) if isinstance(value, dict) else 0)
+
+
+@given(st.dictionaries(st.text(max_size=5), _values), st.sampled_from([None, 1, "\t"]))
+def test_every_name_and_value_of_a_body_is_counted(body: dict[str, Any], indent: int | str | None) -> None:
+    raw = json.dumps(body, indent=indent, allow_nan=False).encode()
+    budget = RequestBudget(4096)
+    budget.values = names_and_values(body)
+    assert parse(raw, budget) == body
+    budget.values -= 1
+    assert f"more than {budget.values} names and values, the most for a context of 4096 tokens" in str(
+        refused(parse, raw, budget)
+    )
 
 
 def test_brackets_inside_texts_do_not_nest() -> None:
     text = '[{"' * 1000 + "\\"
-    assert parse_body(json.dumps({"a": text, "b": [[]]}).encode()) == {"a": text, "b": [[]]}
+    assert parse(json.dumps({"a": text, "b": [[]]}).encode()) == {"a": text, "b": [[]]}
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda own: st.lists(own), max_leaves=8))
 def test_every_json_value_in_a_body_is_read_unchanged(value: Any) -> None:
-    assert parse_body(json.dumps({"value": value}).encode()) == {"value": value}
+    assert parse(json.dumps({"value": value}).encode()) == {"value": value}
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_an_object_or_an_api_error(raw: bytes) -> None:
-    assert type(result(parse_body, raw)) in (dict, ApiError)
+    assert type(result(parse, raw)) in (dict, ApiError)
 
 
-_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=5), own, max_size=3),
-    max_leaves=5,
-)
 _names = st.sampled_from([field.name.partition(".")[0] for field in FIELDS])
 
 
@@ -382,12 +404,12 @@ def test_any_object_gives_a_request_or_an_api_error(body: dict[str, Any]) -> Non
     ],
 )
 def test_half_of_an_emoji_is_read_as_the_replacement_character(raw: str, read: object) -> None:
-    assert parse_body(raw.encode()) == read
+    assert parse(raw.encode()) == read
 
 
 def test_names_that_differ_in_halves_of_emojis_are_the_same_name() -> None:
-    assert "twice" in refused(parse_body, rb'{"\ud83d": 1, "\ud83e": 2}').message
+    assert "twice" in refused(parse, rb'{"\ud83d": 1, "\ud83e": 2}').message
 
 
 def test_a_byte_order_mark_before_a_body_is_skipped() -> None:
-    assert parse_body(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}
+    assert parse(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}

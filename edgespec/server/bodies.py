@@ -1,0 +1,76 @@
+"""Reads bodies: as many bytes as the context allows, and large ones off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect, Request as HttpRequest
+
+from edgespec.server.errors import RETRY_S, ApiError, GoneError
+from edgespec.server.schema import Reader, Request
+from edgespec.server.strict_json import parse_body
+from edgespec.server.threads import Threads
+from edgespec.text.request_budget import RequestBudget
+
+# A larger body is parsed on a thread: this takes a few milliseconds, in which no other answer is sent.
+MOST_PARSED_BYTES = 65_536
+# Larger bodies that arrive or are parsed at the same time together.
+MOST_BODIES_BYTES = 64_000_000
+
+
+@dataclass(eq=False, slots=True)
+class _Large:
+    """A large body that arrives or is parsed."""
+
+    size: int = 0
+
+
+class BodyReader:
+    """Reads and parses bodies. The large ones that arrive at the same time have a limit together."""
+
+    def __init__(self, most_bytes: int = MOST_BODIES_BYTES) -> None:
+        self._most = most_bytes
+        self._large = set[_Large]()
+        self._parsing = asyncio.Lock()
+
+    @property
+    def held(self) -> int:
+        """Bytes of the large bodies."""
+        return sum(each.size for each in self._large)
+
+    async def read(
+        self, request: HttpRequest, read: Reader, budget: RequestBudget, threads: Threads
+    ) -> tuple[Request, int]:
+        """The request in the body, and the body's size.
+
+        Raises ApiError with status 413 beyond the budget and 429 beyond the limit of all, and GoneError.
+        """
+        body, large = bytearray(), _Large()
+        announced = request.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced[:20]) > budget.body_bytes:
+            raise _too_large(budget)
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > budget.body_bytes:
+                    raise _too_large(budget)
+                if len(body) > MOST_PARSED_BYTES:
+                    large.size = len(body)
+                    self._large.add(large)
+                    if self.held > self._most:
+                        message = "too many large requests arrive at the same time"
+                        raise ApiError(message, status=429, code="queue_full", retry_s=RETRY_S)
+            if not large.size:
+                return read(parse_body(bytes(body), budget)), len(body)
+            async with self._parsing:  # one after another: other threads wait while native code parses
+                return await threads.run(lambda: read(parse_body(bytes(body), budget))), len(body)
+        except ClientDisconnect:
+            raise GoneError from None
+        finally:
+            self._large.discard(large)
+
+
+def _too_large(budget: RequestBudget) -> ApiError:
+    message = f"the body is larger than {budget.body_bytes} bytes, the most for a context of {budget.context_length}"
+    return ApiError(f"{message} tokens (a larger --context allows more)", status=413, code="body_too_large")
