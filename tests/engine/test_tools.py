@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -18,7 +19,8 @@ from edgespec.text.conversation.answer_parts import AnswerText
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
 from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import check_conversation
-from edgespec.text.conversation.pieces import ToolCall
+from edgespec.text.conversation.pieces import Piece, ToolCall
+from edgespec.text.conversation.tool_calls import CallText
 from edgespec.text.conversation.tool_use import tool_use
 from edgespec.text.conversation.tools import MOST_TOOLS, check_tools
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
@@ -114,6 +116,22 @@ def test_calls_are_events_and_their_text_is_not_in_the_texts(session: Session, s
     assert session.messages[:3] == (*sent[:2], {**sent[2], "name": "weather"})
     assert session.undo() == "hello"
     assert session.messages == ()
+
+
+def test_calls_are_read_on_the_thread_that_decodes(
+    session: Session, says: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers, feed = set[str](), CallText.feed
+
+    def watched(self: CallText, text: str) -> list[Piece]:
+        readers.add(threading.current_thread().name)
+        return feed(self, text)
+
+    monkeypatch.setattr(CallText, "feed", watched)
+    says += CHUNKS
+    done = answer(session.generate("hello", tools=[tool()], max_tokens=len(CHUNKS), depth=0))
+    assert len(done.tool_calls) == 1
+    assert threading.current_thread().name not in readers
 
 
 def test_an_event_loop_gets_the_same_events(session: Session, says: list[str]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText
+from edgespec.text.conversation.call_formats import CallFormat
 from edgespec.text.conversation.pieces import Piece
 from edgespec.text.conversation.thinking import ThinkingMarks, ThinkingText
-from edgespec.text.conversation.tool_calls import CallFormat
 from edgespec.text.conversation.tool_use import ToolUse
 
 QWEN = ThinkingMarks("<think>", "</think>")

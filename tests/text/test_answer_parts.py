@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -15,14 +16,17 @@ from hypothesis import example, given, settings, strategies as st
 
 import edgespec
 from edgespec.text.conversation.answer_parts import Said
+from edgespec.text.conversation.call_formats import GEMMA, HERMES, LFM2, LLAMA, MISTRAL, QWEN_XML, CallFormat
 from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
-from edgespec.text.conversation.tool_calls import HERMES, LLAMA, MISTRAL, QWEN_XML, CallFormat, CallText
+from edgespec.text.conversation.tool_calls import CallText
+from tests.support import call_samples
 from tests.support.answer_pieces import CITY, pieces_of
+from tests.support.call_samples import SAMPLES
 
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 MARKED = f"<tool_call>\n{CALL}\n</tool_call>"
 FUNCTION = "<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>"
-FORMATS = {"none": None, "hermes": HERMES, "xml": QWEN_XML, "llama": LLAMA, "mistral": MISTRAL}
+FORMATS = {"none": None, **call_samples.FORMATS}
 
 
 def said(chunks: list[str], **settings: Any) -> Said:
@@ -144,14 +148,21 @@ BITS = st.sampled_from(
 
 
 @given(
-    st.lists(BITS, max_size=14).map("".join),
+    st.sampled_from(list(FORMATS)).flatmap(
+        lambda name: st.tuples(
+            st.just(FORMATS[name]),
+            st.lists(BITS | st.just(SAMPLES[name][1] if name in SAMPLES else "."), max_size=14).map("".join),
+        )
+    ),
     st.lists(st.integers(1, 30), min_size=1, max_size=8),
-    st.sampled_from(list(FORMATS.values())),
     st.booleans(),
 )
-@example(f"<think>{MARKED}{MARKED} </think>", [1], HERMES, False)
-@settings(max_examples=600, deadline=None)
-def test_any_chunks_give_the_same_pieces(text: str, sizes: list[int], form: CallFormat | None, inside: bool) -> None:
+@example((HERMES, f"<think>{MARKED}{MARKED} </think>"), [1], False)
+@settings(max_examples=800, deadline=None)
+def test_any_chunks_give_the_same_pieces(
+    answer: tuple[CallFormat | None, str], sizes: list[int], inside: bool
+) -> None:
+    form, text = answer
     chunks, at = list[str](), 0
     for turn in range(len(text)):
         chunks.append(text[at : at + sizes[turn % len(sizes)]])
@@ -182,6 +193,31 @@ def test_the_overlap_is_the_longest_end_that_begins_a_mark(text: str, marks: lis
 # --------------------------------------------------------------------------------------------------------- time
 
 
+MORE_HOSTILE = {
+    "objects in objects": (HERMES, "<tool_call>{", "}"),
+    "calls that are none": (HERMES, "<tool_call>{}</tool_call>", ""),
+    "half marks": (QWEN_XML, "<function=weather><parameter=city></paramet", ""),
+    "lists that never end": (MISTRAL, '[TOOL_CALLS][{"name": "weather"}, ', ""),
+    "names without arguments": (MISTRAL, "[TOOL_CALLS]weather ", ""),
+    "bare braces": (LLAMA, "{", ""),
+    "quotes in texts": (LFM2, "<|tool_call_start|>[weather(city='' ' ", ""),
+    "half marks in texts": (GEMMA, '<|tool_call>call:weather{city:<|"|><|"', ""),
+}
+HOSTILE: dict[str, tuple[CallFormat, str, str]] = {
+    **{
+        f"{what} of {name}": (form, text, "")
+        for name, (form, sample) in SAMPLES.items()
+        for what, text in {
+            "openings": "".join(form.openings),
+            "objects that never end": form.openings[0] + '{"a": "',
+            "calls that never end": sample[: sample.index("Paris") + 1] + " ",
+            "calls": sample,
+        }.items()
+    },
+    **MORE_HOSTILE,
+}
+
+
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """Counts the lines of Python that run."""
@@ -199,42 +235,39 @@ def counted() -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-HOSTILE = {
-    "openings that never end": (HERMES, '<tool_call>{"a": "', ""),
-    "objects in objects": (HERMES, "<tool_call>{", "}"),
-    "calls that are none": (HERMES, "<tool_call>{}</tool_call>", ""),
-    "a long valid call": (HERMES, "x = {}\\n", ""),
-    "values that never end": (QWEN_XML, "<tool_call><function=weather><parameter=city>a ", ""),
-    "half marks": (QWEN_XML, "<function=weather><parameter=city></paramet", ""),
-    "half names": (QWEN_XML, "<function=", ""),
-    "arrays that never end": (MISTRAL, '[TOOL_CALLS][{"name": "weather"}, ', ""),
-    "names without arguments": (MISTRAL, "[TOOL_CALLS]weather ", ""),
-    "bare braces": (LLAMA, "{", ""),
-    "tags": (LLAMA, '<|python_tag|>{"name": "weather", "parameters": {"a": "', ""),
-}
+def steps(form: CallFormat, text: str, size: int) -> int:
+    """The steps that reading the text in pieces of ``size`` characters takes."""
+    own = CallText(form, {"weather": CITY}, ids="abcdefg")
+    with counted() as found:
+        for at in range(0, len(text), size):
+            own.feed(text[at : at + size])
+        own.flush()
+    return found[0]
 
 
 @pytest.mark.parametrize("size", [4, 100_000])
 @pytest.mark.parametrize(("form", "text", "end"), HOSTILE.values(), ids=HOSTILE)
 def test_parsing_takes_time_in_proportion_to_the_text(form: CallFormat, text: str, end: str, size: int) -> None:
-    def steps(count: int) -> int:
-        whole = text * count + end * count
-        if text.startswith("x"):
-            whole = f'<tool_call>{{"name": "weather", "arguments": {{"city": "{whole}"}}}}</tool_call>'
-        own = CallText(form, {"weather": CITY}, ids="abcdefg")
-        with counted() as found:
-            for at in range(0, len(whole), size):
-                own.feed(whole[at : at + size])
-            own.flush()
-        return found[0]
+    once, twice = (steps(form, text * count + end * count, size) for count in (100, 200))
+    assert twice < 2.6 * once
 
-    assert steps(400) < 2.6 * steps(200)
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("value", ["x = {}\n", "</ <x> ", "it's ' "])
+def test_a_long_valid_call_takes_time_in_proportion_to_its_length(name: str, value: str) -> None:
+    form, sample = SAMPLES[name]
+    once, twice = (sample.replace("Paris", value.replace("\n", "\\n") * count) for count in (150, 300))
+    calls = [piece.call for piece in pieces_of([twice], marks=None, form=form) if piece.call]
+    assert [len(json.loads(call.arguments)["city"]) > 300 * 4 for call in calls] == [True]
+    assert steps(form, twice, 4) < 2.6 * steps(form, once, 4)
 
 
 def test_no_module_outside_this_folder_names_a_mark() -> None:
     root = Path(edgespec.__file__).parent
     own = root / "text" / "conversation"
-    marks = re.compile(r"think>|THINK\]|tool_call>|TOOL_CALLS|python_tag|<function=")
+    marks = re.compile(
+        r"think>|THINK\]|tool_call>|TOOL_CALLS|python_tag|<function=|arg_key|tool_call_begin|START_ACTION"
+    )
     naming = [path for path in root.rglob("*.py") if marks.search(path.read_text(encoding="utf-8"))]
     assert naming
     assert [path for path in naming if own not in path.parents] == []

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
+from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
+from edgespec.text.conversation import call_formats as formats
+from edgespec.text.conversation.call_formats import HERMES, LLAMA, MISTRAL, QWEN_XML, CallFormat, call_format
 from edgespec.text.conversation.pieces import Piece, ToolCall
-from edgespec.text.conversation.tool_calls import (
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MOST_CALLS,
-    QWEN_XML,
-    CallFormat,
-    CallText,
-    call_format,
-)
+from edgespec.text.conversation.tool_calls import MOST_CALLS, CallText
+from tests.support.call_samples import FORMATS, SAMPLES
 
 KNOWN = {
     "weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
     "now": {},
 }
-FORMATS = {"hermes": HERMES, "xml": QWEN_XML, "llama": LLAMA, "mistral": MISTRAL}
 
 
 def parser(form: CallFormat) -> CallText:
@@ -94,6 +89,7 @@ ONE = [("weather", PARIS)]
             [("weather", '{"city": "12", "days": 3, "more": ["a"], "note": "a <b>\\n\\nc"}')],
         ),
         (QWEN_XML, f"<tool_call>\n{FUNCTION}\n{FUNCTION}\n</tool_call>", "", ONE * 2),
+        (QWEN_XML, f"<tool_call>{CALL}</tool_call>", "", ONE),
         (QWEN_XML, f"<tool_call>\n{FUNCTION}\n<function=other>", "<function=other>", ONE),
         (
             QWEN_XML,
@@ -120,6 +116,54 @@ def test_calls_of_each_format_are_read(form: CallFormat, text: str, said: str, c
     assert found(form, text) == (said, calls)
     for _, arguments in calls:
         assert isinstance(json.loads(arguments), dict)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_format_has_calls_between_texts_calls_in_a_row_and_calls_that_are_cut_off(name: str) -> None:
+    form, sample = SAMPLES[name]
+    assert found(form, sample) == ("", ONE)
+    assert found(form, f"Let me see.\n\n{sample}\n{sample} So.") == ("Let me see.So.", ONE * 2)
+    unknown = sample.replace("weather", "sunshine")
+    assert found(form, unknown) == (unknown, [])
+    needed = min(end for end in range(len(sample) + 1) if found(form, sample[:end])[1])
+    assert found(form, sample[: needed - 1]) == (sample[: needed - 1], [])
+    assert found(form, sample[:needed])[1] == ONE
+
+
+BARELY = {
+    "seed": (
+        "<function=weather>\n<parameter=city>\nA</parameter>\n<parameter=days>3</parameter></function>",
+        "\nA",
+    ),
+    "minimax": (
+        '<invoke name="weather"><parameter name="city"> A </parameter><parameter name="days">3</invoke>'
+        "</minimax:tool_call>",
+        " A ",
+    ),
+    "deepseek xml": (
+        '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="true">3</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter></｜DSML｜invoke>',
+        "3",
+    ),
+    "deepseek": ('<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "A", "days": 3}', "A"),
+    "kimi": ('<|tool_call_begin|>weather<|tool_call_argument_begin|>{"city": "A", "days": 3}', "A"),
+    "glm": (
+        "<tool_call>weather<arg_key>city</arg_key><arg_value></tool_call></arg_value><arg_key>days</arg_key>\n"
+        "<arg_value>3</arg_value></tool_call>",
+        "</tool_call>",
+    ),
+    "gemma": ('<|tool_call>call:weather{city:<|"|>a\'s "b", {c}\\<|"|>,days:3}', 'a\'s "b", {c}\\'),
+    "lfm2": ("<|tool_call_start|>[weather(city='it\\'s', days=3)]", "it's"),
+    "mistral": ('[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{"city": "A", "days": 3}', "A"),
+    "apertus": ('<|tools_prefix|>[{"weather": {"city": "A", "days": 3}}, {"now": {}}]', "A"),
+}
+
+
+@pytest.mark.parametrize("name", BARELY)
+def test_calls_are_read_without_the_marks_that_they_do_not_need(name: str) -> None:
+    text, city = BARELY[name]
+    _, ((function, arguments), *_) = found(FORMATS[name], text)
+    assert (function, json.loads(arguments)) == ("weather", {"city": city, "days": 3})
 
 
 @pytest.mark.parametrize(
@@ -152,7 +196,7 @@ def test_calls_of_each_format_are_read(form: CallFormat, text: str, said: str, c
         (MISTRAL, f"[TOOL_CALLS] [{CALL}"),
         (MISTRAL, f"[TOOL_CALLS] [{CALL} {CALL}]"),
         (MISTRAL, "[TOOL_CALLS]other[ARGS]{}"),
-        (MISTRAL, "[TOOL_CALLS] weather\n{}"),
+        (MISTRAL, "[TOOL_CALLS] weather\nin {}"),
         (MISTRAL, "[TOOL_CALLS]" + "x" * 300),
         (MISTRAL, CALL),
         (QWEN_XML, "<function="),
@@ -161,7 +205,6 @@ def test_calls_of_each_format_are_read(form: CallFormat, text: str, said: str, c
         (QWEN_XML, "<function=now><parameter=a>1</function>"),
         (QWEN_XML, "<function=now><parameter=<a>>1</parameter></function>"),
         (QWEN_XML, f"<function={'n' * 300}"),
-        (QWEN_XML, f"<tool_call>{CALL}</tool_call>"),
     ],
 )
 def test_text_that_is_not_a_call_stays_text(form: CallFormat, text: str) -> None:
@@ -173,35 +216,6 @@ def test_calls_beyond_the_most_are_text() -> None:
     said, calls = found(HERMES, text * (MOST_CALLS + 1))
     assert len(calls) == MOST_CALLS
     assert said == text
-
-
-PIECES = st.sampled_from(
-    [
-        *["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```json", "```", "json"],
-        *["<function=weather>", "</function>", "<parameter=city>", "</parameter>", FUNCTION, CALL, LLAMAS, PARIS],
-        *[
-            "{",
-            "}",
-            "[",
-            "]",
-            ",",
-            ";",
-            '"',
-            "\\",
-            "weather",
-            '"name"',
-            ":",
-            "a",
-            " ",
-            "\n",
-            "<",
-            "</",
-            "`",
-            "Hello.",
-            '{"name": "weather", "arguments": {"city": "}}',
-        ],
-    ]
-)
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
@@ -218,21 +232,55 @@ def test_a_call_in_double_braces_may_end_with_one(opening: str, end: str) -> Non
     assert found(HERMES, *text) == found(HERMES, text)
 
 
-@given(st.lists(PIECES, max_size=12).map("".join), st.lists(st.integers(1, 9), min_size=1, max_size=8))
-@example(LLAMAS + " ; " + LLAMAS, [1])
-@example('<tool_call>{"name": "weather", "arguments": {"city": "}}{\\"}"}}</tool_call>', [1])
-@example(f"a\n\n<tool_call>\n{CALL}\n</tool_call> b", [1])
-@settings(max_examples=300, deadline=None)
-def test_chunks_do_not_change_calls_and_text(text: str, sizes: list[int]) -> None:
-    for form in FORMATS.values():
-        chunks, at = list[str](), 0
-        for turn in range(len(text)):
-            size = sizes[turn % len(sizes)]
-            chunks.append(text[at : at + size])
-            at += size
-        said, calls = whole = found(form, text)
-        assert found(form, *chunks) == whole
-        assert calls or said == text
+PLAIN = [*"{}[](),;\"'\\:=<`\n a1é🙂", "</", "weather", "now", "city", "days", "Hello.", "```json", "```", '"name"']
+MORE = [CALL, CALL[:-3], LLAMAS, PARIS, "{'city': 'x'}"]
+
+
+def pieces(form: CallFormat, sample: str) -> st.SearchStrategy[str]:
+    """What calls consist of in this format."""
+    own = [form.opening, form.closing, form.value_end, *form.ends, *form.marks, sample, sample[:-9], sample[9:]]
+    filled = [
+        mark.format(name="weather", key="city", kind="string", id="x:0") for mark in (*form.heads, form.parameter)
+    ]
+    return st.sampled_from([each for each in (*own, *filled) if each] * 2 + PLAIN + MORE)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@given(st.data())
+@settings(max_examples=80, deadline=None)
+def test_chunks_do_not_change_calls_and_text(name: str, data: st.DataObject) -> None:
+    form, sample = SAMPLES[name]
+    text = "".join(data.draw(st.lists(pieces(form, sample), max_size=14)))
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+    said, calls = whole = found(form, text)
+    assert found(form, *cut(text, sizes)) == whole
+    assert calls or said == text
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (LLAMA, LLAMAS + " ; " + LLAMAS),
+        (HERMES, '<tool_call>{"name": "weather", "arguments": {"city": "}}{\\"}"}}</tool_call>'),
+        (HERMES, f"a\n\n<tool_call>\n{CALL}\n</tool_call> b"),
+        *SAMPLES.values(),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 4, 7])
+def test_a_call_between_texts_is_read_from_chunks_of_any_size(form: CallFormat, text: str, size: int) -> None:
+    for whole in (text, f"First.\n\n{text}", f"Well.{text}\nThen."):
+        assert found(form, *cut(whole, [size])) == found(form, whole)
+
+
+def cut(text: str, sizes: list[int]) -> list[str]:
+    """The text in pieces of these sizes, again and again."""
+    chunks, at = list[str](), 0
+    for size in cycle(sizes):
+        if at >= len(text):
+            return chunks
+        chunks.append(text[at : at + size])
+        at += size
+    raise AssertionError
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
@@ -271,10 +319,17 @@ def test_a_long_call_is_not_read_again_for_every_chunk() -> None:
         ("[TOOL_CALLS]", MISTRAL),
         ('<|start_header_id|> {"name": f, "parameters": p}', LLAMA),
         ('<|start_header_id|> {"name": f}', None),
-        ("<tool_call>{{ name }}<arg_key>", None),
-        ('<tool_calls>[<tool_call>{"name": ', None),
+        ("<tool_call>{{ name }}<arg_key>", formats.GLM),
+        ('<tool_calls>[{"name": ', formats.LISTED),
+        ("<tool_call>{{ name }}", None),
         ("{{ messages }}", None),
     ],
 )
 def test_the_format_of_calls_is_found_in_the_template(template: str, form: CallFormat | None) -> None:
     assert call_format(template) is form
+
+
+def test_every_format_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "embedding" / "requests.md").read_text(encoding="utf-8")
+    for form in formats.FORMATS:
+        assert f"\n| {form.models} | " in page

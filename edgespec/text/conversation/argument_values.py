@@ -14,6 +14,8 @@ from operator import and_, or_
 from typing import Any
 from urllib.parse import unquote
 
+from edgespec.text.conversation.literals import PYTHON, to_json
+
 # Schemas within schemas, references included. A request's JSON nests 24 deep; real tools have few references. A step
 # takes three of Python's 1 000 frames.
 _DEEPEST = 64
@@ -73,6 +75,12 @@ def as_json(text: str, own: Allowed | None) -> str:
     return quoted if found is None or (own.has_strings and not own.has(_shortest(json.loads(found)))) else found
 
 
+def as_kind(text: str, kind: str) -> str:
+    """The JSON of a value whose mark says its ``kind``: the name of a JSON type, or whether it is a string."""
+    found = None if kind in ("string", "true") else _json(text)
+    return json.dumps(text, ensure_ascii=False) if found is None else found
+
+
 def _unmistakable(text: str) -> str | None:
     """The JSON in a text that may be a string too; None for a number that would be written differently, like 3.10."""
     found = _json(text)
@@ -83,13 +91,23 @@ def _unmistakable(text: str) -> str | None:
 
 
 def _json(text: str) -> str | None:
-    """The text without blanks around it if it is JSON that every reader takes; else None."""
+    """The JSON in a text, blanks around it left out, that every reader takes; None if it is none.
+
+    Some templates write lists and objects as Python does, and so do their models.
+    """
     found = text.strip(" \t\r\n")
+    if _is_json(found):
+        return found
+    found = to_json(found, PYTHON) if found.startswith(("[", "{")) else ""
+    return found if _is_json(found) else None
+
+
+def _is_json(text: str) -> bool:
     try:
-        _shortest(json.loads(found)).encode()  # raises for half a surrogate pair
+        _shortest(json.loads(text)).encode()  # raises for half a surrogate pair
     except (ValueError, RecursionError):
-        return None
-    return found
+        return False
+    return True
 
 
 def _shortest(value: Any) -> str:

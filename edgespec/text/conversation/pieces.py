@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -34,16 +34,22 @@ class Piece:
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Neighbouring texts as one, and neighbouring thoughts."""
-    whole = list[Piece]()
+    """Neighbouring texts as one, and neighbouring thoughts. Takes time in proportion to their length."""
+    groups = list[list[Piece]]()
     for piece in pieces:
-        last = whole[-1] if whole else None
+        last = groups[-1][-1] if groups else None
         if last is None or last.call or piece.call or (last.reasoning is None) != (piece.reasoning is None):
-            whole.append(piece)
-        else:
-            thought = None if last.reasoning is None else last.reasoning + (piece.reasoning or "")
-            whole[-1] = Piece(last.raw + piece.raw, last.text + piece.text, thought)
-    return whole
+            groups.append([])
+        groups[-1].append(piece)
+    return [_as_one(group) for group in groups]
+
+
+def _as_one(pieces: Sequence[Piece]) -> Piece:
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    thought = None if first.reasoning is None else "".join(piece.reasoning or "" for piece in pieces)
+    return Piece("".join(piece.raw for piece in pieces), "".join(piece.text for piece in pieces), thought)
 
 
 def overlap(text: str, marks: Iterable[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.tool_calls import CallFormat, CallText, call_format
+from edgespec.text.conversation.call_formats import FORMATS, CallFormat, call_format
+from edgespec.text.conversation.tool_calls import CallText
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -38,20 +40,26 @@ class ToolUse:
 def tool_use(name: str, template: str | None, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> ToolUse:
     """How the model ``name`` uses ``tools``. Raises InvalidRequestError if its template does not say how."""
     form = None if template is None else call_format(template)
-    if form is None:
-        takes = template is not None and "tools" in template
+    shows = template is not None and re.search(r"\btools\b", template) is not None
+    if form is None or not shows:
         raise InvalidRequestError(
             f"{name} cannot be given tools: "
-            + ("edgespec does not know the format of its calls" if takes else "its chat template cannot show them"),
-            hint="known formats: those of Hermes, Qwen2.5, Qwen3, Qwen3-Coder, Llama 3 and Mistral",
+            + ("edgespec does not know the format of its calls" if shows else "its chat template cannot show them"),
+            hint=f"known are the formats of {', '.join(each.models for each in FORMATS)}",
         )
-    marks = dict[int, bytes]()
-    for mark in form.marks:
-        ids = tokenizer.encode(mark, special=True)
-        if len(ids) == 1 and tokenizer.control_token(ids[0]) is not None:
-            marks[ids[0]] = mark.encode()
     ids_begin = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
-    return ToolUse(tools=tuple(tools), format=form, marks=marks, ids=ids_begin)
+    return ToolUse(tools=tuple(tools), format=form, marks=control_tokens(tokenizer, form.marks), ids=ids_begin)
+
+
+def control_tokens(tokenizer: Tokenizer, marks: Sequence[str]) -> dict[int, bytes]:
+    """The control tokens in these marks, and their names: they become text where the marks are read."""
+    found = dict[int, bytes]()
+    for mark in marks:
+        for token in tokenizer.encode(mark, special=True):
+            control = tokenizer.control_token(token)
+            if control is not None and control.text in mark:  # not the token for what a vocabulary lacks
+                found[token] = control.text.encode()
+    return found
 
 
 def for_template(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,227 @@
+"""The formats in which models write calls of tools: a row for each. ``CallReader`` reads all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+from edgespec.text.conversation.literals import JSON, MARKED, PYTHON, Syntax
+
+# What a mark has between its own characters, and the fewest and the most characters of it. A key may hold quotes.
+# A line break stands for any blanks.
+_FILLED = {
+    "{name}": (r"[\w-]", 1, 64),
+    "{key}": (r"[^<>\n]", 1, 256),
+    "{kind}": (r"[a-z]", 1, 16),
+    "{id}": (r"[\w.:-]", 1, 64),
+    "\n": (r"\s", 0, 64),
+}
+_CUTS = re.compile("(" + "|".join(map(re.escape, _FILLED)) + ")")
+
+
+class Mark:
+    """A mark with names in it, such as ``<function={name}>``."""
+
+    def __init__(self, text: str) -> None:
+        self.parts = [part for part in _CUTS.split(text) if part]
+
+    @cached_property
+    def _whole(self) -> re.Pattern[str]:
+        return re.compile("".join(map(self._pattern, self.parts)))
+
+    @cached_property
+    def _begun(self) -> re.Pattern[str]:
+        """The mark without its last characters, at the end of a text."""
+        cut, before = list[str](), ""
+        for part in self.parts:
+            if part in _FILLED:
+                characters, _, most = _FILLED[part]
+                cut.append(f"{before}{characters}{{0,{most}}}")
+            else:
+                cut += [before + re.escape(part[:end]) for end in range(len(part))]
+            before += re.sub(r"\?P<\w+>", "?:", self._pattern(part))
+        return re.compile(rf"(?:{'|'.join(cut)})\Z")
+
+    @staticmethod
+    def _pattern(part: str) -> str:
+        if part not in _FILLED:
+            return re.escape(part)
+        characters, fewest, most = _FILLED[part]
+        group = f"?P<{part[1:-1]}>" if part.startswith("{") else "?:"
+        return f"({group}{characters}{{{fewest},{most}}})"
+
+    def match(self, text: str, at: int, *, final: bool) -> re.Match[str] | None:
+        """The mark at a position; None if it is not there, or may be longer unless the text is ``final``."""
+        found = self._whole.match(text, at)
+        open_end = found is not None and found.end() == len(text) and self.parts[-1] in _FILLED
+        return None if open_end and not final else found
+
+    def begins(self, text: str, at: int) -> bool:
+        """Whether the text from a position on may become the mark."""
+        return self._begun.match(text, at) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """How ``models`` write calls. ``shown``: texts that the chat templates of the format have, all of them.
+
+    A block of calls stands between ``opening`` and ``closing``. A call begins with one of the ``heads``, the first
+    that fits, which hold its name; without heads it is an object that holds its name and its arguments. The arguments
+    are an object in ``syntax``; with a ``parameter`` mark they are values between that mark and ``value_end``, with
+    ``padding`` on both sides. ``ends`` follow them.
+
+    Models leave out what is not needed to read a call: the opening if there are heads, the closing, and the ends of
+    calls whose arguments are an object. In a block there may also be a list of objects.
+
+    ``bare``: an answer may also begin with a call's JSON itself, or with JSON in a fence of three backquotes.
+    """
+
+    models: str
+    shown: tuple[str, ...]
+    opening: str = ""
+    closing: str = ""
+    heads: tuple[str, ...] = ()
+    parameter: str = ""
+    value_end: str = ""
+    padding: str = ""
+    ends: tuple[str, ...] = ()
+    syntax: Syntax = JSON
+    bare: bool = False
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """What begins calls anywhere in an answer."""
+        firsts = (Mark(head).parts[0] for head in self.heads)
+        return tuple(dict.fromkeys(text for text in (self.opening, *firsts) if text and text not in _FILLED))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts in all marks: control tokens among them must become text."""
+        return tuple(dict.fromkeys(self._marks()))
+
+    def _marks(self) -> Iterator[str]:
+        for field in fields(self):
+            if field.name in ("opening", "closing", "heads", "parameter", "value_end", "ends"):
+                own = getattr(self, field.name)
+                for mark in (own,) if isinstance(own, str) else own:
+                    yield from (part for part in Mark(mark).parts if part not in _FILLED)
+        yield from (quote for quote in self.syntax.quotes if len(quote) > 1)
+
+
+# fmt: off
+QWEN_XML = CallFormat(
+    models="Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5", shown=("<tool_call>", "<function=", "<parameter="),
+    opening="<tool_call>", heads=("<function={name}>",), parameter="<parameter={key}>", padding="\n",
+    value_end="</parameter>", ends=("</function>",), closing="</tool_call>",
+)
+SEED_OSS = replace(
+    QWEN_XML,
+    models="Seed-OSS", shown=("<seed:tool_call>",),
+    opening="<seed:tool_call>", padding="", closing="</seed:tool_call>",
+)
+MINIMAX = CallFormat(
+    models="MiniMax M2", shown=("<minimax:tool_call>", "<invoke name="),
+    opening="<minimax:tool_call>", heads=('<invoke name="{name}">',), parameter='<parameter name="{key}">',
+    value_end="</parameter>", ends=("</invoke>",), closing="</minimax:tool_call>",
+)
+DEEPSEEK_XML = CallFormat(
+    models="DeepSeek V3.2", shown=("｜DSML｜", "function_calls"),
+    opening="<｜DSML｜function_calls>", heads=('<｜DSML｜invoke name="{name}">',),
+    parameter='<｜DSML｜parameter name="{key}" string="{kind}">', value_end="</｜DSML｜parameter>",
+    ends=("</｜DSML｜invoke>",), closing="</｜DSML｜function_calls>",
+)
+DEEPSEEK_V4 = replace(
+    DEEPSEEK_XML,
+    models="DeepSeek V4", shown=("｜DSML｜", "tool_calls"),
+    opening="<｜DSML｜tool_calls>", closing="</｜DSML｜tool_calls>",
+)
+DEEPSEEK = CallFormat(
+    models="DeepSeek R1, V3, V3.1", shown=("<｜tool▁call▁begin｜>",),
+    opening="<｜tool▁calls▁begin｜>",
+    heads=(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json",
+        "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+    ),
+    ends=("```", "<｜tool▁call▁end｜>"), closing="<｜tool▁calls▁end｜>",
+)
+KIMI = CallFormat(
+    models="Kimi K2", shown=("<|tool_call_argument_begin|>",),
+    opening="<|tool_calls_section_begin|>",
+    heads=(
+        "<|tool_call_begin|>\nfunctions.{name}:{id}\n<|tool_call_argument_begin|>",
+        "<|tool_call_begin|>\n{name}:{id}\n<|tool_call_argument_begin|>",
+        "<|tool_call_begin|>\n{name}\n<|tool_call_argument_begin|>",
+    ),
+    ends=("<|tool_call_end|>",), closing="<|tool_calls_section_end|>",
+)
+SOLAR = CallFormat(
+    models="Solar Open", shown=("<|tool_call:begin|>",),
+    opening="<|tool_calls|>", heads=("<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>",),
+    ends=("<|tool_call:end|>",), closing="<|calls|>",
+)
+HUNYUAN = CallFormat(
+    models="Hunyuan 3", shown=("<tool_sep", "<arg_key"),
+    opening="<tool_calls:opensource>", heads=("<tool_call:opensource>{name}<tool_sep:opensource>",),
+    parameter="<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>",
+    value_end="</arg_value:opensource>", ends=("</tool_call:opensource>",), closing="</tool_calls:opensource>",
+)
+GLM = CallFormat(
+    models="GLM 4.5 to 4.7, Laguna, Ling 3, Spark 2.5", shown=("<tool_call>", "<arg_key>"),
+    heads=("<tool_call>{name}",), parameter="<arg_key>{key}</arg_key>\n<arg_value>", value_end="</arg_value>",
+    ends=("</tool_call>",),
+)
+FUNCTIONARY = CallFormat(
+    models="Functionary 3.1", shown=("<function=", "</function>", "<|start_header_id|>"),
+    heads=("<function={name}>",), ends=("</function>",),
+)
+GEMMA = CallFormat(
+    models="Gemma 4", shown=("<|tool_call>", "call:"),
+    heads=("<|tool_call>call:{name}",), syntax=MARKED, ends=("<tool_call|>",),
+)
+MISTRAL = CallFormat(
+    models="Mistral Nemo and Small, Devstral, Ministral", shown=("[TOOL_CALLS]",),
+    opening="[TOOL_CALLS]", heads=("{name}[CALL_ID]{id}[ARGS]", "{name}[ARGS]", "{name}"),
+)
+LFM2 = CallFormat(
+    models="LFM2, LFM2.5", shown=("List of tools: ",),
+    opening="<|tool_call_start|>", syntax=PYTHON, closing="<|tool_call_end|>",
+)
+COHERE = CallFormat(
+    models="Command R7B, Command A", shown=("<|START_ACTION|>",),
+    opening="<|START_ACTION|>", closing="<|END_ACTION|>",
+)
+GRANITE = CallFormat(models="Granite 3", shown=("<|tool_call|>",), opening="<|tool_call|>")
+LISTED = CallFormat(
+    models="Apriel, MiniMax M1", shown=("<tool_calls>",), opening="<tool_calls>", closing="</tool_calls>"
+)
+NEMOTRON = CallFormat(
+    models="Nemotron Nano 2", shown=("<TOOLCALL>",), opening="<TOOLCALL>", closing="</TOOLCALL>"
+)
+APERTUS = CallFormat(
+    models="Apertus", shown=("<|tools_prefix|>",), opening="<|tools_prefix|>", closing="<|tools_suffix|>"
+)
+GIGACHAT = CallFormat(models="GigaChat 3.1", shown=("<|function_call|>",), opening="<|function_call|>")
+# Qwen2.5-Coder writes the bare JSON in a fence.
+HERMES = CallFormat(
+    models="Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, MiMo", shown=("<tool_call>", '{"name":'),
+    opening="<tool_call>", closing="</tool_call>", bare=True,
+)
+LLAMA = CallFormat(
+    models="Llama 3.1, 3.2, 3.3", shown=("<|start_header_id|>", '{"name":', '"parameters":'),
+    opening="<|python_tag|>", closing=";", bare=True,
+)
+
+# The first whose texts a template has is its format.
+FORMATS = (
+    QWEN_XML, SEED_OSS, MINIMAX, DEEPSEEK_XML, DEEPSEEK_V4, DEEPSEEK, KIMI, SOLAR, HUNYUAN, GLM, GEMMA, LFM2, MISTRAL,
+    COHERE, GRANITE, LISTED, NEMOTRON, APERTUS, GIGACHAT, HERMES, FUNCTIONARY, LLAMA,
+)
+# fmt: on
+
+
+def call_format(template: str) -> CallFormat | None:
+    """The format in which a chat template writes calls; None if it is not one of the known ones."""
+    spelled = template.replace('\\"', '"')
+    return next((form for form in FORMATS if all(text in spelled for text in form.shown)), None)

@@ -1,0 +1,88 @@
+"""Values that models write as in Python, or with a mark on each side of a text, and their JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+
+_CONSTANTS = {"None": "null", "True": "true", "False": "false"}
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "'": "'", '"': '"'}
+
+TEXT_ENDS = re.compile(r"\s{0,64}(?:[,:)\]}]|\Z)")
+"""What follows the last quote of a text in which quotes may have no backslash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Syntax:
+    """How values are written: the ``quotes`` around texts, and the characters that separate values.
+
+    ``escapes``: a backslash in a text belongs to the next character. ``loose``: but a quote in a text may have none.
+    """
+
+    quotes: tuple[str, ...] = ('"',)
+    punctuation: str = "[]{}:,"
+    escapes: bool = True
+    loose: bool = False
+
+
+JSON = Syntax()
+# LFM2's calls, and the lists and objects that several templates write.
+PYTHON = Syntax(quotes=('"', "'"), punctuation="()[]{}:,=", loose=True)
+# Gemma 4's calls. Keys have no quotes.
+MARKED = Syntax(quotes=('<|"|>',), escapes=False)
+
+
+def to_json(literal: str, syntax: Syntax) -> str:
+    """The JSON of a literal; of other text, text that is not JSON. Numbers keep their digits.
+
+    A call in Python, ``f(a=1)``, becomes ``{"name": "f", "arguments": {"a": 1}}``.
+    """
+    return literal if syntax == JSON else _token(syntax).sub(_as_json, literal)
+
+
+@cache
+def _token(syntax: Syntax) -> re.Pattern[str]:
+    """A text, a word with the sign behind it, or the bracket that closes a call. A text may lack its last quote."""
+    texts = "|".join(
+        rf"{quote}(?:[^{quote}\\]++|\\.|{quote}(?!{TEXT_ENDS.pattern}))*+(?:{quote}|\Z)"
+        if syntax.escapes
+        else rf"{re.escape(quote)}.*?(?:{re.escape(quote)}|\Z)"
+        for quote in syntax.quotes
+    )
+    others = re.escape(syntax.punctuation + "".join(quote[0] for quote in syntax.quotes))
+    word = rf"(?P<word>[^\s{others}]++(?:\s++[^\s{others}]++)*+)\s*+(?P<sign>[(=:]?)\s*+"
+    return re.compile(rf"(?P<text>{texts})|{word}|\)", re.DOTALL)
+
+
+def _as_json(found: re.Match[str]) -> str:
+    text, word = found["text"], found["word"]
+    if text is not None:
+        return _text_as_json(text)
+    if word is None:
+        return "}}"
+    if found["sign"] == "(":
+        return f'{{"name": {_quoted(word)}, "arguments": {{'
+    return f"{_quoted(word)}: " if found["sign"] else _CONSTANTS.get(word, word)
+
+
+def _text_as_json(text: str) -> str:
+    if text.startswith("<"):
+        (mark,) = MARKED.quotes
+        return _quoted(text.removeprefix(mark).removesuffix(mark))
+    try:
+        json.loads(text)
+    except ValueError:
+        return _quoted(_ESCAPE.sub(_character, text[1:-1]))
+    return text
+
+
+def _character(found: re.Match[str]) -> str:
+    code = found[1] or found[2]
+    return chr(int(code, 16)) if code else _ESCAPED.get(found[3], found[0])
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
