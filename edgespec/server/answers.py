@@ -128,7 +128,7 @@ async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Rea
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
     samplings = [sampling_for(usual, request, index) for index in range(request.choices)]
     async with _session(request, owner, loaded) as held:
-        return [await _one(held, sampling, index, reader) for index, sampling in enumerate(samplings)]
+        return [await _one(request, held, sampling, index, reader) for index, sampling in enumerate(samplings)]
 
 
 class _Held:
@@ -251,7 +251,7 @@ class TokenScores:
         return ScoredToken(data, offset, logprob, top)
 
 
-async def _one(held: _Held, sampling: Sampling, index: int, reader: Reader) -> Done:
+async def _one(request: Request, held: _Held, sampling: Sampling, index: int, reader: Reader) -> Done:
     generation, scores = await held.begin(sampling)
     await reader.begin(index)
     async for event in generation:
@@ -261,7 +261,8 @@ async def _one(held: _Held, sampling: Sampling, index: int, reader: Reader) -> D
             if part != Part():
                 await reader.part(index, part)
         elif isinstance(event, ToolCall):
-            await reader.part(index, Part(calls=(event,)))
+            if request.parallel_tool_calls or event.index == 0:
+                await reader.part(index, Part(calls=(event,)))
         elif isinstance(event, Done):
             if event.finish_reason == "cancelled":  # not by the client, which would have ended this call
                 raise ClosedError("the answer was ended: the model is being freed")

@@ -1,7 +1,9 @@
 """The fields of a request, each once: what it may be, what it sets, and what becomes of those that are not obeyed.
 
-The parser, the OpenAPI document and the tables of docs/guide/serve.md are made of ``FIELDS``. Fields that are not in
-it are ignored: clients send many, and a refusal would stop clients that work.
+``FIELDS`` has every field of OpenAI's chat completions and completions, and those that vLLM, llama.cpp's server and
+Ollama add. A field that changes the answer is obeyed, or refused by name unless its value changes nothing. The
+parser, the OpenAPI document and the tables of docs/guide/fields.md are made of it. Fields that none of these programs
+has are ignored: clients send many, and a refusal would stop clients that work.
 """
 
 from __future__ import annotations
@@ -139,6 +141,12 @@ _BIASES: Schema = {
 _REPEAT = _number(replace(RANGES["repeat_penalty"], least=_LEAST_REPEAT_PENALTY, above=False))
 _TEXT_FORM: Schema = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
 _EMPTY: Schema = {"enum": [False, 0, "", [], {}]}
+# Values at which a field of a refused kind changes nothing.
+_NO: Schema = {"enum": [False]}
+_YES: Schema = {"enum": [True]}
+_ZERO: Schema = {"enum": [0]}
+_ONE: Schema = {"enum": [1]}
+_LESS: Schema = {"enum": [-1]}
 
 
 def _seed(given: float) -> int | None:
@@ -166,14 +174,26 @@ def _tokens(given: list[float]) -> tuple[int, ...]:
 # -------------------------------------------------------------------------------------------------------- the table
 
 
-def _unsupported(
-    name: str, meaning: str, unless: Schema = _EMPTY, apis: tuple[str, ...] = CHAT + COMPLETION
-) -> Field:
-    return Field(name, unless, meaning, apis, _nothing, shown=False, treatment=Treatment.REFUSED)
+def _refused(
+    names: str, meaning: str, unless: Schema = _EMPTY, apis: tuple[str, ...] = CHAT + COMPLETION
+) -> list[Field]:
+    """Fields that ask for the same, which is not supported."""
+    return [
+        Field(name, unless, meaning, apis, _nothing, shown=False, treatment=Treatment.REFUSED)
+        for name in names.split()
+    ]
 
 
-def _ignored(name: str) -> Field:
-    return Field(name, {}, "nothing", own=_nothing, shown=False, treatment=Treatment.IGNORED)
+def _ignored(names: str, about: str, apis: tuple[str, ...] = CHAT + COMPLETION) -> list[Field]:
+    """Fields that no answer depends on."""
+    return [
+        Field(name, {}, about, apis, _nothing, shown=False, treatment=Treatment.IGNORED) for name in names.split()
+    ]
+
+
+def _named(names: str, field: Field) -> list[Field]:
+    """The field, behind those that mean the same in other servers."""
+    return [*(replace(field, name=name) for name in names.split()), field]
 
 
 def _length(name: str, apis: tuple[str, ...] = CHAT + COMPLETION) -> Field:
@@ -189,22 +209,20 @@ def _thinking(name: str, schema: Schema, own: _Own = _same) -> Field:
     )
 
 
-def _drawing(name: str, schema: Schema, own: _Own = _same) -> Field:
-    return Field(name, schema, "as in [Sampling](sampling.md)", own=own, sets=f"sampling.{name}")
+def _drawing(name: str, schema: Schema, own: _Own = _same, others: str = "") -> list[Field]:
+    field = Field(name, schema, "as in [Sampling](sampling.md)", own=own, sets=f"sampling.{name}")
+    return _named(f"options.{name} {others}", field)
 
 
-FIELDS = (
-    _unsupported("response_format", "a form of the answer", _TEXT_FORM),
-    # What llama.cpp, vLLM and Ollama call an answer of a given form.
-    *(_unsupported(name, "a form of the answer") for name in ("grammar", "json_schema", "format")),
-    *(_unsupported(name, "a form of the answer") for name in ("structured_outputs", "guided_json", "guided_regex")),
-    *(_unsupported(name, "a form of the answer") for name in ("guided_choice", "guided_grammar")),
-    _unsupported("functions", "`tools`, by their old name", apis=CHAT),
-    _unsupported("modalities", "other answers than text", {"enum": [["text"]]}, CHAT),
-    _unsupported("best_of", "the best of several answers", {"enum": [1, True]}, COMPLETION),
-    _unsupported("suffix", "text after the answer", {"enum": [""]}, COMPLETION),
+_OBEYED = (
     Field(
-        "messages", {}, "the conversation, as [below](#messages)", CHAT, read_messages, shown=MESSAGES, required=True
+        "messages",
+        {},
+        "the conversation, as in [Messages](serve.md#messages)",
+        CHAT,
+        read_messages,
+        shown=MESSAGES,
+        required=True,
     ),
     Field(
         "prompt",
@@ -216,6 +234,7 @@ FIELDS = (
         required=True,
         texts=True,
     ),
+    _length("options.num_predict"),
     _length("max_completion_tokens", CHAT),
     _length("max_tokens"),
     _length("max_completion_tokens", COMPLETION),
@@ -235,18 +254,20 @@ FIELDS = (
         _top,
     ),
     Field("echo", _FLAG, "whether the answer begins with the prompt", COMPLETION),
-    Field("tools", _OBJECTS, "functions that the model may call, as [below](#tools)", CHAT, tuple, texts=True),
+    Field(
+        "tools", _OBJECTS, "functions that the model may call, as in [Tools](serve.md#tools)", CHAT, tuple, texts=True
+    ),
     Field("tool_choice", _CHOICE, "whether the model may call them; a call cannot be forced", CHAT, texts=True),
+    Field("parallel_tool_calls", _FLAG, "whether an answer may have several calls, or the first only", CHAT),
     Field("model", _TEXT, "the served model, by one of its names"),
-    _drawing("temperature", _number(RANGES["temperature"])),
+    *_drawing("temperature", _number(RANGES["temperature"])),
     # OpenAI allows 0: the likeliest token.
-    _drawing("top_p", _number(replace(RANGES["top_p"], above=False)), lambda given: given or _LEAST_TOP_P),
-    _drawing("min_p", _number(RANGES["min_p"])),
-    _drawing("presence_penalty", _number(RANGES["presence_penalty"])),
-    _drawing("frequency_penalty", _number(RANGES["frequency_penalty"])),
-    replace(_drawing("repeat_penalty", _REPEAT), name="repetition_penalty", shown=False),  # vLLM's name
-    _drawing("repeat_penalty", _REPEAT),  # llama.cpp's name
-    _drawing("top_k", _whole(-1, _MOST_WHOLE), lambda given: max(int(given), 0)),  # -1 is vLLM's number for all
+    *_drawing("top_p", _number(replace(RANGES["top_p"], above=False)), lambda given: given or _LEAST_TOP_P),
+    *_drawing("min_p", _number(RANGES["min_p"])),
+    *_drawing("presence_penalty", _number(RANGES["presence_penalty"])),
+    *_drawing("frequency_penalty", _number(RANGES["frequency_penalty"])),
+    *_drawing("repeat_penalty", _REPEAT, others="repetition_penalty"),
+    *_drawing("top_k", _whole(-1, _MOST_WHOLE), lambda given: max(int(given), 0)),  # -1 is vLLM's number for all
     Field(
         "logit_bias",
         _BIASES,
@@ -255,16 +276,120 @@ FIELDS = (
         sets="sampling.logit_bias",
     ),
     Field("bad_words", _WORDS, "banned words of one token each", own=_stops, texts=True),
-    Field("seed", _whole(-(_SEEDS // 2), _SEEDS - 1), "gives the same text again; with -1 one is drawn", own=_seed),
-    Field("stop", _STOPS, "texts before which the answer ends", own=_stops, texts=True),
+    *_named(
+        "options.seed",
+        Field(
+            "seed", _whole(-(_SEEDS // 2), _SEEDS - 1), "gives the same text again; with -1 one is drawn", own=_seed
+        ),
+    ),
+    *_named("options.stop", Field("stop", _STOPS, "texts before which the answer ends", own=_stops, texts=True)),
     Field("stop_token_ids", _TOKENS, "tokens before which the answer ends", own=_tokens),
     Field("min_tokens", _whole(0, _MOST_WHOLE), "tokens of the answer before which nothing ends it", own=int),
     Field("ignore_eos", _FLAG, "whether the model cannot end the answer"),
-    Field("n", _whole(1, MOST_CHOICES), "how many answers, one after another", own=int, sets="choices"),
+    *_named(
+        "n_cmpl", Field("n", _whole(1, MOST_CHOICES), "how many answers, one after another", own=int, sets="choices")
+    ),
     Field("stream", _FLAG, "events in place of one answer"),
     Field("stream_options.include_usage", _FLAG, "whether the last event has `usage`"),
-    *(_ignored(name) for name in ("user", "metadata", "store", "service_tier", "parallel_tool_calls")),
 )
+
+_REFUSED = (
+    *_refused("response_format", "a form of the answer", _TEXT_FORM),
+    *_refused(
+        "grammar json_schema format structured_outputs guided_json guided_regex guided_choice guided_grammar",
+        "a form of the answer",
+    ),
+    *_refused("functions", "`tools`, by their old name", apis=CHAT),
+    *_refused("function_call", "`tool_choice`, by its old name", {"enum": ["auto", "none"]}, CHAT),
+    *_refused("modalities", "other prompts or answers than text", {"enum": [["text"]]}),
+    *_refused("audio images image_data width height steps", "other prompts or answers than text"),
+    *_refused("web_search_options moderation", "a service of OpenAI"),
+    *_refused("verbosity", "longer or shorter answers", {"enum": ["medium"]}),
+    *_refused("best_of", "the best of several answers", {"enum": [1, True]}),
+    *_refused("use_beam_search early_stopping", "the best of several answers", _NO),
+    *_refused("length_penalty", "the best of several answers", _ONE),
+    *_refused("suffix", "text after the answer", {"enum": [""]}),
+    *_refused("n_indent", "an answer of indented lines", _ZERO),
+    *_refused("typical_p options.typical_p tfs_z options.tfs_z", "another way to draw tokens", _ONE),
+    *_refused(
+        "mirostat options.mirostat dry_multiplier xtc_probability dynatemp_range top_a epsilon_cutoff eta_cutoff "
+        "smoothing_factor no_repeat_ngram_size",
+        "another way to draw tokens",
+        _ZERO,
+    ),
+    *_refused("top_n_sigma adaptive_target", "another way to draw tokens", {"enum": [-1, 0]}),
+    *_refused("min_keep", "another way to draw tokens", {"enum": [0, 1]}),
+    *_refused("samplers logits_processors vllm_xargs watermarking", "another way to draw tokens"),
+    *_refused("repeat_last_n options.repeat_last_n", "penalties of the last tokens only", {"enum": [-1]}),
+    *_refused("penalize_nl options.penalize_newline", "line breaks without penalty", _YES),
+    *_refused("allowed_token_ids", "an answer of some tokens only"),
+    *_refused("thinking_token_budget thinking_budget_tokens reasoning_budget_tokens", "a length of thinking", _LESS),
+    *_refused("reasoning_control", "a length of thinking", _NO),
+    *_refused("t_max_predict_ms", "an answer that ends by the clock", {"enum": [-1, 0]}),
+    *_refused("repetition_detection", "an answer that ends when it repeats itself"),
+    *_refused("lora", "an adapter"),
+    *_refused(
+        "system system_prompt template context chat_template prompt_embeds generation_prompt chat_format chat_parser",
+        "a prompt of another form",
+    ),
+    *_refused("truncate_prompt_tokens", "a prompt of another form", _NO),
+    *_refused("add_special_tokens raw", "a chat's prompt of another form", _NO, CHAT),
+    *_refused("add_generation_prompt", "a chat's prompt of another form", _YES, CHAT),
+    *_refused("add_special_tokens raw", "a completion's prompt of another form", _YES, COMPLETION),
+    *_refused("continue_final_message", "the rest of the last message", _NO),
+    *_refused("echo", "an answer that begins with the last message", _NO, CHAT),
+    *_refused("include_stop_str_in_output", "an answer that shows its end", _NO),
+    *_refused("skip_special_tokens", "an answer that shows control tokens", _YES),
+    *_refused("include_reasoning", "an answer without its thinking", _YES),
+    *_refused("reasoning_format", "thinking as part of the answer", {"enum": ["auto", "deepseek"]}),
+    *_refused("parse_tool_calls", "calls as part of the answer", _YES),
+    *_refused(
+        "prompt_logprobs return_token_ids return_tokens_as_token_ids return_tokens return_prompt_text "
+        "post_sampling_probs",
+        "a reply of another form",
+        _NO,
+    ),
+    *_refused("n_probs", "a reply of another form", _ZERO),
+    *_refused("top_logprobs", "a completion's `logprobs`, by another name", _ZERO, COMPLETION),
+    *_refused("logprob_token_ids response_fields _debug_render_only", "a reply of another form"),
+    *_refused("kv_transfer_params ec_transfer_params", "caches of other machines"),
+)
+
+_IGNORED = (
+    *_ignored("user metadata store safety_identifier request_id session_id", "who asks, and records of it"),
+    *_ignored("service_tier priority", "the order of requests: the first is answered first"),
+    *_ignored(
+        "prediction prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt cache_salt "
+        "n_cache_reuse id_slot keep_alive",
+        "speed: what is kept, and what is guessed",
+    ),
+    *_ignored(
+        "backend_sampling options.num_batch options.num_gpu options.main_gpu options.num_thread options.numa "
+        "options.low_vram options.f16_kv options.use_mmap options.use_mlock options.vocab_only options.logits_all",
+        "the machine, which the server knows",
+    ),
+    *_ignored(
+        "options.num_ctx options.num_keep n_keep n_discard truncate shift truncation_side",
+        "a full context: nothing of a prompt is dropped",
+    ),
+    *_ignored(
+        "stream_interval sse_ping_interval return_progress timings_per_token verbose "
+        "stream_options.include_obfuscation stream_options.continuous_usage_stats",
+        "events between the pieces of an answer",
+    ),
+    *_ignored(
+        "xtc_threshold dynatemp_exponent dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
+        "adaptive_decay mirostat_tau options.mirostat_tau mirostat_eta options.mirostat_eta grammar_lazy "
+        "grammar_triggers grammar_type preserved_tokens guided_decoding_backend guided_whitespace_pattern "
+        "reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_end_tags reasoning_budget_message "
+        "spaces_between_special_tokens media_io_kwargs mm_processor_kwargs return_mm_kwargs",
+        "settings of what is refused",
+    ),
+    *_ignored("think parallel_tool_calls", "thinking and calls, which only chats have", COMPLETION),
+    *_ignored("routed_experts_prompt_start return_token_offsets", "replies of other routes"),
+)
+
+FIELDS = (*_REFUSED, *_OBEYED, *_IGNORED)
 
 
 def fields_for(api: str) -> list[Field]:

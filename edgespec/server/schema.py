@@ -38,6 +38,7 @@ class Request:
     logprobs: int | None = None
     tools: tuple[Any, ...] = ()
     tool_choice: Any = None
+    parallel_tool_calls: bool = True
     echo: bool = False
 
     @property

@@ -18,8 +18,9 @@ from edgespec.server.fields import FIELDS, Field, Treatment, body_schema, fields
 from edgespec.server.json_schema import Schema, fits, wanted
 from edgespec.server.schema import Request, read_chat, read_completion
 from tests.server.test_schema import HI, result
+from tests.support.api_fields import API_FIELDS, OTHER_SAMPLERS
 
-PAGE = Path(__file__).parents[2] / "docs/guide/serve.md"
+PAGE = Path(__file__).parents[2] / "docs/guide/fields.md"
 BODIES: dict[str, dict[str, Any]] = {"chat": {"messages": HI}, "completion": {"prompt": "x"}}
 READERS = {"chat": read_chat, "completion": read_completion}
 ANY_VALUE: tuple[Any, ...] = (None, True, 0, -3, 1.5, "x", [], ["x"], {}, {"x": 1}, {"type": "x"}, 2**70)
@@ -41,10 +42,11 @@ def shown(field: Field) -> Schema:
 
 
 def rows(treatment: Treatment) -> list[str]:
-    """The rows of the docs' table. Fields of one meaning share a row."""
+    """The rows of the docs' table. Fields of one meaning share a row. Of ignored ones any value is allowed."""
     kinds = groupby(known(treatment), lambda field: (wanted(shown(field)), field.meaning))
     return [
-        f"| {', '.join(dict.fromkeys(f'`{field.name}`' for field in fields))} | {what} | {meaning} |"
+        f"| {', '.join(dict.fromkeys(f'`{field.name}`' for field in fields))} | "
+        + (f"{meaning} |" if treatment is Treatment.IGNORED else f"{what} | {meaning} |")
         for (what, meaning), fields in kinds
     ]
 
@@ -52,6 +54,19 @@ def rows(treatment: Treatment) -> list[str]:
 def test_an_api_has_each_name_once() -> None:
     for api in BODIES:
         assert set(Counter(field.name for field in fields_for(api)).values()) == {1}
+
+
+@pytest.mark.parametrize(("api", "other"), [(api, other) for api in BODIES for other in API_FIELDS[api]])
+def test_every_field_of_the_apis_has_a_row(api: str, other: str) -> None:
+    names = {field.name for field in fields_for(api)} | {field.name.partition(".")[0] for field in fields_for(api)}
+    assert [name for name in API_FIELDS[api][other] if name not in names] == []
+
+
+def test_every_field_that_is_not_obeyed_is_one_of_an_api() -> None:
+    names = set(OTHER_SAMPLERS).union(*(names for others in API_FIELDS.values() for names in others.values()))
+    assert [
+        field.name for field in FIELDS if field.treatment is not Treatment.OBEYED and field.name not in names
+    ] == []
 
 
 def test_an_obeyed_field_sets_what_a_request_has_and_others_set_nothing() -> None:
@@ -87,14 +102,9 @@ def test_the_ranges_of_sampling_are_those_of_requests() -> None:
             assert read_fields("chat", {**BODIES["chat"], name: most})["sampling"] == {name: most}
 
 
-@pytest.mark.parametrize("treatment", [Treatment.OBEYED, Treatment.REFUSED])
+@pytest.mark.parametrize("treatment", Treatment)
 def test_the_docs_have_the_table(treatment: Treatment) -> None:
     assert "\n".join(rows(treatment)) in PAGE.read_text(encoding="utf-8")
-
-
-def test_the_docs_name_the_fields_that_are_ignored() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert [field.name for field in known(Treatment.IGNORED) if f"`{field.name}`" not in page] == []
 
 
 # ---------------------------------------------------------------------------------------------------- JSON schemas

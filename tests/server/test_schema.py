@@ -108,6 +108,21 @@ def test_minus_one_means_a_random_seed_and_no_limit() -> None:
         {"tools": [], "tool_choice": None, "logit_bias": {}, "logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}, "modalities": ["text"], "functions": None},
         {"something_new": [1, 2, 3]},
+        {"prediction": {"type": "content", "content": "x"}, "safety_identifier": "x", "prompt_cache_key": "x"},
+        {"keep_alive": "5m", "cache_prompt": False, "options": {"num_ctx": 4096, "num_thread": 8, "unknown": 1}},
+        {
+            "typical_p": 1.0,
+            "mirostat": 0,
+            "dry_multiplier": 0.0,
+            "xtc_probability": 0,
+            "repeat_last_n": -1,
+            "top_a": 0,
+        },
+        {"mirostat_tau": 5.0, "dry_base": 1.75, "xtc_threshold": 0.1, "options": {"tfs_z": 1.0, "mirostat": 0}},
+        {"use_beam_search": False, "length_penalty": 1.0, "skip_special_tokens": True, "echo": False, "best_of": 1},
+        {"add_generation_prompt": True, "continue_final_message": False, "include_reasoning": True},
+        {"stop_token_ids": [], "ignore_eos": False, "bad_words": [], "min_tokens": None, "options": None},
+        {"parallel_tool_calls": True, "reasoning_format": "auto", "samplers": [], "verbosity": "medium"},
         dict.fromkeys(("temperature", "stop", "n", "seed", "stream", "stream_options", "max_tokens", "model")),
     ],
 )
@@ -127,6 +142,27 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("structured_outputs", {"json": {}}),
         ("format", "json"),
         ("tool_choice", "required"),
+        ("typical_p", 0.1),
+        ("mirostat", 2),
+        ("dry_multiplier", 0.8),
+        ("xtc_probability", 0.5),
+        ("top_a", 0.2),
+        ("repeat_last_n", 64),
+        ("include_stop_str_in_output", True),
+        ("use_beam_search", True),
+        ("allowed_token_ids", [1]),
+        ("skip_special_tokens", False),
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+        ("truncate_prompt_tokens", 100),
+        ("prompt_logprobs", 0),
+        ("echo", True),
+        ("verbosity", "low"),
+        ("function_call", {"name": "f"}),
+        ("web_search_options", {"search_context_size": "low"}),
+        ("samplers", ["top_k"]),
+        ("thinking_token_budget", 100),
+        ("chat_template", "x"),
     ],
 )
 def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any) -> None:
@@ -186,6 +222,40 @@ def test_fields_of_other_servers_mean_the_same_here() -> None:
     assert read_chat({"messages": HI, "top_k": 40.0}).sampling == {"top_k": 40}
     assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
     assert 0 < read_chat({"messages": HI, "top_p": 0}).sampling["top_p"] < 1e-6
+
+
+def test_the_options_of_ollama_are_those_of_a_request_and_come_first() -> None:
+    options = {
+        "num_predict": 5,
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repeat_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "seed": 7,
+        "stop": ["x"],
+    }
+    found = read_chat({"messages": HI, "options": options, "max_tokens": 9, "temperature": 1.0, "stop": "y"})
+    assert (found.max_tokens, found.seed, found.stop) == (5, 7, ("x",))
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+    assert found.sampling == {name: options[name] for name in names}
+    assert read_completion({"prompt": "x", "options": {"num_predict": -1}, "max_tokens": 9}).max_tokens is None
+    error = refused(read_chat, {"messages": HI, "options": {"mirostat": 2}})
+    assert (error.param, error.code) == ("mirostat", "unsupported_parameter")
+    assert refused(read_chat, {"messages": HI, "options": "x"}).param == "options"
+
+
+def test_the_ends_of_an_answer_are_read() -> None:
+    body = {"stop_token_ids": [3, 5.0], "ignore_eos": True, "min_tokens": 4, "bad_words": ["a", ""]}
+    found = read_chat({"messages": HI, **body})
+    assert (found.stop_token_ids, found.ignore_eos, found.min_tokens, found.bad_words) == ((3, 5), True, 4, ("a",))
+    plain = read_chat({"messages": HI})
+    assert (plain.stop_token_ids, plain.ignore_eos, plain.min_tokens, plain.bad_words) == ((), False, None, ())
+    assert plain.parallel_tool_calls is True
+    assert read_chat({"messages": HI, "parallel_tool_calls": False}).parallel_tool_calls is False
+    assert read_chat({"messages": HI, "n_cmpl": 2}).choices == 2
 
 
 def test_a_completion_reads_its_prompt_and_refuses_several() -> None:

@@ -63,6 +63,24 @@ def test_calls_are_streamed(client: openai.OpenAI, says: list[str]) -> None:
     assert {call.function.name for call in calls if call.function is not None} == {"weather"}
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_without_parallel_calls_an_answer_has_the_first_only(
+    client: openai.OpenAI, says: list[str], streamed: bool
+) -> None:
+    for parallel, count in ((False, 1), (True, 2), (openai.omit, 2)):
+        says += [CALL, "\n", CALL.replace("Oslo", "Rome")]
+        ask: dict[str, Any] = {"model": "tiny", "messages": ASK, "tools": TOOLS, "max_tokens": 20}
+        if streamed:
+            stream = client.chat.completions.create(**ask, parallel_tool_calls=parallel, stream=True)
+            calls = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or []]
+        else:
+            reply = client.chat.completions.create(**ask, parallel_tool_calls=parallel)
+            calls = reply.choices[0].message.tool_calls
+            assert reply.choices[0].finish_reason == "tool_calls"
+        assert len(calls) == count
+        assert "Oslo" in calls[0].function.arguments
+
+
 def test_a_call_that_is_not_allowed_stays_text(client: openai.OpenAI, says: list[str]) -> None:
     says += [CALL]
     reply = client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, tool_choice="none", max_tokens=20)
