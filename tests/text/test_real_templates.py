@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,9 +21,11 @@ from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.prompt_format import encode
+from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from edgespec.text.tokenizers.tokenizer import ControlToken
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.real_templates import CHANGES_LISTS, real_templates, reference
+from tests.support.vocabularies import real_vocabularies
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
@@ -347,6 +350,34 @@ def test_the_tokens_of_harmless_messages_are_those_of_the_whole_rendering(
                 conversation,
             )
     assert tried >= 25 * FEWEST_TEMPLATES
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "template"),
+    [
+        ("qwen2", "Qwen-Qwen2.5-7B-Instruct"),
+        ("llama-bpe", "meta-llama-Llama-3.1-8B-Instruct"),
+        ("phi-3", "microsoft-Phi-3.5-mini-instruct"),
+        ("gemma-4", "google-gemma-4-31B-it"),
+    ],
+)
+def test_the_tokens_of_a_real_models_prompt_are_llama_cpps(
+    pairs: dict[str, Pair], vocabulary: str, template: str
+) -> None:
+    path = real_vocabularies(home().root / "test-data")[vocabulary]
+    ours, tried = pairs[template].ours, 0
+    assert isinstance(ours, ChatTemplate)
+    with closing(LlamaTokenizer(path)) as tokenizer:
+        for messages, extra in (CONVERSATIONS[name] for name in ("several turns", "call and answer", "thoughts")):
+            try:
+                rendering = ours.render(messages, extra=extra)
+            except TemplateError:
+                continue
+            whole = tokenizer.encode(str.__str__(rendering), special=True)
+            assert encode(tokenizer, rendering) == whole
+            assert len([token for token in whole if tokenizer.control_token(token)]) >= 5
+            tried += 1
+    assert tried >= 2
 
 
 # What real templates remove from messages, or look for in them, besides the texts in their own source.
