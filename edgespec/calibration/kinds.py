@@ -12,7 +12,7 @@ from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, T
 from edgespec.calibration.timing import ModelTimes
 from edgespec.files.checked import Check, From, Range, read, to_json
 from edgespec.interfaces.model import ModelFacts
-from edgespec.planning.choice.settled import Settled
+from edgespec.planning.choice.settled import Answered, Settled
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import WidthProbe
@@ -84,8 +84,8 @@ def _timing_keys(at: Setting, facts: ModelFacts) -> list[Key]:
     return [_timing_key(at, facts)]
 
 
-def _pair_keys(at: Setting, target: ModelFacts, drafter: ModelFacts) -> list[Key]:
-    return [{"target": _timing_key(at, target), "drafter": _timing_key(at, drafter)}]
+def _pair_keys(at: Setting, target: ModelFacts, drafter: ModelFacts | None) -> list[Key]:
+    return [{"target": _timing_key(at, target), "drafter": None if drafter is None else _timing_key(at, drafter)}]
 
 
 def _text_keys(_at: Setting, target: ModelFacts, source: str) -> list[Key]:
@@ -199,3 +199,6 @@ PLACE: Kind[Settled[tuple[str, str, int | None]], [ModelFacts]] = Kind(
 
 # The fastest number of threads for a target in a runtime, on which calibrations have agreed.
 THREADS: Kind[Settled[int], [ModelFacts, str]] = Kind("settled", Settled[_Count], _thread_keys)
+
+# What answers since the last calibration agreed on about a target and its drafter.
+ANSWERED: Kind[Answered, [ModelFacts, ModelFacts | None]] = Kind("answered", Answered, _pair_keys, any_build=True)

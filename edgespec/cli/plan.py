@@ -69,6 +69,7 @@ def plan(
             ways = ["nothing yet: this machine is not measured"] if ranking is None else explained(ranking)
             files = [f"not {refusal.sentence}" for refusal in engine.considered_drafters]
             _print_list("considered", [*ways, *files])
+            _print_list("answers", engine.measurements.answered.lines)
             _print_list("missing", _missing())
 
 

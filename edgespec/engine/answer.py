@@ -22,6 +22,7 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.drafters.combination import CombinationState
 from edgespec.engine.events import Done, Event, FinishReason, Notice, Round, Text
 from edgespec.errors import CancelledError, InvalidRequestError
+from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan
@@ -133,6 +134,7 @@ class AnswerTask:
         self.decoded: Future[None] | None = None
         self.ending = False
         self.ended: Future[Done] | None = None
+        self.neighbours = Neighbours()  # while it is decoded
         self.stats = DecodeStats(prompt_tokens=len(turn.tokens))
         self.finish_reason: FinishReason = "cancelled"
         self.said = Said()
@@ -158,7 +160,7 @@ class AnswerTask:
     def _decode(self) -> None:
         steps = self._loop.steps()
         try:
-            with SwitchInterval() as turns:
+            with self.neighbours, SwitchInterval() as turns:
                 for step in steps:
                     turns.look()
                     if self._take(step) or self.abandoned:

@@ -445,6 +445,8 @@ class Session:
     def _cut(self, answer: AnswerTask) -> Done:
         """End the conversation and the cache at the last token that the reader got."""
         answer.depth.end()
+        if self._speculation is None:
+            self._pair.answered(answer.depth, beside_others=answer.neighbours.busy)
         conversation, said = self._conversation, answer.said
         conversation.end(answer.turn, said.raw, answer.said_ids, (said.text, said.calls))
         if self._pair.answers is not None:

@@ -15,6 +15,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "target_may_move": "the last calibration found another place faster; the next one has to confirm it",
         "drafter_lost": "the drafting model could not be loaded or its process died",
         "measured_busy": "other programs disturbed the measurements; they are made again",
+        "times_contradicted": "answers contradicted the measured times: estimates are used, where there are any",
         "measurement_ignored": "a stored measurement could not be used and is made again",
         "times_estimated": "times are those of similar machines until this machine is measured",
         "plain_step": "the time of a plain step, and of a step that verifies guesses",

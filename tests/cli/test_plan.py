@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.files.home import Home
+from edgespec.planning.depth.outcome import Outcome, Spread
 from edgespec.profiles.machines import machine_names
 from tests.support.command_line import InProcess, run_cli
 from tests.support.tiny_models import TinyModels
@@ -167,6 +169,24 @@ def test_a_described_target_larger_than_memory_is_an_error(here: InProcess, tmp_
     here("plan", "--simulate", tmp_path / "small.toml").failed_well("fits nowhere", "0.93 GiB may be used")
     failed = here("plan", "--simulate", tmp_path / "small.toml", "--json")
     assert failed.json["error"]["type"] == "MemoryLimitError"
+
+
+def test_explain_compares_the_latest_answer_with_what_the_plan_promised(
+    here: InProcess, tiny: TinyModels, tmp_path: Path
+) -> None:
+    pair = ("--target", tiny.target, "--draft", tiny.drafter, "--threads", "1")
+    assert "answers" not in labels(here("plan", *pair, "--explain").out)
+    got = Outcome(
+        rounds=9,
+        tokens_per_round=Spread(2.0, 1.5, 2.5),
+        token_s=Spread(0.02, 0.01, 0.03),
+        promised_tokens_per_round=3.0,
+        promised_token_s=0.015,
+    )
+    with tiny.load(store_home=Home(tmp_path / "home")) as engine:
+        engine.measurements.learn_answer(got)
+    assert labels(here("plan", *pair, "--explain").out)["answers"] == f"the latest: {got}"
+    assert "answers" not in labels(here("plan", *pair).out)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from edgespec.calibration.kinds import CONTENTION
 from edgespec.engine.engine import Engine
 from edgespec.errors import ProfileError
 from edgespec.files.home import Home
+from edgespec.planning.choice.settled import Answered, Settled
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
@@ -30,6 +31,8 @@ def control(engine: Engine) -> DepthControl:
 
 
 def plan_with(engine: Engine, contention: Contention) -> None:
+    """Plan as after two answers that gained by running in parallel."""
+    engine.measurements.answered = Answered(mode=Settled(chosen="pipelined"))
     drafter = engine.measurements.drafter
     assert drafter is not None
     engine.measurements.store.save(CONTENTION, contention, engine.measurements.target, drafter)

@@ -162,3 +162,42 @@ def test_plain_speed_is_known_without_calibration() -> None:
     plain.record(0.25)
     plain.record(0.25)
     assert plain.tokens_per_s == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("slower", [100.0, 1e6])
+def test_a_machine_far_slower_than_measured_teaches_its_pace_after_three_forwards(slower: float) -> None:
+    times = fresh()
+    seconds = slower * times.usual_s(1, 100)
+    assert [times.record(1, 100, seconds) for _ in range(2)] == [None, None]
+    assert times.factor == 1.0
+    assert times.record(1, 100, seconds) == pytest.approx(slower)
+    assert times.factor == pytest.approx(slower)
+    assert times.record(1, 100, seconds) == pytest.approx(slower)
+
+
+def test_two_stalls_between_ordinary_forwards_teach_nothing() -> None:
+    times = fresh()
+    usual_s = times.usual_s(1, 100)
+    for seconds in (usual_s, 60 * usual_s, 60 * usual_s, usual_s, 60 * usual_s, usual_s):
+        times.record(1, 100, seconds)
+    assert (times.factor, times.latest, times.moved) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_time_that_no_clock_measures_teaches_nothing(seconds: float) -> None:
+    times, plain = fresh(), PlainTimes()
+    for _ in range(5):
+        assert times.record(1, 100, seconds) is None
+        plain.record(seconds)
+    assert times.factor == 1.0
+    assert plain.tokens_per_s is None
+
+
+def test_what_a_width_is_off_is_known_for_forwards_that_were_compared_with_a_plain_one() -> None:
+    times = fresh()
+    times.record(4, 100, times.usual_s(4, 100))
+    assert times.off is None, "there was no plain forward"
+    times.record(1, 100, 2 * times.usual_s(1, 100))
+    assert times.off is None
+    times.record(4, 100, 3 * times.usual_s(4, 100))
+    assert times.off == pytest.approx(1.5)

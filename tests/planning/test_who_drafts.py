@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.options import Candidate
-from edgespec.planning.choice.plan import PlannedDrafter
-from edgespec.planning.choice.planner import NOT_CALIBRATED, DraftingModel
+from edgespec.planning.choice.plan import Mode, PlannedDrafter
+from edgespec.planning.choice.planner import NOT_CALIBRATED, DraftingModel, PlanRequest
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, choose_depth
+from edgespec.planning.cost.margins import TREES_GAIN
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.planning.depth.control import DepthControl
@@ -24,6 +26,7 @@ APART = Contention()
 CROWDED = Contention(target_factor=1.9, drafter_factor=2.1)
 SLOW_DRAFTER = DraftCost(token_s=0.05)
 FACTS = model_facts(runtime="native")
+ELSEWHERE = DraftingModel(facts=model_facts("small", device="Vulkan0"))
 
 
 def costs(curve: Curve = FLAT, **known: Any) -> Costs:
@@ -41,15 +44,28 @@ def probe(cap: int) -> WidthProbe:
     return WidthProbe(widths=tuple(range(1, cap + 2)))
 
 
-def best(known: Costs, cap: int = 4, *sources: str, **wish: Any) -> Candidate:
-    ranking = rank_pair(request(*(sources or ("model",)), **wish), FACTS, probe(cap), known)
+def wanted(*sources: str, **wish: Any) -> PlanRequest:
+    """A request whose drafting model, if any, is on another device than the target."""
+    own = {"drafters": (ELSEWHERE,)} if "model" in (sources or ("model",)) else {}
+    return request(*(sources or ("model",)), **{**own, **wish})
+
+
+def best(
+    known: Costs,
+    cap: int = 4,
+    *sources: str,
+    target: ModelFacts = FACTS,
+    agreed: Mode | None = None,
+    **wish: Any,
+) -> Candidate:
+    ranking = rank_pair(wanted(*sources, **wish), target, probe(cap), known, agreed)
     assert ranking is not None
     return ranking.best
 
 
-def said(known: Costs, cap: int = 4, *sources: str, **wish: Any) -> dict[str, str]:
+def said(known: Costs, cap: int = 4, *sources: str, agreed: Mode | None = None, **wish: Any) -> dict[str, str]:
     """The reasons of the plan, by their codes."""
-    made = plan_pair(request(*(sources or ("model",)), **wish), FACTS, probe(cap), (), known)
+    made = plan_pair(wanted(*sources, **wish), FACTS, probe(cap), (), known, agreed)
     return {reason.code: reason.text for reason in made.why}
 
 
@@ -77,6 +93,38 @@ def test_without_measured_contention_the_plan_is_serial() -> None:
     assert reason == "serial: how much target and drafter slow each other down has not been measured"
 
 
+def test_two_models_on_one_device_run_in_parallel_only_after_answers_that_gained_by_it() -> None:
+    """A forecast of it never came true on one processor."""
+    known, one_device = costs(contention=APART), {"drafters": (SMALL,)}
+    assert best(known, **one_device).mode == "serial"
+    assert said(known, **one_device)["in_turns"].endswith(
+        "on one device only answers show a gain of running in parallel: serial"
+    )
+    assert best(known, **one_device, agreed="pipelined").mode == "pipelined"
+    assert best(replace(known, contention=CROWDED), **one_device, agreed="pipelined").mode == "serial"
+
+
+def test_answers_that_lost_in_parallel_overrule_the_forecast() -> None:
+    known = costs(contention=APART)
+    assert best(known, agreed="serial").mode == "serial"
+    words = said(known, agreed="serial")["in_turns"]
+    assert words.endswith("expected, but the last answers in parallel were slower than serial ones: serial")
+    assert best(known, agreed="serial", mode="pipelined").mode == "pipelined", "it was asked for"
+
+
+def test_the_trees_of_serial_drafting_count_against_pipelined_drafting() -> None:
+    drafting = DraftCost(token_s=0.02)
+    chains = choose_depth(FLAT, drafting, (0.8,), 4).tokens_per_s
+    crowded = Contention(target_factor=1.15, drafter_factor=1.15)
+    known = costs(drafts={"model": drafting, "lookup": FREE}, contention=crowded)
+    at_once = expected_pipelined(SimulatedPair(curve=FLAT, draft=drafting, acceptance=(0.8,), contention=crowded), 4)
+    assert 1.02 < at_once.tokens_per_s / chains < 1.02 * TREES_GAIN
+    for branching, mode in ((False, "pipelined"), (True, "serial")):
+        target = replace(FACTS, can_branch=branching)
+        assert best(known, 4, "lookup", "model", target=target).mode == mode
+        assert best(known, 4, "model", target=target).mode == "pipelined", "there is nothing to copy"
+
+
 @pytest.mark.parametrize(("mode", "words"), [("serial", "serial: asked for"), ("pipelined", "pipelined: asked for")])
 def test_a_requested_mode_is_kept(mode: Any, words: str) -> None:
     for contention in (None, APART, CROWDED):
@@ -92,6 +140,7 @@ def test_a_drafter_that_gains_only_if_pipelined_is_planned_pipelined() -> None:
     dear = costs(steep, drafts={"model": DraftCost(token_s=0.06)}, contention=APART, acceptance={"model": (0.99,)})
     assert best(dear).mode == "pipelined"
     assert best(replace(dear, contention=None)).sources == ()
+    assert best(dear, drafters=(SMALL,)).sources == (), "they share one device"
 
 
 def test_a_drafter_that_gains_in_neither_mode_is_rejected_with_both_figures() -> None:
@@ -157,16 +206,16 @@ def test_of_several_drafting_models_the_ranking_plans_the_one_that_gains_most() 
     known = costs(
         drafts={"model": SLOW_DRAFTER, "model:tiny": fast}, acceptance={"model": (0.8,), "model:tiny": (0.8,)}
     )
-    wanted = request("lookup", drafters=(SMALL, tiny))
-    assert wanted.sources == ("lookup", "model", "model:tiny")
-    ranking = rank_pair(wanted, FACTS, probe(4), known)
+    both = request("lookup", drafters=(SMALL, tiny))
+    assert both.sources == ("lookup", "model", "model:tiny")
+    ranking = rank_pair(both, FACTS, probe(4), known)
     assert ranking is not None
     assert ranking.best.sources == ("lookup", "model:tiny")
     assert {candidate.sources for candidate in ranking.candidates if candidate.drafter is not None} == {
         ("lookup", "model"),
         ("lookup", "model:tiny"),
     }
-    plan = plan_pair(wanted, FACTS, probe(4), (), known)
+    plan = plan_pair(both, FACTS, probe(4), (), known)
     assert plan.drafter == PlannedDrafter(kind="lookup+model:tiny", facts=tiny.facts)
     assert "no model:tiny drafter: it has not been timed" in said(costs(), 4, drafters=(tiny,)).values()
 

@@ -8,7 +8,7 @@ from typing import Any
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.options import DrafterOption, Footprint, Ranking, TargetOption
-from edgespec.planning.choice.plan import Plan
+from edgespec.planning.choice.plan import Mode, Plan
 from edgespec.planning.choice.planner import (
     DraftingModel,
     PlanRequest,
@@ -78,14 +78,24 @@ def drafter_option(facts: ModelFacts, cost: DraftCost, **values: Any) -> Drafter
 
 
 def plan_pair(
-    request: PlanRequest, target: ModelFacts, probe: WidthProbe | None, notes: Sequence[Reason], costs: Costs
+    request: PlanRequest,
+    target: ModelFacts,
+    probe: WidthProbe | None,
+    notes: Sequence[Reason],
+    costs: Costs,
+    agreed: Mode | None = None,
 ) -> Plan:
     """The plan of an engine with this pair."""
-    return make_plan(request, target, probe, notes, costs, rank_pair(request, target, probe, costs))
+    return make_plan(request, target, probe, notes, costs, rank_pair(request, target, probe, costs, agreed))
 
 
-def rank_pair(request: PlanRequest, target: ModelFacts, probe: WidthProbe | None, costs: Costs) -> Ranking | None:
-    """The ranking of an engine with this pair, without measurements of other placements or a memory limit."""
+def rank_pair(
+    request: PlanRequest, target: ModelFacts, probe: WidthProbe | None, costs: Costs, agreed: Mode | None = None
+) -> Ranking | None:
+    """The ranking of an engine with this pair, without measurements of other placements or a memory limit.
+
+    ``agreed``: the mode that answers found faster.
+    """
     if costs.curves is None:
         return None
     here = target_option(target, costs.curves.curves[0], depth_cap_stable=depth_cap(target, probe))
@@ -100,4 +110,5 @@ def rank_pair(request: PlanRequest, target: ModelFacts, probe: WidthProbe | None
     devices = [model.facts.device for model in request.drafters]
     both = contention_of(request, costs)
     pairs = {} if both is None else {(target.device, device): both for device in devices}
-    return decide(request, [here], drafters, dict.fromkeys((target.device, *devices), NO_LIMIT), pairs)
+    shown = {} if agreed is None else {(target.device, device): agreed for device in devices}
+    return decide(request, [here], drafters, dict.fromkeys((target.device, *devices), NO_LIMIT), pairs, shown)

@@ -277,8 +277,14 @@ class BackgroundCalibration:
         times, probe = yield from self._labelled(steps, label)
         store.save(TIMES, replace(times, busy=self._busy), facts)
         store.save(WIDTHS, probe, facts)
+        self._forget_answers()
         for others, factor in self._other_threads:
             self._keep_plain_s(others, factor * times.curves.curves[0].plain_s)
+
+    def _forget_answers(self) -> None:
+        """What answers said of times that quiet ones replaced is over."""
+        if not self._busy:
+            self._pair.measurements.forget_answers()
 
     def _made_again(self, facts: ModelFacts) -> bool:
         return self._again and self._pair.measurements.store.busy_share(facts) > 0
@@ -338,6 +344,7 @@ class BackgroundCalibration:
             steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
             times = yield from self._labelled(steps, label, facts)
             store.save(TIMES, replace(times, busy=self._busy), facts)
+            self._forget_answers()
         if pair.measurements.unproven:
             agreeing = measure_agreement(pair.target, drafter, map(pair.prompts.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} agrees with {target.name}"

@@ -25,13 +25,14 @@ from edgespec.files.progress import Loading, LoadProgress
 from edgespec.hardware.machine import Machine, power_source
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.model import Model, ModelFacts
-from edgespec.interfaces.policy import DepthPolicy
+from edgespec.interfaces.policy import AnswerPolicy, DepthPolicy
 from edgespec.placement.model_pool import ModelPool, OpenSession
 from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import PlanRequest, make_plan
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
+from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.planning.depth.control import DepthControl, make_policy
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.profiles.profile import Profile
@@ -245,6 +246,24 @@ class LoadedPair:
             free()
         with self.lock:  # sessions answer in parallel
             self._notices += self.follow_power()
+
+    def answered(self, depth: AnswerPolicy, *, beside_others: bool) -> None:
+        """Hold a measured plan to what an ended answer got, and plan again if answers agree that it does not hold.
+
+        An answer ``beside_others``, which other programs slowed, tells nothing.
+        """
+        outcome = depth.outcome() if isinstance(depth, AnswerDepth) and not beside_others else None
+        with self.lock:
+            if outcome is None or self.closed or self.ranking is None or not self.ranking.best.target.measured:
+                return
+            best = self.ranking.best
+            promised = replace(
+                outcome,
+                promised_tokens_per_round=best.tokens_per_round,
+                promised_token_s=1.0 / best.tokens_per_s,
+            )
+            if self.measurements.learn_answer(promised):
+                self.replan()
 
     def take_notices(self) -> tuple[str, ...]:
         """The pending notices for the reader of an answer. Each notice is returned once."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from edgespec.calibration.kinds import ACCEPTANCE, CONTENTION, HISTORY, PLACE, PLAIN, TIMES, WIDTHS
+from edgespec.calibration.kinds import ACCEPTANCE, ANSWERED, CONTENTION, HISTORY, PLACE, PLAIN, TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.priors import (
     expected_acceptance,
@@ -22,6 +22,7 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placement, Placements, same_place
 from edgespec.planning.choice.evaluation import taken_bytes
 from edgespec.planning.choice.options import DrafterOption, Footprint, Ranking, Rejected, TargetOption
+from edgespec.planning.choice.plan import Mode
 from edgespec.planning.choice.planner import (
     DraftingModel,
     PlanRequest,
@@ -31,7 +32,7 @@ from edgespec.planning.choice.planner import (
     drafter_options,
 )
 from edgespec.planning.choice.ranking import HEADROOM_BYTES, Pair
-from edgespec.planning.choice.settled import clearly_faster, usual_seconds
+from edgespec.planning.choice.settled import Answered, clearly_faster, usual_seconds
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
@@ -40,8 +41,13 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WidthProbe, holds_for, probe_starts
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.experience import SAMPLED
+from edgespec.planning.depth.outcome import Outcome
 from edgespec.runtimes.llama.context import EVERY_LAYER
 
+CONTRADICTED = Reason(
+    "times_contradicted",
+    "two answers in a row contradicted the measured times: `edgespec calibrate --quick` measures them again",
+)
 MEASURED_BUSY = Reason(
     "measured_busy",
     "other programs kept the processor busy during this measurement: the times are rough, choose no mode and no "
@@ -70,6 +76,7 @@ class PairMeasurements:
             if prior is not None and prior != NO_PRIOR:
                 self.priors[source] = prior
         self.history = self.store.load(HISTORY, self.target, self._identity(MODEL))
+        self.answered = self._kept = self.store.load(ANSWERED, self.target, self.drafter) or Answered()
 
     @property
     def drafter(self) -> ModelFacts | None:
@@ -107,6 +114,8 @@ class PairMeasurements:
             notes.append(Reason("drafter_lost", f"the model drafter is lost: {self.drafter_failure}"))
         if self.disturbed:
             notes.append(MEASURED_BUSY)
+        if self.answered.times.chosen == "estimated":
+            notes.append(CONTRADICTED)
         return (*notes, *(Reason("measurement_ignored", note) for note in self.store.notes))
 
     def widths(self) -> WidthProbe | None:
@@ -137,7 +146,7 @@ class PairMeasurements:
         times, models = self.target_times(), self.request.drafters
         plain_s = self.store.plain_s(self.target)
         guessed_s = plain_s or self._expected_plain_s()
-        quiet = times is None or not times.busy
+        quiet = times is None or not (times.busy or self.answered.times.chosen == "estimated")
         curves, used = expected_curves(self.target, guessed_s), list[ModelTimes]()
         if times is not None and (quiet or curves is None):
             curves, used = times.curves, [times]
@@ -165,6 +174,7 @@ class PairMeasurements:
             contention=None if self.drafter is None else self._contention(self.target, self.drafter),
             measured=measured,
             quiet=not any(each.busy for each in used),
+            checked=not (measured and models) or self.answered.times.chosen == "measured",
         )
 
     def _expected_plain_s(self) -> float:
@@ -241,7 +251,10 @@ class PairMeasurements:
         others, refused = self._other_targets(places)
         moved, untimed = self._other_drafters(drafters, costs, places, loaded=loaded)
         options = drafter_options(self.request, [*drafters, *moved])
-        ranking = decide(self.request, [own, *others], options, memory, self._pairs(costs, places))
+        agreed: dict[Pair, Mode] = {}
+        if self.drafter is not None and self.answered.mode.chosen is not None:
+            agreed[self.target.device, self.drafter.device] = self.answered.mode.chosen
+        ranking = decide(self.request, [own, *others], options, memory, self._pairs(costs, places), agreed)
         return None if ranking is None else replace(ranking, rejected=(*ranking.rejected, *refused, *untimed))
 
     def _footprint(self, facts: ModelFacts, places: Sequence[Placement]) -> Footprint:
@@ -291,7 +304,7 @@ class PairMeasurements:
     def _pairs(self, costs: Costs, places: Placements) -> dict[Pair, Contention]:
         """The contention of the target's device with each device that may draft; none between disturbed times."""
         pairs: dict[Pair, Contention] = {}
-        if not costs.quiet:
+        if not costs.quiet and self.request.mode != "pipelined":
             return pairs
         both = contention_of(self.request, costs)
         if both is not None and self.drafter is not None:
@@ -356,8 +369,27 @@ class PairMeasurements:
         self.priors[source] = acceptance.as_prior()
         self.store.save(ACCEPTANCE, self.priors[source], self.target, self._identity(source))
 
+    def learn_answer(self, outcome: Outcome) -> bool:
+        """Note what an answer got of its plan; True if the plan follows from now on what answers agreed on."""
+        before, self.answered = self.answered, self.answered.after(outcome)
+        now = self.answered
+        if (before.times, before.mode) != (now.times, now.mode):
+            self._keep_answers()
+        return (before.times.chosen, before.mode.chosen) != (now.times.chosen, now.mode.chosen)
+
+    def forget_answers(self) -> None:
+        """Forget what answers said of the times, because they were measured again."""
+        self.answered = self._kept = Answered()
+        self.store.forget(ANSWERED, self.target, self.drafter)
+
+    def _keep_answers(self) -> None:
+        if self.answered != self._kept:
+            self.store.save(ANSWERED, self.answered, self.target, self.drafter)
+            self._kept = self.answered
+
     def keep(self, policy: DepthPolicy) -> None:
         """Store what a policy has learned, for the next process."""
+        self._keep_answers()
         if not isinstance(policy, DepthControl):
             return
         for source, prior in policy.priors().items():

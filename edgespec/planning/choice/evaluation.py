@@ -12,7 +12,7 @@ from edgespec.planning.choice.plan import Exactness, Mode
 from edgespec.planning.cost.acceptance import UNKNOWN
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import Curve, DraftCost, by_position, expected_tokens, round_seconds
-from edgespec.planning.cost.margins import SLOWER_ALLOWED
+from edgespec.planning.cost.margins import SLOWER_ALLOWED, TREES_GAIN
 from edgespec.planning.cost.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
 
 
@@ -74,9 +74,18 @@ class Evaluation:
         return self._reject(Reason("no_equal_width", "no guess keeps plain decoding's text identical there"))
 
     def verdicts(
-        self, modes: Sequence[Mode], contention: Contention | None, hand_over_s: float, *, known: bool
+        self,
+        modes: Sequence[Mode],
+        contention: Contention | None,
+        hand_over_s: float,
+        *,
+        known: bool,
+        agreed: Mode | None,
     ) -> list[Candidate | Rejected]:
-        """Evaluate the pair in each of ``modes`` open to it; ``known`` says whether it may run pipelined."""
+        """Evaluate the pair in each of ``modes`` open to it.
+
+        ``known``: whether a pipelined speed is predicted. ``agreed``: the mode that answers found faster, if any.
+        """
         found: list[Candidate | Rejected] = []
         if self.drafter.facts is None:  # drafting that takes no time is the same in either mode
             mode: Mode = "serial" if "serial" in modes else "pipelined"
@@ -86,8 +95,8 @@ class Evaluation:
             found.append(serial)
         if "pipelined" in modes and known:
             pipelined = self._pipelined(contention, hand_over_s)
-            if isinstance(serial, Candidate):
-                pipelined = self._against_turns(pipelined, serial)
+            if serial is not None:
+                pipelined = self._against_turns(pipelined, serial, agreed)
             found.append(pipelined)
         return [self._open_to_this_plan(verdict) for verdict in found]
 
@@ -194,23 +203,44 @@ class Evaluation:
             f"time), {most}: guesses only while they pay",
         )
 
-    def _against_turns(self, pipelined: Candidate | Rejected, serial: Candidate) -> Candidate | Rejected:
-        """Reject pipelined drafting unless it beats serial drafting and plain decoding by more than the noise."""
+    def _against_turns(
+        self, pipelined: Candidate | Rejected, serial: Candidate | Rejected, agreed: Mode | None
+    ) -> Candidate | Rejected:
+        """Reject pipelined drafting unless it beats serial drafting and plain decoding by more than the noise.
+
+        Serial drafting has trees, which the forecast does not count. Answers overrule the forecast, and two models on
+        one device run in parallel only after answers that gained by it.
+        """
         plain_s = self.fastest.curve.plain_s
-        in_turns, at_once = plain_s * serial.drafted_tokens_per_s, pipelined.speedup
+        at_once = pipelined.speedup
         if isinstance(pipelined, Candidate):
             at_once = plain_s * pipelined.drafted_tokens_per_s
-        if at_once is None:
-            return pipelined  # the contention was not measured
-        rival = in_turns if self.asked is not None else max(in_turns, plain_s / self.target.curve.plain_s)
+        if at_once is None or (isinstance(serial, Rejected) and isinstance(pipelined, Rejected)):
+            return pipelined  # the contention was not measured, or neither mode can pay
+        said, rival = f"pipelined {at_once:.2f}x", 0.0
+        if isinstance(serial, Candidate):
+            rival = self._trees_gain * plain_s * serial.drafted_tokens_per_s
+            said += f", serial {rival:.2f}x"
+            if self.asked is None:
+                rival = max(rival, plain_s / self.target.curve.plain_s)
         if isinstance(pipelined, Candidate) and at_once > self.margin * rival:
-            return pipelined
+            if agreed == "serial":
+                said += " expected, but the last answers in parallel were slower than serial ones"
+            elif agreed is None and self.drafter.device == self.target.facts.device:
+                said += " expected, but on one device only answers show a gain of running in parallel"
+            else:
+                return pipelined
         return self._reject(
-            Reason("in_turns", f"pipelined {at_once:.2f}x, serial {in_turns:.2f}x: serial"),
+            Reason("in_turns", f"{said}: serial"),
             mode="pipelined",
             speedup=at_once,
             possible_speedup=pipelined.possible_speedup,
         )
+
+    @property
+    def _trees_gain(self) -> float:
+        """How many times as fast serial drafting is as with chains alone."""
+        return TREES_GAIN if self.drafter.copies and self.target.facts.can_branch else 1.0
 
     def _open_to_this_plan(self, verdict: Candidate | Rejected) -> Candidate | Rejected:
         """Reject a drafter that would have to move: a loaded drafter stays on its device until the next start."""

@@ -107,11 +107,13 @@ def decide(
     drafters: Sequence[DrafterOption],
     memory_bytes: Mapping[str, int],
     contention: Mapping[Pair, Contention],
+    agreed: Mapping[Pair, Mode] | None = None,
 ) -> Ranking | None:
     """Rank what may run where for a request; the plan is the first candidate. Pure.
 
-    ``targets[0]`` is the target as loaded. Returns None if a depth was requested and a drafter was not timed: the
-    drafter drafts anyway, with no prediction. Raises what ``rank`` raises.
+    ``targets[0]`` is the target as loaded. ``contention`` and ``agreed`` are those of ``rank``. Returns None if a
+    depth was requested and a drafter was not timed: the drafter drafts anyway, with no prediction. Raises what
+    ``rank`` raises.
     """
     timed = {source for drafter in drafters for source in drafter.sources}
     if request.asked_depth and not timed.issuperset(request.sources):
@@ -124,6 +126,7 @@ def decide(
         drafters,
         memory_bytes,
         contention=contention,
+        agreed=agreed,
         exactness="near" if request.exactness == "near" else "stable",
         asked=request.asked_depth or None,
         modes=() if request.asked_depth == 0 else modes,

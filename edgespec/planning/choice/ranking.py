@@ -40,6 +40,7 @@ def rank(
     *,
     contention: Mapping[Pair, Contention] | None = None,
     hand_over_s: Mapping[Pair, float] | None = None,
+    agreed: Mapping[Pair, Mode] | None = None,
     exactness: ExactnessRequest = "stable",
     depth_limit: int = WIDEST - 1,
     asked: int | None = None,
@@ -56,7 +57,8 @@ def rank(
     ``memory_bytes`` is the usable size of each memory, by the name of the device that owns it. ``contention`` and
     ``hand_over_s`` (seconds a round) are keyed by (target's device, drafter's device). A pair of devices that is
     missing in ``contention`` is not run in parallel, nor are two models on one such device. A missing hand-over is
-    free.
+    free. ``agreed``: by the same pairs, the mode that answers found faster. Two models on one device run in parallel
+    only where that is "pipelined".
 
     ``exactness``: "stable" allows depths that are bit-equal to plain decoding, "near" goes up to ``depth_limit``,
     "any" as well but without probed widths (described machines). ``asked`` is a requested depth, ranked before plain
@@ -105,7 +107,8 @@ def rank(
             # Sharing one device needs a measured contention; two devices may be known to be independent.
             known = drafter.device != device or pair in (contention or {})
             both, hand_over = (contention or {}).get(pair), (hand_over_s or {}).get(pair, 0.0)
-            for verdict in evaluation.verdicts(modes, both, hand_over, known=known):
+            shown = (agreed or {}).get(pair)
+            for verdict in evaluation.verdicts(modes, both, hand_over, known=known, agreed=shown):
                 if isinstance(verdict, Candidate):
                     candidates.append(verdict)
                 else:

@@ -18,7 +18,7 @@ class Costs:
     of target and drafting model (None: not measured). ``load_s`` is the expected time that loading the drafting model
     takes from the current answer; 0.0 once loaded. ``measured`` is False if the times are priors, scaled to this
     machine. ``quiet`` is False if other programs disturbed them and no priors are known: they fill the gap, and no
-    mode, place or drafter is chosen by them.
+    mode, place or drafter is chosen by them. ``checked`` is False until answers have confirmed measured times.
     """
 
     curves: ContextCurves | None = None
@@ -29,6 +29,7 @@ class Costs:
     load_s: float = 0.0
     measured: bool = True
     quiet: bool = True
+    checked: bool = True
 
     @property
     def model(self) -> str | None:

@@ -11,10 +11,11 @@ from edgespec.interfaces.model import ALONE, Company
 from edgespec.planning.cost.curve import ContextCurves
 
 # A forward this many times slower than expected is not a measurement: a suspended machine, a debugger, a clock jump.
+# After _SLOW of them in a row it is the machine that is slower.
 IMPLAUSIBLE_FACTOR = 50.0
 
 # The median of this many forwards is the machine's pace: two stalls in a row change nothing, three slow forwards do.
-_RECENT = 5
+_RECENT, _SLOW = 5, 3
 
 # Forwards after a plain one that are compared with it: half a sentence, as long as a shared machine keeps its pace.
 _COMPARED = 8
@@ -38,8 +39,7 @@ class PlainTimes:
         self._seconds: deque[float] = deque(maxlen=_RECENT_PLAIN)
 
     def record(self, seconds: float) -> None:
-        usual_s = statistics.median(self._seconds) if len(self._seconds) >= _ENOUGH_PLAIN else math.inf
-        if math.isfinite(seconds) and 0.0 < seconds <= IMPLAUSIBLE_FACTOR * usual_s:
+        if math.isfinite(seconds) and seconds > 0.0:
             self._seconds.append(seconds)
 
     @property
@@ -65,9 +65,11 @@ class LiveTimes:
         self._own = [1.0] * len(self._base)
         self._off: list[deque[float]] = [deque(maxlen=_LATEST_OFF) for _ in range(widest + 1)]
         self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._implausible = 0  # in a row
         self._plain: float | None = None  # the factor of the latest plain forward
         self._compared = 0
         self.factor = self.latest = 1.0  # over several forwards, and of the last forward
+        self.off: float | None = None  # what the last forward's width was off, if it was compared with a plain one
         self.since_plain = 0
 
     def usual_s(self, width: int, context: int) -> float:
@@ -98,16 +100,24 @@ class LiveTimes:
         Returns the factor it showed, or None for an implausible time. A shared forward says nothing about single
         widths: it may have waited for others, or have read a part of a prompt.
         """
-        usual_s = self.usual_s(width + company.rows, context)
-        if not 0.0 < seconds < IMPLAUSIBLE_FACTOR * usual_s * self.factor:
+        self.off = None
+        if not 0.0 < seconds < math.inf:
             return None
-        shown = self.latest = seconds / usual_s
+        shown = seconds / self.usual_s(width + company.rows, context)
+        self._implausible = self._implausible + 1 if shown >= IMPLAUSIBLE_FACTOR * self.factor else 0
+        if 0 < self._implausible < _SLOW:
+            return None
+        if self._implausible:
+            self._recent.extend([shown] * _SLOW)
+            self._implausible = 0
+        self.latest = shown
         self.since_plain += 1
         if width == 1:
             self._plain, self._compared, self.since_plain = shown, _COMPARED if company == ALONE else 0, 0
         elif self._compared and self._plain is not None and company == ALONE:
             self._compared -= 1
-            self._off[width].append(shown * self._own[width] / self._plain)
+            self.off = shown * self._own[width] / self._plain
+            self._off[width].append(self.off)
             self._own[width] = statistics.median((*_CALIBRATED, *self._off[width]))
         self._recent.append(shown)
         self.factor = sorted(self._recent)[len(self._recent) // 2]

@@ -20,15 +20,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgespec.interfaces.drafting import COPIES
 from edgespec.interfaces.model import ALONE, Company
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.curve import FREE, DraftCost
 from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, LiveTimes
-from edgespec.planning.cost.margins import DRAFT_MARGIN
+from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS, Experience
 from edgespec.planning.depth.load import Load, charged
+from edgespec.planning.depth.outcome import LEAST_STEP_S, Outcome, Seen
 from edgespec.planning.depth.price import (
     HINDSIGHT,
     LEAST_READ,
@@ -89,6 +91,7 @@ class AnswerDepth:
         self._load = Load()
         self._loading, self._read, self._asked = False, 0, 0
         self._would_pause = False  # whether the drafter would have read for too long beside others
+        self._costs, self._seen = control.costs, Seen()
         self.ledger = Ledger(0.0, 0.0)
         self._now = times.all_now(prompt_tokens)
 
@@ -117,7 +120,7 @@ class AnswerDepth:
         control = self._control
         with control.lock:
             cost = self._price(source)
-            if cost is None or control.hopeless or self._times_plain():
+            if cost is None or self._hopeless or self._times_plain():
                 return OFF
             return self._allow_model(source, cost, lag, unread)
 
@@ -140,7 +143,7 @@ class AnswerDepth:
         both = self._pipelined is not None
         if both and not self._done:
             return Allowance(self._cap + 1)  # both sides read the prompt in parallel, where that delays neither
-        read, window = lag, None
+        read, window, checking = lag, None, False
         if self._delays_others():
             return OFF
         if self._trust.on:
@@ -154,6 +157,7 @@ class AnswerDepth:
             self._control.forget_slowness()
             read = window = LOOK
             self._timed, self._skipped = False, self._context - LOOK
+            checking = not self._costs.checked
         else:
             return OFF
         if both:
@@ -170,7 +174,9 @@ class AnswerDepth:
         rates = self._experience.sources[source].by_position(depth)
         chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
         self._read, self._asked = read, chain or 0
-        return Allowance(depth, self._gate(source, cost, depth), window, patience_s, hindsight, chain=chain)
+        # A check proposes its token whatever it seems worth: the wider forward is to be timed too.
+        gate = None if checking else self._gate(source, cost, depth)
+        return Allowance(depth, gate, window, patience_s, hindsight, chain=chain)
 
     def _delays_others(self) -> bool:
         """Whether drafting costs other answers more than it brings this one."""
@@ -193,10 +199,10 @@ class AnswerDepth:
         control = self._control
         with control.lock:
             cost = self._price(source)
-            if cost is None or control.hopeless or self._loading or not self._done:
+            if cost is None or self._hopeless or self._loading or not self._done:
                 return False
             load_s = LOAD_MARGIN * control.load_s * max(1.0, self._times.factor, self._times.latest)
-            if self._buys(cost, lag, 0, load_s) is None:
+            if self._buys(cost, lag, 0, load_s) is None and not self._checks(cost, lag, load_s):
                 return False
             self._loading, control.load_s, control.missed_s = True, 0.0, 0.0
             return True
@@ -248,7 +254,22 @@ class AnswerDepth:
             return False
         price_s = LOOK * cost.lag_token_s + self._lost_s(cost, 1)
         gain = self._experience.gain(self._control.good_gain) / 2**self._trust.failed
-        return self._earns(price_s, gain, price_s)
+        return self._checks(cost, lag, 0.0) or self._earns(price_s, gain, price_s)
+
+    def _checks(self, cost: DraftCost, lag: int, load_s: float) -> bool:
+        """Whether to look only to time the drafter.
+
+        Until answers have confirmed the measured times, it might be better than they say.
+        """
+        if self._costs.checked or self._pipelined or self._rate is not None or self._done < HINDSIGHT:
+            return False
+        price_s = load_s + min(lag, LOOK) * cost.lag_token_s + self._lost_s(cost, 1)
+        return price_s <= AT_ONCE * self.ledger.room_s
+
+    @property
+    def _hopeless(self) -> bool:
+        """Whether the drafter could not pay with every token right, by times that need no check."""
+        return self._control.hopeless and self._costs.checked
 
     def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
         """Whether to spend ``price_s`` on a ``gain`` in plain steps a token; ``lost_s`` is the most it can lose."""
@@ -318,6 +339,8 @@ class AnswerDepth:
                 shown = times.factor
             else:
                 seen = times.record(record.width, record.context_length, record.verify_s, record.company)
+                if times.off is not None:
+                    self._seen.widths.append(times.off)
                 if record.width == 1 and record.company == ALONE:
                     control.plain.record(record.verify_s)
                 cost = control.price(record.source or "", times) or FREE
@@ -343,11 +366,14 @@ class AnswerDepth:
                 self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
                 self._rate_s = _RATE_DECAY * self._rate_s + charged(working_s, usual_s * shown, others)
             self._count(record.emitted)
+            self._see(record)
             if record.source == control.model or record.overlapped:
                 if not record.overlapped:
                     # In a shared step, drafting may have waited for others.
                     shared = record.company != ALONE
-                    self._timed |= shared or control.learn_price(record, times.latest, self._read, self._asked)
+                    slow = None if shared else control.learn_price(record, times.latest, self._read, self._asked)
+                    self._timed |= shared or slow is not None
+                    self._seen.drafting += [] if slow is None else [slow]
                     # One slow forward says nothing about drafting; three are the machine's pace (LiveTimes).
                     now_s = times.now_s(record.width + record.company.rows, record.context_length)
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s
@@ -356,6 +382,36 @@ class AnswerDepth:
                 self._judge(step_s, charged(working_s, step_s, others), record.emitted)
             elif control.load_s and not control.hopeless:
                 control.missed_s += self._gain * plain_s
+
+    def _see(self, record: RoundRecord) -> None:
+        """Note what a round got; of a pipelined answer, those in parallel from the first compared guess on."""
+        seen = self._seen
+        if self._pipelined is not None and record.overlapped:
+            seen.compared += record.evaluated
+            seen.right += record.accepted
+        if not self._loading and (self._pipelined is None or (record.overlapped and seen.compared)):
+            seen.add(record.emitted, record.round_s)
+
+    def outcome(self) -> Outcome | None:
+        """What the answer got, and what it says of the plan; None after too few rounds, or beside other answers."""
+        with self._control.lock:
+            seen, costs = self._seen, self._costs
+            if seen.rounds < 2 or self._load.seen:
+                return None
+            both, told = self._pipelined is not None, self._now[0] >= LEAST_STEP_S
+            rows = costs.measured and costs.model is not None
+            return Outcome(
+                rounds=seen.rounds,
+                tokens_per_round=seen.tokens_per_round,
+                token_s=seen.token_s,
+                times=seen.times(self._times.factor) if told and rows and not both else None,
+                mode=seen.mode(self._serial_token_s) if told and both else None,
+            )
+
+    def _serial_token_s(self, rate: float) -> float:
+        """Seconds of a token in the serial mode, now, with that share of right guesses."""
+        trees = TREES_GAIN if COPIES in self._costs.drafts else 1.0
+        return self._now[0] / max(1.0, trees * self._control.serial_speedup(rate))
 
     def _judge(self, step_s: float, working_s: float, emitted: int) -> None:
         """Add the savings of a drafted round to trust, and pause drafting once trust is lost."""

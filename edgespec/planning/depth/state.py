@@ -77,6 +77,15 @@ class DepthState:
 
         ``forward_s``: T(1), T(2), ... if not as calibrated. Drafting delays ``others`` more answers.
         """
+        return self._speedup(rate, self.pipelined, forward_s, others)
+
+    def serial_speedup(self, rate: float) -> float:
+        """The same in the serial mode, whatever the plan's mode."""
+        return self._speedup(rate, None)
+
+    def _speedup(
+        self, rate: float, both: Contention | None, forward_s: Sequence[float] = (), others: float = 0.0
+    ) -> float:
         model, cap = self.costs.model_cost, self.depth_cap
         if model is None or self.costs.curves is None or cap < 1:
             return 0.0
@@ -84,7 +93,7 @@ class DepthState:
         if forward_s:
             curve = Curve(widths=tuple(range(1, len(forward_s) + 1)), forward_s=tuple(forward_s))
         slow = statistics.median(self._slow) if self._slow else 1.0
-        return pair_speedup(curve, model.scaled(slow * (1.0 + others)), rate, cap, self.pipelined)
+        return pair_speedup(curve, model.scaled(slow * (1.0 + others)), rate, cap, both)
 
     @property
     def plain_tokens_per_s(self) -> float | None:
@@ -121,16 +130,16 @@ class DepthState:
         self._slow.clear()
         self._slow_reading.clear()
 
-    def learn_price(self, record: RoundRecord, slower: float, read: int, asked: int = 0) -> bool:
+    def learn_price(self, record: RoundRecord, slower: float, read: int, asked: int = 0) -> float | None:
         """Learn how many times longer drafting takes than calibrated while the target takes ``slower`` times as long.
 
-        ``asked`` is how many tokens a one-pass drafter drafted. Return whether the round had a draft to learn from.
+        ``asked`` is how many tokens a one-pass drafter drafted. Returns None for a round without a timed draft.
         """
         cost = self.costs.model_cost
         if cost is None or cost == FREE or not record.draft_forwards:
-            return False  # a read that was stopped early does not report how many tokens it read
+            return None  # a read that was stopped early does not report how many tokens it read
         reading, drafting = drafting_slowness(cost, record, slower, read, asked)
         if reading is not None and read >= LEAST_READ:
             self._slow_reading.append(reading)
         self._slow.append(drafting)
-        return True
+        return drafting

@@ -1,0 +1,197 @@
+"""Plans that are held to what answers got: across processes of one answer, and within one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.calibration.kinds import CONTENTION
+from edgespec.engine.engine import Engine
+from edgespec.engine.pair.measurements import CONTRADICTED
+from edgespec.files.home import Home
+from edgespec.hardware import neighbours
+from edgespec.hardware.neighbours import Used
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.choice.planner import ESTIMATED
+from edgespec.planning.choice.settled import Answered, Settled
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.depth.answer import AnswerDepth
+from edgespec.planning.depth.base import FixedDepth
+from edgespec.planning.depth.outcome import Outcome, Spread
+from edgespec.runtimes.native.library import PORTABLE
+from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import SHAPE, TinyModels, answer, invent_measurements, load_drafter
+
+STEP_S, DRAFT_S = 0.01, 0.001  # the true times, whatever this machine takes
+REPEATING = "the people use water and the people use words and the people"
+
+
+@pytest.fixture(autouse=True)
+def _true_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy gets constant times of both models, by which every plan is held."""
+    if require_native().levels[-1] == PORTABLE:
+        pytest.skip("in portable C there are no estimates to go back to")
+    began, record = AnswerDepth.began, AnswerDepth.record
+
+    def steady(self: AnswerDepth, told: RoundRecord) -> None:
+        draft_s = DRAFT_S * told.draft_forwards
+        record(self, replace(told, verify_s=STEP_S, draft_s=draft_s, sync_s=0.0, round_s=STEP_S + draft_s))
+
+    monkeypatch.setattr(AnswerDepth, "began", lambda self, *_: began(self, 10 * STEP_S, STEP_S))
+    monkeypatch.setattr(AnswerDepth, "record", steady)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of ten layers, so that the drafter with two gains."""
+    folder = tmp_path_factory.mktemp("held")
+    return write_tiny_gguf(folder / "large.gguf", seed=5, layers=10, **SHAPE)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def load(tiny: TinyModels, home: Home, target: Path) -> Callable[..., Engine]:
+    def load(**overrides: Any) -> Engine:
+        settings = {"store_home": home, "draft": str(tiny.target), "lookup": False, "context": 400, **overrides}
+        engine = tiny.load(target, **settings)
+        load_drafter(engine)
+        return engine
+
+    return load
+
+
+def measure(engine: Engine, target_s: float, drafter_s: float) -> None:
+    """A store in which calibration found these times."""
+    invent_measurements(engine, target_s, drafter_s)
+    assert engine.measurements.drafter is not None
+    engine.measurements.store.save(CONTENTION, Contention(), engine.measurements.target, engine.measurements.drafter)
+
+
+def generate(engine: Engine) -> None:
+    with engine.session() as session:
+        answer(session.generate(REPEATING, max_tokens=120))
+
+
+def end_answer(engine: Engine) -> None:
+    engine.pair.answered(engine.policy.answer(prompt_tokens=9), beside_others=False)
+
+
+@pytest.mark.parametrize("wrong", [0.5, 2.0])
+@pytest.mark.parametrize("model", ["target", "drafter"])
+def test_a_wrong_store_is_left_after_two_processes_of_one_answer(
+    load: Callable[..., Engine], home: Home, model: str, wrong: float
+) -> None:
+    target_s, drafter_s = (STEP_S * wrong, DRAFT_S) if model == "target" else (STEP_S, DRAFT_S * wrong)
+    with load() as engine:
+        measure(engine, target_s, drafter_s)
+        assert engine.measurements.costs().measured
+        generate(engine)
+        assert engine.measurements.costs().measured, "one answer decides nothing"
+    with load() as engine:
+        assert CONTRADICTED not in engine.plan.why
+        (latest, announced) = engine.measurements.answered.lines
+        assert "promised" in latest
+        assert "contradicts the measured times" in announced
+        generate(engine)
+        assert CONTRADICTED in engine.plan.why, "the plan follows in the same process"
+    with load() as engine:
+        assert CONTRADICTED in engine.plan.why
+        assert ESTIMATED in engine.plan.why
+        assert engine.plan.mode == "serial"
+        assert not engine.measurements.costs().measured
+        before = stored(home)["times"]
+        generate(engine)
+        assert stored(home)["times"] == before, "the measured times stay until the next calibration"
+
+
+def test_right_times_are_confirmed_and_kept(load: Callable[..., Engine]) -> None:
+    with load() as engine:
+        measure(engine, STEP_S, DRAFT_S)
+        assert not engine.measurements.costs().checked
+        generate(engine)
+        generate(engine)
+        assert engine.measurements.costs().measured
+        assert engine.measurements.costs().checked
+        assert CONTRADICTED not in engine.plan.why
+
+
+def test_a_calibration_forgets_what_answers_said_of_earlier_times(
+    load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorten_contention(monkeypatch)
+    fix_plain_ratio(monkeypatch, 100.0)
+    with load() as engine:
+        measure(engine, 0.5 * STEP_S, DRAFT_S)
+        generate(engine)
+        generate(engine)
+        assert CONTRADICTED in engine.plan.why
+        engine.calibrate(afresh=True)
+        assert CONTRADICTED not in engine.plan.why
+        assert engine.measurements.costs().measured
+        assert engine.measurements.answered == Answered()
+    with load() as engine:
+        assert engine.measurements.answered == Answered()
+
+
+def test_an_answer_beside_other_programs_says_nothing(
+    load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(range(10**6))
+
+    def half() -> Used:
+        now = float(next(looks))
+        return Used(own_s=0.0, busy_s=0.5 * now, total_s=now)
+
+    with load() as engine:
+        measure(engine, 0.5 * STEP_S, DRAFT_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(neighbours, "processor_seconds", half)
+            for _ in range(3):
+                generate(engine)
+        assert engine.measurements.answered == Answered()
+        generate(engine)
+        assert engine.measurements.answered.times.ahead == "estimated"
+
+
+def test_answers_that_do_not_follow_the_plan_do_not_count(load: Callable[..., Engine]) -> None:
+    with load() as engine:
+        measure(engine, 0.5 * STEP_S, DRAFT_S)
+        own = replace(engine.pair.speculation(), policy=engine.policy)
+        with engine.session(speculation=own) as session:
+            answer(session.generate(REPEATING, max_tokens=60))
+        with engine.session() as session:
+            answer(session.generate(REPEATING, max_tokens=60, depth=2))
+            answer(session.generate(REPEATING, max_tokens=60, depth=0))
+        assert engine.measurements.answered == Answered()
+
+
+def test_a_pipelined_plan_that_loses_twice_becomes_serial_for_this_and_later_processes(
+    load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store claims a gain of running in parallel, which no answer confirms."""
+    lost = Outcome(
+        rounds=50, tokens_per_round=Spread(1.2, 1.1, 1.3), token_s=Spread(0.009, 0.0085, 0.0095), mode="serial"
+    )
+    with load() as engine:
+        known = engine.measurements
+        assert known.drafter is not None
+        measure(engine, STEP_S, 0.4 * STEP_S)
+        known.answered = Answered(mode=Settled(chosen="pipelined"))
+    with load() as engine:
+        assert engine.plan.mode == "pipelined"
+        monkeypatch.setattr(AnswerDepth, "outcome", lambda _self: lost)
+        end_answer(engine)
+        assert engine.plan.mode == "pipelined"
+    with load() as engine:
+        assert engine.plan.mode == "pipelined"
+        end_answer(engine)
+        assert engine.plan.mode == "serial"
+        assert "the last answers in parallel were slower than serial ones" in " ".join(engine.plan.reasons)
+        engine.pair.answered(FixedDepth(3), beside_others=False)
+    with load() as engine:
+        assert engine.plan.mode == "serial"
