@@ -195,9 +195,9 @@ class Engine:
     ) -> Session:
         """A new conversation. Sessions of one engine interleave freely; each gives the text it would give alone.
 
-        ``speculation`` replaces the plan's drafters and policy in this session. ``messages`` are earlier turns:
-        mappings with a role and a content, user and assistant alternately. Without ``think`` a template that has a
-        switch (``has_thinking_switch``) leaves thinking out.
+        ``speculation`` replaces the plan's drafters and policy in this session. ``messages`` are earlier turns as
+        ``Session.generate`` takes them, an answer or a result last. Without ``think`` a template that has a switch
+        (``has_thinking_switch``) leaves thinking out.
         """
         check_system(system)
         check_messages(messages)

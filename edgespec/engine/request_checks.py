@@ -13,6 +13,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.answer_parts import StopStrings
 from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import described
+from edgespec.text.plain import mended
 
 
 def check_request(
@@ -25,7 +26,10 @@ def check_request(
     raw: bool = False,
     logprobs: int | None = None,
 ) -> str:
-    """The prompt. Raises InvalidRequestError for arguments of ``Session.generate`` that no model accepts."""
+    """The prompt, with U+FFFD for half of a character.
+
+    Raises InvalidRequestError for arguments of ``Session.generate`` that no model accepts.
+    """
     if not isinstance(prompt, str):
         raise InvalidRequestError(
             f"the prompt must be text, not {described(prompt)}",
@@ -46,7 +50,7 @@ def check_request(
     if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
         raise InvalidRequestError(f"stop strings must be a list of texts, not {described(stop)}", param="stop")
     StopStrings(stop)
-    return prompt
+    return mended(prompt)
 
 
 def check_ends(stop_token_ids: Sequence[int], min_tokens: int | None, max_tokens: int | None) -> None:

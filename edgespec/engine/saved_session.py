@@ -8,7 +8,6 @@ only the messages are read. A notice says why. Another model's file is refused.
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -146,14 +145,10 @@ class SavedSession:
 
     def _read_state(self, tokens: list[int]) -> ConversationState:
         read = self._conversation
-        messages = read.items("messages") or []
         try:
-            check_messages(messages)
-            json.dumps(messages, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
+            messages = check_messages(read.items("messages") or [])
         except InvalidRequestError as error:
             raise SessionFileError(self._path, f"it is damaged: {error.message}") from error
-        except UnicodeEncodeError as error:
-            raise SessionFileError(self._path, "it is damaged: its messages are not text") from error
         size = self._pair.vocabulary_size
         if tokens and not 0 <= min(tokens) <= max(tokens) < size:
             raise SessionFileError(self._path, "it is damaged: its conversation is not one of this model")

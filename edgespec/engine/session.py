@@ -206,11 +206,11 @@ class Session:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
         ``messages`` instead of ``prompt`` are a whole conversation as the caller keeps it: mappings with a role and
-        a content, a system message first if there is one, then user and assistant alternately, the user's last. They
-        replace this session's conversation; the caches keep what both share. An assistant's message may hold
-        ``tool_calls``, and messages in the role ``tool`` with a ``tool_call_id`` hold their results. A conversation
-        that outgrows the context loses its oldest turns; with ``keep_all`` it raises PromptTooLongError if the prompt
-        alone is too long.
+        a content, in any order that an agent replays, the user's last or a result. They replace this session's
+        conversation; the caches keep what both share. An assistant's message may hold ``tool_calls`` and
+        ``reasoning_content``, its thinking, and messages in the role ``tool`` with a ``tool_call_id`` hold results. A
+        conversation that outgrows the context loses its oldest turns; with ``keep_all`` it raises PromptTooLongError
+        if the prompt alone is too long.
 
         The answer ends before the first text of ``stop`` and at the first of ``stop_token_ids``, which is not shown.
         A stop text that is one hidden token of the model, such as ``<|im_start|>``, also ends it at that token.
@@ -226,7 +226,8 @@ class Session:
         forcing a call is refused.
 
         Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else from the
-        iteration. The turn joins the conversation when its answer ends for any reason, unless the answer is empty.
+        iteration. The turn joins the conversation when its answer ends for any reason, unless its reader got no
+        token.
         """
         started, cancels = time.perf_counter(), self._cancels
         earlier, after = None, list[dict[str, Any]]()

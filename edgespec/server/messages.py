@@ -1,25 +1,24 @@
-"""A client's messages as the conversation that a session reads. Pure functions.
+"""A client's messages as the conversation that a session reads: HTTP's shapes alone.
 
-Clients send more shapes than templates know: contents in parts, the role ``developer``, several system messages, and
-two messages of one role in a row. These are joined; the session itself checks tool calls and their results.
+Contents may come in parts or be absent, or a refusal in place of the content. Everything else about a conversation
+is read where all conversations are (``text/conversation/messages.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
 from typing import Any
 
-from edgespec.server.errors import ApiError, unsupported
+from edgespec.errors import InvalidRequestError
+from edgespec.server.errors import ApiError, sentence, unsupported
 from edgespec.server.strict_json import check_text, check_texts
+from edgespec.text.conversation.messages import ROLES, THINKING, check_conversation
 
 Message = dict[str, Any]
 
 # More turns than the longest context has room for at a few tokens a turn.
 MOST_MESSAGES = 10_000
 
-_JOINED_BY = "\n\n"
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # The kinds of a message's parts, and the names of their texts. Refusals are those of OpenAI's models.
 _PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
@@ -31,81 +30,39 @@ def _part(text: str) -> dict[str, Any]:
 
 
 _LIST = {"type": "array", "items": {"oneOf": [_part("text"), _part("refusal")]}}
-_MEMBERS = {"role": {"enum": list(_ROLES)}, "content": {"oneOf": [{"type": "null"}, {"type": "string"}, _LIST]}}
+_MEMBERS = {"role": {"enum": list(ROLES)}, "content": {"oneOf": [{"type": "null"}, {"type": "string"}, _LIST]}}
 _MESSAGE = {"type": "object", "required": ["role"], "properties": _MEMBERS}
 # The JSON schema of messages.
 MESSAGES = {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MOST_MESSAGES}
 
 
 def read_messages(given: object) -> tuple[Message, ...]:
-    """A system message if there is one, then user and assistant alternately, the user's last, or a call's result.
-
-    Raises ApiError.
-    """
+    """The conversation in its usual form, without an empty last message for the answer. Raises ApiError."""
     if not isinstance(given, list) or not given:
         raise ApiError("messages must be a list with at least one message", param="messages")
     if len(given) > MOST_MESSAGES:
         raise ApiError(f"there are {len(given)} messages; at most {MOST_MESSAGES} are allowed", param="messages")
     messages = [_message(each, f"messages[{number}]") for number, each in enumerate(given)]
-    joined = [_joined(list(same)) for _, same in groupby(enumerate(_only_first_system(messages)), _kind)]
-    if len(joined) > 1 and joined[-1] == {"role": "assistant", "content": ""}:
-        del joined[-1]  # some clients send an empty message for the answer
-    if joined[-1]["role"] == "assistant":
-        raise ApiError(
-            "the last message is the assistant's, and an answer cannot be continued: end with a user message, or "
-            "with the result of a tool call",
-            param="messages",
-        )
-    system = joined[:1] if joined[0]["role"] == "system" and joined[0]["content"] else []
-    others = joined[joined[0]["role"] == "system" :]
-    if others[0]["role"] == "assistant":  # templates begin with a user's turn
-        others = [{"role": "user", "content": ""}, *others]
-    if others[0]["role"] != "user":
-        raise ApiError("the result of a tool call must follow the call", param="messages")
-    return (*system, *others)
-
-
-def _only_first_system(messages: list[Message]) -> list[Message]:
-    """The messages, where only those before all others are the system's: templates know no later ones.
-
-    Later ones are the user's, where they stand: what was said before is unchanged, and is not read again. So are
-    all, if there are no others.
-    """
-    first = next((number for number, each in enumerate(messages) if each["role"] != "system"), 0)
-    return [
-        {**each, "role": "user"} if number >= first and each["role"] == "system" else each
-        for number, each in enumerate(messages)
-    ]
-
-
-def _kind(numbered: tuple[int, Message]) -> tuple[str, int]:
-    """Neighbours of one kind are joined: texts of one role, but no calls and no results."""
-    number, message = numbered
-    alone = message["role"] == "tool" or "tool_calls" in message
-    return message["role"], number if alone else -1
-
-
-def _joined(same: list[tuple[int, Message]]) -> Message:
-    if len(same) == 1:
-        return same[0][1]
-    contents = [message["content"] for _, message in same]
-    return {"role": same[0][1]["role"], "content": _JOINED_BY.join(filter(None, contents))}
+    try:
+        prompt, earlier, after = check_conversation(None, messages, raw=False)
+    except InvalidRequestError as error:
+        raise ApiError(sentence(error), param="messages") from None
+    return (*earlier, {"role": "user", "content": prompt}, *after)
 
 
 def _message(given: object, param: str) -> Message:
     if not isinstance(given, Mapping):
         raise ApiError(f"{param} must be an object", param=param)
     role = given.get("role")
-    if not isinstance(role, str):
-        raise ApiError(f"{param} has no role", param=param)
     if role == "function" or given.get("function_call"):
         raise unsupported(param, f"a function_call, which tool_calls replaced ({param})")
-    if role not in _ROLES:
-        raise ApiError(f"{param} has the unknown role {role[:32]!r}", param=param)
-    message = {"role": _ROLES[role], "content": check_text(_content(given.get("content"), param), param)}
-    for name, of_role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
-        if given.get(name) and role == of_role:
-            message[name] = check_texts(given[name], param)
+    content = _content(given.get("content"), param)
+    if role == "assistant" and not content:
+        content = _content(given.get("refusal"), param)
+    message = {"role": role, "content": check_text(content, param)}
+    for name in (*THINKING, "tool_calls", "tool_call_id", "name"):
+        if (value := given.get(name)) is not None:
+            message[name] = check_texts(value, param)
     return message
 
 

@@ -19,6 +19,7 @@ from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.server.messages import Message
 from edgespec.server.schema import Request
+from edgespec.text.conversation.messages import THINKING
 
 # A caller of one program holds one or two conversations. Memory is the other bound: a session has a whole cache.
 MOST_KEPT = 8
@@ -48,7 +49,8 @@ def text_of(request: Request, answer: str | None = None) -> str:
 
 def text_of_messages(messages: Sequence[Message]) -> str:
     return "".join(
-        f"{each['role']}\0{each['content']}\0{json.dumps(each['tool_calls']) if 'tool_calls' in each else ''}"
+        f"{each['role']}\0{each.get(THINKING[0], '')}{each['content']}\0"
+        + (json.dumps(each["tool_calls"]) if "tool_calls" in each else "")
         for each in messages
     )
 

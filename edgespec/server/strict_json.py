@@ -8,7 +8,7 @@ import re
 from typing import Any, NoReturn
 
 from edgespec.server.errors import ApiError
-from edgespec.text.plain import plain
+from edgespec.text.plain import mended, plain
 from edgespec.text.request_budget import RequestBudget
 
 # Objects and lists within one another. Tool schemas nest about 10 deep; Python's parser recurses.
@@ -20,9 +20,8 @@ _NEXT = re.compile(
 )
 _BEGIN, _END = 1, 2
 
-# What may be half of a surrogate pair in JSON, and one without its partner in text. No tokenizer takes it.
+# What may be half of a surrogate pair in JSON.
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 def parse_body(raw: bytes, budget: RequestBudget) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def parse_body(raw: bytes, budget: RequestBudget) -> dict[str, Any]:
     try:
         document = _loaded(raw.decode("utf-8-sig"))
         if _ESCAPED_SURROGATE.search(raw):
-            document = _loaded(_HALF.sub("\ufffd", json.dumps(document, ensure_ascii=False)))
+            document = _loaded(mended(json.dumps(document, ensure_ascii=False)))
     except ApiError:
         raise
     except UnicodeDecodeError as error:

@@ -1,11 +1,20 @@
-"""Copies JSON values of callers into Python's own types."""
+"""Copies JSON values of callers into Python's own types, and mends texts that were cut inside a character."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
+
+# Half of a surrogate pair, which programs leave when they cut a text inside an emoji. No tokenizer takes it.
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def mended(text: str) -> str:
+    """The text with U+FFFD in place of each half of a surrogate pair."""
+    return _HALF.sub("\ufffd", text)
 
 
 def plain(value: Any, what: str, deepest: int, visit: Callable[[Any], object]) -> Any:

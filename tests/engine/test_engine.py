@@ -444,7 +444,7 @@ def test_a_model_without_a_chat_template_continues_raw_text(tiny: TinyModels) ->
 def test_a_template_that_writes_the_begin_token_gets_no_second_one(tiny: TinyModels) -> None:
     template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     with tiny.load(tiny.with_template("with-bos", template), draft="none") as engine:
-        text = engine.pair.prompts.render([{"role": "user", "content": "hello"}])
+        text = engine.pair.prompts.read([{"role": "user", "content": "hello"}])
         assert text == "<s>hello"
         assert engine.pair.prompts.encode(text).count(1) == 1
         assert engine.pair.prompts.encode_raw("hello")[0] == 1

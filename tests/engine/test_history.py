@@ -102,7 +102,7 @@ def test_a_full_context_drops_its_oldest_turns_as_a_whole(tiny: TinyModels) -> N
         assert all(re.fullmatch(outgrew % "--context 512 keeps more", notice) for notice in notices)
         assert "question 0 of many words" not in [message["content"] for message in session.messages]
         # The remaining conversation answers like a fresh session without the dropped turns.
-        prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "end"}])
+        prompt = engine.pair.prompts.read([*session.messages, {"role": "user", "content": "end"}])
         short = engine.pair.prompts.encode(prompt)
         if len(short) + 20 <= 256:
             expected = answer(session.generate("end", max_tokens=20)).token_ids

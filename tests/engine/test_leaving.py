@@ -112,7 +112,7 @@ def test_cancel_while_decoding_keeps_the_read_tokens(slow_engine: Engine) -> Non
         assert 0 < len(done.token_ids) < 4000
         assert took_s < 2.0
         assert session.messages[-1] == {"role": "assistant", "content": done.text}
-        prompt = slow_engine.pair.prompts.render([*session.messages, {"role": "user", "content": "continue"}])
+        prompt = slow_engine.pair.prompts.read([*session.messages, {"role": "user", "content": "continue"}])
         tokens = answer(session.generate("continue", max_tokens=8)).token_ids
     assert plain_text(slow_engine, prompt, max_tokens=8, raw=True).token_ids == tokens
 
@@ -126,7 +126,7 @@ def test_cancelling_a_drafting_session_keeps_the_read_tokens(engine: Engine) -> 
         assert done.finish_reason == "cancelled"
         assert shown([*read, *rest]) == done.text
         assert plain_text(engine, "hello", max_tokens=len(done.token_ids)).token_ids == done.token_ids
-        prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "continue"}])
+        prompt = engine.pair.prompts.read([*session.messages, {"role": "user", "content": "continue"}])
         tokens = answer(session.generate("continue", max_tokens=30, depth=5)).token_ids
     assert plain_text(engine, prompt, max_tokens=30, raw=True).token_ids == tokens
 
@@ -148,7 +148,7 @@ def test_an_answer_that_is_cancelled_before_it_begins_has_no_token(engine: Engin
     session.cancel()
     done = answer(generation)
     assert (done.token_ids, done.finish_reason) == ((), "cancelled")
-    assert len(session.messages) == 2, "an empty answer does not join the conversation"
+    assert len(session.messages) == 2, "an answer without a token does not join the conversation"
     session.clear()
     assert answer(session.generate("hello", max_tokens=5)).token_ids == before.token_ids
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import given, strategies as st
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError, PromptTooLongError
-from edgespec.text.conversation.conversation import Conversation, PromptFormat, first_that_fits
+from edgespec.text.conversation.conversation import Conversation, first_that_fits
+from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.engine.test_spelled_controls import BOS, END, START, controls, prompts
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.scripted_gguf import write_scripted_gguf
+from tests.support.tiny_gguf import CHATML, write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer
 
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -92,13 +95,11 @@ def test_refused_messages_leave_the_conversation_unchanged(engine: Engine) -> No
         for messages, said in (
             ([], "has no message"),
             ("hello", "messages must be a list, not str"),
-            ([SYSTEM], "does not end with a user message"),
-            ([user("hi"), assistant("ho")], "does not end with a user message"),
-            ([{"role": "system", "content": 3}, user("hi")], "the system message must be text"),
+            ([user("hi"), assistant("ho")], "the last message is the assistant's"),
+            ([{"role": "system", "content": 3}, user("hi")], "the content of message 0 of the conversation must be"),
             (deque(), "has no message"),
-            ([SYSTEM, user("hi"), user("ho")], "message 2 of the conversation has the role 'user' where assistant"),
-            ([user("hi"), user("ho")], "message 1 of the conversation has the role 'user' where assistant"),
-            ([{"role": "tool", "content": "hi"}], "message 0 of the conversation has the role 'tool' where user"),
+            ([{"role": "wizard", "content": "hi"}], "message 0 of the conversation has the unknown role 'wizard'"),
+            ([{"role": ["user"], "content": "hi"}], "message 0 of the conversation has the unknown role"),
             ([None], "message 0 of the conversation is not a mapping"),
             ([{"role": "user", "content": [{}]}], "the content of message 0 of the conversation must be text"),
             ((each for each in ()), "messages must be a list, not generator"),
@@ -132,13 +133,13 @@ def test_the_oldest_of_the_messages_are_dropped_if_they_outgrow_the_context(tiny
 
 
 def test_of_a_very_long_conversation_only_the_end_is_read(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered, render = list[int](), PromptFormat.render
+    rendered, render = list[int](), ModelTemplate.render
 
-    def counted(self: PromptFormat, messages: Sequence[Any], *arguments: Any, **settings: Any) -> str:
-        rendered.append(len(messages))
-        return render(self, messages, *arguments, **settings)
+    def counted(self: ModelTemplate, values: Mapping[str, Any], *limits: Any) -> str:
+        rendered.append(len(values["messages"]))
+        return render(self, values, *limits)
 
-    monkeypatch.setattr(PromptFormat, "render", counted)
+    monkeypatch.setattr(ModelTemplate, "render", counted)
     sent = [each for turn in range(3000) for each in (user(f"question {turn}"), assistant("yes"))]
     with tiny.load_speculating(context=512) as engine, engine.session() as session:
         answer(session.generate(messages=[*sent, user("the last")], max_tokens=5))
@@ -179,11 +180,80 @@ def test_messages_in_front_of_the_known_ones_are_read(engine: Engine) -> None:
 
 
 def test_other_fields_of_a_message_are_not_rendered(engine: Engine) -> None:
-    forged: Any = {**assistant("yes"), "tools": [{"name": "<|im_end|>"}], "reasoning_content": "<|im_end|>"}
+    forged: Any = {**assistant("yes"), "tools": [{"name": "<|im_end|>"}], "names": "<|im_end|>"}
     with engine.session() as session, engine.session(messages=[user("hello"), forged]) as resumed:
         answer(session.generate(messages=[user("hello"), forged, user("more")], max_tokens=5))
         for own in (session.messages, resumed.messages):
             assert own[1] == assistant("yes")
+
+
+def test_half_of_a_character_in_a_prompt_is_read_as_the_replacement_character(engine: Engine) -> None:
+    with engine.session(system="be \ud83d") as session, engine.session() as other:
+        answer(session.generate("log \ud83d", max_tokens=2))
+        answer(other.generate(messages=[user("log \ud83d")], max_tokens=2))
+        assert [each["content"] for each in session.messages[:2]] == ["be \ufffd", "log \ufffd"]
+        assert other.messages[0] == user("log \ufffd")
+
+
+def test_a_message_stays_although_its_answer_is_empty(tiny: TinyModels, tmp_path: Path) -> None:
+    path = write_scripted_gguf(tmp_path / "silent.gguf", ["<|im_end|>"])
+    with tiny.load(path, draft="none") as engine, engine.session() as session:
+        first = answer(session.generate("my name is Ann"))
+        assert (first.text, first.finish_reason) == ("", "stop")
+        second = answer(session.generate("what is my name"))
+        assert second.stats.cached_tokens >= first.stats.prompt_tokens
+        assert list(session.messages) == [
+            user("my name is Ann"),
+            assistant(""),
+            user("what is my name"),
+            assistant(""),
+        ]
+        session.save(tmp_path / "saved")
+        with engine.restore(tmp_path / "saved") as restored:
+            assert restored.messages == session.messages
+        assert session.undo() == "what is my name"
+
+
+def test_an_empty_system_message_is_none_and_not_the_templates_default(tiny: TinyModels) -> None:
+    default = "{% if messages[0].role != 'system' %}You are a helpful assistant.{% endif %}" + CHATML
+    with tiny.load(tiny.with_template("default", default), draft="none") as engine:
+        lengths = []
+        for head in ([], [{"role": "system", "content": ""}]):
+            with engine.session() as session:
+                done = answer(session.generate(messages=[*head, user("hello")], max_tokens=2))
+                lengths.append(done.stats.prompt_tokens)
+        assert lengths[1] < lengths[0]
+        with engine.session(system="") as session:
+            assert answer(session.generate("hello", max_tokens=2)).stats.prompt_tokens == lengths[1]
+
+
+def test_a_system_message_is_read_by_a_template_that_has_no_place_for_it(tiny: TinyModels) -> None:
+    without = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+    path = tiny.with_template("without", without)
+    with (
+        tiny.load(path, draft="none") as engine,
+        engine.session(system="be kind") as one,
+        engine.session() as other,
+    ):
+        found = answer(one.generate("hello", max_tokens=8))
+        assert found.token_ids == answer(other.generate("be kind\n\nhello", max_tokens=8)).token_ids
+        assert one.system == "be kind"
+        again = answer(one.generate("and now", max_tokens=8))
+        assert again.stats.cached_tokens >= found.stats.prompt_tokens
+
+
+def test_the_thinking_of_earlier_answers_is_read_and_kept(tiny: TinyModels) -> None:
+    thinks = CHATML.replace("message['content']", "(message.reasoning_content or '') + message['content']")
+    with tiny.load(tiny.with_template("reads-thinking", thinks), draft="none") as engine, engine.session() as session:
+        plain = [user("hello"), assistant("yes"), user("more")]
+        thought = [plain[0], {**assistant("yes"), "reasoning": "so it is"}, plain[2]]
+        short, long = (
+            answer(session.generate(messages=sent, max_tokens=2)).stats.prompt_tokens for sent in (plain, thought)
+        )
+        assert long > short
+        assert session.messages[1] == {**assistant("yes"), "reasoning_content": "so it is"}
+        next_turn = [*session.messages, user("and")]
+        assert answer(session.generate(messages=next_turn, max_tokens=2)).stats.cached_tokens >= long
 
 
 # --------------------------------------------------------------------------------------------- forged histories

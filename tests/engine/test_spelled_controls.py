@@ -84,7 +84,7 @@ def test_a_message_with_control_token_names_cannot_forge_a_turn(
     own = prompts(vocabulary, chatml(body))
     harmless, ids = own.encode(own.read(said("hello"))), own.encode(own.read(said(content)))
     assert controls(ids) == controls(harmless) == [BOS, START, END, START]
-    whole = own.render(said(content))
+    whole = own.read(said(content))
     # SentencePiece prepends a space to the text after each control token, as in any prompt.
     assert shown(vocabulary, ids).replace(" ", "") == "<s>" + whole.replace(" ", "")
 
@@ -114,7 +114,7 @@ def test_a_template_may_remove_control_token_names_from_messages(vocabulary: Lla
     own = prompts(vocabulary, chatml(body))
     ids = own.encode(own.read(said(FORGED)))
     assert controls(ids) == [BOS, START, END, START]
-    assert ids == vocabulary.encode(own.render(said(FORGED)), special=True, add_bos=True)
+    assert ids == vocabulary.encode(own.read(said(FORGED)), special=True, add_bos=True)
 
 
 @pytest.mark.parametrize(

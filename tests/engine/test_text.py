@@ -48,7 +48,7 @@ def test_the_turn_after_a_stop_string_equals_that_of_a_fresh_session(engine: Eng
     for start in (15, 22, 29):
         with engine.session() as session:
             answer(session.generate("hello world", max_tokens=60, depth=depth, stop=[full.text[start : start + 4]]))
-            prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "continue"}])
+            prompt = engine.pair.prompts.read([*session.messages, {"role": "user", "content": "continue"}])
             following = answer(session.generate("continue", max_tokens=40, depth=depth))
         with engine.session() as fresh:
             expected = answer(fresh.generate(prompt, max_tokens=40, depth=0, raw=True))

@@ -314,34 +314,18 @@ def test_wrong_tools_are_refused(session: Session, tools: Any, choice: Any, said
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([user(), result()], "message 1 of the conversation has the role 'tool' where assistant is expected"),
-        (
-            [user(), call(), result(), call(), result(tool_call_id="call_2")],
-            "message 4 of the conversation answers no",
-        ),
-        ([user(), call(), result(), result()], "message 3 of the conversation answers no call"),
         (
             [user(), call(), {"role": "tool", "content": None}],
             "the content of message 2 of the conversation must be text",
         ),
-        (
-            [user(), call(), {"role": "assistant", "content": "so"}],
-            "message 2 of the conversation has the role 'assistant' where tool or user",
-        ),
-        ([user(), call()], "the conversation does not end with a user message"),
-        (
-            [user(), {"role": "assistant", "content": None}],
-            "the content of message 1 of the conversation must be text",
-        ),
+        ([user(), call()], "the last message is the assistant's, and an answer cannot be continued"),
         ([user(), {**call(), "tool_calls": "x"}, result()], "the tool_calls of message 1 are not a list"),
-        (
-            [user(), {**call(), "tool_calls": [{}] * 101}, result()],
-            "the tool_calls of message 1 are not a list of at",
-        ),
-        ([user(), {**call(), "tool_calls": ["x"]}, result()], "a call in message 1 has no valid function name"),
-        ([user(), call("a b"), result()], "a call in message 1 has no valid function name"),
-        ([user(), call(id="a b"), result()], "a call in message 1 has no valid id: 'a b'"),
-        ([user(), call(id=5), result()], "a call in message 1 has no valid id: 5"),
+        ([user(), {**call(), "tool_calls": ["x"]}, result()], "a call in message 1 has no function name"),
+        ([user(), call(""), result()], "a call in message 1 has no function name"),
+        ([user(), call(7), result()], "a call in message 1 has no function name"),
+        ([user(), call(id=5), result()], "the id of a call in message 1 must be text, not int 5"),
+        ([user(), call(), result(tool_call_id=[])], "the id of message 2 of the conversation must be text"),
+        ([user(), {**call(), "reasoning": 3}, result()], "the reasoning of message 1 of the conversation must be"),
     ],
 )
 def test_wrong_calls_and_results_are_refused(session: Session, messages: Any, said: str) -> None:
@@ -353,7 +337,7 @@ def test_wrong_calls_and_results_are_refused(session: Session, messages: Any, sa
 
 @pytest.mark.parametrize(
     "arguments",
-    ["{", "[" * 99999, [1], '{"a": NaN}', {"<|im_end|": 1}, json.dumps(nested(40)), '{"city": "x'],
+    ["{", "[" * 99999, [1], '{"a": NaN}', json.dumps(nested(40)), '{"city": "x'],
 )
 def test_other_arguments_than_a_json_object_become_an_empty_one(session: Session, arguments: Any) -> None:
     messages = [user(), call(arguments=arguments), result()]

@@ -15,7 +15,6 @@ from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation import call_formats
 from edgespec.text.conversation.call_formats import FORMATS, CallFormat, call_format
 from edgespec.text.conversation.tool_calls import CallText
-from edgespec.text.conversation.tool_use import for_template
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.real_templates import CHANGES_LISTS, real_templates
 
@@ -134,12 +133,12 @@ def templates() -> dict[str, str]:
 def written(template: ChatTemplate, calls: list[dict[str, Any]], content: str = "") -> str:
     """What the template writes for an assistant's message with these calls."""
     made = [
-        {"id": f"call0000{at}", "type": "function", "function": {"name": "tell", "arguments": json.dumps(call)}}
+        {"id": f"call0000{at}", "type": "function", "function": {"name": "tell", "arguments": call}}
         for at, call in enumerate(calls)
     ]
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell!"}]
     plain, called = (
-        template.render([*asked, for_template(message)], add_generation_prompt=False, extra={"tools": [TOOL]})
+        template.render([*asked, message], add_generation_prompt=False, extra={"tools": [TOOL]})
         for message in (
             {"role": "assistant", "content": "NOTHING"},
             {"role": "assistant", "content": content, "tool_calls": made},

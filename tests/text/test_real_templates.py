@@ -20,6 +20,8 @@ from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation.call_formats import call_format
+from edgespec.text.conversation.messages import read_conversation
+from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.conversation.prompt_format import encode
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from edgespec.text.tokenizers.tokenizer import ControlToken
@@ -436,3 +438,87 @@ def test_a_message_cannot_forge_a_control_token_in_any_real_template(
 
 def controls(tokenizer: Any, rendering: str) -> list[int]:
     return [token for token in encode(tokenizer, rendering) if token >= 1000]
+
+
+# -------------------------------------------------------------------------------- conversations as agents replay them
+
+CITY = copy.deepcopy(NOW)
+CITY["function"] |= {"name": "get_weather", "description": "The weather of a city"}
+CITY["function"]["parameters"] |= {
+    "properties": {"city": {"type": "string", "description": "Such as Zürich"}},
+    "required": ["city"],
+}
+
+
+def say(number: int) -> dict[str, tuple[Message, list[str]]]:
+    """Every kind of message, and the texts that its prompt must have."""
+    text, first, second, found = (f"word {number}{letter}." for letter in "tcdf")
+
+    def calling(*arguments: str, content: str = "", **more: Any) -> Message:
+        calls = [
+            {"id": f"call_{number}|{at}", "function": {"name": "get_weather", "arguments": {"city": one}}}
+            for at, one in enumerate(arguments)
+        ]
+        return {"role": "assistant", "content": content, "tool_calls": calls, **more}
+
+    return {
+        "user": ({"role": "user", "content": text}, [text]),
+        "system": ({"role": "system", "content": text}, [text]),
+        "answer": ({"role": "assistant", "content": text}, [text]),
+        "silence": ({"role": "assistant", "content": ""}, []),
+        "thoughts": ({"role": "assistant", "content": text, "reasoning_content": "hm"}, [text]),
+        "call": (calling(first), [first]),
+        "calls": (calling(first, second), [first, second]),
+        "text and call": (calling(first, content=text), [text, first]),
+        "text and calls": (calling(first, second, content=text), [text, first, second]),
+        "thoughts and call": (calling(first, reasoning_content="hm"), [first]),
+        "all": (calling(first, content=text, reasoning_content="hm"), [text, first]),
+        "result": ({"role": "tool", "tool_call_id": f"call_{number - 1}|0", "content": found}, [found]),
+        "other result": ({"role": "tool", "tool_call_id": "unknown", "content": found}, [found]),
+    }
+
+
+# The kinds of messages that need a template that can show calls.
+OF_TOOLS = {*say(0)} - {"user", "system", "answer", "silence", "thoughts"}
+
+
+@pytest.fixture(scope="module")
+def templates(pairs: dict[str, Pair]) -> dict[str, ModelTemplate]:
+    found = real_templates(home().root / "test-data")
+    return {name: ModelTemplate(source, lambda: ("<s>", "</s>")) for name, source in found.items()}
+
+
+def prompt_of(template: ModelTemplate, sent: list[Message], *, called: bool) -> str:
+    shaped = template.shaped(read_conversation(sent), tools=called)
+    tools = {"tools": [CITY]} if called else {}
+    return template.render({"messages": shaped, **tools, **CONVERSATIONS["functions"][1]}, LIMITS)
+
+
+@pytest.mark.parametrize("first", say(0))
+def test_every_pair_of_neighbours_is_in_the_prompt_of_every_real_template(
+    templates: dict[str, ModelTemplate], first: str
+) -> None:
+    lost = []
+    for name, template in templates.items():
+        for second in say(0):
+            called = bool({first, second} & OF_TOOLS)
+            if called and ("tool_calls" not in template.source or name in CHANGES_LISTS):
+                continue
+            one, other = say(1)[first], say(2)[second]
+            sent = [*said(("user", "begin")), one[0], other[0], *said(("user", "end"))]
+            text = prompt_of(template, sent, called=called)
+            lost += [(name, second, part) for part in ["begin", *one[1], *other[1], "end"] if part not in text]
+    assert lost == []
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_real_templates_print_the_thinking_of_earlier_calls(templates: dict[str, ModelTemplate], name: str) -> None:
+    printed = set()
+    for model, template in templates.items():
+        if "tool_calls" in template.source and model not in CHANGES_LISTS:
+            called, _ = say(1)["call"]
+            sent = [*said(("user", "Weather?")), {**called, name: "because"}, say(2)["result"][0]]
+            if "because" in prompt_of(template, sent, called=True):
+                printed.add(model)
+    assert {"Qwen-Qwen3-0.6B", "openai-gpt-oss-120b", "LFM2.5-8B-A1B", "upstage-Solar-Open-100B"} < printed
+    assert len(printed) >= 24

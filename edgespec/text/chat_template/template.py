@@ -48,7 +48,9 @@ class ChatTemplate:
                 hint="use another template, or raise the limit if you trust this one",
             )
         self.sha256 = hashlib.sha256(encoded).hexdigest()
-        self._code = _compile(source, self.limits)
+        #: The names that the template reads, its own ones too.
+        self.reads: frozenset[str]
+        self._code, self.reads = _compile(source, self.limits)
 
     def render(
         self,
@@ -56,10 +58,11 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
+        limits: TemplateLimits | None = None,
     ) -> str:
         """The prompt for ``messages``; ``extra`` holds the template's other variables (``tools``, switches).
 
-        ``origins_of`` it are the characters that the template itself wrote.
+        ``origins_of`` it are the characters that the template itself wrote. ``limits`` None: those of the template.
         Raises TemplateError if the template refuses the messages (in the template's own words), fails, or exceeds its
         limits; InvalidRequestError if the arguments hold anything but text, numbers, lists and mappings.
         """
@@ -83,7 +86,7 @@ class ChatTemplate:
         for message in copies["messages"]:
             if message.get("role") in _ROLES:
                 message["role"] = written(message["role"])
-        sandbox = Sandbox(Budget(self.limits, sum(sizes)))
+        sandbox = Sandbox(Budget(limits or self.limits, sum(sizes)))
         template = Template.from_code(sandbox, self._code, {**sandbox.globals, **copies})
         try:
             return _collect(template, sandbox.budget)
@@ -93,19 +96,22 @@ class ChatTemplate:
         raise failure
 
 
-def _compile(source: str, limits: TemplateLimits) -> CodeType:
-    from jinja2 import TemplateSyntaxError
+def _compile(source: str, limits: TemplateLimits) -> tuple[CodeType, frozenset[str]]:
+    """The template's code, and the names that it reads."""
+    from jinja2 import TemplateSyntaxError, nodes
 
     from edgespec.text.chat_template.sandbox import Sandbox, rewrite
 
     sandbox = Sandbox(Budget(limits, 0))
     try:
-        tree = rewrite(sandbox.parse(source))
+        parsed = sandbox.parse(source)
+        names = frozenset(name.name for name in parsed.find_all(nodes.Name) if name.ctx == "load")
+        tree = rewrite(parsed)
         tree.set_environment(sandbox)
         python = sandbox.compile(tree, raw=True)
         if len(python) > _PYTHON_CHARACTERS:
             raise TemplateError("the chat template is too complex to compile")
-        return compile(python, _FILENAME, "exec")
+        return compile(python, _FILENAME, "exec"), names
     except TemplateError:
         raise
     except TemplateSyntaxError as error:

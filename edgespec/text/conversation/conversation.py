@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,15 +12,16 @@ from typing import Any
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.text.chat_template.origin import SAID, origins_of, written
-from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText
 from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import check_messages
+from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode
 from edgespec.text.conversation.thinking import SWITCH, ThinkingText, has_switch, thinking_marks
-from edgespec.text.conversation.tool_use import ToolUse, for_template, tool_use
+from edgespec.text.conversation.tool_use import ToolUse, tool_use
 from edgespec.text.conversation.tools import Message
+from edgespec.text.plain import mended
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 # Share of the context kept free for the answer when a conversation outgrows it.
@@ -38,42 +39,38 @@ class PromptFormat:
         self.longest = longest
         self.thinking = thinking_marks(template)
         self.has_thinking_switch = has_switch(template)
-        self._has_calls = template is not None and "tool_calls" in template
         self._name = name
-        self._source = template
-        self._template: ChatTemplate | None = None  # compiled at its first use
+        self._template = None if template is None else ModelTemplate(template, self._tokens)
+
+    def _tokens(self) -> tuple[str, str]:
+        return self.tokenizer.bos_token, self.tokenizer.eos_token
 
     @property
     def has_template(self) -> bool:
         """Whether the model can chat; otherwise it can only continue ``raw`` text."""
-        return self._source is not None
-
-    def render(self, messages: Messages, tools: Messages = (), *, think: bool = True) -> str:
-        """The prompt text of a conversation and its tools, by the model's own template.
-
-        Without ``think`` a template with a thinking switch leaves thinking out. Raises TemplateError.
-        """
-        if self._template is None:
-            if self._source is None:
-                raise TemplateError(
-                    f"{self._name} has no chat template",
-                    hint="use `--raw` to continue plain text, or an instruction-tuned model",
-                )
-            bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
-            self._template = ChatTemplate(self._source, bos_token=bos, eos_token=eos)
-        # Always passed: some templates leave thinking out by default.
-        extra: dict[str, Any] = {SWITCH: think} if self.has_thinking_switch else {}
-        return self._template.render(messages, extra=extra | {"tools": tools} if tools else extra)
+        return self._template is not None
 
     def tool_use(self, tools: Sequence[Message]) -> ToolUse | None:
         """How the model uses these tools; None without tools. Raises InvalidRequestError if it cannot."""
-        return tool_use(self._name, self._source, self.tokenizer, tools) if tools else None
+        source = None if self._template is None else self._template.source
+        return tool_use(self._name, source, self.tokenizer, tools) if tools else None
 
-    def read(self, messages: Messages, tools: Messages = (), *, think: bool = True) -> str:
-        """``render`` of messages as a conversation holds them. Raises TemplateError, InvalidRequestError."""
-        if not self._has_calls and any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+    def read(self, messages: Messages, tools: Messages = (), variables: Mapping[str, Any] | None = None) -> str:
+        """The prompt of a conversation in its usual form, its tools, and the template's own variables.
+
+        Raises TemplateError, InvalidRequestError.
+        """
+        if self._template is None:
+            raise TemplateError(
+                f"{self._name} has no chat template",
+                hint="use `--raw` to continue plain text, or an instruction-tuned model",
+            )
+        called = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+        if called and "tool_calls" not in self._template.source:
             raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
-        return self.render([for_template(message) for message in messages], tools, think=think)
+        shaped = self._template.shaped([dict(message) for message in messages], tools=bool(tools))
+        shown = {"tools": tools} if tools else {}
+        return self._template.render({**(variables or {}), **shown, "messages": shaped})
 
     def encode(self, prompt: str) -> list[int]:
         """Tokens of what ``read`` returned; a begin-of-sequence token is added unless the template wrote one."""
@@ -136,7 +133,7 @@ class Conversation:
         think: bool = True,
     ) -> None:
         self._prompts = prompts
-        self._think = think
+        self._variables: dict[str, Any] = {SWITCH: think}  # always: some templates leave thinking out by default
         self._messages: list[Message] = check_messages(messages)
         self._gone: list[Message] = []  # dropped from the front of the messages
         self._rendered = ""  # the text of the history's tokens
@@ -169,13 +166,13 @@ class Conversation:
             return state
         shared = 0
         with contextlib.suppress(EdgespecError):  # a template may refuse a conversation without a message
-            own = self._prompts.encode(self._prompts.read(self.messages, think=self._think))
+            own = self._prompts.encode(self._prompts.read(self.messages, variables=self._variables))
             shared = common_prefix(self.history, own)
         return replace(state, history=state.history[:shared])
 
     def copy(self) -> Conversation:
         """The same conversation, to be continued separately."""
-        return Conversation.of(self._prompts, self.state, think=self._think)
+        return Conversation.of(self._prompts, self.state, think=self._variables[SWITCH])
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -205,7 +202,7 @@ class Conversation:
 
     @system.setter
     def system(self, text: str | None) -> None:
-        self._head: list[Message] = [] if text is None else [{"role": "system", "content": text}]
+        self._head: list[Message] = [] if text is None else [{"role": "system", "content": mended(text)}]
         self._rendered = ""
 
     def forget_text(self) -> None:
@@ -222,12 +219,13 @@ class Conversation:
         earlier: Sequence[Message] | None = None,
         after: Sequence[Message] = (),
         tools: Sequence[Message] = (),
+        variables: Mapping[str, Any] | None = None,
         keep_all: bool = False,
     ) -> Turn:
         """The next turn, or ``raw`` text unchanged. ``earlier`` replaces the conversation so far.
 
-        ``after`` are calls and results that follow the prompt. All messages have been checked. With ``keep_all`` no
-        turn is dropped.
+        ``after`` are calls and results that follow the prompt. All messages have been checked. ``variables`` are the
+        template's in this turn. With ``keep_all`` no turn is dropped.
 
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
         """
@@ -235,7 +233,8 @@ class Conversation:
             turn = Turn(message=None, text=prompt, tokens=self._prompts.encode_raw(prompt))
         else:
             use = self._prompts.tool_use(tools)
-            turn = self._next(prompt, max_tokens, context_length, earlier, after, use, keep_all=keep_all)
+            shown = {**self._variables, **(variables or {})}
+            turn = self._next(prompt, max_tokens, context_length, earlier, after, use, shown, keep_all=keep_all)
         if not turn.tokens:
             raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if len(turn.tokens) >= context_length:
@@ -255,6 +254,7 @@ class Conversation:
         earlier: Sequence[Message] | None,
         after: Sequence[Message],
         tools: ToolUse | None,
+        variables: Mapping[str, Any],
         *,
         keep_all: bool,
     ) -> Turn:
@@ -274,7 +274,7 @@ class Conversation:
         def read(first: int) -> tuple[str, list[int]]:
             """The prompt, and its tokens, with the kept messages from number ``first`` on."""
             whole = [*head, *kept[first:], {"role": "user", "content": prompt}, *after]
-            asked = self._prompts.read(whole, shown, think=self._think)
+            asked = self._prompts.read(whole, shown, variables)
             return asked, self._encode(asked, own=earlier is None and not shown)
 
         def fits(first: int, room: int) -> bool:
@@ -340,13 +340,13 @@ class Conversation:
     def end(
         self, turn: Turn, answer: str, answer_ids: list[int], calls: tuple[str, Sequence[ToolCall]] | None = None
     ) -> None:
-        """End the turn: it joins the conversation unless the answer is empty.
+        """End the turn: it joins the conversation unless the answer has no token. Its text may be empty.
 
         ``calls``: the answer without its calls, and the calls; None if it has none.
         """
         del self.history[len(turn.tokens) + len(answer_ids) :]
         self._rendered = ""
-        if turn.message is None or not answer:  # templates insist on alternating roles
+        if turn.message is None or not (answer or answer_ids):
             return
         content, called = (answer, ()) if calls is None else calls
         self._messages += [{"role": "user", "content": turn.message}, *turn.after]

@@ -1,12 +1,43 @@
-"""Checks of a conversation's messages, which may come from anywhere. What they return is a copy."""
+"""Reads conversations as callers keep them and agents replay them, into the one form that is rendered and kept.
+
+An agent sends its whole history with each request, so a refused message would end its conversation for ever. Roles
+and contents are checked; order, ids and missing results are taken as they are. What is read is a copy, and reading it
+again changes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.tools import Message, check_message
+from edgespec.text.conversation.tools import Message, read_calls, read_id
+from edgespec.text.plain import mended
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_JOINED_BY = "\n\n"
+# The names under which servers give thinking and clients send it back. The first is the one that is kept.
+THINKING = ("reasoning_content", "reasoning", "thinking")
+
+
+def read_conversation(messages: object) -> list[Message]:
+    """A conversation in its usual form.
+
+    A system message may come first; later ones are the user's, and so is one that stands alone. Then comes the user,
+    with an empty text if others come first. Neighbours of one role are joined where that keeps the order of texts and
+    calls, but results stay apart. An assistant's message may have ``reasoning_content`` and ``tool_calls``; each call
+    has an id, and arguments that are the JSON text of an object. A result has a ``tool_call_id``, and the ``name`` of
+    the function if a call has that id.
+
+    Raises InvalidRequestError for unknown roles, and contents that are not text.
+    """
+    given = [_message(number, each) for number, each in enumerate(list(_listed(messages)))]
+    own = joined(_only_first_system(given))
+    head = int(bool(own) and own[0]["role"] == "system")
+    if own[head:] and own[head]["role"] != "user":
+        own.insert(head, {"role": "user", "content": ""})  # templates begin with a user's turn
+    _name_results(own)
+    return own
 
 
 def check_conversation(
@@ -14,75 +45,37 @@ def check_conversation(
 ) -> tuple[str, list[Message], list[Message]]:
     """The last user message's text, the messages before it and those after it: calls and their results.
 
-    Raises InvalidRequestError for any other conversation.
+    An empty message of the assistant at the end, which some clients send for the answer, is left out. Raises
+    InvalidRequestError for a conversation that cannot be answered.
     """
     if prompt is not None or raw:
         raise InvalidRequestError(
             "messages were given together with a prompt" if prompt is not None else "messages cannot be raw",
             hint="the last of the messages is the prompt",
         )
-    if not (messages := _listed(messages)):
+    own = read_conversation(messages)
+    if own[-1:] == [{"role": "assistant", "content": ""}]:
+        del own[-1]
+    if not own:
         raise InvalidRequestError(
             "the conversation has no message", hint="give a list with at least one user message"
         )
-    messages = list(messages)  # another thread may change the caller's list
-    first = messages[0]
-    system = isinstance(first, Mapping) and first.get("role") == "system"
-    if system and not isinstance(first.get("content"), str):
-        raise InvalidRequestError("the system message must be text")
-    head = [{"role": "system", "content": first["content"]}] if system else []
-    turns = _checked(messages[system:], int(system), "user and assistant messages alternate, the user's first")
-    if not turns or turns[-1]["role"] == "assistant":
+    if own[-1]["role"] == "assistant":
         raise InvalidRequestError(
-            "the conversation does not end with a user message", hint="or with the result of a call, in the role tool"
+            "the last message is the assistant's, and an answer cannot be continued",
+            hint="end with a user message, or with the result of a call, in the role tool",
         )
-    last = max(index for index, message in enumerate(turns) if message["role"] == "user")
-    return turns[last]["content"], head + turns[:last], turns[last + 1 :]
+    last = max(index for index, message in enumerate(own) if message["role"] == "user")
+    return own[last]["content"], own[:last], own[last + 1 :]
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages in their usual form. Raises InvalidRequestError unless prompts and their answers alternate."""
-    hint = "user and assistant messages alternate, the user's first; pass a system message as system="
-    own = _checked(_listed(messages), 0, hint)
-    if own and own[-1]["role"] != "assistant":
+    """Earlier turns in their usual form. Raises InvalidRequestError for a system message, and for a last prompt."""
+    own = read_conversation(messages)
+    if own and own[0]["role"] == "system":
+        raise InvalidRequestError("the earlier turns begin with a system message", hint="pass it as system=")
+    if own and own[-1]["role"] == "user":
         raise InvalidRequestError("the conversation ends with a prompt", hint="pass that prompt to generate")
-    return own
-
-
-def _listed(messages: object) -> Sequence[Mapping[str, Any]]:
-    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
-        raise InvalidRequestError(
-            f"messages must be a list, not {type(messages).__name__}", hint="give a list of mappings, such as dicts"
-        )
-    return messages
-
-
-# The roles that may follow a role. Results follow calls; the user may also ask without them.
-_NEXT = {"": ("user",), "user": ("assistant",), "assistant": ("user",), "tool": ("tool", "assistant", "user")}
-
-
-def _checked(messages: Sequence[Mapping[str, Any]], first: int, hint: str) -> list[Message]:
-    """The messages in their usual form; ``first`` is the number of the first of them."""
-    own, open_calls, role = list[Message](), list[Message](), ""
-    for number, message in enumerate(messages, first):
-        allowed = ("tool", "user") if open_calls and role == "assistant" else _NEXT[role]
-        given = message.get("role") if isinstance(message, Mapping) else None
-        content = message.get("content") if isinstance(message, Mapping) else None
-        calls = given == "assistant" and content is None and message.get("tool_calls")
-        where = f"message {number} of the conversation"
-        if not isinstance(message, Mapping):
-            raise InvalidRequestError(f"{where} is not a mapping with a role and a content, but {described(message)}")
-        if given not in allowed:
-            wanted = " or ".join(allowed)
-            raise InvalidRequestError(f"{where} has the role {given!r:.40} where {wanted} is expected", hint=hint)
-        if not (isinstance(content, str) or calls):
-            raise InvalidRequestError(f"the content of {where} must be text, not {described(content)}")
-        role = str(given)
-        own.append(check_message(number, message, open_calls))
-        if role == "tool":
-            open_calls = [call for call in open_calls if call["id"] != own[-1]["tool_call_id"]]
-        else:
-            open_calls = own[-1].get("tool_calls", [])
     return own
 
 
@@ -95,3 +88,117 @@ def check_system(text: object) -> None:
 def described(value: object) -> str:
     """The given value as Python shows it, for a message."""
     return "None" if value is None else f"{type(value).__name__} {value!r:.40}"
+
+
+def joined(messages: Iterable[Message]) -> list[Message]:
+    """The messages, with neighbours of one role as one message.
+
+    Results stay apart, and so does what the assistant says after its calls: in one message it would come before them.
+    """
+    groups = list[list[Message]]()
+    for message in messages:
+        if groups and _follows(groups[-1][-1], message):
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+    return [_joined(group) for group in groups]
+
+
+def _follows(before: Message, message: Message) -> bool:
+    """Whether both can be one message."""
+    if message["role"] != before["role"] or message["role"] == "tool":
+        return False
+    return "tool_calls" not in before or not (message["content"] or THINKING[0] in message)
+
+
+def _joined(group: list[Message]) -> Message:
+    if len(group) == 1:
+        return group[0]
+    own: Message = {"role": group[0]["role"], "content": _text(group, "content")}
+    if thinking := _text(group, THINKING[0]):
+        own[THINKING[0]] = thinking
+    if calls := [call for each in group for call in each.get("tool_calls", ())]:
+        own["tool_calls"] = calls
+    return own
+
+
+def _text(group: list[Message], name: str) -> str:
+    return _JOINED_BY.join(filter(None, (each.get(name) for each in group)))
+
+
+def _only_first_system(messages: list[Message]) -> list[Message]:
+    """The messages, where only those before all others are the system's: templates know no later ones.
+
+    Later ones are the user's, where they stand: what was said before is unchanged, and is not read again. So are
+    all, if there are no others.
+    """
+    first = next((number for number, each in enumerate(messages) if each["role"] != "system"), 0)
+    return [
+        {**each, "role": "user"} if number >= first and each["role"] == "system" else each
+        for number, each in enumerate(messages)
+    ]
+
+
+def _listed(messages: object) -> Sequence[Any]:
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise InvalidRequestError(
+            f"messages must be a list, not {type(messages).__name__}", hint="give a list of mappings, such as dicts"
+        )
+    return messages
+
+
+def _message(number: int, given: object) -> Message:
+    where = f"message {number} of the conversation"
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(f"{where} is not a mapping with a role and a content, but {described(given)}")
+    stated, content = given.get("role"), given.get("content")
+    role = ROLES.get(stated) if isinstance(stated, str) else None
+    if role is None:
+        raise InvalidRequestError(
+            f"{where} has the unknown role {stated!r:.40}", hint="roles are system, user, assistant and tool"
+        )
+    if content is None and role == "assistant":
+        content = ""
+    if not isinstance(content, str):
+        raise InvalidRequestError(f"the content of {where} must be text, not {described(content)}")
+    own: Message = {"role": role, "content": mended(content)}
+    if role == "assistant":
+        own |= _thinking(given, where)
+        if calls := given.get("tool_calls"):
+            own["tool_calls"] = read_calls(number, calls)
+    if role == "tool":
+        own |= {"tool_call_id": read_id(given.get("tool_call_id"), where), "name": given.get("name")}
+    return own
+
+
+def _thinking(given: Mapping[str, Any], where: str) -> Message:
+    for name in THINKING:
+        if text := given.get(name):
+            if not isinstance(text, str):
+                raise InvalidRequestError(f"the {name} of {where} must be text, not {described(text)}")
+            return {THINKING[0]: mended(text)}
+    return {}
+
+
+def _name_results(messages: list[Message]) -> None:
+    """Give each result the name of the function it comes from; one without an id answers the first open call."""
+    names, still_open, before = dict[str, str](), dict[str, None](), ""
+    for message in messages:
+        if message["role"] != "tool" and before != "assistant":
+            still_open.clear()
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+            still_open[call["id"]] = None
+        if (before := message["role"]) == "tool":
+            answered, own_name = message.pop("tool_call_id"), message.pop("name")
+            if answered is None:
+                answered = next(iter(still_open), _NO_CALL)
+            still_open.pop(answered, None)
+            message["tool_call_id"] = answered
+            name = names.get(answered, own_name)
+            if isinstance(name, str) and name:
+                message["name"] = mended(name)
+
+
+# The id of a result that has none while no call is open.
+_NO_CALL = "call00000"

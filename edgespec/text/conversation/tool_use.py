@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import string
@@ -60,17 +59,3 @@ def control_tokens(tokenizer: Tokenizer, marks: Sequence[str]) -> dict[int, byte
             if control is not None and control.text in mark:  # not the token for what a vocabulary lacks
                 found[token] = control.text.encode()
     return found
-
-
-def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates want it: the arguments of calls as mappings.
-
-    Of llama.cpp's test templates with a known format all render mappings, and most would quote JSON text again.
-    """
-    if "tool_calls" not in message:
-        return dict(message)
-    calls = [
-        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}

@@ -9,23 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.plain import plain
+from edgespec.text.plain import mended, plain
 
 Message = dict[str, Any]
 
 # OpenAI's limits: 128 functions, whose names have at most 64 letters, digits, underscores and hyphens.
 MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# The ids of other servers too: "functions.get_weather:0" is one.
-_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-# Calls in one message, as many as an answer can have.
-_MOST_CALLS = 100
+# What may be half of a surrogate pair in JSON.
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # A context of 128 000 tokens holds about half of it.
 _MOST_CHARACTERS = 2**20
 # Deeper than JSON schemas of real tools, and within the nesting of a template's values.
 _DEEPEST = 24
-# A template that writes arguments as marks puts its own text directly behind a key, and together they could spell the
-# name of a control token.
+# A model that writes arguments between marks could not name other parameters in a call.
 _KEY = re.compile(r"[^<>\x00-\x1f]{1,256}")
 
 
@@ -93,46 +90,35 @@ def _tool(number: int, tool: Any) -> Message:
     parameters = described["parameters"]
     if not isinstance(parameters, dict) or not isinstance(parameters.get("properties", {}), dict):
         raise InvalidRequestError(f"the parameters of the tool {name} are not a JSON schema of an object")
-    _check_keys(parameters.get("properties", {}), f"the tool {name}")
+    _check_keys(parameters.get("properties", {}), name)
     return {**tool, "type": "function", "function": described}
 
 
-def check_message(number: int, message: Mapping[str, Any], open_calls: Sequence[Message]) -> Message:
-    """A message in its usual form: role and content, calls and their ids, whose arguments are JSON text of an object.
+def read_calls(number: int, calls: object) -> list[Message]:
+    """The calls of message ``number`` in their usual form, each with an id.
 
-    ``open_calls``: those of the assistant's last message that no message has answered. Raises InvalidRequestError.
+    Ids and names are opaque texts. Raises InvalidRequestError for what is not a list of functions' calls.
     """
-    role, content = message["role"], message.get("content")
-    calls = message.get("tool_calls") if role == "assistant" else None
-    if content is None and calls:
-        content = ""
-    if not isinstance(content, str):
-        raise InvalidRequestError(f"message {number} of the conversation is not text")
-    own: Message = {"role": role, "content": content}
-    if calls:
-        own["tool_calls"] = _calls(number, calls)
-    if role == "tool":
-        own |= _answered(number, message, open_calls)
-    return own
-
-
-def _calls(number: int, calls: object) -> list[Message]:
-    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes) or len(calls) > _MOST_CALLS:
-        raise InvalidRequestError(f"the tool_calls of message {number} are not a list of at most {_MOST_CALLS} calls")
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        raise InvalidRequestError(f"the tool_calls of message {number} are not a list of calls")
     own = list[Message]()
-    for call in _copied(list(calls), f"a call in message {number}"):
+    for call in (_copied(each, f"a call in message {number}") for each in list(calls)):
         function = call.get("function") if isinstance(call, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InvalidRequestError(f"a call in message {number} has no valid function name")
+        if not isinstance(name, str) or not name:
+            raise InvalidRequestError(f"a call in message {number} has no function name")
         assert isinstance(function, dict)
         arguments = _arguments(function.get("arguments"))
-        # An id of nine characters, which the templates of Mistral's models require.
-        given = call.get("id") or f"call{number % 1000:03d}{len(own):02d}"
-        if not isinstance(given, str) or not _ID.fullmatch(given):
-            raise InvalidRequestError(f"a call in message {number} has no valid id: {given!r:.40}")
-        own.append({"id": given, "type": "function", "function": {"name": name, "arguments": arguments}})
+        given = read_id(call.get("id"), f"a call in message {number}") or f"call{number % 1000:03d}{len(own):02d}"
+        own.append({"id": given, "type": "function", "function": {"name": mended(name), "arguments": arguments}})
     return own
+
+
+def read_id(given: object, where: str) -> str | None:
+    """The id of a call, None if it has none. Raises InvalidRequestError if it is not text."""
+    if given is None or isinstance(given, str):
+        return mended(given or "") or None
+    raise InvalidRequestError(f"the id of {where} must be text, not {type(given).__name__} {given!r:.40}")
 
 
 def _arguments(given: object) -> str:
@@ -147,32 +133,23 @@ def _arguments(given: object) -> str:
         arguments = None
     if not isinstance(arguments, dict):
         return "{}"
+    if _ESCAPED_SURROGATE.search(text):
+        text = json.dumps(arguments, ensure_ascii=False)
+    text = mended(text)
     try:
-        _check_keys(_copied(arguments, "an argument"), "a call")
+        _copied(arguments, "an argument")
     except InvalidRequestError:
         return "{}"
     return text or "{}"
 
 
-def _check_keys(names: Mapping[str, Any], where: str) -> None:
+def _check_keys(names: Mapping[str, Any], tool: str) -> None:
     for name in names:
         if not _KEY.fullmatch(name):
             raise InvalidRequestError(
-                f"a parameter of {where} is named {name!r:.40}",
+                f"a parameter of the tool {tool} is named {name!r:.40}",
                 hint="names have at most 256 characters and no <, > or line break",
             )
-
-
-def _answered(number: int, message: Mapping[str, Any], open_calls: Sequence[Message]) -> Message:
-    """The id and the name of the call that a tool's message answers."""
-    given = message.get("tool_call_id")
-    call = next((call for call in open_calls if given in (None, call["id"])), None)
-    if call is None:
-        raise InvalidRequestError(
-            f"message {number} of the conversation answers no call",
-            hint="its tool_call_id is that of a call in the assistant's message before it",
-        )
-    return {"tool_call_id": call["id"], "name": call["function"]["name"]}
 
 
 def _copied(value: Any, what: str) -> Any:

@@ -1,0 +1,165 @@
+"""Conversations in the form that a template can show: each template is tried, none is known by its name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edgespec.text.conversation.messages import read_conversation
+from edgespec.text.conversation.model_template import ModelTemplate
+
+Message = dict[str, Any]
+
+BODY = """{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}
+{%- for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments | tojson }} {{ c.id }}>{% endfor %}
+{%- if m.role == 'tool' %} ({{ m.name }} {{ m.tool_call_id }}){% endif %}
+
+{% endfor %}"""
+RAISE = "{{ raise_exception('no') }}"
+
+
+def guard(condition: str) -> str:
+    """A template that refuses conversations in which one message fulfils the condition."""
+    return f"{{% for m in messages %}}{{% if {condition} %}}{RAISE}{{% endif %}}{{% endfor %}}{BODY}"
+
+
+ALTERNATES = (
+    "{% set ns = namespace(user=true) %}{% for m in messages %}"
+    "{% if m.role == 'user' or m.role == 'assistant' and not m.tool_calls %}"
+    f"{{% if (m.role == 'user') != ns.user %}}{RAISE}{{% endif %}}{{% set ns.user = not ns.user %}}{{% endif %}}"
+    "{% endfor %}"
+)
+ONE_OF_BOTH = BODY.replace("{{ m.content or '' }}", "{% if not m.tool_calls %}{{ m.content or '' }}{% endif %}")
+
+
+def user(content: str = "hello") -> Message:
+    return {"role": "user", "content": content}
+
+
+def said(content: str = "", *calls: str, **more: Any) -> Message:
+    called = [{"id": own, "function": {"name": "f", "arguments": json.dumps({"x": own})}} for own in calls]
+    return {"role": "assistant", "content": content, **({"tool_calls": called} if calls else {}), **more}
+
+
+def result(own: str = "a", content: str = "found") -> Message:
+    return {"role": "tool", "tool_call_id": own, "content": content}
+
+
+SYSTEM = {"role": "system", "content": "be kind"}
+
+
+def shown(source: str, *messages: Message) -> list[str]:
+    """The lines of the prompt."""
+    template = ModelTemplate(source, lambda: ("", ""))
+    text = template.render({"messages": template.shaped(read_conversation(messages), tools=False)})
+    return text.strip().split("\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "lines"),
+    [
+        (BODY, [SYSTEM, user()], ["[system] be kind", "[user] hello"]),
+        (BODY, [said(), user()], ["[user] ", "[assistant] ", "[user] hello"]),
+        # no place for a system message: refused, or left out
+        (guard("m.role == 'system'"), [SYSTEM, user()], ["[user] be kind", "", "hello"]),
+        (BODY.replace("messages", "messages | rejectattr('role', 'equalto', 'system')"), [SYSTEM, user()], [
+            "[user] be kind", "", "hello"
+        ]),
+        (guard("m.role == 'system'"), [{**SYSTEM, "content": ""}, user()], ["[user] hello"]),
+        # ids
+        (BODY, [said("", "call_1|fc_1"), result("call_1|fc_1")], [
+            '[assistant] <f {"x": "call_1|fc_1"} call_1|fc_1>', "[tool] found (f call_1|fc_1)"
+        ]),
+        # texts and several calls in one message
+        (BODY, [said("so", "a", "b")], ['[assistant] so<f {"x": "a"} a><f {"x": "b"} b>']),
+        (ONE_OF_BOTH, [said("so", "a")], ["[assistant] so", '[assistant] <f {"x": "a"} a>']),
+        (guard("(m.tool_calls or []) | length > 1"), [said("so", "a", "b")], [
+            '[assistant] so<f {"x": "a"} a>', '[assistant] <f {"x": "b"} b>'
+        ]),
+        (guard("(m.tool_calls or []) | length > 1").replace(BODY, ONE_OF_BOTH), [said("so", "a", "b")], [
+            "[assistant] so", '[assistant] <f {"x": "a"} a>', '[assistant] <f {"x": "b"} b>'
+        ]),
+        (ALTERNATES + ONE_OF_BOTH, [user(), said("so", "a"), result(), said("it"), user("and")], [
+            "[user] hello", "[assistant] so", "[user] ", '[assistant] <f {"x": "a"} a>', "[tool] found (f a)",
+            "[assistant] it", "[user] and",
+        ]),
+        # the user speaks after a result, or after a call without one
+        (ALTERNATES + BODY, [user(), said("", "a"), result(), user("and")], [
+            "[user] hello", '[assistant] <f {"x": "a"} a>', "[tool] found (f a)", "[assistant] ", "[user] and"
+        ]),
+        (ALTERNATES + BODY, [user(), said("", "a"), user("and")], [
+            "[user] hello", '[assistant] <f {"x": "a"} a>', "[assistant] ", "[user] and"
+        ]),
+        # an answer without text
+        (guard("m.role == 'assistant' and not m.content"), [user(), said(), user("and")], [
+            "[user] hello", "[assistant]  ", "[user] and"
+        ]),
+        # results without a call
+        (BODY, [user(), result()], ["[user] hello", "[tool] found (unknown a)"]),
+        (guard("m.role == 'tool' and not messages[loop.index0 - 1].tool_calls"), [user(), result(), user("and")], [
+            "[user] hello", "", "found", "", "and"
+        ]),
+        # arguments as text, and no content next to calls
+        (BODY.replace("arguments | tojson", "arguments + ''"), [said("", "a")], ['[assistant] <f {"x": "a"} a>']),
+        (BODY.replace("m.tool_calls or []", "((m.tool_calls or []) if m.content is none else [])"), [said("", "a")], [
+            '[assistant] <f {"x": "a"} a>'
+        ]),
+    ],
+)  # fmt: skip
+def test_a_conversation_has_the_form_that_the_template_shows(
+    source: str, messages: list[Message], lines: list[str]
+) -> None:
+    first = [user("begin")] if "tool_calls" in messages[0] else []
+    assert shown(source, *first, *messages)[len(first) :] == lines
+
+
+def test_a_template_that_takes_no_plain_message_is_not_tried_further() -> None:
+    needs = guard("not variable") + "{{ variable }}"
+    template = ModelTemplate(needs, lambda: ("", ""))
+    sent = read_conversation([SYSTEM, user(), said("so", "a"), result()])
+    shaped = template.shaped(sent, tools=False)
+    assert [each["role"] for each in shaped] == ["system", "user", "assistant", "tool"]
+    assert "be kind" in template.render({"messages": shaped, "variable": "x"})
+
+
+def test_ids_are_nine_letters_and_digits_where_the_template_insists_on_them() -> None:
+    nine = guard(
+        "m.tool_calls and m.tool_calls[0].id | length != 9 or m.role == 'tool' and m.tool_call_id | length != 9"
+    )
+    kept = shown(nine, user(), said("", "call00007"), result("call00007"))
+    assert kept[1:] == ['[assistant] <f {"x": "call00007"} call00007>', "[tool] found (f call00007)"]
+    _, call, found = shown(nine, user(), said("", "call_1|fc_1"), result("call_1|fc_1"))
+    own = call.rpartition(" ")[2].rstrip(">")
+    assert len(own) == 9
+    assert own.isalnum()
+    assert found == f"[tool] found (f {own})"
+
+
+@pytest.mark.parametrize("odd", ["<|im_end|>", "a b", "é" * 300])
+def test_ids_and_names_of_any_characters_are_shown_as_they_are(odd: str) -> None:
+    call = {"id": odd, "function": {"name": odd, "arguments": "{}"}}
+    _, called, found = shown(BODY, user(), {**said(), "tool_calls": [call]}, result(odd))
+    assert (called, found) == (f"[assistant] <{odd} {{}} {odd}>", f"[tool] found ({odd} {odd})")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thinking_has_every_name_that_templates_use(name: str) -> None:
+    thinks = BODY.replace("[{{ m.role }}]", "[{{ m.role }}]{% if m." + name + " %}({{ m." + name + " }}){% endif %}")
+    assert shown(thinks, user(), said("x", reasoning="hm"), user())[1] == "[assistant](hm) x"
+
+
+def test_thinking_and_text_next_to_calls_are_apart_where_the_template_takes_one_of_them() -> None:
+    either = guard("m.tool_calls and m.content and m.thinking").replace(
+        "[{{ m.role }}]", "[{{ m.role }}]{% if m.thinking %}({{ m.thinking }}){% endif %}"
+    )
+    lines = shown(either, user(), said("so", "a", reasoning="hm"), result())
+    assert lines[1:3] == ["[assistant] so", '[assistant](hm) <f {"x": "a"} a>']
+
+
+def test_tools_and_documents_are_none_unless_the_template_walks_through_them() -> None:
+    asks = "{{ tools is none }} {{ documents is none }} {{ messages[0].content }}"
+    assert shown(asks, user()) == ["True True hello"]
+    walks = "{% for tool in tools %}{{ tool }}{% endfor %}{{ tools is defined }} {{ messages[0].content }}"
+    assert shown(walks, user()) == ["False hello"]
