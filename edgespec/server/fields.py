@@ -95,9 +95,9 @@ class Field:
 
     def _refusal(self, name: str, given: Any) -> ApiError:
         if self.treatment is Treatment.REFUSED or "enum" in self.schema:
-            return ApiError(
-                f"{name} {_told(given)} is not supported ({self.meaning})", param=name, code="unsupported_parameter"
-            )
+            only = "" if self.schema is _EMPTY else f", only {wanted(self.schema)}"
+            message = f"{name} {_told(given)} is not supported{only} ({self.meaning})"
+            return ApiError(message, param=name, code="unsupported_parameter")
         return ApiError(f"{name} must be {wanted(self.schema)}, not {_told(given)}", param=name)
 
 

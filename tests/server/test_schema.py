@@ -170,6 +170,13 @@ def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any)
     assert (error.param, error.code, error.status) == (field, "unsupported_parameter", 400)
 
 
+def test_a_refusal_says_what_is_supported() -> None:
+    said = refused(read_chat, {"messages": HI, "mirostat": 2}).message
+    assert said == "mirostat 2 is not supported, only 0 (another way to draw tokens)"
+    said = refused(read_chat, {"messages": HI, "grammar": "root ::= a"}).message
+    assert said == 'grammar "root ::= a" is not supported (a form of the answer)'
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
