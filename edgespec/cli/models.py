@@ -22,7 +22,7 @@ from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.families import models_by_name
 from edgespec.store.file_notes import FileNotes
-from edgespec.store.found import FoundModel, ModelFolders, find_models
+from edgespec.store.found import ModelFolders, find_models
 from edgespec.store.references import (
     CatalogueName,
     HubFile,
@@ -33,6 +33,7 @@ from edgespec.store.references import (
     parse_reference,
     spec_of_hub_reference,
 )
+from edgespec.store.scan import FoundModel
 from edgespec.store.store import Store, StoredModel
 from edgespec.text.tokenizers.vocabulary import unsupported
 
@@ -188,12 +189,13 @@ def _printable(text: str) -> str:
 class _Content:
     """Facts from a model's file: its architecture, and the reason why the native runtime cannot run it, if any.
 
-    ``vision``: whether the file holds an image encoder, which is not used.
+    ``vision``: whether the model has an image encoder, which is not used. ``runs``: whether any runtime may run it.
     """
 
     family: str | None
     reason: str | None
     vision: bool = False
+    runs: bool = True
 
     @classmethod
     def of(cls, path: Path, others: Sequence[Path] = ()) -> _Content:
@@ -211,7 +213,9 @@ class _Content:
     def words(self) -> str:
         if self.family is None:
             return self.reason or ""
-        if self.vision:
+        if not self.runs:
+            runs = f"cannot run: {self.reason}"
+        elif self.vision:
             runs = (
                 "text runs on our kernels, images are left out"
                 if self.reason is None
@@ -236,6 +240,10 @@ class _Other:
     @classmethod
     def of(cls, model: FoundModel, drafters: Mapping[Path, str]) -> _Other:
         content = _Content.of(model.path, model.others)
+        if model.refused is not None:
+            content = replace(content, reason=model.refused, runs=False)
+        elif model.vision:
+            content = replace(content, vision=True)
         return cls(model=model, content=content, drafter=drafters.get(model.path.resolve()))
 
     @property

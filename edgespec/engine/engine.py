@@ -156,13 +156,14 @@ class Engine:
     def file_sampling(self) -> Sampling:
         """The sampling that the target's file states, else the one that its family's makers state.
 
-        Greedy if neither states any, or if the file's values are invalid.
+        Settings of the program that keeps the file come before both. Greedy if nothing states any, or if the values
+        are invalid.
         """
         stated = self.pair.target.header.sampling
         if not stated and self.pair.family is not None:
             stated = self.pair.family.sampling
         try:
-            return Sampling(**cast(dict[str, Any], stated))
+            return Sampling(**cast(dict[str, Any], {**stated, **self.pair.kept.sampling}))
         except InvalidRequestError:
             return Sampling()
 

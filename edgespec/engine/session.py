@@ -240,7 +240,13 @@ class Session:
         )
         check_ends(stop_token_ids, min_tokens, max_tokens)
         self._settle_forgotten()
-        ends = ends_of(self._pair.tokenizer, stop, stop_token_ids, min_tokens or 0, ignore_eos=ignore_eos)
+        ends = ends_of(
+            self._pair.tokenizer,
+            (*self._pair.kept.stop, *stop),
+            stop_token_ids,
+            min_tokens or 0,
+            ignore_eos=ignore_eos,
+        )
         check_tokens(sampling, stop_token_ids, ends, self._pair.vocabulary_size)
         self._pair.begin_answer()
         length = self._target.context_length

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSettings:
+    """The settings that another program keeps with a model for its answers, by the name of that ``program``.
+
+    ``system`` is the system message of conversations without one, ``stop`` the texts that end each answer,
+    ``sampling`` values of Sampling by name, unchecked. ``has_template``: the program keeps a chat template in a
+    private language. ``unused`` are the names of further settings, which edgespec does not obey.
+    """
+
+    program: str
+    system: str | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    has_template: bool = False
+    unused: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str | None:
+        """A sentence for the user about settings that are not used; None if all are."""
+        if not self.unused:
+            return None
+        names = ", ".join(self.unused)
+        return f"not used of {self.program}'s settings for this model: {names}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocatedModel:
     """A model's file, its checked header, and the identity of its content.
 
@@ -33,7 +58,9 @@ class LocatedModel:
     joins the trimmed tensors with the source's tokenizer. ``onnx`` is set for an ONNX model, whose ``header`` is
     that of ``tokenizer.gguf`` and lists no tensors. ``prepared_folder`` is where a runtime may keep repacked
     weights: the folder of a model from the store, a folder of the home for other models, or None. ``runtime`` is
-    the runtime that the user asked for, or "auto". ``drafter`` and ``licence`` come from the catalogue.
+    the runtime that the user asked for, or "auto". ``drafter`` and ``licence`` come from the catalogue. ``kept``: the
+    settings of the program that keeps the model, if there are any. ``projector``: that program keeps the model's
+    vision part in another file.
     """
 
     name: str
@@ -46,6 +73,13 @@ class LocatedModel:
     runtime: str = "auto"
     drafter: str | None = None
     licence: str | None = None
+    kept: KeptSettings | None = None
+    projector: bool = False
+
+    @property
+    def vision(self) -> bool:
+        """Whether the model has a vision part, in its file or in another."""
+        return self.projector or bool(self.header.vision_tensors)
 
     @property
     def weight_bytes(self) -> int:

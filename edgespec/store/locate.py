@@ -12,7 +12,8 @@ from edgespec.files.model_file import LocatedModel, read_model_file
 from edgespec.files.progress import QUIET, Job
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.families import models_by_name
-from edgespec.store.found import OLLAMA_PREFIX, ModelFolders, find_ollama
+from edgespec.store.found import ModelFolders
+from edgespec.store.ollama import OLLAMA_PREFIX, find_ollama, kept_settings
 from edgespec.store.prepared import prepared_folder, use_prepared
 from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store
@@ -35,8 +36,9 @@ class Locator:
         """
         if text.startswith(OLLAMA_PREFIX):
             name = text.removeprefix(OLLAMA_PREFIX)
-            found = find_ollama(ModelFolders.of(os.environ, Path.home()), name)
-            return replace(read_model_file(found.path, found.others), name=name)
+            found = find_ollama(ModelFolders.of(os.environ, Path.home()).ollama, name)
+            located = read_model_file(found.path, found.others)
+            return replace(located, name=name, kept=kept_settings(found), projector=found.vision)
         reference = parse_reference(text, catalogue().keys())
         if isinstance(reference, LocalPath):
             return read_model_file(reference.path)
@@ -54,7 +56,7 @@ class Locator:
         Prepared data of models outside the store goes to edgespec's home.
         """
         located = self.locate(text)
-        if located.header.vision_tensors:
+        if located.vision:
             self.job.tell("located", located.name, note=VISION_NOTE)
         if located.prepared_folder is not None:
             return located

@@ -35,7 +35,8 @@ def files_on_disk(store: Store, folders: ModelFolders, most: int = MOST_FILES) -
     A file is opened only to check that it is GGUF. Unreadable files are left out.
     """
     named = [(stored.name, stored.path, stored.bytes, None) for stored in store.list() if stored.kind == "model"]
-    found = [(model.name, model.path, model.bytes, model.program) for model in find_models(folders).models]
+    runnable = [model for model in find_models(folders).models if model.refused is None]
+    found = [(model.name, model.path, model.bytes, model.program) for model in runnable]
     files: dict[Path, FileOnDisk] = {}
     for name, path, size, program in (*named, *found):
         try:

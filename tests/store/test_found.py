@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.errors import ModelNotFoundError
-from edgespec.store import found
-from edgespec.store.found import ModelFolders, find_models, find_ollama
+from edgespec.store import scan
+from edgespec.store.found import ModelFolders, find_models
 from tests.support.command_line import Result, run_cli
 from tests.support.other_programs import LIBRARY, User, write_file
 from tests.support.rewritten_gguf import rewrite_gguf
@@ -49,26 +49,9 @@ def test_models_of_every_supported_program_are_found(user: User, weights: bytes)
     assert found.ignored == {}
 
 
-def test_ollama_models_are_named_by_host_owner_and_tag(user: User, weights: bytes) -> None:
-    for name in (f"{LIBRARY}/smol/latest", "hf.co/org/repo/q4", "registry.ollama.ai/someone/own/v1"):
-        user.to_ollama(name, weights + name.encode())
-    assert sorted(user.names()) == [
-        "ollama:hf.co/org/repo:q4",
-        "ollama:registry.ollama.ai/someone/own:v1",
-        "ollama:smol:latest",
-    ]
-    assert find_ollama(user.folders, "smol") == find_ollama(user.folders, "smol:latest")
-    with pytest.raises(ModelNotFoundError, match="Ollama has no model 'smol:7b'") as caught:
-        find_ollama(user.folders, "smol:7b")
-    assert "ollama:smol:latest" in (caught.value.hint or "")
-
-
 def test_no_models_are_found_without_other_programs(tmp_path: Path) -> None:
     folders = ModelFolders.of({}, tmp_path / "absent")
     assert find_models(ModelFolders(folders.hub_cache, folders.ollama[:1], folders.lm_studio)).models == ()
-    with pytest.raises(ModelNotFoundError) as caught:
-        find_ollama(ModelFolders(folders.hub_cache, folders.ollama[:1], ()), "smol")
-    assert caught.value.hint == "no model of Ollama was found on this machine"
 
 
 def test_environment_variables_locate_other_programs_models(tmp_path: Path) -> None:
@@ -77,7 +60,9 @@ def test_environment_variables_locate_other_programs_models(tmp_path: Path) -> N
         (Path("/models"),),
         Path("/cache/hub"),
     )
+    assert ModelFolders.of({"OLLAMA_MODELS": ' "/my models" '}, tmp_path).ollama == (Path("/my models"),)
     assert ModelFolders.of({"HF_HOME": "/hf"}, tmp_path).hub_cache == Path("/hf/hub")
+    assert ModelFolders.of({"HUGGINGFACE_HUB_CACHE": "/older"}, tmp_path).hub_cache == Path("/older")
     assert ModelFolders.of({"XDG_CACHE_HOME": "/x"}, tmp_path).hub_cache == Path("/x/huggingface/hub")
     assert ModelFolders.of({}, tmp_path).hub_cache == tmp_path / ".cache" / "huggingface" / "hub"
     assert Path("/usr/share/ollama/.ollama/models") in ModelFolders.of({}, tmp_path).ollama
@@ -91,7 +76,7 @@ def test_environment_variables_locate_other_programs_models(tmp_path: Path) -> N
         ('{"layers": 3}', "it lists no layers"),
         (
             '{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../etc/passwd"}]}',
-            "its model has no valid digest",
+            "its 'model' has no valid digest",
         ),
         (" " * (2**20 + 1), "it is too large"),
         ("[" * 200_000, "recursion"),
@@ -123,7 +108,9 @@ def test_incomplete_models_and_non_gguf_files_are_not_listed(user: User, weights
     assert found.ignored[page] == "it is not a GGUF file"
     assert found.ignored[first] == "part 3 of 3 of this model is missing"
     assert found.ignored[second] == "part 1 of 2 of this model is missing"
-    assert len(found.ignored) == 4
+    adapter = user.ollama / "manifests" / LIBRARY / "adapter" / "1b"
+    assert found.ignored[adapter] == "this model of Ollama has no GGUF file"
+    assert len(found.ignored) == 5
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
@@ -145,7 +132,7 @@ def test_the_search_stops_after_a_maximum_number_of_entries(
     for number in range(20):
         user.to_lm_studio(f"repo/{number}.txt", b"")
     assert user.names() == [str(path)]
-    monkeypatch.setattr(found, "_MOST_ENTRIES", 10)
+    monkeypatch.setattr(scan, "_MOST_ENTRIES", 10)
     (reason,) = find_models(user.folders).ignored.values()
     assert reason == "it holds more than 10 entries; the rest was not examined"
 
@@ -172,6 +159,34 @@ def test_a_file_shared_by_two_programs_is_listed_once(user: User, weights: bytes
     path = user.to_lm_studio("repo/x.gguf", weights)
     (path.parent / "y.gguf").symlink_to(path)
     assert user.names() == [str(path)]
+
+
+def test_linked_folders_are_entered_and_links_in_a_circle_end(user: User, weights: bytes) -> None:
+    path = user.to_lm_studio("repo/x.gguf", weights)
+    elsewhere = write_file(user.root / "drive" / "other" / "linked" / "linked.gguf", weights + b"1")
+    models = user.root / ".lmstudio" / "models"
+    (models / "other").symlink_to(elsewhere.parent.parent)
+    (elsewhere.parent / "up").symlink_to(models)
+    (models / "gone").symlink_to(user.root / "nowhere")
+    (models / "gone.gguf").symlink_to(user.root / "nowhere.gguf")
+    found = find_models(user.folders)
+    assert sorted(model.path.name for model in found.models) == ["linked.gguf", path.name]
+    assert list(found.ignored) == [models / "gone.gguf"]
+
+
+@pytest.mark.parametrize("folder", [".lmstudio", ".cache/lm-studio", "moved"])
+def test_lm_studios_models_are_found_where_its_settings_moved_them(user: User, weights: bytes, folder: str) -> None:
+    path = write_file(user.root / "drive" / "set.gguf", weights)
+    write_file(user.root / ".lmstudio-home-pointer", f"{user.root / 'moved'}\n".encode())
+    settings = user.root / folder / "settings.json"
+    for told in (str(path.parent), "~/drive"):
+        write_file(settings, json.dumps({"downloadsFolder": told}).encode())
+        assert [model.path for model in find_models(ModelFolders.of({}, user.root)).models] == [path]
+    usual = user.to_lm_studio("repo/x.gguf", weights + b"1")
+    assert len(find_models(ModelFolders.of({}, user.root)).models) == 2, "the usual folder is looked at too"
+    for damaged in (b"{", b"[]", b'{"downloadsFolder": 3}', b"\xff", b'{"downloadsFolder": "\\u0000"}', b"[" * 10**5):
+        write_file(settings, damaged)
+        assert [model.path for model in find_models(ModelFolders.of({}, user.root)).models] == [usual]
 
 
 # ------------------------------------------------------------------------------------------------ the commands

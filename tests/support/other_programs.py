@@ -33,6 +33,15 @@ class User:
         self.manifest(name, json.dumps({"schemaVersion": 2, "layers": layers}))
         return write_file(self.ollama / "blobs" / f"sha256-{digest}", content)
 
+    def layers_to_ollama(self, name: str, model: bytes, **others: bytes) -> Path:
+        """Keep a model with further layers: ``system=b"..."``. Returns the manifest."""
+        layers = []
+        for kind, content in {"model": model, **others}.items():
+            digest = hashlib.sha256(content).hexdigest()
+            write_file(self.ollama / "blobs" / f"sha256-{digest}", content)
+            layers.append({"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}"})
+        return self.manifest(name, json.dumps({"schemaVersion": 2, "layers": layers}))
+
     def split_to_ollama(self, name: str, parts: list[Path]) -> None:
         """Keep a split model as `ollama create` does: each file is a layer, and no name marks the parts."""
         digests = [self.to_ollama(f"{name}-part", part.read_bytes()).name.removeprefix("sha256-") for part in parts]

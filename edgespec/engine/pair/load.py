@@ -103,6 +103,7 @@ def load_pair(
             machine=machine,
             home=own_home,
             target=model,
+            kept=file.kept,
             tokenizer=tokenizer,
             pool=pool,
             request=request,
@@ -130,6 +131,8 @@ def _find_target(profile: Profile, locator: Locator) -> LocatedModel:
             f"{target.name} has a trimmed output head, so it can only draft",
             hint="give it with `--draft`, and an untrimmed model as the target",
         )
+    if target.kept is not None and target.kept.note is not None:
+        locator.job.tell("located", target.name, note=target.kept.note)
     return target
 
 

@@ -21,6 +21,7 @@ from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import ClosedError, EdgespecError
 from edgespec.files.home import Home
+from edgespec.files.model_file import KeptSettings
 from edgespec.files.progress import Loading, LoadProgress
 from edgespec.hardware.machine import Machine, power_source
 from edgespec.interfaces.drafting import Drafter
@@ -77,6 +78,7 @@ class LoadedPair:
         machine: Machine,
         home: Home,
         target: LoadedModel,
+        kept: KeptSettings | None,
         tokenizer: Tokenizer,
         pool: ModelPool,
         request: PlanRequest,
@@ -91,8 +93,14 @@ class LoadedPair:
         self.home = home
         self.target = target
         self.tokenizer = tokenizer
+        self.kept = KeptSettings(program="edgespec") if kept is None else kept
         self.prompts = PromptFormat(
-            target.facts.name, tokenizer, target.header.chat_template, target.header.context_length
+            target.facts.name,
+            tokenizer,
+            target.header.chat_template,
+            target.header.context_length,
+            system=self.kept.system,
+            other_template=self.kept.program if self.kept.has_template else None,
         )
         self.pool = pool
         self.request = request

@@ -31,15 +31,27 @@ _ANSWER_SHARE = 4
 class PromptFormat:
     """A model's prompt format: its tokenizer, its chat template if it has one, its longest context.
 
-    ``longest`` is the model's context length in tokens; None if its file does not say.
+    ``longest`` is the model's context length in tokens; None if its file does not say. ``system`` is the system
+    message of conversations without one. ``other_template``: the program that keeps a template which only it reads.
     """
 
-    def __init__(self, name: str, tokenizer: Tokenizer, template: str | None, longest: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        template: str | None,
+        longest: int | None,
+        *,
+        system: str | None = None,
+        other_template: str | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.longest = longest
         self.thinking = thinking_marks(template)
         self.has_thinking_switch = has_switch(template)
         self._name = name
+        self._system = system
+        self._other_template = other_template
         self._template = None if template is None else ModelTemplate(template, self._tokens)
 
     def _tokens(self) -> tuple[str, str]:
@@ -49,6 +61,15 @@ class PromptFormat:
     def has_template(self) -> bool:
         """Whether the model can chat; otherwise it can only continue ``raw`` text."""
         return self._template is not None
+
+    @property
+    def _no_template_hint(self) -> str:
+        if self._other_template is None:
+            return "use `--raw` to continue plain text, or an instruction-tuned model"
+        return (
+            f"{self._other_template} keeps a template for it in its own language, which edgespec cannot read: "
+            "use `--raw` to continue plain text, or a GGUF file that has a chat template"
+        )
 
     def tool_use(self, tools: Sequence[Message]) -> ToolUse | None:
         """How the model uses these tools; None without tools. Raises InvalidRequestError if it cannot."""
@@ -61,10 +82,9 @@ class PromptFormat:
         Raises TemplateError, InvalidRequestError.
         """
         if self._template is None:
-            raise TemplateError(
-                f"{self._name} has no chat template",
-                hint="use `--raw` to continue plain text, or an instruction-tuned model",
-            )
+            raise TemplateError(f"{self._name} has no chat template", hint=self._no_template_hint)
+        if self._system is not None and not (messages and messages[0]["role"] == "system"):
+            messages = [{"role": "system", "content": self._system}, *messages]
         called = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
         if called and "tool_calls" not in self._template.source:
             raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
