@@ -454,8 +454,8 @@ class Session:
         answer.depth.end()
         if self._speculation is None:
             self._pair.answered(answer.depth, beside_others=answer.neighbours.busy)
-        conversation, said = self._conversation, answer.said
-        conversation.end(answer.turn, said.raw, answer.said_ids, (said.text, said.calls))
+        conversation = self._conversation
+        conversation.end(answer.turn, answer.said, answer.said_ids)
         if self._pair.answers is not None:
             self._pair.answers.add(answer.said_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must

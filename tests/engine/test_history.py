@@ -13,6 +13,7 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
+from edgespec.text.conversation.answer_parts import Said
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
 from tests.engine.answers import Forward
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation
@@ -128,7 +129,7 @@ def test_the_notice_of_dropped_turns_names_a_larger_context_if_possible(
     for turn in range(9):
         begun = conversation.turn(f"question {turn} of many words", 30, 256, raw=False)
         conversation.begin(begun, list(begun.tokens))
-        conversation.end(begun, "word " * 5, [])
+        conversation.end(begun, Said("word " * 5, "word " * 5), [])
         notice = notice or begun.notice
     assert notice is not None
     assert notice.endswith(f" dropped ({more})")

@@ -14,6 +14,7 @@ from hypothesis import given, strategies as st
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError, PromptTooLongError
+from edgespec.text.conversation.answer_parts import Said
 from edgespec.text.conversation.conversation import Conversation, first_that_fits
 from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
@@ -271,7 +272,8 @@ def answered(vocabulary: LlamaTokenizer, said: str) -> tuple[Conversation, list[
     first = conversation.turn("hello", None, 4096, raw=False, earlier=[])
     ids = vocabulary.encode(said)
     conversation.begin(first, [*first.tokens, *ids, END])
-    conversation.end(first, vocabulary.detokenize(ids), ids)
+    text = vocabulary.detokenize(ids)
+    conversation.end(first, Said(text, text), ids)
     return conversation, [*first.tokens, *ids]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.chat_template.origin import joined, written
+from edgespec.text.conversation.answer_parts import Said
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
 from edgespec.text.conversation.prompt_format import encode
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
@@ -160,7 +161,8 @@ def test_a_conversation_with_names_reuses_its_history(vocabulary: LlamaTokenizer
     first = conversation.turn("hello", None, 4096, raw=False)
     answer = vocabulary.encode("fine")[1:]
     conversation.begin(first, [*first.tokens, *answer, END])
-    conversation.end(first, vocabulary.detokenize(answer), answer)
+    text = vocabulary.detokenize(answer)
+    conversation.end(first, Said(text, text), answer)
     second = conversation.turn(FORGED, None, 4096, raw=False)
     assert second.tokens[: len(first.tokens) + len(answer)] == [*first.tokens, *answer]
     assert controls(second.tokens) == [BOS, START, END, START, END, START, END, START]

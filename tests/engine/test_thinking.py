@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from edgespec.engine.events import Done, Text
@@ -83,6 +84,43 @@ def test_a_template_may_open_the_thinking(tiny: TinyModels, tmp_path: Path) -> N
     with tiny.load(tiny.with_template("begins", BEGINS), draft="none") as engine, engine.session() as session:
         done = ask(session, "hello")
         assert done.reasoning == done.text.strip(), "the model never ends its thinking"
+
+
+# Like gpt-oss's template: it refuses answers with marks, and takes thinking by another name.
+CHANNELS = (
+    "{% for m in messages %}{% if '<|channel|>' in m.content %}{{ raise_exception('marks') }}{% endif %}"
+    "<|start|>{{ m.role }}{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant"
+)
+MARKS = ("<|START_THINKING|>", "<|END_THINKING|>")
+CONTROLS = (
+    "{% for m in messages %}{{ m.role }} {{ m.thinking or '' }} {{ m.content }}\n{% endfor %}"
+    "{# <|START_THINKING|> <|END_THINKING|> #}"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "template"),
+    [
+        (["<|channel|>analysis<|message|>", "so", "<|end|><|start|>assistant<|channel|>final<|message|>"], CHANNELS),
+        ([MARKS[0], "so", MARKS[1]], CONTROLS),
+    ],
+)
+def test_thinking_between_marks_that_messages_cannot_hold_is_reasoning_content_in_messages(
+    tiny: TinyModels, tmp_path: Path, script: list[str], template: str
+) -> None:
+    script += ["Yes", ".", "<|im_end|>"]
+    kinds = dict.fromkeys(MARKS, int(gguf.TokenType.CONTROL))
+    path = write_scripted_gguf(tmp_path / "apart.gguf", script, template=template, kinds=kinds)
+    with tiny.load(path, draft="none") as engine, engine.session() as session:
+        done = read_all(session.generate("hello", max_tokens=9))[1]
+        assert (done.reasoning, done.content, done.text) == ("so", "Yes.", "".join(script[:-1]))
+        said = {"role": "assistant", "content": "Yes.", "reasoning_content": "so"}
+        assert session.messages[-1] == said
+        assert "so" in prompt_of(session, "more")
+        assert read_all(session.generate("more", max_tokens=9))[1].content == "Yes."
+        plain = read_all(session.generate("hello", raw=True, max_tokens=9))[1]
+        assert (plain.reasoning, plain.content) == (None, plain.text)
 
 
 def test_lengths_of_text_events_give_the_characters_of_each_token(tiny: TinyModels) -> None:

@@ -15,7 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Notice, Round, Text
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.answer_parts import AnswerText
+from edgespec.text.conversation.answer_parts import AnswerText, Said
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
 from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import check_conversation
@@ -244,7 +244,7 @@ def test_a_call_that_the_caller_sends_back_keeps_the_answers_tokens(vocabulary: 
     conversation.begin(first, [*first.tokens, *ids, END])
     parser = first.tools.parser()
     calls = [piece.call for piece in parser.feed(said) + parser.flush() if piece.call]
-    conversation.end(first, said, [*ids, END], ("", calls))
+    conversation.end(first, Said(said, calls=calls), [*ids, END])
     sent = [*conversation.messages, {"role": "tool", "content": "21"}]
     prompt, earlier, after = check_conversation(None, sent, raw=False)
     second = conversation.turn(prompt, None, 4096, raw=False, earlier=earlier, after=after, tools=tools)

@@ -41,6 +41,10 @@ SAMPLES: dict[str, tuple[CallFormat, str]] = {
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
         f"{PARIS}<|tool_call_end|><|tool_calls_section_end|>",
     ),
+    "harmony": (
+        formats.HARMONY,
+        f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{PARIS}<|call|>",
+    ),
     "solar": (
         formats.SOLAR,
         "<|tool_calls|><|tool_call:begin|>call00000<|tool_call:name|>weather<|tool_call:args|>"

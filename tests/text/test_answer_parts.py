@@ -16,11 +16,12 @@ from hypothesis import example, given, settings, strategies as st
 
 import edgespec
 from edgespec.text.conversation.answer_parts import Said
-from edgespec.text.conversation.call_formats import GEMMA, HERMES, LFM2, LLAMA, MISTRAL, QWEN_XML, CallFormat
+from edgespec.text.conversation.call_formats import GEMMA, HARMONY, HERMES, LFM2, LLAMA, MISTRAL, QWEN_XML, CallFormat
 from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
+from edgespec.text.conversation.thinking import ThinkingMarks, thinking_marks
 from edgespec.text.conversation.tool_calls import CallText
 from tests.support import call_samples
-from tests.support.answer_pieces import CITY, pieces_of
+from tests.support.answer_pieces import CITY, QWEN, pieces_of
 from tests.support.call_samples import SAMPLES
 
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
@@ -80,6 +81,44 @@ def test_thinking_comes_as_it_is_written() -> None:
         (piece.text, piece.reasoning) for piece in pieces_of(["<think>", "\nhm", " so ", "</think>", "\n", "Yes"])
     ]
     assert whole == [("<think>", ""), ("\nhm", "hm"), (" so ", " so"), ("</think>", ""), ("\n", ""), ("Yes", None)]
+
+
+HARMONY_MARKS, FINAL = thinking_marks("<|channel|>analysis<|message|> <|end|>"), "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        (f"<|channel|>analysis<|message|>Hm, hm.<|end|><|start|>assistant{FINAL}Yes.", "Hm, hm.", "Yes."),
+        (f"{FINAL}Yes.", "", "Yes."),
+        ("<|channel|>final <|constrain|>json<|message|>{}", "", "{}"),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
+            f"<|end|><|start|>assistant<|channel|>analysis<|message|> So. <|end|><|start|>assistant{FINAL}Yes",
+            "Hm.\n\nSo.",
+            "I look.Yes",
+        ),
+        ("<|channel|>analysis<|message|>Hm", "Hm", ""),
+        ("<|channel|>other<|message|>Hm", None, "<|channel|>other<|message|>Hm"),
+        ("Yes <|chan", None, "Yes <|chan"),
+        ("", None, ""),
+    ],
+)
+def test_where_answers_have_marks_thinking_may_come_again(text: str, reasoning: str | None, content: str) -> None:
+    for chunks in ([text], list(text)):
+        whole = said(chunks, marks=HARMONY_MARKS)
+        assert (whole.reasoning, whole.content) == (reasoning, content)
+
+
+def test_a_call_after_thinking_in_a_channel_is_a_call() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        '<|constrain|>json<|message|>{"city": "Oslo"}<|call|>'
+    )
+    for chunks in ([text], list(text)):
+        whole = said(chunks, marks=HARMONY_MARKS, form=HARMONY)
+        assert (whole.reasoning, whole.content) == ("Hm.", "")
+        assert [(call.name, call.arguments) for call in whole.calls] == [("weather", '{"city": "Oslo"}')]
 
 
 # ------------------------------------------------------------------------------------------- calls and thinking
@@ -143,6 +182,7 @@ BITS = st.sampled_from(
             "]",
         ],
         *["<function=weather>", "<parameter=city>", "</parameter>", "</function>", "weather[ARGS]{}", "\U0001f642"],
+        *["<|channel|>analysis<|message|>", "<|channel|>", "<|end|>", "<|start|>assistant", FINAL, "<|message|>"],
     ]
 )
 
@@ -156,20 +196,21 @@ BITS = st.sampled_from(
     ),
     st.lists(st.integers(1, 30), min_size=1, max_size=8),
     st.booleans(),
+    st.sampled_from([QWEN, HARMONY_MARKS]),
 )
-@example((HERMES, f"<think>{MARKED}{MARKED} </think>"), [1], False)
-@settings(max_examples=800, deadline=None)
+@example((HERMES, f"<think>{MARKED}{MARKED} </think>"), [1], False, QWEN)
+@settings(max_examples=1000, deadline=None)
 def test_any_chunks_give_the_same_pieces(
-    answer: tuple[CallFormat | None, str], sizes: list[int], inside: bool
+    answer: tuple[CallFormat | None, str], sizes: list[int], inside: bool, marks: ThinkingMarks
 ) -> None:
     form, text = answer
     chunks, at = list[str](), 0
     for turn in range(len(text)):
         chunks.append(text[at : at + sizes[turn % len(sizes)]])
         at += len(chunks[-1])
-    whole = joined(pieces_of([text], inside=inside, form=form))
+    whole = joined(pieces_of([text], marks=marks, inside=inside, form=form))
     assert "".join(piece.raw for piece in whole) == text
-    assert joined(pieces_of(chunks, inside=inside, form=form)) == whole
+    assert joined(pieces_of(chunks, marks=marks, inside=inside, form=form)) == whole
     assert all(piece.raw or piece.call for piece in whole)
 
 

@@ -34,6 +34,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     ),
     "KIMI": ("moonshotai-Kimi-K2", "Kimi-K2-Instruct", "Kimi-K2-Thinking"),
+    "HARMONY": ("openai-gpt-oss-120b",),
     "SOLAR": ("upstage-Solar-Open-100B",),
     "HUNYUAN": ("tencent-Hy3",),
     "GLM": (
@@ -82,7 +83,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 UNREAD = {
     "CohereForAI-c4ai-command-r-plus-tool_use", "GigaChat3-10B-A1.8B", "Kimi-K3", "MiniMax-M3",
     "fireworks-ai-llama-3-firefunction-v2", "meetkai-functionary-medium-v3.2", "muse-glimmer",
-    "openai-gpt-oss-120b", "openbmb-MiniCPM5-1B",
+    "openbmb-MiniCPM5-1B",
 }  # fmt: skip
 # Templates that write no call, or only in an assistant's message without a text.
 NO_CALL = {
@@ -90,7 +91,7 @@ NO_CALL = {
     "LFM2.5-Instruct",
 }  # fmt: skip
 # Templates that write one call only.
-ONE_CALL = {*TEMPLATES["LLAMA"], "GigaChat3.1-10B-A1.8B", "llama-cpp-deepseek-r1"}
+ONE_CALL = {*TEMPLATES["LLAMA"], "GigaChat3.1-10B-A1.8B", "llama-cpp-deepseek-r1", "openai-gpt-oss-120b"}
 
 PARAMETERS = {
     "type": "object",

@@ -31,6 +31,18 @@ def test_thinking_marks_and_switch_are_found_in_real_templates() -> None:
     for name in ("Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "Qwen-QwQ-32B"):
         assert found[name] == QWEN, name
     assert thinking_marks(None) is None
+    openings = {
+        "openai-gpt-oss-120b": "<|channel|>analysis<|message|>",
+        "google-gemma-4-31B-it": "<|channel>thought",
+        "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "<|START_THINKING|>",
+        "Cohere2MoE": "<|START_THINKING|>",
+        "upstage-Solar-Open-100B": "<|think|>",
+        "tencent-Hy3": "<think:opensource>",
+        "ByteDance-Seed-OSS": "<seed:think>",
+        "mistralai-Ministral-3-14B-Reasoning-2512": "[THINK]",
+    }
+    assert {name: marks.opening for name in openings if (marks := found[name])} == openings
+    assert found["microsoft-Phi-3.5-mini-instruct"] is None, "its turns end with gpt-oss's closing mark"
     assert found["Qwen-Qwen2.5-7B-Instruct"] is None
     qwen3 = templates["Qwen-Qwen3-0.6B"]
     assert has_switch(qwen3)

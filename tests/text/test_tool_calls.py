@@ -152,6 +152,7 @@ BARELY = {
         "<arg_value>3</arg_value></tool_call>",
         "</tool_call>",
     ),
+    "harmony": ('to=functions.weather<|channel|>commentary json<|message|>{"city": "A", "days": 3}', "A"),
     "gemma": ('<|tool_call>call:weather{city:<|"|>a\'s "b", {c}\\<|"|>,days:3}', 'a\'s "b", {c}\\'),
     "lfm2": ("<|tool_call_start|>[weather(city='it\\'s', days=3)]", "it's"),
     "mistral": ('[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{"city": "A", "days": 3}', "A"),
@@ -240,7 +241,8 @@ def pieces(form: CallFormat, sample: str) -> st.SearchStrategy[str]:
     """What calls consist of in this format."""
     own = [form.opening, form.closing, form.value_end, *form.ends, *form.marks, sample, sample[:-9], sample[9:]]
     filled = [
-        mark.format(name="weather", key="city", kind="string", id="x:0") for mark in (*form.heads, form.parameter)
+        mark.format(name="weather", key="city", kind="string", id="x:0", word="json")
+        for mark in (*form.heads, form.parameter)
     ]
     return st.sampled_from([each for each in (*own, *filled) if each] * 2 + PLAIN + MORE)
 

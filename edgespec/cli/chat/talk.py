@@ -134,10 +134,10 @@ class Talk:
 
     def _turns(self) -> list[dict[str, str]]:
         """The conversation without its thinking, whose marks differ between models."""
-        marks, messages = self.engine.pair.prompts.thinking, self._messages()
-        if marks is None:
-            return messages
-        return [{**each, "content": marks.answer_in(each["content"]) or each["content"]} for each in messages]
+        marks = self.engine.pair.prompts.thinking
+        told = [(each["role"], each["content"]) for each in self._messages()]
+        said = [(role, marks.answer_in(text) or text if marks else text) for role, text in told]
+        return [{"role": role, "content": text} for role, text in said]
 
     def _messages(self) -> list[dict[str, str]]:
         return [message for message in self.session.messages if message["role"] != "system"]

@@ -173,7 +173,7 @@ class _Thoughts:
         self._open = False
         self._pending = list[Piece]()  # calls, if no text comes after them
         self._blanks = ""  # held back: blanks before the closing mark are left out
-        self._began = False
+        self._began = self._shown = False  # of the open thinking; of all of it
         self._count = 0
 
     def feed(self, text: str) -> list[Piece]:
@@ -183,8 +183,9 @@ class _Thoughts:
     def close(self) -> list[Piece]:
         """What was held back: the thinking closes."""
         held = self._pending + (self._calls.flush() if self._open and self._calls is not None else [])
-        self._pending = []
-        return [self._thought("".join(piece.raw for piece in held))] if held else []
+        last = [self._thought("".join(piece.raw for piece in held))] if held else []
+        self._pending, self._blanks, self._began = [], "", False
+        return last
 
     def end(self) -> list[Piece]:
         """What was held back: the answer ends, and its last calls are calls."""
@@ -210,5 +211,7 @@ class _Thoughts:
     def _thought(self, raw: str) -> Piece:
         text = self._blanks + raw if self._began else raw.lstrip()
         shown = text.rstrip()
+        between = "\n\n" if shown and self._shown and not self._began else ""
         self._blanks, self._began = text[len(shown) :], self._began or bool(shown)
-        return Piece(raw, raw, shown)
+        self._shown = self._shown or self._began
+        return Piece(raw, raw, between + shown)

@@ -16,8 +16,10 @@ _FILLED = {
     "{key}": (r"[^<>\n]", 1, 256),
     "{kind}": (r"[a-z]", 1, 16),
     "{id}": (r"[\w.:-]", 1, 64),
+    "{word}": (r"[a-z]", 0, 16),
     "\n": (r"\s", 0, 64),
 }
+_READ = ("{name}", "{key}", "{kind}")
 _CUTS = re.compile("(" + "|".join(map(re.escape, _FILLED)) + ")")
 
 
@@ -49,7 +51,7 @@ class Mark:
         if part not in _FILLED:
             return re.escape(part)
         characters, fewest, most = _FILLED[part]
-        group = f"?P<{part[1:-1]}>" if part.startswith("{") else "?:"
+        group = f"?P<{part[1:-1]}>" if part in _READ else "?:"
         return f"({group}{characters}{{{fewest},{most}}})"
 
     def match(self, text: str, at: int, *, final: bool) -> re.Match[str] | None:
@@ -156,6 +158,16 @@ KIMI = CallFormat(
     ),
     ends=("<|tool_call_end|>",), closing="<|tool_calls_section_end|>",
 )
+HARMONY = CallFormat(
+    models="gpt-oss", shown=("<|channel|>", "<|start|>assistant to="),
+    heads=(
+        "<|channel|>{word}\nto=functions.{name}\n<|constrain|>{word}<|message|>",
+        "<|channel|>{word}\nto=functions.{name}\n{word}<|message|>",
+        "to=functions.{name}<|channel|>{word}\n<|constrain|>{word}<|message|>",
+        "to=functions.{name}<|channel|>{word}\n{word}<|message|>",
+    ),
+    ends=("<|call|>",),
+)
 SOLAR = CallFormat(
     models="Solar Open", shown=("<|tool_call:begin|>",),
     opening="<|tool_calls|>", heads=("<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>",),
@@ -215,8 +227,8 @@ LLAMA = CallFormat(
 
 # The first whose texts a template has is its format.
 FORMATS = (
-    QWEN_XML, SEED_OSS, MINIMAX, DEEPSEEK_XML, DEEPSEEK_V4, DEEPSEEK, KIMI, SOLAR, HUNYUAN, GLM, GEMMA, LFM2, MISTRAL,
-    COHERE, GRANITE, LISTED, NEMOTRON, APERTUS, GIGACHAT, HERMES, FUNCTIONARY, LLAMA,
+    QWEN_XML, SEED_OSS, MINIMAX, DEEPSEEK_XML, DEEPSEEK_V4, DEEPSEEK, KIMI, HARMONY, SOLAR, HUNYUAN, GLM, GEMMA, LFM2,
+    MISTRAL, COHERE, GRANITE, LISTED, NEMOTRON, APERTUS, GIGACHAT, HERMES, FUNCTIONARY, LLAMA,
 )
 # fmt: on
 

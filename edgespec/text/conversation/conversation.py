@@ -6,20 +6,20 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.text.chat_template.origin import SAID, origins_of, written
-from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText
+from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText, Said
 from edgespec.text.conversation.ends import Ends
-from edgespec.text.conversation.messages import check_messages
+from edgespec.text.conversation.messages import THINKING, check_messages
 from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode
 from edgespec.text.conversation.thinking import SWITCH, ThinkingText, has_switch, thinking_marks
-from edgespec.text.conversation.tool_use import ToolUse, tool_use
+from edgespec.text.conversation.tool_use import ToolUse, control_tokens, tool_use
 from edgespec.text.conversation.tools import Message
 from edgespec.text.plain import mended
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -56,6 +56,16 @@ class PromptFormat:
 
     def _tokens(self) -> tuple[str, str]:
         return self.tokenizer.bos_token, self.tokenizer.eos_token
+
+    @cached_property
+    def thinking_tokens(self) -> dict[int, bytes]:
+        """The control tokens in the marks of thinking, and their names, which become text in an answer."""
+        return {} if self.thinking is None else control_tokens(self.tokenizer, self.thinking.all)
+
+    @property
+    def thinks_apart(self) -> bool:
+        """Whether an answer's text cannot be shown with its marks: templates and messages have no control tokens."""
+        return self.thinking is not None and bool(self.thinking.answer or self.thinking_tokens)
 
     @property
     def has_template(self) -> bool:
@@ -343,10 +353,13 @@ class Conversation:
     def parts(self, turn: Turn, ends: Ends) -> AnswerParts:
         """What reads the answer to the turn. The template may have opened thinking; raw text has none."""
         marks, tools = self._prompts.thinking, turn.tools
-        text = AnswerText(self._prompts.tokenizer, ends, None if tools is None else tools.marks)
-        if marks is None or turn.message is None:
-            return AnswerParts(text, tools=tools)
-        return AnswerParts(text, thinking=ThinkingText(marks, inside=marks.open_in(turn.text)), tools=tools)
+        thinking, shown = None, dict[int, bytes]()
+        if marks is not None and turn.message is not None:
+            thinking = ThinkingText(marks, inside=marks.open_in(turn.text))
+            shown |= self._prompts.thinking_tokens
+        if tools is not None:
+            shown |= tools.marks
+        return AnswerParts(AnswerText(self._prompts.tokenizer, ends, shown), thinking=thinking, tools=tools)
 
     def begin(self, turn: Turn, history: list[int]) -> None:
         """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""
@@ -357,23 +370,20 @@ class Conversation:
         del self._messages[: turn.dropped]
         self.history = history
 
-    def end(
-        self, turn: Turn, answer: str, answer_ids: list[int], calls: tuple[str, Sequence[ToolCall]] | None = None
-    ) -> None:
-        """End the turn: it joins the conversation unless the answer has no token. Its text may be empty.
-
-        ``calls``: the answer without its calls, and the calls; None if it has none.
-        """
+    def end(self, turn: Turn, said: Said, answer_ids: list[int]) -> None:
+        """End the turn: it joins the conversation unless the answer has no token. Its text may be empty."""
         del self.history[len(turn.tokens) + len(answer_ids) :]
         self._rendered = ""
-        if turn.message is None or not (answer or answer_ids):
+        if turn.message is None or not (said.raw or answer_ids):
             return
-        content, called = (answer, ()) if calls is None else calls
-        self._messages += [{"role": "user", "content": turn.message}, *turn.after]
-        self._messages.append({"role": "assistant", "content": content, **_as_messages(called)})
+        answer = {"role": "assistant", "content": said.text, **_as_messages(said.calls)}
+        if self._prompts.thinks_apart:
+            answer["content"] = said.content
+            answer |= {THINKING[0]: said.reasoning} if said.reasoning else {}
+        self._messages += [{"role": "user", "content": turn.message}, *turn.after, answer]
         # After a stop string the tokens hold more than the text: the text is tokenised again.
-        if self._prompts.tokenizer.detokenize(answer_ids) == answer:
-            self._rendered = turn.text + answer
+        if self._prompts.tokenizer.detokenize(answer_ids) == said.raw:
+            self._rendered = turn.text + said.raw
 
 
 def first_that_fits(positions: Sequence[int], fits: Callable[[int], bool]) -> int:

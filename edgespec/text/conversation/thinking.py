@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,10 +15,26 @@ SWITCH = "enable_thinking"
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """The marks before and after a model's thinking."""
+    """The marks before and after a model's thinking.
+
+    ``answer``: marks around what the model says to others, if it has any. Thinking may come again after them.
+    ``shown``: what its chat template has where it does not spell the marks.
+    """
 
     opening: str
     closing: str
+    answer: tuple[str, ...] = ()
+    shown: str = ""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.opening, self.closing, *self.answer
+
+    def fits(self, template: str) -> bool:
+        """Whether a chat template has these marks. Some write the closing one alone, which others use too."""
+        if self.shown:
+            return self.shown in template
+        return self.closing in template and (self.opening in template or not self.answer)
 
     def open_in(self, prompt: str) -> bool:
         """Whether a prompt ends inside thinking: some templates write the opening mark."""
@@ -29,18 +46,41 @@ class ThinkingMarks:
         return (after if closing else before).lstrip()
 
 
-# Qwen3, DeepSeek R1, SmolLM3 and most others; Magistral; Seed-OSS. Marks that are control tokens are not listed: they
-# never become text.
 _KNOWN = (
+    # gpt-oss. What it says to others is in the channels final and commentary.
+    ThinkingMarks(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        (
+            "<|start|>assistant",
+            "<|channel|>final<|message|>",
+            "<|channel|>final <|constrain|>json<|message|>",
+            "<|channel|>commentary<|message|>",
+            "<|end|>",
+        ),
+    ),
+    # Solar Open.
+    ThinkingMarks("<|think|>", "<|end|>", ("<|begin|>assistant", "<|content|>", "<|end|>")),
+    # Qwen3, DeepSeek R1, SmolLM3 and most others.
     ThinkingMarks("<think>", "</think>"),
+    # Magistral.
     ThinkingMarks("[THINK]", "[/THINK]"),
     ThinkingMarks("<seed:think>", "</seed:think>"),
+    # Hunyuan 3.
+    ThinkingMarks("<think:opensource>", "</think:opensource>", shown="'</think{}>'.format("),
+    # MiniMax M3.
+    ThinkingMarks("<mm:think>", "</mm:think>"),
+    # Command R7B and A.
+    ThinkingMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+    # Gemma 4.
+    ThinkingMarks("<|channel>thought", "<channel|>"),
 )
 
 
 def thinking_marks(template: str | None) -> ThinkingMarks | None:
     """The thinking marks in a chat template; None without marks."""
-    return next((marks for marks in _KNOWN if template and marks.closing in template), None)
+    source = template or ""
+    return next((marks for marks in _KNOWN if marks.fits(source)), None)
 
 
 def has_switch(template: str | None) -> bool:
@@ -59,14 +99,15 @@ class Says(Enum):
 class ThinkingText:
     """Separates thinking from the answer in a text that arrives in chunks.
 
-    Thinking comes first: an opening mark inside the answer is text. ``inside``: the prompt has opened the thinking
-    (``ThinkingMarks.open_in``); the model may open it again.
+    Thinking comes first: unless answers have marks, an opening mark inside the answer is text. ``inside``: the prompt
+    has opened the thinking (``ThinkingMarks.open_in``); the model may open it again.
     """
 
     def __init__(self, marks: ThinkingMarks, *, inside: bool = False) -> None:
         self._marks = marks
+        self._begins = (marks.opening, *marks.answer)
         self._without_mark = Says.THOUGHT if inside else Says.ANSWER
-        self._next = Says.MARK  # what comes next: the opening mark, thinking, the blanks after it, or the answer
+        self._next = Says.MARK  # what comes next: a mark that begins something, thinking, or the answer
         self._closed = False
         self._held = ""
 
@@ -88,25 +129,39 @@ class ThinkingText:
 
     def _cut(self) -> tuple[int, Says] | None:
         """Where the next stretch ends, and what it is; None if more text must come."""
-        held, opening, closing = self._held, self._marks.opening, self._marks.closing
+        held = self._held
+        if self._next is Says.MARK:
+            return self._cut_mark()
         if self._next is Says.ANSWER:
-            return len(held), Says.ANSWER
-        begun = held.lstrip()
-        blanks = len(held) - len(begun)
+            return self._cut_before(self._begins if self._marks.answer else (), Says.ANSWER)
+        closing = self._marks.closing
+        if not held.startswith(closing):
+            return self._cut_before((closing,), Says.THOUGHT)
+        self._closed, self._next, self._without_mark = not self._marks.answer, Says.MARK, Says.ANSWER
+        return len(closing), Says.MARK
+
+    def _cut_before(self, marks: Sequence[str], says: Says) -> tuple[int, Says] | None:
+        """Text up to the first of the marks, which ends the answer."""
+        held = self._held
+        starts = [start for mark in marks if (start := held.find(mark)) >= 0]
+        cut = min(starts, default=len(held) - overlap(held, marks))
+        if starts and says is Says.ANSWER:
+            self._next = Says.MARK
+        return (cut, says) if cut or self._next is Says.MARK else None
+
+    def _cut_mark(self) -> tuple[int, Says] | None:
+        """The mark that comes next, with the blanks in front of it."""
+        begun = self._held.lstrip()
+        blanks = len(self._held) - len(begun)
         if self._closed:
             self._next = Says.ANSWER if begun else Says.MARK
             return blanks, Says.MARK
-        if self._next is Says.MARK:
-            if begun.startswith(opening):
-                self._next = Says.THOUGHT
-                return blanks + len(opening), Says.MARK
-            if opening.startswith(begun):
-                return None
-            self._next = self._without_mark
-            return 0, self._next
-        if held.startswith(closing):
-            self._closed, self._next = True, Says.MARK
-            return len(closing), Says.MARK
-        end = held.find(closing)
-        cut = end if end >= 0 else len(held) - overlap(held, (closing,))
-        return (cut, Says.THOUGHT) if cut else None
+        found = next((mark for mark in self._begins if begun.startswith(mark)), None)
+        if found is not None:
+            self._next = Says.THOUGHT if found == self._marks.opening else Says.MARK
+            self._without_mark = self._without_mark if found == self._marks.opening else Says.ANSWER
+            return blanks + len(found), Says.MARK
+        if any(mark.startswith(begun) for mark in self._begins):
+            return None
+        self._next = self._without_mark
+        return 0, self._next
