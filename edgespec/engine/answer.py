@@ -142,20 +142,24 @@ class AnswerTask:
 
     # ------------------------------------------------------------------------------- worker thread
 
-    def run(self, prepare: Callable[[], None], *, cancelled: bool = False) -> None:
-        """Call ``prepare``, then decode to the end. Never raises: an error is queued for the reader.
-
-        An answer that was ``cancelled`` before it began ends without a token.
-        """
+    def run(self, prepare: Callable[[], None]) -> None:
+        """Call ``prepare``, then decode to the end. Never raises: an error is queued for the reader."""
         try:
             prepare()
-            for notice in self._notices:
-                self._put(_Given((Notice(notice),)))
-            if not cancelled:
-                self._decode()
+            self._notify()
+            self._decode()
             self._put(None)
         except BaseException as error:
             self._put(error)
+
+    def skip(self) -> None:
+        """End without a token, in place of ``run``. Any thread."""
+        self._notify()
+        self._put(None)
+
+    def _notify(self) -> None:
+        for notice in self._notices:
+            self._put(_Given((Notice(notice),)))
 
     def _decode(self) -> None:
         steps = self._loop.steps()

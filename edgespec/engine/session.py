@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -29,7 +30,7 @@ from edgespec.engine.request_checks import (
 )
 from edgespec.engine.saved_session import write_session
 from edgespec.engine.why_no_drafts import why_no_drafts
-from edgespec.errors import ClosedError, EdgespecError, RewindError
+from edgespec.errors import CancelledError, ClosedError, EdgespecError, RewindError
 from edgespec.interfaces.counted_text import Context, common_prefix
 from edgespec.interfaces.drafting import DraftRequest
 from edgespec.interfaces.model import Model, Sequence as TokenSequence
@@ -42,6 +43,7 @@ from edgespec.text.conversation.conversation import Conversation, Turn
 from edgespec.text.conversation.ends import Ends, ends_of
 from edgespec.text.conversation.messages import check_conversation, check_system
 from edgespec.text.conversation.tools import check_tools, choose_tools
+from edgespec.text.request_budget import RequestBudget
 
 T = TypeVar("T")
 
@@ -74,7 +76,7 @@ class Session:
         self._lock = threading.RLock()
         self._closing = threading.RLock()
         self._closed = False
-        self._cancels = 0  # calls of ``cancel``: one since its ``generate`` ends an answer that has not begun
+        self._unbegun = weakref.WeakSet[RequestBudget]()  # of answers that are prepared or have not begun
         self._process = OwnProcess()
         self._active: AnswerTask | None = None  # begun, and its history and cache are not cut yet
         # Policy and plan of the latest answer: the engine may plan again during an answer.
@@ -202,6 +204,7 @@ class Session:
         logprobs: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        budget: RequestBudget | None = None,
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
@@ -225,11 +228,15 @@ class Session:
         ToolCall events, and their text is in no Text event. ``tool_choice`` is ``auto``, the default, or ``none``;
         forcing a call is refused.
 
+        ``budget`` bounds the work before the first token, as a server does it for requests from anywhere.
+
         Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else from the
         iteration. The turn joins the conversation when its answer ends for any reason, unless its reader got no
         token.
         """
-        started, cancels = time.perf_counter(), self._cancels
+        started, budget = time.perf_counter(), budget or RequestBudget()
+        with self._lock:
+            self._unbegun.add(budget)
         earlier, after = None, list[dict[str, Any]]()
         if messages is not None:
             prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
@@ -250,12 +257,14 @@ class Session:
         check_tokens(sampling, stop_token_ids, ends, self._pair.vocabulary_size)
         self._pair.begin_answer()
         length = self._target.context_length
-        turn = self._conversation.turn(
-            prompt, max_tokens, length, raw=raw, earlier=earlier, after=after, tools=usable, keep_all=keep_all
-        )
+        own: dict[str, Any] = {"raw": raw, "earlier": earlier, "after": after, "tools": usable, "keep_all": keep_all}
+        try:
+            turn = self._conversation.turn(prompt, max_tokens, length, **own, budget=budget)
+        except CancelledError:
+            turn = Turn(message=None, text="", tokens=[])
         self._reopen_if_broken()
         task = self._make_answer(turn, max_tokens, sampling, ends, depth, logprobs, started)
-        start, cancel = partial(self._start, task, cancels), partial(self._cancel, task)
+        start, cancel = partial(self._start, task, budget), partial(self._cancel, task)
         return Generation(task, start=start, cancel=cancel, settle=partial(self._settle, task))
 
     # -------------------------------------------------------------------------------- start of an answer
@@ -333,19 +342,22 @@ class Session:
             budget=budget,
         )
 
-    def _start(self, answer: AnswerTask, cancels: int) -> None:
+    def _start(self, answer: AnswerTask, budget: RequestBudget) -> None:
         """Submit the answer to the target's worker thread. Raises ClosedError, InvalidRequestError.
 
-        It ends without a token if ``cancel`` was called since there were ``cancels`` calls.
+        Without a token it ends here if the request was cancelled: conversation and cache stay as they are.
         """
         with self._lock:
             if self._closed:
                 raise ClosedError("this session is closed")
             if self._active is not None:
                 raise busy()
+            self._unbegun.discard(budget)
+            if budget.cancelled:
+                answer.skip()
+                return
             self._drafts.stop_reading()
-            run = partial(answer.run, partial(self._take_over, answer), cancelled=self._cancels != cancels)
-            answer.decoded = self._target.submit(run)
+            answer.decoded = self._target.submit(partial(answer.run, partial(self._take_over, answer)))
             self._active = answer
 
     def _take_over(self, answer: AnswerTask) -> None:
@@ -404,7 +416,8 @@ class Session:
         if self._process.left:
             return
         with self._lock:
-            self._cancels += 1
+            for each in self._unbegun:
+                each.cancel()
             if self._active is not None:
                 self._cancel(self._active)
 

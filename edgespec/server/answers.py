@@ -30,6 +30,7 @@ from edgespec.server.schema import Request
 from edgespec.server.threads import Steps
 from edgespec.text.conversation.ends import ends_of
 from edgespec.text.conversation.pieces import ToolCall
+from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 _SEEDS = 2**64
@@ -117,7 +118,9 @@ def without_words(sampling: Sampling, words: Sequence[str], tokenizer: Tokenizer
     return replace(sampling, logit_bias=bias) if banned else sampling
 
 
-async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Reader) -> list[Done]:
+async def decode(
+    request: Request, owner: str, loaded: LoadedEngine, reader: Reader, budget: RequestBudget
+) -> list[Done]:
     """Decode all answers to ``request`` and tell ``reader``. Raises EdgespecError, and what ``reader`` raises.
 
     A cancelled call ends immediately. Its step ends within one forward, and the session goes back to the pool.
@@ -127,14 +130,15 @@ async def decode(request: Request, owner: str, loaded: LoadedEngine, reader: Rea
     if request.seed is None and not sampling_for(usual, request, 0).greedy:  # a greedy answer has no seed
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
     samplings = [sampling_for(usual, request, index) for index in range(request.choices)]
-    async with _session(request, owner, loaded) as held:
+    async with _session(request, owner, loaded, budget) as held:
         return [await _one(request, held, sampling, index, reader) for index, sampling in enumerate(samplings)]
 
 
 class _Held:
     """A session of the pool in the hands of one request. What may take long are steps on the server's threads."""
 
-    def __init__(self, request: Request, owner: str, loaded: LoadedEngine) -> None:
+    def __init__(self, request: Request, owner: str, loaded: LoadedEngine, budget: RequestBudget) -> None:
+        self._budget = budget
         self._request = request
         self._owner = owner
         self._loaded = loaded
@@ -176,7 +180,8 @@ class _Held:
         request, kept = self._request, self._kept
         assert kept is not None
         tokenizer = self._loaded.engine.tokenizer
-        self._answer = _generation(request, kept, without_words(sampling, request.bad_words, tokenizer))
+        sampling = without_words(sampling, request.bad_words, tokenizer)
+        self._answer = _generation(request, kept, sampling, self._budget)
         kept.text = text_of(request)
         return self._answer, TokenScores(tokenizer, request.stop, request.stop_token_ids)
 
@@ -189,7 +194,8 @@ class _Held:
         await self._steps.run(partial(self._end, broken=broken))
 
     def leave(self) -> None:
-        """The last step: end the answer, and give the session back to the pool."""
+        """The last step: end the answer, and give the session back to the pool. The running step ends soon."""
+        self._budget.cancel()
         self._steps.submit(partial(self._end, broken=False))
 
     def _end(self, *, broken: bool) -> None:
@@ -212,9 +218,9 @@ class _Held:
 
 
 @asynccontextmanager
-async def _session(request: Request, owner: str, loaded: LoadedEngine) -> AsyncIterator[_Held]:
+async def _session(request: Request, owner: str, loaded: LoadedEngine, budget: RequestBudget) -> AsyncIterator[_Held]:
     """A session of the pool, which goes back unless it is broken. A cancelled call does not wait for that."""
-    held = _Held(request, owner, loaded)
+    held = _Held(request, owner, loaded, budget)
     try:
         await held.take()
         yield held
@@ -272,8 +278,9 @@ async def _one(request: Request, held: _Held, sampling: Sampling, index: int, re
     raise AssertionError("an answer ends with Done")
 
 
-def _generation(request: Request, kept: Kept, sampling: Sampling) -> Generation:
+def _generation(request: Request, kept: Kept, sampling: Sampling, budget: RequestBudget) -> Generation:
     settings: dict[str, Any] = {
+        "budget": budget,
         "max_tokens": request.max_tokens,
         "sampling": sampling,
         "stop": request.stop,

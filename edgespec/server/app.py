@@ -149,7 +149,7 @@ class Answering(Response):
                     fingerprint=fingerprint(loaded.engine.plan),
                     is_chat=is_chat,
                 )
-                return await decode(self._request, self._owner, loaded, reader)
+                return await decode(self._request, self._owner, loaded, reader, self._budget)
         except TimeoutError:
             message = f"the answer took longer than {LONGEST_REQUEST_S:.0f} s"
             raise ApiError(message, status=504, code="timeout") from None

@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,8 @@ from edgespec.errors import (
     InvalidRequestError,
     RewindError,
 )
-from edgespec.text.conversation.conversation import Conversation, Turn
+from edgespec.text.conversation.conversation import Conversation
+from edgespec.text.request_budget import RequestBudget
 from tests.engine.answers import WAIT_S, CallerError, plain_text
 from tests.support.tiny_models import TinyModels, answer, read_all, shown
 from tests.support.watched_sequences import KINDS, is_closed, watch_forwards
@@ -153,15 +153,26 @@ def test_an_answer_that_is_cancelled_before_it_begins_has_no_token(engine: Engin
     assert answer(session.generate("hello", max_tokens=5)).token_ids == before.token_ids
 
 
-def test_cancel_while_a_prompt_is_prepared_ends_the_answer(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn = Conversation.turn
+@pytest.mark.parametrize("raw", [False, True])
+def test_cancel_while_a_prompt_is_prepared_ends_the_preparation_and_changes_nothing(
+    engine: Engine, session: Session, monkeypatch: pytest.MonkeyPatch, raw: bool
+) -> None:
+    before = answer(session.generate("hello world", max_tokens=5))
+    messages, history = session.messages, list(session._conversation.history)
+    read, encoded = RequestBudget.read, list[str]()
 
-    def cancelled(self: Conversation, *arguments: Any, **settings: Any) -> Turn:
+    def cancelled(budget: RequestBudget, characters: int) -> None:
         session.cancel()
-        return turn(self, *arguments, **settings)
+        read(budget, characters)
 
-    monkeypatch.setattr(Conversation, "turn", cancelled)
-    assert answer(session.generate("hello", max_tokens=20)).finish_reason == "cancelled"
+    monkeypatch.setattr(RequestBudget, "read", cancelled)
+    monkeypatch.setattr(type(engine.tokenizer), "encode", lambda _own, text, **_: encoded.append(text))
+    done = answer(session.generate("hello " * 1000, max_tokens=20, raw=raw))
+    assert (done.token_ids, done.finish_reason) == ((), "cancelled")
+    assert (session.messages, session._conversation.history) == (messages, history)
+    assert not encoded, "the prompt is not tokenised"
+    monkeypatch.undo()
+    assert answer(session.generate("more", max_tokens=5)).stats.cached_tokens >= len(before.token_ids)
 
 
 def test_a_forgotten_answer_does_not_cancel_the_next_one(session: Session) -> None:

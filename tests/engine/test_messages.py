@@ -136,9 +136,9 @@ def test_the_oldest_of_the_messages_are_dropped_if_they_outgrow_the_context(tiny
 def test_of_a_very_long_conversation_only_the_end_is_read(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered, render = list[int](), ModelTemplate.render
 
-    def counted(self: ModelTemplate, values: Mapping[str, Any], *limits: Any) -> str:
+    def counted(self: ModelTemplate, values: Mapping[str, Any], *budget: Any, **limits: Any) -> str:
         rendered.append(len(values["messages"]))
-        return render(self, values, *limits)
+        return render(self, values, *budget, **limits)
 
     monkeypatch.setattr(ModelTemplate, "render", counted)
     sent = [each for turn in range(3000) for each in (user(f"question {turn}"), assistant("yes"))]

@@ -22,7 +22,9 @@ from edgespec.server.keeper import LoadedEngine, ModelKeeper
 from edgespec.server.pool import Kept, SessionPool
 from edgespec.server.queue import RequestQueue
 from edgespec.server.schema import Request
+from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation.conversation import Conversation
+from edgespec.text.request_budget import RequestBudget
 from tests.server.test_http import CHAT, events, failed
 from tests.support.http_server import WAIT_S, HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
@@ -74,6 +76,32 @@ def test_a_client_that_leaves_frees_its_place_whatever_its_step_does(
     release.set()
     slow.wait_until(lambda: pool.in_use == 0)
     assert len(pool) >= 1, "its session is kept"
+    assert slow.chat("hello", max_tokens=1).status_code == 200
+
+
+def test_a_client_that_leaves_ends_the_preparation_of_its_prompt(
+    slow: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompt is rendered, and not tokenised any more."""
+    engine, begun, release = slow.service.keeper.engine, threading.Event(), threading.Event()
+    assert engine is not None
+    tokenizer, render, encoded = type(engine.tokenizer), ChatTemplate.render, list[str]()
+    encode = tokenizer.encode
+
+    def held(*arguments: Any, **settings: Any) -> str:
+        begun.set()
+        assert release.wait(WAIT_S)
+        return render(*arguments, **settings)
+
+    monkeypatch.setattr(ChatTemplate, "render", held)
+    monkeypatch.setattr(tokenizer, "encode", lambda own, text, **_: encoded.append(text) or encode(own, text, **_))
+    with slow.connect() as client:
+        slow.send_chat(client, LONG, max_tokens=4)
+        assert begun.wait(WAIT_S)
+    slow.wait_until(lambda: slow.service.queue.running == 0)
+    release.set()
+    slow.wait_until(lambda: slow.service.keeper._loaded.pool.in_use == 0)  # type: ignore[union-attr]
+    assert not any(LONG in text for text in encoded)
     assert slow.chat("hello", max_tokens=1).status_code == 200
 
 
@@ -266,7 +294,7 @@ def test_requests_that_wait_for_memory_get_it_in_their_order(server: Running, en
     pool, ended = ShortMemory(engine), list[int]()
 
     async def ask(number: int, loaded: LoadedEngine) -> None:
-        async with _session(Request(), "", loaded):
+        async with _session(Request(), "", loaded, RequestBudget()):
             await asyncio.sleep(0.01)
         ended.append(number)
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import InvalidRequestError, TemplateError
+from edgespec.errors import CancelledError, InvalidRequestError, TemplateError
 from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.request_budget import RequestBudget
 
 USER = {"role": "user", "content": "Hi!"}
 ASSISTANT = {"role": "assistant", "content": " Hello. "}
@@ -330,3 +331,36 @@ def test_jinja2_is_imported_only_when_the_first_template_is_compiled() -> None:
         "assert 'jinja2' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class _CancelledLater(RequestBudget):
+    """A request that is cancelled when it is asked for the tenth time."""
+
+    asked = 0
+
+    @property
+    def cancelled(self) -> bool:  # type: ignore[override]
+        self.asked += 1
+        return self.asked > 10
+
+    @cancelled.setter
+    def cancelled(self, value: bool) -> None:
+        """It is cancelled by asking."""
+
+
+def test_a_rendering_ends_where_it_asks_after_its_request_was_cancelled() -> None:
+    budget = _CancelledLater()
+    long = template("{% for m in range(9999) %}{{ m }}{% endfor %}")
+    with pytest.raises(CancelledError) as found:
+        long.render([], budget=budget)
+    assert budget.asked == 12, "it asks once more to say so"
+    assert found.value.__cause__ is None
+
+
+def test_a_rendering_counts_the_characters_of_its_messages() -> None:
+    budget = RequestBudget(100)
+    budget.read(127 * 262_400)
+    message = {"role": "user", "content": "x" * 150_000}
+    template("x").render([message], budget=budget)
+    with pytest.raises(InvalidRequestError, match="too much work"):
+        template("x").render([message], budget=budget)

@@ -18,6 +18,7 @@ from typing import Any
 from edgespec.errors import TemplateError
 from edgespec.text.chat_template import origin
 from edgespec.text.chat_template.origin import Written, joined
+from edgespec.text.request_budget import RequestBudget
 
 # A str or list also costs its header: a million empty ones must not be free (sys.getsizeof("") is 49, [] is 56).
 HEADER_BYTES = 64
@@ -72,11 +73,16 @@ def stored_bytes(text: str) -> int:
 
 
 class Budget:
-    """The remaining limits of one rendering. Every method raises TemplateError if a limit is exceeded."""
+    """The remaining limits of one rendering, a part of its request's work.
 
-    __slots__ = ("_deadline", "_depth", "_limits", "_steps", "_total", "_value_bytes", "output_bytes")
+    Every method raises TemplateError if a limit is exceeded, and CancelledError if the request is cancelled.
+    """
 
-    def __init__(self, limits: TemplateLimits, input_bytes: int) -> None:
+    __slots__ = ("_deadline", "_depth", "_limits", "_request", "_steps", "_total", "_value_bytes", "output_bytes")
+
+    def __init__(self, limits: TemplateLimits, input_bytes: int, request: RequestBudget | None = None) -> None:
+        self._request = request or RequestBudget()
+        self._request.read(input_bytes)
         self._limits = limits
         self._steps = limits.steps + input_bytes
         self._total = limits.total_bytes + 16 * input_bytes
@@ -92,6 +98,8 @@ class Budget:
             raise TemplateError(f"it takes more than the {self._limits.steps} steps allowed")
         if time.monotonic() > self._deadline:
             raise TemplateError(f"rendering takes longer than the {self._limits.deadline_s} s allowed")
+        if self._request.cancelled:
+            self._request.check()
 
     def scan(self, size: int) -> None:
         """Count the reading of ``size`` bytes."""

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import InvalidRequestError, TemplateError
+from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, TemplateError
 from edgespec.text.chat_template.budget import NESTING, Budget, TemplateLimits, stored_bytes
 from edgespec.text.chat_template.origin import joined, written
 from edgespec.text.plain import plain
+from edgespec.text.request_budget import RequestBudget
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -59,12 +60,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
         limits: TemplateLimits | None = None,
+        budget: RequestBudget | None = None,
     ) -> str:
         """The prompt for ``messages``; ``extra`` holds the template's other variables (``tools``, switches).
 
         ``origins_of`` it are the characters that the template itself wrote. ``limits`` None: those of the template.
         Raises TemplateError if the template refuses the messages (in the template's own words), fails, or exceeds its
-        limits; InvalidRequestError if the arguments hold anything but text, numbers, lists and mappings.
+        limits; InvalidRequestError if the arguments hold anything but text, numbers, lists and mappings; and what
+        ``budget``, that of the request, raises.
         """
         from jinja2 import Template
 
@@ -86,7 +89,7 @@ class ChatTemplate:
         for message in copies["messages"]:
             if message.get("role") in _ROLES:
                 message["role"] = written(message["role"])
-        sandbox = Sandbox(Budget(limits or self.limits, sum(sizes)))
+        sandbox = Sandbox(Budget(limits or self.limits, sum(sizes), budget))
         template = Template.from_code(sandbox, self._code, {**sandbox.globals, **copies})
         try:
             return _collect(template, sandbox.budget)
@@ -132,9 +135,11 @@ def _collect(template: Template, budget: Budget) -> str:
     return joined(pieces)
 
 
-def _failure(error: Exception, template: Template) -> TemplateError:
+def _failure(error: Exception, template: Template) -> EdgespecError:
     from edgespec.text.chat_template.sandbox import TemplateRaisedError
 
+    if isinstance(error, CancelledError):
+        return CancelledError(error.message)
     if isinstance(error, TemplateRaisedError):
         return TemplateError(error.message, hint="this model's chat template does not accept these messages")
     line = _line(error.__traceback__, template)

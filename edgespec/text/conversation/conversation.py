@@ -17,11 +17,12 @@ from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import THINKING, check_messages
 from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.conversation.pieces import ToolCall
-from edgespec.text.conversation.prompt_format import Messages, encode
+from edgespec.text.conversation.prompt_format import Messages, encode, is_far_longer
 from edgespec.text.conversation.thinking import SWITCH, ThinkingText, has_switch, thinking_marks
 from edgespec.text.conversation.tool_use import ToolUse, control_tokens, tool_use
 from edgespec.text.conversation.tools import Message
 from edgespec.text.plain import mended
+from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 # Share of the context kept free for the answer when a conversation outgrows it.
@@ -86,10 +87,16 @@ class PromptFormat:
         source = None if self._template is None else self._template.source
         return tool_use(self._name, source, self.tokenizer, tools) if tools else None
 
-    def read(self, messages: Messages, tools: Messages = (), variables: Mapping[str, Any] | None = None) -> str:
+    def read(
+        self,
+        messages: Messages,
+        tools: Messages = (),
+        variables: Mapping[str, Any] | None = None,
+        budget: RequestBudget | None = None,
+    ) -> str:
         """The prompt of a conversation in its usual form, its tools, and the template's own variables.
 
-        Raises TemplateError, InvalidRequestError.
+        Raises TemplateError, InvalidRequestError, and what ``budget`` raises.
         """
         if self._template is None:
             raise TemplateError(f"{self._name} has no chat template", hint=self._no_template_hint)
@@ -100,17 +107,17 @@ class PromptFormat:
             raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
         shaped = self._template.shaped([dict(message) for message in messages], tools=bool(tools))
         shown = {"tools": tools} if tools else {}
-        return self._template.render({**(variables or {}), **shown, "messages": shaped})
+        return self._template.render({**(variables or {}), **shown, "messages": shaped}, budget)
 
-    def encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str, budget: RequestBudget | None = None) -> list[int]:
         """Tokens of what ``read`` returned; a begin-of-sequence token is added unless the template wrote one."""
         bos = self.tokenizer.bos_token
         begun = bos and prompt.startswith(bos) and SAID not in origins_of(prompt[: len(bos)])
-        return encode(self.tokenizer, prompt, add_bos=not begun)
+        return encode(self.tokenizer, prompt, add_bos=not begun, budget=budget)
 
-    def encode_raw(self, text: str) -> list[int]:
+    def encode_raw(self, text: str, budget: RequestBudget | None = None) -> list[int]:
         """Tokens of ``raw`` text, in which every name of a control token is that token."""
-        return self.encode(written(text))
+        return self.encode(written(text), budget)
 
     def request_tokens(self, text: str) -> list[int]:
         """Tokens of a conversation with one message; of the text itself for a model that cannot chat."""
@@ -251,30 +258,43 @@ class Conversation:
         tools: Sequence[Message] = (),
         variables: Mapping[str, Any] | None = None,
         keep_all: bool = False,
+        budget: RequestBudget | None = None,
     ) -> Turn:
         """The next turn, or ``raw`` text unchanged. ``earlier`` replaces the conversation so far.
 
         ``after`` are calls and results that follow the prompt. All messages have been checked. ``variables`` are the
         template's in this turn. With ``keep_all`` no turn is dropped.
 
-        Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
+        Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError, and what
+        ``budget`` raises.
         """
+        budget = budget or RequestBudget()
         if raw:
-            turn = Turn(message=None, text=prompt, tokens=self._prompts.encode_raw(prompt))
+            self._check_length(prompt, budget)
+            turn = Turn(message=None, text=prompt, tokens=self._prompts.encode_raw(prompt, budget))
         else:
             use = self._prompts.tool_use(tools)
             shown = {**self._variables, **(variables or {})}
-            turn = self._next(prompt, max_tokens, context_length, earlier, after, use, shown, keep_all=keep_all)
+            turn = self._next(
+                prompt, max_tokens, context_length, earlier, after, use, shown, budget, keep_all=keep_all
+            )
         if not turn.tokens:
             raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if len(turn.tokens) >= context_length:
-            larger = self._prompts.longest is None or self._prompts.longest > context_length
-            raise PromptTooLongError(
-                f"the prompt has {len(turn.tokens)} tokens, which exceeds the available context size of "
-                f"{context_length} tokens",
-                hint=f"shorten the prompt{' or use a larger --context' if larger else ''}",
-            )
+            raise self._too_long(f"{len(turn.tokens)}", context_length)
         return turn
+
+    def _check_length(self, text: str, budget: RequestBudget) -> None:
+        if is_far_longer(self._prompts.tokenizer, text, budget):
+            assert budget.context_length is not None
+            raise self._too_long(f"more than {budget.context_length}", budget.context_length)
+
+    def _too_long(self, tokens: str, context_length: int) -> PromptTooLongError:
+        larger = self._prompts.longest is None or self._prompts.longest > context_length
+        return PromptTooLongError(
+            f"the prompt has {tokens} tokens, which exceeds the available context size of {context_length} tokens",
+            hint=f"shorten the prompt{' or use a larger --context' if larger else ''}",
+        )
 
     def _next(
         self,
@@ -285,6 +305,7 @@ class Conversation:
         after: Sequence[Message],
         tools: ToolUse | None,
         variables: Mapping[str, Any],
+        budget: RequestBudget,
         *,
         keep_all: bool,
     ) -> Turn:
@@ -304,8 +325,8 @@ class Conversation:
         def read(first: int) -> tuple[str, list[int]]:
             """The prompt, and its tokens, with the kept messages from number ``first`` on."""
             whole = [*head, *kept[first:], {"role": "user", "content": prompt}, *after]
-            asked = self._prompts.read(whole, shown, variables)
-            return asked, self._encode(asked, own=earlier is None and not shown)
+            asked = self._prompts.read(whole, shown, variables, budget)
+            return asked, self._encode(asked, budget, own=earlier is None and not shown)
 
         def fits(first: int, room: int) -> bool:
             # A message has at least one token.
@@ -336,7 +357,7 @@ class Conversation:
         oldest = "turn was" if turns == 1 else f"{turns} turns were"
         return f"the conversation outgrew the context: the oldest {oldest} dropped ({more})"
 
-    def _encode(self, prompt: str, *, own: bool) -> list[int]:
+    def _encode(self, prompt: str, budget: RequestBudget, *, own: bool) -> list[int]:
         """Tokens of ``prompt``. If its messages are the session's ``own``, the history's tokens are kept.
 
         Tokenising an answer again could give other tokens, and the cache would be lost. A caller's messages are
@@ -347,8 +368,9 @@ class Conversation:
             kept = self.history
             if kept and not tokenizer.token_bytes(kept[-1]):
                 kept = kept[:-1]  # a hidden token ended the answer; the template writes the end of the turn itself
-            return [*kept, *encode(tokenizer, prompt[len(self._rendered) :])]
-        return self._prompts.encode(prompt)
+            return [*kept, *encode(tokenizer, prompt[len(self._rendered) :], budget=budget)]
+        self._check_length(prompt, budget)
+        return self._prompts.encode(prompt, budget)
 
     def parts(self, turn: Turn, ends: Ends) -> AnswerParts:
         """What reads the answer to the turn. The template may have opened thinking; raw text has none."""

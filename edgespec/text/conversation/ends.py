@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
+# Longer texts are not looked up among the names of control tokens, which have up to 20 characters.
+_LONGEST_NAME = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
@@ -50,6 +53,8 @@ def _hidden(tokenizer: Tokenizer, stops: Sequence[str]) -> frozenset[int]:
     """The ids of the stop texts that are exactly one control token, which never becomes text."""
     found = set[int]()
     for stop in stops:
+        if len(stop) > _LONGEST_NAME:
+            continue
         ids = tokenizer.encode(stop, special=True)
         control = tokenizer.control_token(ids[0]) if len(ids) == 1 else None
         if control is not None and control.text == stop:

@@ -12,6 +12,7 @@ from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation.shapes import TRIAL_TOOL, Shapes
 from edgespec.text.conversation.tools import Message
+from edgespec.text.request_budget import RequestBudget
 
 # Trials count steps alone: a busy machine must not change what they find.
 _TRIAL = TemplateLimits(steps=100_000, deadline_s=math.inf)
@@ -28,19 +29,24 @@ class ModelTemplate:
         self._tokens = tokens
         self._shapes = dict[bool, Shapes]()
 
-    def render(self, values: Mapping[str, Any], limits: TemplateLimits | None = None) -> str:
+    def render(
+        self,
+        values: Mapping[str, Any],
+        budget: RequestBudget | None = None,
+        limits: TemplateLimits | None = None,
+    ) -> str:
         """The prompt text; ``values`` are ``messages``, and whatever else the template may read.
 
-        Raises TemplateError.
+        Raises TemplateError, and what ``budget`` raises.
         """
         given = {**(_ABSENT if self._takes_none else {}), **values}
-        return self._compiled.render(given.pop("messages"), extra=given, limits=limits)
+        return self._compiled.render(given.pop("messages"), extra=given, budget=budget, limits=limits)
 
     def shaped(self, messages: Sequence[Message], *, tools: bool) -> list[Message]:
         """The messages as this template can show them, next to tools or without. Raises TemplateError."""
         if tools not in self._shapes:
             more = {"tools": [TRIAL_TOOL]} if tools else {}
-            self._shapes[tools] = Shapes(lambda own: self.render({"messages": own, **more}, _TRIAL))
+            self._shapes[tools] = Shapes(lambda own: self.render({"messages": own, **more}, limits=_TRIAL))
         return self._shapes[tools].shaped(messages)
 
     def reads(self, variable: str) -> bool:

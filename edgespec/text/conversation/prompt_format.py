@@ -12,25 +12,54 @@ from typing import Any
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.chat_template.origin import OWN, SAID, origins_of
+from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import ControlToken, Tokenizer
 
 # The characters that llama.cpp strips next to a token with a strip flag.
 _BLANKS = " \t\n\v\f\r"
 
+# Text with more characters a token is rare, and its tokens are counted in windows first.
+_USUAL_CHARACTERS = 8
+# Tokenised in a tenth of a second, whatever it is.
+_WINDOW = 2**15
+
 Messages = Sequence[Mapping[str, Any]]
 
 
-def encode(tokenizer: Tokenizer, text: str, *, add_bos: bool = False) -> list[int]:
+def is_far_longer(tokenizer: Tokenizer, text: str, budget: RequestBudget) -> bool:
+    """Whether a text has far more tokens than the budget's context. Not all of it is tokenised for that.
+
+    Windows of a text have a few tokens more than the text, so half as many again are allowed.
+    """
+    most = budget.context_length
+    if most is None or len(text) <= _USUAL_CHARACTERS * most:
+        return False
+    tokens = 0
+    for begin in range(0, len(text), _WINDOW):
+        window = text[begin : begin + _WINDOW]
+        budget.read(len(window))
+        tokens += len(tokenizer.encode(window))
+        if 2 * tokens > 3 * most:
+            return True
+    return False
+
+
+def encode(
+    tokenizer: Tokenizer, text: str, *, add_bos: bool = False, budget: RequestBudget | None = None
+) -> list[int]:
     """Tokens of a rendering, or of ``written`` text. Plain text has no control tokens.
 
-    Raises InvalidRequestError if the tokenizer makes a control token of ordinary text.
+    Raises InvalidRequestError if the tokenizer makes a control token of ordinary text, and what ``budget`` raises.
     """
+    budget = budget or RequestBudget()
+    budget.read(len(text))
     origins, plain = origins_of(text), str.__str__(text)
     if SAID not in origins:
         return tokenizer.encode(plain, special=True, add_bos=add_bos)
     made = tokenizer.encode("", add_bos=add_bos)[:1]  # llama.cpp may add an end-of-sequence token as well
     begin, before = 0, None
     for at, token, control in _written_controls(tokenizer, plain, origins):
+        budget.check()
         made += _piece(tokenizer, plain[begin:at], before, control)
         made.append(token)
         begin, before = at + len(control.text), control
