@@ -34,18 +34,24 @@ __all__ = [
 ]
 
 
+# Characters that a terminal executes or that change the order of a line: those of C0 and C1, marks of direction, and
+# Unicode's ends of lines. Names of files, and what a hub or a model file says, may hold any of them.
+_UNSHOWN = (*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_SHOWN = {code: ascii(chr(code))[1:-1] for code in _UNSHOWN} | {0: "\\0"}
+
+
 class EdgespecError(Exception):
     """Base of every error edgespec raises on purpose.
 
-    ``message`` is one sentence, ``hint`` (optional) the next step; ``str(error)`` is the message alone. A NUL, as in
-    a path that no system takes, is shown as ``\\0``.
+    ``message`` is one sentence, ``hint`` (optional) the next step; ``str(error)`` is the message alone. Control
+    characters in either, as a file's name may have, are shown as escapes: ``\\0``, ``\\n``, ``\\x1b``.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        message = message.replace("\0", "\\0")
+        message = message.translate(_SHOWN)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = None if hint is None else hint.translate(_SHOWN)
 
 
 class InvalidRequestError(EdgespecError):

@@ -59,12 +59,12 @@ def read_regular_file(path: Path, most_bytes: int, *, hint: str = DOWNLOAD_AGAIN
         raise ModelFileError(path, f"the file cannot be read: {error}", hint=hint) from error
 
 
-def cannot_map(path: Path, error: OSError | ValueError) -> EdgespecError:
-    """The error for a file that was read before, and that ``mmap`` refuses now."""
+def cannot_map(path: Path, error: OSError | ValueError, reason: str = "can no longer be read") -> EdgespecError:
+    """The error for a file that ``mmap`` refuses: ``reason``, except that without memory the file is not at fault."""
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         hint = "close other programs, or raise the limit on memory (`ulimit -v`)"
         return MemoryLimitError(f"no memory to map {path}", needed_bytes=None, available_bytes=None, hint=hint)
-    return ModelFileError(path, f"can no longer be read: {error}")
+    return ModelFileError(path, f"{reason}: {error}")
 
 
 def parse_object(path: Path, raw: bytes, *, offset: int | None = None, hint: str = DOWNLOAD_AGAIN) -> dict[str, Any]:

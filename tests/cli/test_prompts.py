@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from edgespec.cli.chat import prompt_history
 from edgespec.cli.chat.chat_commands import SETTINGS, is_command, suggest
 from edgespec.cli.chat.prompt_history import KEPT, PromptHistory
 from edgespec.cli.chat.prompts import Prompt, unquoted
@@ -119,6 +122,30 @@ def test_a_long_history_keeps_the_latest_prompts(tmp_path: Path) -> None:
     place.history.write_text("".join(f"prompt {number}\n" for number in range(2 * KEPT + 1)), encoding="utf-8")
     assert PromptHistory(place).prompts[0] == f"prompt {KEPT + 1}"
     assert len(place.history.read_text(encoding="utf-8").splitlines()) == KEPT
+
+
+def test_a_prompt_of_another_chat_survives_the_shortening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Home(tmp_path)
+    place.history.write_text("".join(f"prompt {number}\n" for number in range(2 * KEPT + 1)), encoding="utf-8")
+
+    @contextlib.contextmanager
+    def locked(_path: Path, _doing: str, **_settings: float) -> Iterator[None]:
+        with place.history.open("a", encoding="utf-8") as file:  # the other chat had the lock until now
+            file.write("late\n")
+        yield
+
+    monkeypatch.setattr(prompt_history, "locked", locked)
+    assert PromptHistory(place).prompts[-2:] == [f"prompt {2 * KEPT}", "late"]
+    assert place.history.read_text(encoding="utf-8").endswith("late\n")
+
+
+def test_prompts_are_written_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **_settings: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(prompt_history, "locked", none)
+    PromptHistory(Home(tmp_path)).add("hello")
+    assert PromptHistory(Home(tmp_path)).prompts == ["hello"]
 
 
 def test_a_home_that_cannot_be_written_loses_no_prompt_of_this_chat(tmp_path: Path) -> None:

@@ -92,6 +92,30 @@ def test_nothing_is_kept_after_closing_and_closing_twice_is_fine(tmp_path: Path)
     assert kept.take_notice() is None
 
 
+def test_answers_that_come_while_one_is_written_are_written_together_and_few_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, written = Home(tmp_path / "home"), list[int]()
+    save = StoredText.save
+
+    def counted(text: StoredText, path: Path) -> None:
+        written.append(len(text.all_texts()))
+        save(text, path)
+
+    monkeypatch.setattr(StoredText, "save", counted)
+    kept = KeptAnswers(home, VOCABULARY, SIZE, most_tokens=10)
+    with kept_answers.answers_lock(home):
+        kept.add([0])
+        while kept._waiting:  # private: the thread takes the first answer, and waits for the lock
+            pass
+        for number in range(1, 100):
+            kept.add([number])
+        assert len(kept._waiting) == 5, "an answer of one token counts as two"
+    kept.close()
+    assert written == [1, 5]
+    assert in_file(home) == [[95], [96], [97], [98], [99]]
+
+
 def test_two_histories_share_one_file_and_a_removed_file_is_written_again(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     one, two = (KeptAnswers(home, VOCABULARY, SIZE) for _ in range(2))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import struct
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from edgespec.errors import MemoryLimitError, ModelFileError
+from edgespec.files.gguf.header import read_header
 from edgespec.files.safetensors import SafeTensor, read_safetensors, read_safetensors_folder, to_float32
+from edgespec.runtimes.native.weight_files import WeightFiles
 from tests.support.hf_folder import write_safetensors
+from tests.support.tiny_gguf import write_tiny_gguf
 
 F32 = np.arange(6, dtype=np.float32).reshape(2, 3)
 F16 = np.array([1.5, -2.0], dtype=np.float16)
@@ -185,8 +189,34 @@ def test_a_tensor_that_memory_cannot_map_raises_the_memory_error(
     assert caught.value.hint
 
 
-def test_a_nul_in_a_path_is_shown_escaped() -> None:
-    assert str(ModelFileError("a\0b", "no such file")) == "a\\0b: no such file"
+def test_a_header_that_memory_cannot_map_raises_the_memory_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **_settings: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    path = write_tiny_gguf(tmp_path / "a.gguf")
+    weights = read_header(path).parts
+    monkeypatch.setattr(mmap, "mmap", full)
+    for read in (lambda: read_header(path), lambda: WeightFiles(weights)):
+        with pytest.raises(MemoryLimitError, match="no memory to map"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\0b", "a\\0b"),
+        ("a\x1b]0;title\x07", "a\\x1b]0;title\\x07"),
+        ("a\nhint: b\r", "a\\nhint: b\\r"),
+        ("a\u202egpj.gguf\u2066\u2028", "a\\u202egpj.gguf\\u2066\\u2028"),
+        ("C:\\é\u200d日", "C:\\é\u200d日"),
+    ],
+)
+def test_control_characters_of_a_name_are_shown_escaped_in_message_and_hint(name: str, shown: str) -> None:
+    error = ModelFileError(name, "no such file", hint=f"look for {name}")
+    assert (str(error), error.message) == (f"{shown}: no such file",) * 2
+    assert error.hint == f"look for {shown}"
 
 
 # --------------------------------------------------------------------------------------------- folders

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.errors import EdgespecError
 from edgespec.files.home import Home
@@ -64,6 +63,7 @@ class KeptAnswers:
         self._most = most_tokens
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._waiting: list[Text] = []  # answers that no job of the pool has taken yet
         self._closed = False
         self.text: StoredText | None = None
         self.notice: str | None = None
@@ -71,24 +71,33 @@ class KeptAnswers:
         self._read(_stamp(self.path))
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Keep an answer, given as token ids. Returns immediately: a thread sorts and writes."""
-        sound = [token for token in tokens if 0 <= token < self._size]
-        if not sound:
+        """Keep an answer, given as token ids. Returns immediately: a thread sorts and writes.
+
+        Answers that come while it writes are written together, so that at most ``most_tokens`` wait.
+        """
+        sound = np.array([token for token in tokens if 0 <= token < self._size], dtype=np.uint32)
+        if not len(sound):
             return
         with self._lock:
             if self._closed:
                 return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="edgespec-history")
-            with contextlib.suppress(RuntimeError):  # the interpreter is ending
-                self._pool.submit(self._add, np.array(sound, dtype=np.uint32))
+            first = not self._waiting
+            self._waiting.append(Text(sound[-(self._most - 1) :]))
+            self._shorten(self._waiting)
+            if first:
+                with contextlib.suppress(RuntimeError):  # the interpreter is ending
+                    self._pool.submit(self._add_waiting)
 
-    def _add(self, tokens: npt.NDArray[np.uint32]) -> None:
-        answer, kept = Text(tokens[-(self._most - 1) :]), False
+    def _add_waiting(self) -> None:
+        with self._lock:
+            answers, self._waiting = self._waiting, []
+        kept = False
         try:
             with answers_lock(self._home):
                 self._read_if_changed()
-                self.text, kept = self._with(answer), True
+                self.text, kept = self._with(answers), True
                 if self._may_replace:
                     self._home.create(self._home.answers)
                     self.text.save(self.path)
@@ -96,7 +105,7 @@ class KeptAnswers:
         except (OSError, EdgespecError, NotImplementedError):
             # A full disk, a home that cannot be written, a lock held for long: the answer is kept in memory.
             if not kept:
-                self.text = self._with(answer)
+                self.text = self._with(answers)
 
     def _read_if_changed(self) -> None:
         """Take what another process wrote, or that the file is gone."""
@@ -111,15 +120,19 @@ class KeptAnswers:
         self._stamp = stamp
         self._may_replace = self.text is not None or not self.path.exists()  # else it could not be read
 
-    def _with(self, answer: Text) -> StoredText:
+    def _shorten(self, texts: list[Text]) -> None:
+        """Drop the oldest until the others have at most ``most_tokens``."""
+        while count_tokens(texts) > self._most:
+            del texts[0]
+
+    def _with(self, answers: Sequence[Text]) -> StoredText:
         try:
             texts = [] if self.text is None else self.text.all_texts()
         except DamagedTextError as error:
             texts = []
             self.notice = set_aside_words(self.path, _WHAT, error)
-        texts.append(answer)
-        while count_tokens(texts) > self._most:
-            del texts[0]
+        texts += answers
+        self._shorten(texts)
         return StoredText.of(self._vocabulary, self._size, texts)
 
     def take_notice(self) -> str | None:

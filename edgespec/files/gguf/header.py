@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from edgespec.errors import ModelFileError
+from edgespec.files.checked import cannot_map
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN, INLINE_BYTES, Cursor, Entry, quote, read_entry
 from edgespec.files.gguf.names import MOST_PARTS, part_name
 from edgespec.files.gguf.records import (
@@ -126,7 +127,7 @@ def _read_file(path: Path) -> GgufHeader:
     except FileNotFoundError as error:
         raise ModelFileError(path, "no such file", hint="check the path") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or a file that shrank while it was read
-        raise ModelFileError(path, f"the file cannot be read: {error}") from error
+        raise cannot_map(path, error, "the file cannot be read") from error
 
 
 def _read(path: Path, data: mmap.mmap, size: int) -> GgufHeader:

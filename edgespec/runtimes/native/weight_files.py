@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelFileError
+from edgespec.files.checked import cannot_map
 from edgespec.files.gguf.records import FilePart, TensorInfo
 
 
 class WeightFiles:
     """The mapped files of the weights, and the file with the embedding's rows if that is separate.
 
-    Offsets are a header's: into all ``parts`` joined in order. Raises ModelFileError.
+    Offsets are a header's: into all ``parts`` joined in order. Raises ModelFileError, MemoryLimitError.
     """
 
     def __init__(self, parts: Sequence[FilePart], table: FilePart | None = None) -> None:
@@ -54,7 +55,7 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
-        raise ModelFileError(path, f"the file cannot be read: {error}") from error
+        raise cannot_map(path, error, "the file cannot be read") from error
     if len(mapped) != size:
         raise ModelFileError(path, "the file changed after its header was read")
     return mapped

@@ -76,7 +76,7 @@ def list_hub_files(repo: str, revision: str, network: Network = ONLINE, job: Job
                 raise late
 
         try:
-            return run_watched(ask, job, tick=tick, what="asking the hub")
+            return run_watched(ask, job, tick=tick, what="the request")
         except UnreachableError as error:
             reason: DownloadError = error
     else:
