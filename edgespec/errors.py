@@ -11,6 +11,7 @@ from pathlib import Path
 __all__ = [
     "CancelledError",
     "ClosedError",
+    "ConstraintError",
     "ContextFullError",
     "DiskSpaceError",
     "DownloadError",
@@ -22,6 +23,7 @@ __all__ = [
     "ModelFileError",
     "ModelNotFoundError",
     "NonFiniteLogitsError",
+    "NoneAllowedError",
     "ProfileError",
     "PromptTooLongError",
     "RewindError",
@@ -152,6 +154,14 @@ class ForwardError(EdgespecError):
 
 class NonFiniteLogitsError(ForwardError):
     """The target's logits contain a NaN or +infinity, so no token is sampled."""
+
+
+class ConstraintError(EdgespecError):
+    """An answer that is bound to a form can no longer keep it, so it ends."""
+
+
+class NoneAllowedError(ConstraintError):
+    """None of the scored tokens is allowed by the form of the answer."""
 
 
 class WorkerLostError(EdgespecError):

@@ -21,7 +21,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import NonFiniteLogitsError
+from edgespec.errors import NoneAllowedError, NonFiniteLogitsError
 
 FloatArray = NDArray[np.float64]
 LogitsArray = NDArray[np.float32]
@@ -91,11 +91,12 @@ class DrawRequest:
     """How a token is drawn from a row of scores.
 
     ``bias`` has distinct tokens, and what is added to the score of each: -infinity bans a token. Next, ``seen`` has
-    the tokens that are penalised and their numbers of occurrences. Scores are then divided by ``temperature``, and
-    cut to the ``top_k`` best (0: all), to the smallest set of the best that holds ``top_p`` of the mass, and to
-    weights of at least ``min_p`` times the highest. Noise of ``key`` draws the token. Without a key the best score is
-    taken without truncation, and ``temperature`` only affects odds and entropy. ``wanted`` is the number of tokens to
-    return, at most MOST_DRAWN.
+    the tokens that are penalised and their numbers of occurrences. ``mask`` then leaves the allowed tokens: bit i %
+    32 of word i // 32 is that of token i, tokens behind its end are not allowed; None: all are. Scores are then
+    divided by ``temperature``, and cut to the ``top_k`` best (0: all), to the smallest set of the best that holds
+    ``top_p`` of the mass, and to weights of at least ``min_p`` times the highest. Noise of ``key`` draws the token.
+    Without a key the best score is taken without truncation, and ``temperature`` only affects odds and entropy.
+    ``wanted`` is the number of tokens to return, at most MOST_DRAWN.
     """
 
     key: NoiseKey | None = None
@@ -108,6 +109,7 @@ class DrawRequest:
     frequency_penalty: float = 0.0
     seen: Mapping[int, int] = field(default_factory=dict)
     bias: tuple[tuple[int, float], ...] = ()
+    mask: UintArray | None = field(default=None, compare=False)
     wanted: int = 1
     measure: Measure = Measure.NOTHING
 
@@ -149,9 +151,9 @@ class Drawn:
 def draw_from(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
     """Draw with numpy. ``ids`` are the tokens of the scores, ascending; None: 0, 1, 2, ...
 
-    Raises NonFiniteLogitsError if a score is NaN or the highest infinite.
+    Raises NonFiniteLogitsError if a score is NaN or the highest infinite, and NoneAllowedError.
     """
-    scores = penalised(scores, request, ids)
+    scores, ids = within_mask(penalised(scores, request, ids), request, ids)
     if request.key is None:
         return _best_from(scores, request, ids)
     columns, weights, exponents = truncated(scores, request, ids)
@@ -162,7 +164,7 @@ def draw_from(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = N
 
 
 def _best_from(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -> Drawn:
-    best = _best_finite(scores, ids)
+    best = _best_finite(scores, request, ids)
     exponents = _exponents(scores, scores[best], request)
     columns = np.array([best])
     if request.wanted > 1:
@@ -197,6 +199,35 @@ def penalised(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = N
     return scores
 
 
+def within_mask(
+    scores: LogitsArray, request: DrawRequest, ids: IdArray | None = None
+) -> tuple[LogitsArray, IdArray | None]:
+    """The scores of the tokens that the mask allows, and these tokens. Raises NoneAllowedError."""
+    if request.mask is None:
+        return scores, ids
+    tokens = np.arange(len(scores)) if ids is None else ids
+    kept = np.flatnonzero(are_allowed(request.mask, tokens))
+    if not len(kept):
+        raise none_allowed()
+    return scores[kept], tokens[kept]
+
+
+def are_allowed(mask: UintArray, tokens: IdArray) -> NDArray[np.bool_]:
+    """Whether the mask allows each of the tokens: of their shape."""
+    words = tokens >> 5
+    inside = words < len(mask)
+    bits = (
+        mask[np.where(inside, words, 0)] >> (tokens & 31).astype(np.uint32) if len(mask) else np.zeros(1, np.uint32)
+    )
+    found: NDArray[np.bool_] = inside & ((bits & 1) == 1)
+    return found
+
+
+def none_allowed() -> NoneAllowedError:
+    """The error for a row without an allowed token."""
+    return NoneAllowedError("the answer can neither go on nor end: no scored token is allowed here")
+
+
 def add_bias(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -> tuple[IdArray, LogitsArray]:
     """Add the bias to ``scores`` in place; returns the columns and what they held. As draw_from."""
     tokens = np.array([token for token, _ in request.bias], dtype=np.int64)
@@ -228,15 +259,17 @@ def _columns(tokens: IdArray, count: int, ids: IdArray | None) -> tuple[IdArray,
     return columns[inside], inside
 
 
-def _best_finite(scores: LogitsArray, ids: IdArray | None) -> int:
+def _best_finite(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -> int:
     best = int(np.argmax(scores))  # numpy counts NaN as the maximum
     if not np.isfinite(scores[best]):
-        raise not_finite(scores[best], best if ids is None else int(ids[best]))
+        raise not_finite(scores[best], best if ids is None else int(ids[best]), request)
     return best
 
 
-def not_finite(score: float, token: int) -> NonFiniteLogitsError:
-    """The error for a row with this score."""
+def not_finite(score: float, token: int, request: DrawRequest) -> NonFiniteLogitsError | NoneAllowedError:
+    """The error for a row with this score: NaN, or the highest one. All tokens that a mask allows may be banned."""
+    if request.mask is not None and score == -math.inf:
+        return none_allowed()
     return NonFiniteLogitsError(f"the logits hold {score} at token id {token}")
 
 
@@ -284,7 +317,7 @@ def truncated(
 
     Raises NonFiniteLogitsError if a score is NaN or the highest infinite.
     """
-    exponents = _exponents(scores, scores[_best_finite(scores, ids)], request)
+    exponents = _exponents(scores, scores[_best_finite(scores, request, ids)], request)
     columns = np.flatnonzero(exponents >= LEAST_EXPONENT)
     if 0 < request.top_k < len(columns):
         columns = np.sort(columns[_ranked(scores[columns], request.top_k)])

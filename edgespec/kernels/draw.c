@@ -10,7 +10,8 @@ int64_t es_draw_scratch(int64_t count)
     if (count < 1 || count > most_scores)
         return 0;
     int64_t maxima = (count + DRAW_BLOCK - 1) / DRAW_BLOCK;
-    return (maxima + 4 * count) * (int64_t)sizeof(float); /* a list of scores, weights and ids, and replaced scores */
+    /* a list of scores, weights and ids; replaced scores; allowed ones, and ids of few, with 8 bytes to align them */
+    return (maxima + 5 * count) * (int64_t)sizeof(float) + ((int64_t)draw_few((size_t)count) + 1) * (int64_t)sizeof(int64_t);
 }
 
 static float penalised(float score, int64_t occurrences, const struct es_draw_request *request)
@@ -28,7 +29,7 @@ static int may_be(int64_t count, const struct es_draw_request *request)
         if (request->seen[i] < 0 || request->seen[i] >= count)
             return 0;
     return es_draw_scratch(count) && request->seen_count >= 0 && request->seen_count <= count && request->top_k >= 0 &&
-           request->wanted >= 1 && request->wanted <= ES_MOST_DRAWN && request->scale > 0.0f &&
+           request->mask_words >= 0 && request->wanted >= 1 && request->wanted <= ES_MOST_DRAWN && request->scale > 0.0f &&
            (!request->noisy || (request->top_p > 0.0 && request->min_p <= 1.0)); /* else no token would remain */
 }
 

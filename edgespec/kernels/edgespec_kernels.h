@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 10
+#define ES_ABI 11
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
@@ -29,6 +29,7 @@ enum es_status {
     ES_BAD_REQUEST = 2,
     ES_OTHER_PROCESS = 3, /* the process forked after the batch was opened and lacks its threads */
     ES_NOT_FINITE = 4,    /* a score is NaN, or the highest is infinite */
+    ES_NONE_ALLOWED = 5,  /* the mask allows none of the scored tokens */
 };
 
 /* Weight types, numbered as in GGUF files. */
@@ -113,6 +114,8 @@ struct es_draw_request {
     const int64_t *seen, *occurrences; /* [seen_count]: scores to penalise, and how often their tokens were seen */
     int64_t seen_count;
     double repeat_penalty, presence_penalty, frequency_penalty;
+    const uint32_t *mask; /* [mask_words]: a bit for each token, set if it is allowed; null: all are */
+    int64_t mask_words;
     int64_t top_k; /* 0: all */
     double top_p, min_p;
     uint32_t key[4]; /* of the noise */

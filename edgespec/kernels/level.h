@@ -63,6 +63,12 @@ struct attention_query {
 /* Scores whose maximum is computed before the single scores are compared. */
 enum { DRAW_BLOCK = 256 };
 
+/* Up to this many allowed scores of a row are gathered. Otherwise the row is copied without the others. */
+static inline size_t draw_few(size_t count)
+{
+    return count / 8 + 1;
+}
+
 struct level {
     const char *name;
     multiply_function *multiply[ES_TYPES]; /* by type; null for an unused number */

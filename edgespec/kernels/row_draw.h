@@ -445,8 +445,8 @@ static void take_best(struct drawing *drawing, struct es_drawn *drawn)
     }
 }
 
-static int32_t draw(const float *scores, size_t count, const struct es_draw_request *request, void *scratch,
-                    struct es_drawn *drawn)
+static int32_t draw_any(const float *scores, size_t count, const struct es_draw_request *request, void *scratch,
+                        struct es_drawn *drawn)
 {
     struct drawing drawing = {.scores = scores, .count = count, .request = request, .maxima = scratch};
     drawing.list_scores = drawing.maxima + draw_blocks(count);
@@ -500,6 +500,86 @@ static int32_t draw(const float *scores, size_t count, const struct es_draw_requ
         add_weights(drawing.list_scores, drawing.list_count, drawing.best, request->scale, mass, spread);
     run_all(&race, drawing.list_scores, NULL, drawing.list_ids, 0, drawing.list_count, drawing.best);
     return ES_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------- masks */
+
+/* The mask's bits for tokens 32 word .. 32 word + 31; tokens behind the mask are not allowed. */
+static inline uint32_t mask_word(const struct es_draw_request *request, int64_t word)
+{
+    return word < request->mask_words ? request->mask[word] : 0u;
+}
+
+static inline uint32_t is_allowed(const struct es_draw_request *request, int64_t id)
+{
+    return mask_word(request, id >> 5) >> (id & 31) & 1u;
+}
+
+/* Gathers the allowed scores and their ids, if they are at most `few`. Returns their number, else few + 1. */
+static size_t gather_allowed(const float *scores, size_t count, const struct es_draw_request *request, size_t few,
+                             float *gathered, int64_t *ids)
+{
+    size_t found = 0;
+    if (request->ids) {
+        for (size_t i = 0; i < count; i++) {
+            if (!is_allowed(request, request->ids[i]))
+                continue;
+            if (found == few)
+                return few + 1;
+            gathered[found] = scores[i];
+            ids[found++] = request->ids[i];
+        }
+        return found;
+    }
+    for (size_t from = 0; from < count; from += 32)
+        for (uint32_t bits = mask_word(request, (int64_t)(from >> 5)); bits; bits &= bits - 1) {
+            size_t i = from + (size_t)__builtin_ctz(bits);
+            if (i >= count)
+                break;
+            if (found == few)
+                return few + 1;
+            gathered[found] = scores[i];
+            ids[found++] = (int64_t)i;
+        }
+    return found;
+}
+
+/* Copies the scores, those of tokens that are not allowed as -infinity. */
+static void hide_others(const float *scores, size_t count, const struct es_draw_request *request, float *copy)
+{
+    if (request->ids) {
+        for (size_t i = 0; i < count; i++)
+            copy[i] = is_allowed(request, request->ids[i]) ? scores[i] : -INFINITY;
+        return;
+    }
+    size_t from = 0;
+    for (; from + 32 <= count; from += 32) {
+        uint32_t bits = mask_word(request, (int64_t)(from >> 5));
+        for (uint32_t i = 0; i < 32; i++)
+            copy[from + i] = bits >> i & 1u ? scores[from + i] : -INFINITY;
+    }
+    for (; from < count; from++)
+        copy[from] = is_allowed(request, (int64_t)from) ? scores[from] : -INFINITY;
+}
+
+static int32_t draw(const float *scores, size_t count, const struct es_draw_request *request, void *scratch,
+                    struct es_drawn *drawn)
+{
+    if (!request->mask)
+        return draw_any(scores, count, request, scratch, drawn);
+    float *allowed = scratch, *rest = allowed + count;
+    int64_t *ids = (int64_t *)(((uintptr_t)(rest + draw_blocks(count) + 3 * count) + 7) & ~(uintptr_t)7);
+    struct es_draw_request own = *request;
+    size_t few = draw_few(count), found = gather_allowed(scores, count, request, few, allowed, ids);
+    if (!found)
+        return ES_NONE_ALLOWED;
+    if (found <= few) {
+        own.ids = ids;
+        own.top_k = own.top_k < (int64_t)found ? own.top_k : (int64_t)found;
+        return draw_any(allowed, found, &own, rest, drawn);
+    }
+    hide_others(scores, count, request, allowed);
+    return draw_any(allowed, count, &own, rest, drawn);
 }
 
 #endif

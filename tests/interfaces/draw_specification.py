@@ -27,8 +27,16 @@ def f32(value: float) -> float:
 
 
 def specified(scores: Sequence[float], request: DrawRequest, ids: Sequence[int] | None = None) -> Drawn | None:
-    """The draw from float32 ``scores``; None if a score is NaN or the highest is infinite."""
+    """The draw from float32 ``scores``; None if a score is NaN or the highest is infinite, or none is allowed."""
     ids = range(len(scores)) if ids is None else ids
+    if request.mask is not None:
+        bits = {
+            32 * word + bit for word, own in enumerate(request.mask.tolist()) for bit in range(32) if own >> bit & 1
+        }
+        kept_places = [place for place, i in enumerate(ids) if i in bits]
+        scores, ids = [scores[place] for place in kept_places], [ids[place] for place in kept_places]
+        if not ids:
+            return None
     bias = dict(request.bias)
     biased = [f32(score + bias[i]) if i in bias else score for score, i in zip(scores, ids, strict=True)]
     own = [penalised(score, request.seen.get(i, 0), request) for score, i in zip(biased, ids, strict=True)]

@@ -62,10 +62,10 @@ def test_numpy_and_specification_refuse_the_same_scores(spoilt: float) -> None:
     for row in score_rows(3, 40):
         scores = np.where(row.scores < np.inf, row.scores, np.float32(0))
         scores[len(scores) // 2] = spoilt
-        assert specified(scores.tolist(), replace(row.request, seen={})) is None
+        assert specified(scores.tolist(), replace(row.request, seen={}, mask=None)) is None
         token = len(scores) // 2 if row.ids is None else row.ids[len(scores) // 2]
         with pytest.raises(NonFiniteLogitsError, match=f"hold {spoilt} at token id {token}"):
-            draw_from(scores, replace(row.request, seen={}), row.ids)
+            draw_from(scores, replace(row.request, seen={}, mask=None), row.ids)
     nothing = np.full(4, -np.inf, dtype=np.float32)
     assert specified(nothing.tolist(), DrawRequest()) is None
     with pytest.raises(NonFiniteLogitsError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import NonFiniteLogitsError
+from edgespec.errors import NoneAllowedError, NonFiniteLogitsError
 from edgespec.interfaces.drawing import MOST_DRAWN, Drawn, DrawRequest, Measure, draw_from, noise_key
 from edgespec.runtimes.native.draws import NativeDraws
 from tests.interfaces.draw_specification import specified
@@ -109,6 +109,8 @@ def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: i
         named = draw.choice(among, size=min(len(among), int(draw.integers(1, 6))), replace=False).tolist()
         biases = [one_of(-math.inf, -100.0, 100.0, 0.3, -1e-9, 5.0) for _ in named]
         request = replace(request, bias=tuple(zip(named, biases, strict=True)))
+    if draw.random() < 0.3:
+        request = replace(request, mask=masked(draw, int(among[-1]) + 1))
     if draw.random() < 0.7:
         return request
     return replace(
@@ -118,6 +120,16 @@ def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: i
         presence_penalty=one_of(0.0, 0.7, -1.3),
         frequency_penalty=one_of(0.0, 0.1, -0.2),
     )
+
+
+def masked(draw: np.random.Generator, tokens: int) -> NDArray[np.uint32]:
+    """A mask that allows none, one, few or most of so many ``tokens``, and may be too short or too long for them."""
+    words = max(0, (tokens + 31) // 32 + int(draw.integers(-1, 2)))
+    share = (0.0, 0.01, 0.1, 0.5, 0.95, 1.0)[int(draw.integers(6))]
+    bits = draw.random(32 * words) < share
+    if words and draw.random() < 0.5:
+        bits[draw.integers(0, 32 * words)] = True
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def score_rows(seed: int, number: int, longest: int = 80, count: int | None = None) -> Iterator[ScoreRow]:
@@ -133,10 +145,10 @@ def score_rows(seed: int, number: int, longest: int = 80, count: int | None = No
 
 
 def or_nothing(draw: Callable[[], Drawn]) -> Drawn | None:
-    """The drawn token of the specification; None if a score is not finite."""
+    """The drawn token of the specification; None if a score is not finite or no token is allowed."""
     try:
         return draw()
-    except NonFiniteLogitsError:
+    except (NonFiniteLogitsError, NoneAllowedError):
         return None
 
 

@@ -11,9 +11,26 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ForwardError, RuntimeUnavailableError
-from edgespec.interfaces.drawing import Drawn, DrawRequest, IdArray, add_bias, draw_from, not_finite, seen_columns
+from edgespec.interfaces.drawing import (
+    Drawn,
+    DrawRequest,
+    IdArray,
+    add_bias,
+    draw_from,
+    none_allowed,
+    not_finite,
+    seen_columns,
+)
 from edgespec.interfaces.rows import Rows
-from edgespec.runtimes.native.library import BAD_REQUEST, LEVELS, NOT_FINITE, DrawnStruct, DrawRequestStruct, load
+from edgespec.runtimes.native.library import (
+    BAD_REQUEST,
+    LEVELS,
+    NONE_ALLOWED,
+    NOT_FINITE,
+    DrawnStruct,
+    DrawRequestStruct,
+    load,
+)
 
 
 class NativeDraws:
@@ -46,6 +63,8 @@ class NativeDraws:
         own.seen, own.occurrences, own.seen_count = None, None, 0
         if columns is not None and occurrences is not None:
             own.seen, own.occurrences, own.seen_count = columns.ctypes.data, occurrences.ctypes.data, len(columns)
+        mask = None if request.mask is None else np.ascontiguousarray(request.mask)
+        own.mask, own.mask_words = (None, 0) if mask is None else (mask.ctypes.data, len(mask))
         own.repeat_penalty = request.repeat_penalty
         own.presence_penalty, own.frequency_penalty = request.presence_penalty, request.frequency_penalty
         own.top_k, own.top_p, own.min_p = min(request.top_k, count), request.top_p, request.min_p
@@ -58,7 +77,9 @@ class NativeDraws:
         else:
             code = BAD_REQUEST
         if code == NOT_FINITE:
-            raise not_finite(drawn.values[0], drawn.ids[0])
+            raise not_finite(drawn.values[0], drawn.ids[0], request)
+        if code == NONE_ALLOWED:
+            raise none_allowed()
         if code:
             raise ForwardError(f"a draw from {count} scores was refused", code=code)
         found = drawn.count

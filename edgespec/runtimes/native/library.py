@@ -29,8 +29,8 @@ NOTE_NAME = "not_built.txt"
 DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 10
-OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE = range(5)
+ABI = 11
+OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE, NONE_ALLOWED = range(6)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
 PORTABLE = "portable"
@@ -109,6 +109,8 @@ class DrawRequestStruct(ctypes.Structure):
         ("repeat_penalty", c_double),
         ("presence_penalty", c_double),
         ("frequency_penalty", c_double),
+        ("mask", c_void_p),
+        ("mask_words", c_int64),
         ("top_k", c_int64),
         ("top_p", c_double),
         ("min_p", c_double),

@@ -26,7 +26,7 @@ _NUMBERS: Mapping[str, Callable[[Any], float]] = {
 
 
 def describe_request(request: DrawRequest) -> tuple[dict[str, Any], bytes]:
-    """Header and body of a request: its numbers; the tokens seen, then the count of each.
+    """Header and body of a request: its numbers; the tokens seen, the count of each, and the words of the mask.
 
     JSON has no infinities: a banned token's bias is null.
     """
@@ -34,7 +34,10 @@ def describe_request(request: DrawRequest) -> tuple[dict[str, Any], bytes]:
     seen = np.concatenate(Seen.of(request.seen).arrays)
     key = None if request.key is None else list(request.key)
     bias = [[token, None if value == -math.inf else value] for token, value in request.bias]
-    return {"request": numbers, "key": key, "bias": bias}, ids_bytes(seen)
+    mask = np.zeros(0, dtype=np.uint32) if request.mask is None else request.mask
+    words = None if request.mask is None else len(mask)
+    header = {"request": numbers, "key": key, "bias": bias, "mask": words}
+    return header, ids_bytes(seen) + ids_bytes(mask.view(np.int32))
 
 
 def read_request(frame: Frame) -> DrawRequest:
@@ -50,6 +53,11 @@ def read_request(frame: Frame) -> DrawRequest:
     bias = frame.header.get("bias")
     if not isinstance(bias, list) or not all(map(_is_bias, bias)) or len({token for token, _ in bias}) < len(bias):
         raise WorkerLostError("a request to draw has an unknown bias")
+    words = frame.header.get("mask")
+    if not (words is None or (type(words) is int and 0 <= words <= len(seen))):
+        raise WorkerLostError("a request to draw has an unknown mask")
+    mask = None if words is None else seen[len(seen) - words :].astype(np.uint32)
+    seen = seen[: len(seen) - (words or 0)]
     if len(seen) % 2 or numbers["measure"] not in list(Measure):
         raise WorkerLostError("a request to draw is not valid")
     half = len(seen) // 2
@@ -57,6 +65,7 @@ def read_request(frame: Frame) -> DrawRequest:
         **{**numbers, "measure": Measure(numbers["measure"])},
         key=None if key is None else (key[0], key[1], key[2], key[3]),
         seen=Seen(seen[:half], seen[half:]),
+        mask=mask,
         bias=tuple((token, -math.inf if value is None else value) for token, value in bias),
     )
 
