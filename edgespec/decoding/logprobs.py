@@ -19,7 +19,8 @@ class TokenLogprob:
 
     The probability is from the softmax over the target's raw scores: before bias, penalties, temperature and
     truncation, as OpenAI's ``logprobs``. ``top`` has the likeliest tokens and their log-probabilities, the likeliest
-    first, ties by lowest id; the emitted token may be among them. A token without a score has -infinity.
+    first, ties by lowest id; the emitted token may be among them. A token without a score has -infinity. In an answer
+    that has a form the softmax is over the tokens that the form allows, and ``top`` has no others.
     """
 
     token_id: int
@@ -28,14 +29,14 @@ class TokenLogprob:
 
 
 def token_logprob(scores: LogitsArray, token: int, top: int) -> TokenLogprob:
-    """The log-probability of ``token`` in a row of finite scores, and of the ``top`` likeliest tokens.
+    """The log-probability of ``token`` in a row of scores, and of the ``top`` likeliest tokens above -infinity.
 
     ``scores``: float32 of shape (vocabulary,), in natural-logarithm units. The sum is taken in float64, relative to
     the highest score (log-sum-exp): equal rows give equal bits.
     """
     peak = float(scores.max())
     total = peak + math.log(float(np.exp(scores.astype(np.float64) - peak).sum()))
-    best = _highest(scores, min(top, len(scores)))
+    best = [each for each in _highest(scores, min(top, len(scores))) if scores[each] > -math.inf]
     return TokenLogprob(
         token, float(scores[token]) - total, tuple((each, float(scores[each]) - total) for each in best)
     )

@@ -161,10 +161,13 @@ class Rounds(ABC):
 
     def _logprobs(self, rows: Rows, indices: Sequence[int], tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
         """The log-probability of each token in its row, if asked for; the rows must still be valid."""
-        top = self._limits.logprobs
+        top, found = self._limits.logprobs, list[TokenLogprob]()
         if top is None:
             return ()
-        return tuple(token_logprob(rows.logits(i), token, top) for i, token in zip(indices, tokens, strict=True))
+        for count, (index, token) in enumerate(zip(indices, tokens, strict=True)):
+            scores = self._chooser.allowed_scores(rows, index, self._assuming(tokens[:count]))
+            found.append(token_logprob(scores, token, top))
+        return tuple(found)
 
     def _assuming(self, tokens: Sequence[int]) -> CountedText:
         """The history followed by ``tokens``; valid until the next call."""

@@ -19,24 +19,29 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from edgespec.errors import InvalidRequestError
+from edgespec.decoding.constraint import Bound, Cursor
+from edgespec.errors import InvalidRequestError, NoneAllowedError
 from edgespec.files.checked import Range, ranges_of
 from edgespec.interfaces.counted_text import CountedText
 from edgespec.interfaces.drafting import ChainGate, Draft
 from edgespec.interfaces.drawing import (
     INCREMENT,
     MOST_DRAWN,
+    Drawn,
     DrawRequest,
     FloatArray,
     IdArray,
     LogitsArray,
     Measure,
+    UintArray,
+    are_allowed,
     draw_from,
     first_to_arrive,
     noise_key,
     penalised,
     truncated,
     uniforms,
+    within_mask,
 )
 from edgespec.interfaces.rows import Distribution, Rows
 
@@ -220,16 +225,19 @@ def distribution(
     ids: IdArray | None = None,
     *,
     banned: abc.Iterable[int] = (),
+    mask: UintArray | None = None,
 ) -> Distribution:
     """The truncated distribution of the next token, from float32 scores of ``ids``, ascending; None: 0, 1, 2, ...
 
-    The token is none of ``banned``. Raises NonFiniteLogitsError if a score is NaN or the best is infinite.
+    The token is none of ``banned``, and one that ``mask`` allows, as in DrawRequest. Raises NonFiniteLogitsError if a
+    score is NaN or the best is infinite, and NoneAllowedError.
     """
-    request = request_of(sampling, context, banned=banned)
+    request = replace(request_of(sampling, context, banned=banned), mask=mask)
     if sampling.greedy:
         best = draw_from(logits, request, ids).tokens[0]
         return Distribution(np.array([best], dtype=np.int64), np.ones(1))
-    columns, weights, _ = truncated(penalised(logits, request, ids), request, ids)
+    logits, ids = within_mask(penalised(logits, request, ids), request, ids)
+    columns, weights, _ = truncated(logits, request, ids)
     probs = weights.astype(np.float64)
     return Distribution(columns if ids is None else ids[columns], probs / probs.sum())
 
@@ -243,12 +251,14 @@ def draw(distribution: Distribution, seed: int, position: int, purpose: Purpose)
 class Chooser:
     """A session's way of choosing tokens: implements TokenChooser and the target's side of both rules.
 
-    ``not_before`` has the first position at which each of its tokens may be chosen, by target and drafters.
+    ``not_before`` has the first position at which each of its tokens may be chosen, by target and drafters. ``bound``
+    is the form that the answer keeps; None: it has none.
     """
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
         self.not_before: Mapping[int, float] = {}
+        self.bound: Bound | None = None
         self.seed_is_fresh = False  # whether the seed was drawn for this answer, so that no other answer had it
 
     @property
@@ -271,15 +281,42 @@ class Chooser:
 
     def distribution(self, rows: Rows, index: int, context: abc.Sequence[int]) -> Distribution:
         """The distribution of the token that follows ``context``, from row ``index``."""
+        return self._distribution(rows, index, context, None if self.bound is None else self.bound.target(context))
+
+    def _distribution(
+        self, rows: Rows, index: int, context: abc.Sequence[int], cursor: Cursor | None
+    ) -> Distribution:
         ids, scores = rows.scored(index)
-        return distribution(scores, self.sampling, context, ids, banned=self._banned(context))
+        mask = None if cursor is None else cursor.mask
+        return distribution(scores, self.sampling, context, ids, banned=self._banned(context), mask=mask)
 
     def target_token(self, rows: Rows, index: int, context: abc.Sequence[int]) -> int:
         """What the target emits after ``context``: the argmax, or the keyed draw at position len(context)."""
+        cursor = None if self.bound is None else self.bound.target(context)
         if self._argmax_decides(banned := self._banned(context)):
-            return rows.argmax_row(index)
+            best = rows.argmax_row(index)
+            if cursor is None or cursor.allows([best]):
+                return best
         purpose = Purpose.CORRECTION if self.uses_rejection else Purpose.TOKEN
-        return rows.draw(index, request_of(self.sampling, context, purpose, banned=banned)).tokens[0]
+        return _drawn(rows, index, request_of(self.sampling, context, purpose, banned=banned), cursor).tokens[0]
+
+    def allowed_scores(self, rows: Rows, index: int, context: abc.Sequence[int]) -> LogitsArray:
+        """The scores of row ``index``, -infinity for tokens that the answer's form does not allow there."""
+        scores = rows.logits(index)
+        mask = None if self.bound is None else self.bound.target(context).mask
+        if mask is not None:
+            scores[~are_allowed(mask, np.arange(len(scores)))] = -np.inf
+        return scores
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the answer has a form."""
+        return self.bound is not None
+
+    def allows(self, context: abc.Sequence[int], tokens: abc.Sequence[int]) -> int:
+        """How many of the ``tokens`` may follow ``context``, in their order; for drafters."""
+        cursor = None if self.bound is None else self.bound.drafts(context)
+        return len(tokens) if cursor is None else cursor.allows(tokens)
 
     def draft(
         self,
@@ -291,11 +328,28 @@ class Chooser:
         alternatives: int = 0,
         committed: int = 0,
     ) -> Draft | None:
-        if self.uses_rejection:
-            return self._draft_of_its_own(rows, index, context, gate, committed)
+        cursor = None if self.bound is None else self.bound.drafts(context)
+        try:
+            if self.uses_rejection:
+                return self._draft_of_its_own(rows, index, context, gate, committed, cursor)
+            return self._draft_of_targets_noise(rows, index, context, gate, alternatives, cursor)
+        except NoneAllowedError:  # a short head scores none of the allowed tokens
+            return None
+
+    def _draft_of_targets_noise(
+        self,
+        rows: Rows,
+        index: int,
+        context: abc.Sequence[int],
+        gate: ChainGate | None,
+        alternatives: int,
+        cursor: Cursor | None,
+    ) -> Draft | None:
         banned = self._banned(context)
         if self._argmax_decides(banned) and gate is None and not alternatives:
-            return Draft(rows.argmax_row(index))
+            best = rows.argmax_row(index)
+            if cursor is None or cursor.allows([best]):
+                return Draft(best)
         # The target shares the noise, so its other likely choices are the next to arrive with the same noise, and
         # a token is the surer the later they arrive. This confidence depends on the token, which is allowed: under
         # the keyed rule the text is the target's own for any proposal.
@@ -303,26 +357,34 @@ class Chooser:
         measure = Measure.MASS if self.sampling.greedy else Measure.NOTHING
         if gate is not None and gate.needs_entropy:
             measure = Measure.ENTROPY
-        drawn = rows.draw(index, request_of(self.sampling, context, banned=banned, wanted=wanted, measure=measure))
+        request = request_of(self.sampling, context, banned=banned, wanted=wanted, measure=measure)
+        drawn = _drawn(rows, index, request, cursor)
         if gate is not None and not gate.admits(drawn.odds[0], drawn.entropy):
             return None
-        rest = list(zip(drawn.tokens[1:], drawn.odds[1:], strict=True))
+        rest = zip(drawn.tokens[1:], drawn.odds[1:], strict=True)
+        others = [each for each in rest if each[1] > 0 and (cursor is None or cursor.allows([each[0]]))]
         return Draft(
             drawn.tokens[0],
             None,
             None if self.sampling.greedy and gate is None else drawn.odds[0],
-            tuple(each for each in rest[:alternatives] if each[1] > 0),
+            tuple(others[:alternatives]),
         )
 
     def _draft_of_its_own(
-        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, committed: int
+        self,
+        rows: Rows,
+        index: int,
+        context: abc.Sequence[int],
+        gate: ChainGate | None,
+        committed: int,
+        cursor: Cursor | None,
     ) -> Draft | None:
         """Draw from noise that the target does not share, with the distribution that the acceptance test needs.
 
         Whether a position is drafted again may depend on its earlier draft, whose noise is biased by then. More text
         is committed in between, so each committed length has its own noise.
         """
-        own = self.distribution(rows, index, context)
+        own = self._distribution(rows, index, context, cursor)
         if gate is not None and not gate.admits(own.peak, own.entropy if gate.needs_entropy else None):
             return None
         seed = (self.sampling.noise_seed + committed * INCREMENT) % 2**64
@@ -338,3 +400,17 @@ class Chooser:
         """A token from full-vocabulary ``probs``, with the noise reserved for corrections and bonuses."""
         ids = np.flatnonzero(probs > 0)
         return draw(Distribution(ids, probs[ids]), self.sampling.noise_seed, position, Purpose.CORRECTION)
+
+
+def _drawn(rows: Rows, index: int, request: DrawRequest, cursor: Cursor | None) -> Drawn:
+    """The draw within a form.
+
+    Without truncation a token that is drawn from all and is allowed is also the one drawn from the allowed ones, with
+    the same noise. Then no mask is needed, as at most tokens.
+    """
+    if cursor is None:
+        return rows.draw(index, request)
+    truncates = request.key is not None and (request.top_k or request.top_p < 1 or request.min_p > 0)
+    if not truncates and cursor.allows((drawn := rows.draw(index, request)).tokens[:1]):
+        return drawn
+    return rows.draw(index, replace(request, mask=cursor.mask))

@@ -25,6 +25,7 @@ from edgespec.interfaces.drafting import (
     DraftTree,
     Outcome,
     Proposal,
+    TokenChooser,
     TreeGate,
     admitted,
     values_trees,
@@ -55,7 +56,7 @@ class Combination:
         self._depth = depth
 
     def start(self, request: DraftRequest) -> CombinationState:
-        return CombinationState([(d.kind, d.start(request)) for d in self._drafters], self._depth)
+        return CombinationState([(d.kind, d.start(request)) for d in self._drafters], self._depth, request.chooser)
 
     def close(self) -> None:
         for drafter in self._drafters:
@@ -89,11 +90,18 @@ class CombinationState(DraftState):
 
     A free drafter is asked in every round, even if the policy lets it draft nothing: the text that follows shows
     which guesses would have been right. A drafter that raises is off for the rest of the session, and ``failures``
-    says why: losing a drafter never ends an answer. The session replaces ``depth`` between answers.
+    says why: losing a drafter never ends an answer. The session replaces ``depth`` between answers. Guesses that the
+    form of the answer forbids, as ``chooser`` says, are left out.
     """
 
-    def __init__(self, parts: Sequence[tuple[str, DraftState]], depth: AnswerPolicy) -> None:
+    def __init__(
+        self,
+        parts: Sequence[tuple[str, DraftState]],
+        depth: AnswerPolicy,
+        chooser: TokenChooser | None = None,
+    ) -> None:
         self._parts = tuple(parts)
+        self._chooser = chooser
         self._growing = {kind: state for kind, state in parts if state.free and state.grows_trees}
         self._watched: deque[_Watched] = deque(maxlen=_WATCHED)
         self._allowed: dict[str, Allowance] = {}  # of the free drafters, in this round
@@ -171,6 +179,8 @@ class CombinationState(DraftState):
             if not state.free or kind in self.failures:
                 continue
             idea = _sound(self._or_nothing(kind, partial(state.propose, context, depth)))
+            if idea.tokens and self._chooser is not None and self._chooser.is_bound:
+                idea = idea.cut(self._chooser.allows(context.tokens, idea.tokens))
             if not idea.tokens:
                 continue
             self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
@@ -240,6 +250,8 @@ class CombinationState(DraftState):
                 self._growing[kind].grow(context, tree, chain, own.believes if values_trees(own) else float)
             except EdgespecError as error:  # the guesses of the others are still good
                 self.failures[kind] = error.message
+        if self._chooser is not None and self._chooser.is_bound:
+            _forbid(tree, context, chain, self._chooser)
 
     def _allow_free(self, kind: str) -> Allowance:
         """What the policy allows a free drafter in this round; asked once."""
@@ -301,6 +313,16 @@ def _empty_tree(context: Context, allowance: Allowance, depth: int) -> DraftTree
     """A tree whose paths may have ``depth`` nodes."""
     nodes = depth if allowance.nodes is None else min(context.most_nodes, allowance.nodes)
     return DraftTree(most_nodes=nodes, most_depth=depth)
+
+
+def _forbid(tree: DraftTree, context: Context, chain: int, chooser: TokenChooser) -> None:
+    """Give odds of 0 to the nodes behind the chain that the form of the answer does not allow."""
+    paths: list[list[int]] = []
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+        above = parent < 0 or tree.odds[parent] > 0
+        if node >= chain and not (above and chooser.allows(context.tokens, paths[node]) == len(paths[node])):
+            tree.odds[node] = 0.0
 
 
 def _may_pay(why: Reason | None) -> bool:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 
+from edgespec.decoding.constraint import Bound
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats, Rounds, Step
 from edgespec.decoding.sampling import Sampling
@@ -104,6 +105,7 @@ class AnswerTask:
         *,
         turn: Turn,
         ends: Ends,
+        bound: Bound | None,
         sampling: Sampling,
         seed_is_fresh: bool,
         depth: AnswerPolicy,
@@ -115,7 +117,7 @@ class AnswerTask:
         notices: Sequence[str],
         started: float,
     ) -> None:
-        self.turn, self.ends = turn, ends
+        self.turn, self.ends, self.bound = turn, ends, bound
         self.sampling, self.seed_is_fresh = sampling, seed_is_fresh
         self.depth, self.plan, self.drafts = depth, plan, drafts
         self.history = history

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edgespec.decoding.constraint import Bound
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits, Rounds
@@ -43,6 +44,9 @@ from edgespec.text.conversation.conversation import Conversation, Turn
 from edgespec.text.conversation.ends import Ends, ends_of
 from edgespec.text.conversation.messages import check_conversation, check_system
 from edgespec.text.conversation.tools import check_tools, choose_tools
+from edgespec.text.grammar.after_thinking import AfterThinking
+from edgespec.text.grammar.compiled import CompiledForm
+from edgespec.text.grammar.form import form_of
 from edgespec.text.request_budget import RequestBudget
 
 T = TypeVar("T")
@@ -198,6 +202,12 @@ class Session:
         stop_token_ids: Sequence[int] = (),
         min_tokens: int | None = None,
         ignore_eos: bool = False,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        choice: Sequence[str] | None = None,
+        spacing: str = "line",
+        strict: bool = True,
         raw: bool = False,
         depth: int | None = None,
         keep_all: bool = False,
@@ -220,6 +230,12 @@ class Session:
         Nothing ends it among its first ``min_tokens`` tokens: tokens that would are banned, and stop texts are text.
         With ``ignore_eos`` the model's own ends are banned throughout.
 
+        At most one of these binds the answer, behind its thinking, to a form: a JSON ``schema`` (a mapping or its
+        text), a ``regex``, a ``grammar`` (GBNF or Lark), or a ``choice`` of texts. The text is the same with and
+        without guesses. An answer that ``max_tokens`` or a stop text ends is cut. ``spacing`` is that of JSON:
+        ``line`` writes one line with ", " and ": ", ``compact`` no blanks, ``free`` lets the model choose. A schema
+        with keywords that cannot be kept is refused; with ``strict`` False they are left out, and a notice says so.
+
         ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
         plain decoding. ``sampling`` None is greedy. With ``logprobs`` Text events have each token's log-probability
         and those of this many of the likeliest tokens, at most 20 (TokenLogprob).
@@ -230,9 +246,10 @@ class Session:
 
         ``budget`` bounds the work before the first token, as a server does it for requests from anywhere.
 
-        Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else from the
-        iteration. The turn joins the conversation when its answer ends for any reason, unless its reader got no
-        token.
+        Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, RuntimeUnavailableError
+        for a form without llguidance, and everything else from the iteration: ConstraintError if the answer can no
+        longer keep its form. The turn joins the conversation when its answer ends for any reason, unless its reader
+        got no token.
         """
         started, budget = time.perf_counter(), budget or RequestBudget()
         with self._lock:
@@ -255,6 +272,8 @@ class Session:
             ignore_eos=ignore_eos,
         )
         check_tokens(sampling, stop_token_ids, ends, self._pair.vocabulary_size)
+        form = form_of(schema, regex, grammar, choice, spacing=spacing, lenient=not strict)
+        compiled = None if form is None else self._pair.forms.compiled(form)
         self._pair.begin_answer()
         length = self._target.context_length
         own: dict[str, Any] = {"raw": raw, "earlier": earlier, "after": after, "tools": usable, "keep_all": keep_all}
@@ -263,7 +282,7 @@ class Session:
         except CancelledError:
             turn = Turn(message=None, text="", tokens=[])
         self._reopen_if_broken()
-        task = self._make_answer(turn, max_tokens, sampling, ends, depth, logprobs, started)
+        task = self._make_answer(turn, max_tokens, sampling, ends, compiled, depth, logprobs, started)
         start, cancel = partial(self._start, task, budget), partial(self._cancel, task)
         return Generation(task, start=start, cancel=cancel, settle=partial(self._settle, task))
 
@@ -275,6 +294,7 @@ class Session:
         max_tokens: int | None,
         sampling: Sampling | None,
         ends: Ends,
+        form: CompiledForm | None,
         depth: int | None,
         logprobs: int | None,
         started: float,
@@ -304,6 +324,7 @@ class Session:
         return AnswerTask(
             turn=turn,
             ends=ends,
+            bound=None if form is None else self._bound(turn, form),
             sampling=sampling,
             seed_is_fresh=asked.seed is None,
             depth=own,
@@ -312,9 +333,22 @@ class Session:
             loop=self._loop(drafts, own, history, limits, budget, trees=speculating.trees),
             history=history,
             parts=self._conversation.parts(turn, ends),
-            notices=[*pair.take_notices(), *self._take_notices(), *([] if turn.notice is None else [turn.notice])],
+            notices=[
+                *pair.take_notices(),
+                *self._take_notices(),
+                *([] if turn.notice is None else [turn.notice]),
+                *([] if form is None else form.warnings),
+            ],
             started=started,
         )
+
+    def _bound(self, turn: Turn, form: CompiledForm) -> Bound:
+        """The cursors of an answer that has a form, which begins behind its thinking."""
+        thinking, prompt_tokens = self._conversation.thinking(turn), len(turn.tokens)
+        if thinking is None:
+            return Bound(form, prompt_tokens)
+        marks, inside = thinking
+        return Bound(AfterThinking(form, marks, inside, self._pair.tokenizer), prompt_tokens)
 
     def _loop(
         self,
@@ -372,6 +406,7 @@ class Session:
         conversation.begin(turn, answer.history)
         self._chooser.sampling, self._chooser.seed_is_fresh = answer.sampling, answer.seed_is_fresh
         self._chooser.not_before = answer.ends.not_before(len(turn.tokens))
+        self._chooser.bound = answer.bound
         answer.drafts.depth = self._depth = answer.depth
         self._plan = answer.plan
 

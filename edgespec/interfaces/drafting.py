@@ -110,6 +110,13 @@ class TokenChooser(Protocol):
         If so, a guess that depends on earlier answers would change the distribution of the text.
         """
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the answer has a form, which forbids some tokens."""
+
+    def allows(self, context: abc.Sequence[int], tokens: abc.Sequence[int]) -> int:
+        """How many of the ``tokens`` may follow ``context``, in their order."""
+
     def draft(
         self,
         rows: Rows,

@@ -42,6 +42,7 @@ from edgespec.runtimes.runtime import LoadedModel
 from edgespec.runtimes.thread import OwnProcess
 from edgespec.store.families import Family, family_of
 from edgespec.text.conversation.conversation import PromptFormat
+from edgespec.text.grammar.compiled import Forms
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 S = TypeVar("S", bound=OpenSession)
@@ -94,6 +95,7 @@ class LoadedPair:
         self.target = target
         self.tokenizer = tokenizer
         self.kept = KeptSettings(program="edgespec") if kept is None else kept
+        self.forms = Forms(tokenizer, target.facts.vocabulary_size)
         self.prompts = PromptFormat(
             target.facts.name,
             tokenizer,

@@ -18,7 +18,7 @@ from edgespec.text.conversation.messages import THINKING, check_messages
 from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode, is_far_longer
-from edgespec.text.conversation.thinking import SWITCH, ThinkingText, has_switch, thinking_marks
+from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
 from edgespec.text.conversation.tool_use import ToolUse, control_tokens, tool_use
 from edgespec.text.conversation.tools import Message
 from edgespec.text.plain import mended
@@ -373,15 +373,19 @@ class Conversation:
         return self._prompts.encode(prompt, budget)
 
     def parts(self, turn: Turn, ends: Ends) -> AnswerParts:
-        """What reads the answer to the turn. The template may have opened thinking; raw text has none."""
-        marks, tools = self._prompts.thinking, turn.tools
-        thinking, shown = None, dict[int, bytes]()
-        if marks is not None and turn.message is not None:
-            thinking = ThinkingText(marks, inside=marks.open_in(turn.text))
+        """What reads the answer to the turn."""
+        thinking, tools, shown = self.thinking(turn), turn.tools, dict[int, bytes]()
+        if thinking is not None:
             shown |= self._prompts.thinking_tokens
         if tools is not None:
             shown |= tools.marks
-        return AnswerParts(AnswerText(self._prompts.tokenizer, ends, shown), thinking=thinking, tools=tools)
+        reader = None if thinking is None else ThinkingText(thinking[0], inside=thinking[1])
+        return AnswerParts(AnswerText(self._prompts.tokenizer, ends, shown), thinking=reader, tools=tools)
+
+    def thinking(self, turn: Turn) -> tuple[ThinkingMarks, bool] | None:
+        """The marks of the answer's thinking, and whether the template has opened it; None for raw text."""
+        marks = self._prompts.thinking
+        return None if marks is None or turn.message is None else (marks, marks.open_in(turn.text))
 
     def begin(self, turn: Turn, history: list[int]) -> None:
         """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""

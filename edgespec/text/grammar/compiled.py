@@ -1,0 +1,227 @@
+"""Forms compiled by llguidance, whose masks follow the tokens of an answer.
+
+llguidance never raises for a form or a token: a matcher enters a state of error and stays in it, so every step is
+asked for its error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgespec.errors import ConstraintError, InvalidRequestError, RuntimeUnavailableError
+from edgespec.interfaces.counted_text import common_prefix
+from edgespec.interfaces.drawing import UintArray
+from edgespec.text.grammar.form import Form
+from edgespec.text.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+# A server's clients send a handful of schemas again and again. With MOST_BYTES each they have 16 MB of text.
+_MOST_KEPT = 64
+# One line break and the indentation of deep objects: a small model otherwise writes blanks without end.
+_FREE_BLANKS = r"\n?[ ]{0,40}"
+_SPACINGS: dict[str, dict[str, Any]] = {
+    "line": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    "free": {"whitespace_pattern": _FREE_BLANKS},
+}
+_LONGEST_SAID = 300
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledForm:
+    """A form for one vocabulary. ``warnings`` name what of a lenient schema is not kept. For any thread."""
+
+    form: Form
+    warnings: tuple[str, ...]
+    _matcher: LLMatcher
+    _stop_ids: frozenset[int]
+
+    def cursor(self) -> FormCursor:
+        """A new cursor, before the first token."""
+        return FormCursor(self._matcher.deep_copy(), self._stop_ids)
+
+
+class FormCursor:
+    """A cursor of a compiled form: implements decoding's Cursor."""
+
+    def __init__(self, matcher: LLMatcher, stop_ids: frozenset[int]) -> None:
+        self._matcher, self._stop_ids = matcher, stop_ids
+        self._tokens: list[int] = []
+        self._mask: UintArray | None = None  # of this place, once it was asked for
+
+    def at(self, tokens: Sequence[int]) -> None:
+        # Nothing follows a stop token, and a matcher whose text is complete takes none.
+        wanted = list(itertools.takewhile(lambda token: token not in self._stop_ids, tokens))
+        shared = common_prefix(self._tokens, wanted)
+        if shared == len(self._tokens) == len(wanted):
+            return
+        self._mask = None
+        if shared < len(self._tokens):
+            self._matcher.rollback(len(self._tokens) - shared)
+            del self._tokens[shared:]
+        following = wanted[shared:]
+        taken = self._matcher.try_consume_tokens(following) if following else 0
+        self._tokens += following[:taken]
+        self._check()
+        if taken < len(following):
+            raise ConstraintError(f"token {following[taken]} is not allowed by the form of the answer")
+
+    def allows(self, tokens: Sequence[int]) -> int:
+        found = self._matcher.validate_tokens(list(tokens))
+        self._check()
+        if tokens and not found and self._matcher.is_stopped():
+            found += tokens[0] in self._stop_ids
+        return found
+
+    @property
+    def mask(self) -> UintArray:
+        if self._mask is None:
+            found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+            self._check()
+            self._mask = found
+        return self._mask
+
+    @property
+    def forced(self) -> Sequence[int]:
+        found = self._matcher.compute_ff_tokens()
+        self._check()
+        return found
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintError(f"the form of the answer cannot be followed: {_said(self._matcher.get_error())}")
+
+
+class Forms:
+    """Compiles forms for one tokenizer's vocabulary, and keeps the latest ones. For any thread.
+
+    ``vocabulary_size`` tokens have scores, which may be more than the tokenizer has.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary_size: int) -> None:
+        self._tokenizer, self._size = tokenizer, vocabulary_size
+        self._vocabulary: Any = None
+        self._preparing, self._lock = threading.Lock(), threading.Lock()
+        self._kept: OrderedDict[Form, CompiledForm] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Read the vocabulary, which takes about a second; later calls do nothing.
+
+        Raises RuntimeUnavailableError if llguidance is not installed.
+        """
+        with self._preparing:
+            if self._vocabulary is None:
+                self._vocabulary = _vocabulary(self._tokenizer, self._size)
+
+    def compiled(self, form: Form) -> CompiledForm:
+        """The compiled form, and its first mask: some forms fail only there.
+
+        Raises InvalidRequestError for a form that cannot be compiled, and as ``prepare``.
+        """
+        with self._lock:
+            if (known := self._kept.get(form)) is not None:
+                self._kept.move_to_end(form)
+                return known
+        self.prepare()
+        made = _compile(form, self._vocabulary, self._tokenizer.stop_ids)
+        with self._lock:
+            self._kept[form] = made
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+
+class _AsRead:
+    """A tokenizer as llguidance reads it."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], controls: list[int]) -> None:
+        self.eos_token_id = min(tokenizer.stop_ids)
+        self.tokens, self.special_token_ids = tokens, controls
+        self._encode = tokenizer.encode
+        # Such tokenizers put a blank before a text, which the middle of an answer has not. No token spans the mark.
+        self._mark = "\x02" if tokens[tokenizer.encode("a")[0]].startswith(b" ") else ""
+
+    def __call__(self, text: str) -> list[int]:
+        ids, skipped = self._encode(self._mark + text), 0
+        if self._mark:
+            skipped = next(place for place, token in enumerate(ids, 1) if self.tokens[token].endswith(b"\x02"))
+        return ids[skipped:]
+
+
+def _vocabulary(tokenizer: Tokenizer, size: int) -> Any:
+    try:
+        from llguidance import LLTokenizer, TokenizerWrapper  # compiled; loaded by the first form
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            "answers of a given form need llguidance, which is not installed", hint="pip install 'edgespec[grammar]'"
+        ) from error
+    controls = {
+        token: own.text
+        for token in range(tokenizer.vocabulary_size)
+        if (own := tokenizer.control_token(token)) is not None
+    }
+    stops = sorted(tokenizer.stop_ids)
+
+    tokens = [
+        controls[token].encode(errors="replace") if token in controls else tokenizer.token_bytes(token)
+        for token in range(tokenizer.vocabulary_size)
+    ]
+    return LLTokenizer(
+        TokenizerWrapper(_AsRead(tokenizer, tokens, sorted(controls))),
+        n_vocab=max(size, tokenizer.vocabulary_size),
+        eos_token=stops,
+        slices=LLTokenizer.json_slices(),
+    )
+
+
+def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledForm:
+    from llguidance import LLMatcher, LLParserLimits
+
+    try:
+        grammar = _grammar(form)
+    except Exception as error:  # converters raise what they like for a hostile text
+        raise _refused(form, str(error)) from error
+    limits = LLParserLimits(verbose_errors=False)
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise _refused(form, matcher.get_error())
+    return CompiledForm(form, tuple(map(_said, matcher.get_grammar_warnings())), matcher, stop_ids)
+
+
+def _grammar(form: Form) -> str:
+    from llguidance import LLMatcher, grammar_from
+
+    if form.kind == "schema":
+        options: Any = {**_SPACINGS[form.spacing], "lenient": form.lenient}
+        return LLMatcher.grammar_from_json_schema(form.text, overrides=options)
+    if form.kind == "choice":
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_lark_text, json.loads(form.text))))
+    if form.kind == "regex":
+        return LLMatcher.grammar_from_regex(form.text)
+    return grammar_from("grammar", form.text)
+
+
+def _lark_text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refused(form: Form, why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"this {form.kind} cannot be followed: {_said(why)}", param=form.kind)
+
+
+def _said(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST_SAID] or "no reason is known"

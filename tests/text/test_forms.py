@@ -1,0 +1,284 @@
+"""Forms compiled for a vocabulary: schemas, regular expressions, grammars and choices, all of them hostile input."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.errors import ConstraintError, InvalidRequestError, RuntimeUnavailableError
+from edgespec.files.gguf.header import read_header
+from edgespec.text.conversation.thinking import ThinkingMarks
+from edgespec.text.grammar import compiled as module
+from edgespec.text.grammar.after_thinking import AfterThinking
+from edgespec.text.grammar.compiled import FormCursor, Forms
+from edgespec.text.grammar.form import MOST_BYTES, Form, form_of
+from edgespec.text.tokenizers.gguf import GgufTokenizer
+from tests.support.tiny_models import TinyModels
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: TinyModels) -> Iterator[GgufTokenizer]:
+    tokenizer = GgufTokenizer(read_header(tiny.target))
+    yield tokenizer
+    tokenizer.close()
+
+
+@pytest.fixture(scope="module")
+def forms(tokenizer: GgufTokenizer) -> Forms:
+    return Forms(tokenizer, tokenizer.vocabulary_size + 40)  # a padded vocabulary
+
+
+def cut(tokenizer: GgufTokenizer, text: str) -> list[int]:
+    """Tokens of the text's own bytes: encoding puts a blank before the first word."""
+    ids = {tokenizer.token_bytes(token): token for token in reversed(range(tokenizer.vocabulary_size))}
+    left, found = text.encode(), list[int]()
+    while left:
+        piece = next(left[:size] for size in range(len(left), 0, -1) if left[:size] in ids)
+        found.append(ids[piece])
+        left = left[len(piece) :]
+    return found
+
+
+def made(**given: Any) -> Form:
+    form = form_of(**given)
+    assert form is not None
+    return form
+
+
+def cursor(forms: Forms, **given: Any) -> FormCursor:
+    return forms.compiled(made(**given)).cursor()
+
+
+def takes(forms: Forms, tokenizer: GgufTokenizer, text: str, **given: Any) -> bool:
+    """Whether the form takes the whole text, and the answer may end there."""
+    own, ids = cursor(forms, **given), cut(tokenizer, text)
+    if own.allows(ids) < len(ids):
+        return False
+    own.at(ids)
+    return bool(own.allows([min(tokenizer.stop_ids)]))
+
+
+@pytest.mark.parametrize(
+    ("spacing", "text"),
+    [
+        ("line", '{"name": "Jo", "age": 3}'),
+        ("compact", '{"name":"Jo","age":3}'),
+        ("free", '{\n  "name": "Jo",\n  "age": 3\n}'),
+    ],
+)
+def test_a_schema_takes_its_own_json_in_each_spacing(
+    forms: Forms, tokenizer: GgufTokenizer, spacing: str, text: str
+) -> None:
+    assert takes(forms, tokenizer, text, schema=PERSON, spacing=spacing)
+    assert not takes(forms, tokenizer, text.replace("3", '"3"'), schema=PERSON, spacing=spacing)
+    assert not takes(forms, tokenizer, text[:-1], schema=PERSON, spacing=spacing)
+    assert takes(forms, tokenizer, '{"name": "Jo", "age": 3}', schema=json.dumps(PERSON)), "line is the default"
+    assert not takes(forms, tokenizer, '{"name": "Jo",' + "\n" * 50 + '"age": 3}', schema=PERSON, spacing="free")
+
+
+def test_regular_expressions_grammars_and_choices_take_what_they_say(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    assert takes(forms, tokenizer, "2026-11", regex="[0-9]{4}-[0-9]{2}")
+    assert not takes(forms, tokenizer, "2026-1", regex="[0-9]{4}-[0-9]{2}")
+    assert takes(forms, tokenizer, "yes", grammar='root ::= "yes" | "no"')
+    assert takes(forms, tokenizer, "no", grammar='start: "yes" | "no"')
+    assert not takes(forms, tokenizer, "maybe", grammar='start: "yes" | "no"')
+    choices = ['green " and \\', "red\n", "%x /a/ {b}"]
+    for choice in choices:
+        assert takes(forms, tokenizer, choice, choice=choices)
+    assert not takes(forms, tokenizer, "red", choice=choices)
+
+
+def test_the_mask_is_that_of_the_tokens_that_are_allowed_one_by_one(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    own = cursor(forms, schema=PERSON)
+    own.at(cut(tokenizer, '{"name": "J'))
+    bits = np.unpackbits(own.mask.view(np.uint8), bitorder="little")
+    one_by_one = [own.allows([token]) for token in range(tokenizer.vocabulary_size)]
+    assert bits[: tokenizer.vocabulary_size].tolist() == one_by_one
+    assert 2 < sum(one_by_one) < tokenizer.vocabulary_size
+    assert not bits[tokenizer.vocabulary_size :].any(), "ids of the padding are never allowed"
+
+
+def test_only_an_end_is_allowed_behind_a_complete_text(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    own, ids = cursor(forms, schema=PERSON), cut(tokenizer, '{"name": "Jo", "age": 3}')
+    own.at(ids)
+    bits = np.flatnonzero(np.unpackbits(own.mask.view(np.uint8), bitorder="little"))
+    assert set(bits.tolist()) == set(tokenizer.stop_ids)
+    own.at([*ids, min(tokenizer.stop_ids)])
+    own.at(ids[:3])
+    assert own.allows(ids[3:]) == len(ids) - 3
+
+
+def test_a_cursor_that_went_back_is_one_that_was_never_there(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    """Random ways through random texts: masks, forced tokens and what is allowed."""
+    draw = random.Random(5)
+    for spacing in ("line", "free"):
+        walking = cursor(forms, schema=PERSON, spacing=spacing)
+        here: list[int] = []
+        for _ in range(400):
+            if here and draw.random() < 0.4:
+                here = here[: draw.randrange(len(here))]
+            walking.at(here)
+            fresh = cursor(forms, schema=PERSON, spacing=spacing)
+            fresh.at(here)
+            assert walking.mask.tobytes() == fresh.mask.tobytes()
+            assert list(walking.forced) == list(fresh.forced)
+            bits = np.flatnonzero(np.unpackbits(walking.mask.view(np.uint8), bitorder="little")).tolist()
+            following = draw.choice(bits)
+            here = [] if following in tokenizer.stop_ids else [*here, following]
+
+
+def test_a_token_that_is_not_allowed_raises_and_the_cursor_goes_on(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    own, ids = cursor(forms, schema=PERSON), cut(tokenizer, '{"name": "Jo"')
+    with pytest.raises(ConstraintError, match="is not allowed"):
+        own.at([*ids, ids[0]])
+    own.at(ids)
+    assert own.allows(cut(tokenizer, ', "age": 3}')) > 1
+
+
+def test_a_form_begins_behind_the_thinking_that_the_prompt_or_the_model_begins(
+    forms: Forms, tokenizer: GgufTokenizer
+) -> None:
+    form, marks = forms.compiled(made(choice=["yes", "no"])), ThinkingMarks("<think>", "</think>")
+    blank, *opening = tokenizer.encode(marks.opening)
+    assert tokenizer.token_bytes(blank) == b" "
+    closing = cut(tokenizer, "so it is</think>")
+    yes, maybe = cut(tokenizer, "yes"), cut(tokenizer, "maybe")
+    for inside in (True, False):
+        own = AfterThinking(form, marks, inside, tokenizer).cursor()
+        begun = [] if inside else opening
+        own.at(begun)
+        assert own.mask is None
+        assert own.allows(maybe) == len(maybe)
+        own.at([*begun, *closing[:-1]])
+        assert own.mask is None
+        own.at([*begun, *closing])
+        assert own.allows(yes) == len(yes)
+        assert own.allows(maybe) < len(maybe)
+        own.at([*begun, *closing[:2]])
+        assert own.mask is None, "it went back into thinking"
+    own.at([])
+    assert own.allows(opening[:1]) == 1
+    assert own.allows(yes) == len(yes), "it need not think"
+    assert own.mask is not None
+    bits = np.flatnonzero(np.unpackbits(own.mask.view(np.uint8), bitorder="little")).tolist()
+    assert opening[0] in bits
+    assert yes[0] in bits
+    own.at(yes)
+    assert own.allows(opening[:1]) == 0
+    if len(opening) > 1:
+        own.at(opening[:1])
+        assert own.mask is not None
+        assert np.flatnonzero(np.unpackbits(own.mask.view(np.uint8), bitorder="little")).tolist() == [opening[1]]
+
+
+# ------------------------------------------------------------------------------------------------- hostile forms
+
+REFUSED: dict[str, Any] = {
+    "an unknown type": {"type": "nonsense"},
+    "a schema of itself": {"$ref": "#"},
+    "a remote schema": {"$ref": "http://127.0.0.1:9/schema.json"},
+    "nothing to choose from": {"enum": []},
+    "a keyword that cannot be kept": {"not": {"type": "string"}},
+    "no text at all": False,
+    "a list": "[]",
+    "no JSON": "{",
+    "twice as large as allowed": {"enum": ["x" * MOST_BYTES]},
+    "half a character": '{"const": "\\ud83d"}',
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_schema_that_cannot_be_kept_is_refused_in_one_sentence(
+    forms: Forms, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "socket", None)  # nothing is fetched
+    with pytest.raises(InvalidRequestError) as caught:
+        forms.compiled(made(schema=REFUSED[name]))
+    assert caught.value.param == "schema"
+    assert len(caught.value.message) < 400
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {"enum": [str(number) for number in range(20_000)]},
+        {"properties": {f"p{i}": {} for i in range(3000)}, "required": [f"p{i}" for i in range(3000)]},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
+        {"type": "string", "pattern": "^(a+)+$"},
+        json.loads('{"type": "array", "items": ' * 60 + "{}" + "}" * 60),
+    ],
+    ids=["any", "many names", "many properties", "long", "bomb", "deep"],
+)
+def test_a_large_schema_is_compiled(forms: Forms, schema: Any) -> None:
+    assert forms.compiled(made(schema=schema)).cursor().mask.any()
+
+
+def test_a_lenient_schema_leaves_keywords_out_and_says_which(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    form = made(schema={"type": "string", "not": {"const": "a"}}, lenient=True)
+    assert any("not" in warning for warning in forms.compiled(form).warnings)
+    assert forms.compiled(made(schema=PERSON)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"regex": "(("}, "regex"),
+        ({"regex": ""}, "regex"),
+        ({"regex": 3}, "regex"),
+        ({"grammar": "root := x"}, "grammar"),
+        ({"grammar": "start: nothing"}, "grammar"),
+        ({"grammar": "x\0"}, "grammar"),
+        ({"choice": []}, "choice"),
+        ({"choice": "yes"}, "choice"),
+        ({"choice": ["yes", ""]}, "choice"),
+        ({"choice": ["\ud800"]}, "choice"),
+        ({"regex": "a", "choice": ["a"]}, "choice"),
+        ({"regex": "a", "spacing": "wide"}, "spacing"),
+        ({"schema": {"const": {1}}}, "schema"),
+    ],
+)
+def test_other_forms_that_cannot_be_kept_are_refused(forms: Forms, given: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        forms.compiled(made(**given))
+    assert caught.value.param == param
+
+
+def test_a_request_without_a_form_has_none() -> None:
+    assert form_of() is None
+
+
+def test_the_latest_forms_are_kept_and_compiled_once(
+    tokenizer: GgufTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = Forms(tokenizer, tokenizer.vocabulary_size)
+    first = forms.compiled(made(regex="a"))
+    assert forms.compiled(made(regex="a")) is first
+    for number in range(module._MOST_KEPT):
+        forms.compiled(made(regex=f"b{number}"))
+    assert forms.compiled(made(regex="a")) is not first
+
+
+def test_without_llguidance_the_error_says_how_to_install_it(
+    tokenizer: GgufTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        Forms(tokenizer, tokenizer.vocabulary_size).prepare()
+    assert re.search(r"edgespec\[grammar\]", caught.value.hint or "")
