@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edgespec.errors import (
         CancelledError as CancelledError,
         ClosedError as ClosedError,
+        ConstraintError as ConstraintError,
         ContextFullError as ContextFullError,
         DiskSpaceError as DiskSpaceError,
         DownloadError as DownloadError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         MemoryLimitError as MemoryLimitError,
         ModelFileError as ModelFileError,
         ModelNotFoundError as ModelNotFoundError,
+        NoneAllowedError as NoneAllowedError,
         NonFiniteLogitsError as NonFiniteLogitsError,
         ProfileError as ProfileError,
         PromptTooLongError as PromptTooLongError,

@@ -27,7 +27,7 @@ class Cursor(Protocol):
 
     @property
     def forced(self) -> Sequence[int]:
-        """The tokens that the form's text goes on with, if only one text can follow. They are likely, not certain."""
+        """The tokens of the only text that can follow here, as far as there is one. They are likely, not certain."""
 
 
 class Constraint(Protocol):
@@ -50,7 +50,7 @@ class Bound:
         return self._of_target
 
     def drafts(self, context: Sequence[int]) -> Cursor | None:
-        """The drafters' cursor behind ``context``, as drafting may run beside the target; None within the prompt.
+        """The drafters' cursor behind ``context``, which may differ from the target's; None within the prompt.
 
         Raises ConstraintError.
         """

@@ -225,7 +225,7 @@ def are_allowed(mask: UintArray, tokens: IdArray) -> NDArray[np.bool_]:
 
 def none_allowed() -> NoneAllowedError:
     """The error for a row without an allowed token."""
-    return NoneAllowedError("the answer can neither go on nor end: no scored token is allowed here")
+    return NoneAllowedError("the form of the answer allows none of the scored tokens")
 
 
 def add_bias(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -> tuple[IdArray, LogitsArray]:

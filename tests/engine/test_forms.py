@@ -94,10 +94,10 @@ def engine(tiny: TinyModels) -> Iterator[Engine]:
         yield engine
 
 
-def test_an_answer_that_cannot_keep_its_form_ends_with_an_error_and_the_session_goes_on(engine: Engine) -> None:
+def test_an_answer_that_cannot_keep_its_form_ends_with_an_error_and_the_session_is_usable(engine: Engine) -> None:
     with engine.session() as session:
         (token,) = {ids[0] for ids in [engine.tokenizer.encode("Z")[-1:]]}
-        with pytest.raises(ConstraintError, match="can neither go on nor end"):
+        with pytest.raises(ConstraintError, match="allows none of the scored tokens"):
             answer(session.generate("hello", regex="Z", sampling=Sampling(logit_bias={token: -100})))
         assert answer(session.generate("hello", choice=["a"], max_tokens=9)).text == "a"
         assert len(answer(session.generate("hello", max_tokens=9)).token_ids) == 9, "a form is that of one answer"

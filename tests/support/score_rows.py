@@ -123,7 +123,7 @@ def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: i
 
 
 def masked(draw: np.random.Generator, tokens: int) -> NDArray[np.uint32]:
-    """A mask that allows none, one, few or most of so many ``tokens``, and may be too short or too long for them."""
+    """A mask for a number of ``tokens`` that allows none, one, few or most, and may be too short or too long."""
     words = max(0, (tokens + 31) // 32 + int(draw.integers(-1, 2)))
     share = (0.0, 0.01, 0.1, 0.5, 0.95, 1.0)[int(draw.integers(6))]
     bits = draw.random(32 * words) < share

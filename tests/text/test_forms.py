@@ -142,7 +142,7 @@ def test_a_cursor_that_went_back_is_one_that_was_never_there(forms: Forms, token
             here = [] if following in tokenizer.stop_ids else [*here, following]
 
 
-def test_a_token_that_is_not_allowed_raises_and_the_cursor_goes_on(forms: Forms, tokenizer: GgufTokenizer) -> None:
+def test_a_token_that_is_not_allowed_raises_and_the_cursor_is_usable(forms: Forms, tokenizer: GgufTokenizer) -> None:
     own, ids = cursor(forms, schema=PERSON), cut(tokenizer, '{"name": "Jo"')
     with pytest.raises(ConstraintError, match="is not allowed"):
         own.at([*ids, ids[0]])
