@@ -482,6 +482,12 @@ STEPS: tuple[Step, ...] = (
         fresh_home=True,
     ),
     Step(
+        "held-plans",
+        "After a calibration beside busy programs answers are as fast as in a home that was never calibrated.",
+        (("benchmarks/held_plans.py", "{unseen}"),),
+        limits(("identical", "==", True), ("calibrated/modes/*", "==", "serial"), ("ratio", ">=", 0.97)),
+    ),
+    Step(
         "calibrate",
         "`calibrate --quick` takes at most a minute.",
         (("edgespec", "calibrate", "--quick", "--profile", "laptop"),),
