@@ -12,7 +12,6 @@ import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from edgespec.errors import InvalidRequestError
 from edgespec.server.errors import ApiError
@@ -23,6 +22,11 @@ _SHORTEST_KEY = 8
 
 # RFC 6761: every name under localhost is this machine.
 _LOCALHOST = re.compile(r"([a-z0-9_-]+\.)*localhost")
+# An origin of an extension or of a program that shows pages has a scheme of that program, and a name without dots.
+_ORIGIN = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?/?"
+)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 # The value of a Host header: an IPv6 address in brackets or a name, and a port.
 _HOST_AND_PORT = re.compile(r"(\[[^\[\]]+\]|[^\[\]:@]+)(:[0-9]*)?")
 
@@ -40,15 +44,47 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def read_origin(text: str) -> str | None:
+    """An origin as browsers write it: in small letters and ASCII, without the usual port. None for other texts.
+
+    A slash at the end may be there, as in an address bar.
+    """
+    try:
+        found = _ORIGIN.fullmatch(text.strip().lower() if text.isascii() else _in_ascii(text.strip().lower()))
+    except UnicodeError:
+        return None
+    if found is None:
+        return None
+    scheme, host, port = found["scheme"], found["host"], int(found["port"] or 0)
+    if host.startswith("["):
+        try:
+            host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+        except ValueError:
+            return None
+    if found["port"] and not 0 < port < 65536:
+        return None
+    return f"{scheme}://{host}" + (f":{port}" if port and port != _DEFAULT_PORTS.get(scheme) else "")
+
+
+def _in_ascii(text: str) -> str:
+    """The origin with the name of its host as it is looked up: ``xn--...``. Raises UnicodeError."""
+    scheme, slashes, rest = text.partition("://")
+    host, colon, port = rest.partition(":")
+    return f"{scheme}{slashes}{host.rstrip('/').encode('idna').decode()}{colon}{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The keys that are accepted (none: no key is needed), and the origins whose pages may ask, in small letters."""
+    """The keys that are accepted (none: no key is needed), and the origins whose pages may ask.
+
+    Origins are kept as browsers write them; what is none is kept unchanged, for ``check_host``.
+    """
 
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "origins", tuple(map(str.lower, self.origins)))  # as browsers write them
+        object.__setattr__(self, "origins", tuple(read_origin(each) or each for each in self.origins))
 
     def check_host(self, host: str) -> None:
         """Raise InvalidRequestError if a server on ``host`` would be open to other machines without a key."""
@@ -64,10 +100,10 @@ class Access:
                 hint="set EDGESPEC_API_KEY, or leave out --host",
             )
         for origin in self.origins:
-            parts = urlsplit(origin)
-            if not parts.scheme or not parts.netloc or parts.path or origin == "*":
+            if read_origin(origin) is None:
                 raise InvalidRequestError(
-                    f"{origin} is not an origin", hint="an origin is a scheme and a host: http://localhost:3000"
+                    f"{origin!r:.80} is not an origin",
+                    hint="an origin is a scheme and a host, with a port if it has one: http://localhost:3000",
                 )
 
     def owner(self, headers: Mapping[str, str]) -> str:
@@ -100,10 +136,10 @@ class Access:
         if not origins:
             return None
         origin = origins[0]
-        if origin.lower() in self.origins:
+        read = read_origin(origin)
+        # Pages that this server sent may ask, too.
+        if read is not None and read in (*self.origins, *(read_origin(f"{own}://{host}") for own in _DEFAULT_PORTS)):
             return origin
-        if origin.lower() in (f"http://{host}", f"https://{host}"):
-            return origin  # a page that this server sent
         message = f"pages of {origin[:64]!r} may not use this server; start it with --allow-origin to let them"
         raise ApiError(message, status=403, code="origin_not_allowed")
 

@@ -45,7 +45,56 @@ def test_a_key_that_a_header_cannot_hold_is_refused(key: str) -> None:
         Access(keys=(key,)).check_host("127.0.0.1")
 
 
-@pytest.mark.parametrize("origin", ["*", "localhost:3000", "http://", "http://a/b", ""])
+@pytest.mark.parametrize(
+    ("named", "origin"),
+    [
+        ("HTTP://LOCALHOST:3000", "http://localhost:3000"),
+        ("http://localhost:3000/", "http://localhost:3000"),
+        ("http://localhost:80", "http://localhost"),
+        ("https://page.example:443/", "https://page.example"),
+        ("https://page.example:80", "https://page.example:80"),
+        (" http://localhost:03000 ", "http://localhost:3000"),
+        ("http://[0:0::1]:8080", "http://[::1]:8080"),
+        ("https://Bücher.example", "https://xn--bcher-kva.example"),
+        ("https://bücher.example:8443/", "https://xn--bcher-kva.example:8443"),
+        ("chrome-extension://AbC", "chrome-extension://abc"),
+        ("app://obsidian.md", "app://obsidian.md"),
+    ],
+)
+def test_an_origin_is_kept_as_browsers_write_it(named: str, origin: str) -> None:
+    access = Access(origins=(named,))
+    access.check_host("127.0.0.1")
+    assert access.origins == (origin,)
+    assert access.check_browser([LOCAL], [origin]) == origin
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *[
+            "*",
+            "localhost:3000",
+            "http://",
+            "http://a/b",
+            "",
+            "null",
+            "http://a:0",
+            "http://a:65536",
+            "http://a:",
+            "//a",
+        ],
+        *[
+            "http://me:secret@a",
+            "http://a?b",
+            "http://a#b",
+            "http://a b",
+            "http://[::g]",
+            "http://[::1",
+            "http://a\nb",
+        ],
+        *["http://*.page.example", "http://" + "ü" * 80],
+    ],
+)
 def test_an_origin_that_is_none_is_refused(origin: str) -> None:
     with pytest.raises(InvalidRequestError, match="not an origin"):
         Access(origins=(origin,)).check_host("127.0.0.1")
