@@ -30,7 +30,7 @@ from edgespec.server.queue import RequestQueue
 from edgespec.server.replies import Head, fingerprint, whole
 from edgespec.server.schema import Reader as BodyParser, Request, read_chat, read_completion
 from edgespec.server.security import Access
-from edgespec.server.streaming import Collected, EventStream, Receive, Send, while_connected
+from edgespec.server.streaming import Collected, EventStream, Receive, Send, send_reply, while_connected
 from edgespec.text.request_budget import RequestBudget
 
 # The longest answers of thinking models on a slow machine take half an hour.
@@ -104,7 +104,7 @@ class Answering(Response):
             echo = (self._request.prompt or "") if self._request.echo else ""
             stream = EventStream(send, self._known_head, include_usage=self._request.include_usage, echo=echo)
         try:
-            await while_connected(receive, self._answer(scope, receive, send, stream))
+            await while_connected(receive, self._answer(scope, send, stream))
         except GoneError:
             await Left()(scope, receive, send)
         except Exception as error:
@@ -118,20 +118,20 @@ class Answering(Response):
         assert self._head is not None
         return self._head
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, stream: EventStream | None) -> None:
-        collected = Collected()
+    async def _answer(self, scope: Scope, send: Send, stream: EventStream | None) -> None:
+        collected, threads = Collected(), self._service.keeper.threads
         work = self._decode(collected if stream is None else stream)
         answers = await (work if stream is None else stream.kept_alive(work))
         scope["edgespec.answers"] = tuple(answers)
-        if self._service.content is not None:
-            self._service.content(self._request, answers)
+        if (content := self._service.content) is not None:
+            await threads.run(lambda: content(self._request, answers))
         if stream is not None:
             await stream.finish(answers)
             return
         parts = collected.parts
         if self._request.echo:
             parts = [replace(part, content=(self._request.prompt or "") + part.content) for part in parts]
-        await JSONResponse(whole(self._known_head(), parts, answers))(scope, receive, send)
+        await send_reply(send, whole(self._known_head(), parts, answers), threads)
 
     async def _decode(self, reader: Reader) -> list[Done]:
         service = self._service

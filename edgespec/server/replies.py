@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ def usage_chunk(head: Head, answers: Sequence[Done]) -> dict[str, Any]:
 
 
 def whole(head: Head, parts: Sequence[Part], answers: Sequence[Done]) -> dict[str, Any]:
-    """The reply to a request that is not streamed."""
+    """The reply to a request that is not streamed. Its lists of tokens are iterators (``json_pieces``)."""
     choices = []
     for index, (part, done) in enumerate(zip(parts, answers, strict=True)):
         if head.is_chat:
@@ -98,6 +98,37 @@ def whole(head: Head, parts: Sequence[Part], answers: Sequence[Done]) -> dict[st
     )
 
 
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _json(value: Any) -> bytes:
+    return _JSON.encode(value).encode("utf-8", "replace")
+
+
+def json_pieces(value: Any) -> Iterator[bytes]:
+    """JSON in pieces: the items of iterators are made and encoded one after another."""
+    if isinstance(value, dict):
+        named = ((_json(name) + b":", item) for name, item in value.items())
+        yield from _in_brackets(b"{", named, b"}")
+    elif isinstance(value, list):
+        yield from _in_brackets(b"[", ((b"", item) for item in value), b"]")
+    elif isinstance(value, Iterator):
+        yield b"["
+        for number, item in enumerate(value):
+            yield (b"," if number else b"") + _json(item)
+        yield b"]"
+    else:
+        yield _json(value)
+
+
+def _in_brackets(begin: bytes, items: Iterable[tuple[bytes, Any]], end: bytes) -> Iterator[bytes]:
+    yield begin
+    for number, (name, item) in enumerate(items):
+        yield (b"," if number else b"") + name
+        yield from json_pieces(item)
+    yield end
+
+
 def finish_reason(done: Done) -> str:
     """OpenAI's reason for the end of an answer."""
     return "tool_calls" if done.tool_calls and done.finish_reason == "stop" else done.finish_reason
@@ -119,10 +150,10 @@ def _text(index: int, part: Part, reason: str | None) -> dict[str, Any]:
 def _chat_logprobs(part: Part) -> dict[str, Any] | None:
     if not part.tokens:
         return None
-    content = [
+    content = (
         {**_scored(each.data, each.logprob), "top_logprobs": [_scored(*other) for other in each.top]}
         for each in part.tokens
-    ]
+    )
     return {"content": content, "refusal": None}
 
 
@@ -135,10 +166,10 @@ def _text_logprobs(part: Part) -> dict[str, Any] | None:
     if not part.tokens:
         return None
     return {
-        "tokens": [_name(each.data) for each in part.tokens],
-        "token_logprobs": [_number(each.logprob) for each in part.tokens],
-        "top_logprobs": [{_name(token): _number(logprob) for token, logprob in each.top} for each in part.tokens],
-        "text_offset": [each.offset for each in part.tokens],
+        "tokens": (_name(each.data) for each in part.tokens),
+        "token_logprobs": (_number(each.logprob) for each in part.tokens),
+        "top_logprobs": ({_name(token): _number(logprob) for token, logprob in each.top} for each in part.tokens),
+        "text_offset": (each.offset for each in part.tokens),
     }
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from typing import Any, NoReturn, TypeVar
 
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part, joined
 from edgespec.server.errors import ApiError, GoneError
-from edgespec.server.replies import Head, first_chunk, last_chunk, part_chunk, usage_chunk
+from edgespec.server.replies import (
+    Head,
+    first_chunk,
+    json_pieces,
+    last_chunk,
+    part_chunk,
+    usage_chunk,
+)
+from edgespec.server.threads import Threads
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -18,6 +26,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Proxies and clients give up on a silent connection after 15 s or more.
 KEEP_ALIVE_S = 5.0
+
+# Of a reply: made in a few milliseconds, in which no other answer is sent if there is no second part.
+PART_BYTES = 65_536
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -66,6 +77,32 @@ class Collected:
 
     async def end(self, index: int, done: Done) -> None:
         self.parts.append(joined(self._own))
+
+
+async def send_reply(send: Send, reply: dict[str, Any], threads: Threads) -> None:
+    """Send a whole reply. A large one is made on the threads, a part at a time, and sent as it is made."""
+    parts = _parts_of(json_pieces(reply))
+    part = next(parts)
+    alone = len(part) < PART_BYTES
+    length = [(b"content-length", str(len(part)).encode())] if alone else []
+    headers = [(b"content-type", b"application/json"), *length]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    while not alone and part:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        part = await threads.run(lambda: next(parts, b""))
+    await send({"type": "http.response.body", "body": part, "more_body": False})
+
+
+def _parts_of(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces joined to parts of ``PART_BYTES`` or a little more, but for the last."""
+    part = bytearray()
+    for piece in pieces:
+        part += piece
+        if len(part) >= PART_BYTES:
+            yield bytes(part)
+            part.clear()
+    if part:
+        yield bytes(part)
 
 
 class EventStream:
@@ -127,7 +164,7 @@ class EventStream:
     async def _event(self, chunk: dict[str, Any]) -> None:
         if self._include_usage:
             chunk.setdefault("usage", None)
-        await self._write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await self._write(b"data: " + json.dumps(chunk, default=list).encode() + b"\n\n")
 
     async def _write(self, data: bytes) -> None:
         async with self._writing:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import json
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given, strategies as st
+from starlette.responses import JSONResponse
 
 from edgespec.cli.serve import log_line
 from edgespec.decoding.round_base import DecodeStats
@@ -19,12 +24,14 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.server.answers import Part, TokenScores, joined, sampling_for, without_words
+from edgespec.server.answers import Part, ScoredToken, TokenScores, joined, sampling_for, without_words
 from edgespec.server.app import RequestLine
 from edgespec.server.errors import ApiError, api_error
 from edgespec.server.metrics import Metrics
-from edgespec.server.replies import Head, fingerprint, timings, usage, whole
+from edgespec.server.replies import Head, fingerprint, json_pieces, timings, usage, whole
 from edgespec.server.schema import Request
+from edgespec.server.streaming import PART_BYTES, send_reply
+from edgespec.server.threads import Threads
 from tests.support.tiny_models import TinyModels
 
 HEAD = Head(id="x", created=1, model="tiny", fingerprint="f", is_chat=True)
@@ -119,11 +126,71 @@ def test_tokens_that_are_parts_of_a_character_have_names_and_places(engine: Engi
     parts = [
         Part(tokens=(scores._scored(data, -1.0, ((data, -1.0),)),)) for data in (b"a", b"\xf0\x9f", b"\x98\x83", b"b")
     ]
-    (choice,) = whole(replace(HEAD, is_chat=False), [joined(parts)], [done_of(engine)])["choices"]
+    reply = b"".join(json_pieces(whole(replace(HEAD, is_chat=False), [joined(parts)], [done_of(engine)])))
+    (choice,) = json.loads(reply)["choices"]
     logprobs = choice["logprobs"]
     assert logprobs["tokens"] == ["a", "bytes:\\xf0\\x9f", "bytes:\\x98\\x83", "b"]
     assert logprobs["text_offset"] == [0, 1, 1, 2]
     assert [list(each) for each in logprobs["top_logprobs"]] == [[name] for name in logprobs["tokens"]]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(-9.0, 9.0) | st.text(max_size=5),
+        lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=5), own, max_size=3),
+        max_leaves=8,
+    )
+)
+def test_json_in_pieces_is_that_of_the_whole_value(value: object) -> None:
+    expected = JSONResponse(value).body
+    assert b"".join(json_pieces(value)) == expected
+    if isinstance(value, list):
+        assert b"".join(json_pieces(iter(value))) == expected
+    assert json.loads(b"".join(json_pieces({"a": iter([value])}))) == {"a": [value]}
+    assert b"".join(json_pieces("\ud83d")) == b'"?"', "half of an emoji"
+
+
+class _Counted:
+    """Threads that run what they get here, and count it."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        self.runs += 1
+        return work()
+
+
+def _sent(reply: dict[str, Any]) -> tuple[list[MutableMapping[str, Any]], int]:
+    """What is sent of a reply, and how often the threads were used."""
+    sent, threads = list[MutableMapping[str, Any]](), _Counted()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(send_reply(send, reply, cast("Threads", threads)))
+    return sent, threads.runs
+
+
+def test_a_small_reply_is_one_part_with_a_length() -> None:
+    (start, body), runs = _sent({"a": iter([1, 2])})
+    assert body == {"type": "http.response.body", "body": b'{"a":[1,2]}', "more_body": False}
+    assert dict(start["headers"])[b"content-length"] == b"11"
+    assert runs == 0
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_large_reply_is_made_and_sent_in_parts(engine: Engine, is_chat: bool) -> None:
+    top = tuple((b" token%d" % number, -1.23456789 * number) for number in range(20))
+    tokens = tuple(ScoredToken(b" token", number, -0.1, top) for number in range(1000))
+    reply = whole(replace(HEAD, is_chat=is_chat), [Part("x", "", tokens)], [done_of(engine)])
+    (start, *parts), runs = _sent(reply)
+    assert b"content-length" not in dict(start["headers"])
+    assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
+    assert max(len(part["body"]) for part in parts) < PART_BYTES + 4000
+    assert runs == len(parts) - 1 > 5
+    (choice,) = json.loads(b"".join(part["body"] for part in parts))["choices"]
+    assert len(choice["logprobs"]["content" if is_chat else "tokens"]) == 1000
 
 
 def test_a_fingerprint_depends_on_the_model(engine: Engine, tiny: TinyModels) -> None:
