@@ -340,6 +340,9 @@ def test_the_chat_template_file_takes_precedence(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     assert changed(tmp_path, chat_template=named).special.chat_template == "plain"
     assert changed(tmp_path, chat_template=named[:1]).special.chat_template is None
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor"}', encoding="utf-8")
+    assert changed(tmp_path).special.chat_template == "of the processor"
+    assert changed(tmp_path, chat_template="old").special.chat_template == "old"
     (tmp_path / "chat_template.jinja").write_text("{{ 'neu' }}é", encoding="utf-8")
     assert changed(tmp_path, chat_template="old").special.chat_template == "{{ 'neu' }}é"
 

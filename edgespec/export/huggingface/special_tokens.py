@@ -1,4 +1,4 @@
-"""Reads special tokens, when to add them, and the chat template from six files that may contradict each other."""
+"""Reads special tokens, when to add them, and the chat template from seven files that may contradict each other."""
 
 from __future__ import annotations
 
@@ -129,7 +129,10 @@ def _special(value: Any) -> str | None:
 
 
 def _chat_template(folder: Path, config: Fields) -> str | None:
-    """The chat template: in its own file since 2024, before in a string or in several named strings."""
+    """The chat template: in a file of Jinja since 2024, before in a string or in several named strings.
+
+    The string is the tokenizer's, or in a file of JSON that models with a processor for images have.
+    """
     path = folder / "chat_template.jinja"
     if path.exists():
         raw = read_regular_file(path, _MOST_TEMPLATE_BYTES)
@@ -137,12 +140,16 @@ def _chat_template(folder: Path, config: Fields) -> str | None:
             return raw.decode("utf-8") or None
         except UnicodeDecodeError as error:
             raise ModelFileError(path, "it is not valid UTF-8", offset=error.start, hint=DOWNLOAD_AGAIN) from None
-    if isinstance(config.raw("chat_template"), list):
-        for value in config.items("chat_template") or []:
+    return _stated(config) or _stated(_optional(folder / "chat_template.json"))
+
+
+def _stated(fields: Fields) -> str | None:
+    if isinstance(fields.raw("chat_template"), list):
+        for value in fields.items("chat_template") or []:
             if isinstance(value, dict) and value.get("name") == "default":
-                return _checked(Fields(config.path, value, "chat_template."), "template")
+                return _checked(Fields(fields.path, value, "chat_template."), "template")
         return None
-    return _checked(config, "chat_template")
+    return _checked(fields, "chat_template")
 
 
 def _checked(fields: Fields, name: str) -> str | None:

@@ -16,7 +16,7 @@ _CONFIG = "config.json"
 # Weights only as safetensors, and no code: no other file of a repository is downloaded.
 _WANTED = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
-    r"|added_tokens\.json|chat_template\.jinja|model\.safetensors|model\.safetensors\.index\.json"
+    r"|added_tokens\.json|chat_template\.jinja|chat_template\.json|model\.safetensors|model\.safetensors\.index\.json"
     r"|model-\d{5}-of-\d{5}\.safetensors"
 )
 
