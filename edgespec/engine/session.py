@@ -44,6 +44,7 @@ from edgespec.text.conversation.conversation import Conversation, Turn
 from edgespec.text.conversation.ends import Ends, ends_of
 from edgespec.text.conversation.messages import check_conversation, check_system
 from edgespec.text.conversation.tools import check_tools, choose_tools
+from edgespec.text.conversation.variables import check_variables
 from edgespec.text.grammar.after_thinking import AfterThinking
 from edgespec.text.grammar.compiled import CompiledForm
 from edgespec.text.grammar.form import form_of
@@ -214,6 +215,7 @@ class Session:
         logprobs: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
         budget: RequestBudget | None = None,
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
@@ -242,7 +244,8 @@ class Session:
 
         ``tools`` are functions as in OpenAI's API, which the template shows to the model. Calls in the answer are
         ToolCall events, and their text is in no Text event. ``tool_choice`` is ``auto``, the default, or ``none``;
-        forcing a call is refused.
+        forcing a call is refused. ``template_variables`` are variables of the model's own template by name, such as
+        ``{"enable_thinking": False}``; ``documents`` are refused unless the template reads them.
 
         ``budget`` bounds the work before the first token, as a server does it for requests from anywhere.
 
@@ -258,6 +261,7 @@ class Session:
         if messages is not None:
             prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
         usable = choose_tools(check_tools(tools, raw=raw), tool_choice)
+        variables = check_variables(template_variables, raw=raw)
         free = raw or messages is not None  # the prompt may be empty: in a list of messages the template adds text
         prompt = check_request(
             prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=free, logprobs=logprobs
@@ -277,8 +281,9 @@ class Session:
         self._pair.begin_answer()
         length = self._target.context_length
         own: dict[str, Any] = {"raw": raw, "earlier": earlier, "after": after, "tools": usable, "keep_all": keep_all}
+        own |= {"variables": variables, "budget": budget}
         try:
-            turn = self._conversation.turn(prompt, max_tokens, length, **own, budget=budget)
+            turn = self._conversation.turn(prompt, max_tokens, length, **own)
         except CancelledError:
             turn = Turn(message=None, text="", tokens=[])
         self._reopen_if_broken()

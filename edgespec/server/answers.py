@@ -170,7 +170,7 @@ class _Held:
                     await loaded.given_back.wait()
 
     def _take(self) -> None:
-        self._kept = self._loaded.pool.take(self._owner, text_of(self._request), think=self._request.think)
+        self._kept = self._loaded.pool.take(self._owner, text_of(self._request))
 
     async def begin(self, sampling: Sampling) -> tuple[Generation, TokenScores]:
         """Begin an answer."""
@@ -291,5 +291,5 @@ def _generation(request: Request, kept: Kept, sampling: Sampling, budget: Reques
     }
     if request.prompt is not None:
         return kept.session.generate(request.prompt, raw=True, **settings)
-    settings |= {"tools": request.tools, "tool_choice": request.tool_choice}
+    settings |= {name: getattr(request, name) for name in ("tools", "tool_choice", "template_variables")}
     return kept.session.generate(messages=request.messages, keep_all=True, **settings)

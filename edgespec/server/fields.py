@@ -16,17 +16,22 @@ from typing import Any, TypeAlias
 
 from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import BIASES, MOST_BIASED, RANGES
+from edgespec.errors import InvalidRequestError
 from edgespec.files.checked import Range
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import ApiError, sentence
 from edgespec.server.json_schema import Schema, fits, wanted
 from edgespec.server.messages import MESSAGES, read_messages
 from edgespec.server.strict_json import check_texts
+from edgespec.text.conversation.thinking import SWITCH
 from edgespec.text.conversation.tools import MOST_TOOLS
+from edgespec.text.conversation.variables import DOCUMENTS, check_variables
 
 # OpenAI allows 4; editors' lists for some programming languages have 19.
 MOST_STOPS = 32
 # Answers to one request. They are decoded one after another.
 MOST_CHOICES = 16
+# A context of 128 000 tokens has room for short ones.
+MOST_DOCUMENTS = 1000
 # The share of the likeliest token is larger in any vocabulary.
 _LEAST_TOP_P = 1e-9
 # A smaller divisor makes scores infinite.
@@ -61,7 +66,8 @@ class Field:
 
     ``schema`` is what it may be; values outside an ``enum`` ask for what is not supported. ``own`` is what a value
     means here, None if nothing. ``sets`` names what it becomes, by default the field's own name: a field of Request,
-    or behind ``sampling.`` one of Sampling. Of several fields that set the same, the first of the table counts.
+    or behind ``sampling.`` one of Sampling. Of several fields that set the same, the first of the table counts, of
+    template variables for each name.
     Absent and null mean the default of what is set. ``shown`` is another schema for the OpenAPI document, or False if
     that leaves the field out. With ``texts`` the field's texts reach the model.
     """
@@ -141,6 +147,10 @@ _BIASES: Schema = {
 _REPEAT = _number(replace(RANGES["repeat_penalty"], least=_LEAST_REPEAT_PENALTY, above=False))
 _TEXT_FORM: Schema = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
 _EMPTY: Schema = {"enum": [False, 0, "", [], {}]}
+_VARIABLES: Schema = {"type": ["object", "null"]}
+_EFFORT: Schema = {"anyOf": [_FLAG, _TEXT]}
+_DOCUMENTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_DOCUMENTS}
+_HOW_LONG = 'how long the model may think first, where its template reads that; "none" and false mean not at all'
 # Values at which a field of a refused kind changes nothing.
 _NO: Schema = {"enum": [False]}
 _YES: Schema = {"enum": [True]}
@@ -165,6 +175,17 @@ def _stops(given: str | list[str]) -> tuple[str, ...]:
 def _biases(given: Mapping[str, float]) -> dict[int, float] | None:
     """False bans a token, as in llama.cpp."""
     return {int(token): BIASES.least if bias is False else bias for token, bias in given.items()} or None
+
+
+def _effort(given: str) -> dict[str, Any]:
+    return {"reasoning_effort": given, **({SWITCH: False} if given == "none" else {})}
+
+
+def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return check_variables(given)
+    except InvalidRequestError as error:
+        raise ApiError(sentence(error), param="chat_template_kwargs") from None
 
 
 def _tokens(given: list[float]) -> tuple[int, ...]:
@@ -203,10 +224,8 @@ def _length(name: str, apis: tuple[str, ...] = CHAT + COMPLETION) -> Field:
     return Field(name, schema, meaning, apis, int, "max_tokens", shown)
 
 
-def _thinking(name: str, schema: Schema, own: _Own = _same) -> Field:
-    return Field(
-        name, schema, "whether the model may think first, where its template has a switch", CHAT, own, "think", False
-    )
+def _variable(name: str, schema: Schema, meaning: str, own: _Own) -> Field:
+    return Field(name, schema, meaning, CHAT, own, "template_variables", texts=True)
 
 
 def _drawing(name: str, schema: Schema, own: _Own = _same, others: str = "") -> list[Field]:
@@ -239,11 +258,22 @@ _OBEYED = (
     _length("max_tokens"),
     _length("max_completion_tokens", COMPLETION),
     _length("n_predict"),
-    _thinking(
-        "reasoning_effort", {"anyOf": [{"const": "none"}, {}]}, lambda given: False if given == "none" else None
+    _variable(
+        "chat_template_kwargs",
+        _VARIABLES,
+        "variables of the model's template, as in [Messages](serve.md#messages)",
+        _variables,
     ),
-    _thinking("think", {"anyOf": [{"const": False}, {}]}, lambda given: False if given is False else None),
-    _thinking("chat_template_kwargs.enable_thinking", _FLAG),
+    _variable("reasoning_effort", _TEXT, _HOW_LONG, _effort),
+    _variable(
+        "think", _EFFORT, _HOW_LONG, lambda given: _effort(given) if isinstance(given, str) else {SWITCH: given}
+    ),
+    _variable(
+        "documents",
+        _DOCUMENTS,
+        "texts to answer from, where the template reads them",
+        lambda given: {DOCUMENTS: given},
+    ),
     Field("logprobs", _FLAG, "log-probabilities of the answer's tokens", CHAT),
     Field("top_logprobs", _TOP, "how many of the likeliest tokens come with each", CHAT, int),
     Field(
@@ -403,7 +433,10 @@ def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
     for field in fields_for(api):
         if (value := field.read(body)) is not None:
             group, _, name = (field.sets or field.name).rpartition(".")
-            (sampling if group == "sampling" else found).setdefault(name, value)
+            into = sampling if group == "sampling" else found
+            before = into.setdefault(name, value)
+            if name == "template_variables":
+                into[name] = {**value, **before}
     return {**found, "sampling": sampling}
 
 

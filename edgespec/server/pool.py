@@ -35,7 +35,6 @@ class Kept:
 
     session: Session
     owner: str
-    think: bool
     text: str = ""
 
 
@@ -43,8 +42,10 @@ def text_of(request: Request, answer: str | None = None) -> str:
     """A request as one text that is a prefix of any continuation's text."""
     if request.prompt is not None:
         return f"raw\0{request.prompt}{answer or ''}"
-    tools = json.dumps(request.tools) if request.tools else ""
-    return f"{tools}\0{text_of_messages(request.messages)}" + ("" if answer is None else f"assistant\0{answer}\0")
+    shown = [each for each in (request.tools, request.template_variables) if each]
+    return f"{json.dumps(shown) if shown else ''}\0{text_of_messages(request.messages)}" + (
+        "" if answer is None else f"assistant\0{answer}\0"
+    )
 
 
 def text_of_messages(messages: Sequence[Message]) -> str:
@@ -93,14 +94,14 @@ class SessionPool:
         finally:
             self._users.remove(own)
 
-    def take(self, owner: str, text: str, *, think: bool) -> Kept:
+    def take(self, owner: str, text: str) -> Kept:
         """A session for a request with this text: a kept one that shares most of it, a copy, or a new one.
 
         Sessions that were not used for the longest time are closed if memory is short. Raises MemoryLimitError if all
         sessions are in use, and ClosedError.
         """
         with self._lock:
-            own = [each for each in self._kept if each.owner == owner and each.think == think]
+            own = [each for each in self._kept if each.owner == owner]
             shares = [(common_prefix(each.text, text), each) for each in own]
             worth = [(common, each) for common, each in shares if is_worth(common, len(each.text), len(text))]
             if worth:
@@ -116,7 +117,7 @@ class SessionPool:
             return copied
         while True:
             try:
-                return Kept(self._engine.session(think=think), owner, think)
+                return Kept(self._engine.session(), owner)
             except MemoryLimitError:
                 if not self._drop_oldest():
                     raise
@@ -134,7 +135,7 @@ class SessionPool:
                     self._kept.append(source)
             if closed:
                 source.session.close()
-        return None if copy is None else Kept(copy, source.owner, source.think)
+        return None if copy is None else Kept(copy, source.owner)
 
     def give(self, kept: Kept) -> None:
         """Keep a session for later requests. ``kept.text`` is what its caches hold."""

@@ -34,7 +34,7 @@ class Request:
     choices: int = 1
     stream: bool = False
     include_usage: bool = False
-    think: bool = True
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     tools: tuple[Any, ...] = ()
     tool_choice: Any = None

@@ -31,8 +31,8 @@ def pool(engine: Engine) -> Iterator[SessionPool]:
     pool.close()
 
 
-def kept(pool: SessionPool, owner: str, text: str, *, think: bool = True) -> Kept:
-    found = pool.take(owner, text, think=think)
+def kept(pool: SessionPool, owner: str, text: str) -> Kept:
+    found = pool.take(owner, text)
     give(pool, found, text)
     return found
 
@@ -64,7 +64,7 @@ def test_a_longer_version_of_a_conversation_gets_its_session(pool: SessionPool) 
     first = kept(pool, "a", "hello, this is long")
     other = kept(pool, "a", "something else entirely")
     assert first is not other
-    assert pool.take("a", "hello, this is long and longer", think=True) is first
+    assert pool.take("a", "hello, this is long and longer") is first
     assert len(pool) == 1
     first.session.close()
 
@@ -73,18 +73,17 @@ SYSTEM = "You are a careful librarian who answers in one short sentence. " * 4
 
 
 def test_a_request_that_shares_only_a_beginning_gets_a_copy(pool: SessionPool) -> None:
-    first = pool.take("a", SYSTEM, think=True)
+    first = pool.take("a", SYSTEM)
     answer(first.session.generate(SYSTEM, max_tokens=2))
     give(pool, first, SYSTEM + "x" * 2 * len(SYSTEM))
-    second = pool.take("a", SYSTEM + "another question", think=True)
+    second = pool.take("a", SYSTEM + "another question")
     assert second.session is not first.session
     assert len(pool) == 1, "the first one stays kept"
     done = answer(second.session.generate(messages=first.session.messages[:1], max_tokens=2))
     assert done.stats.cached_tokens > 0
-    for owner, think in (("b", True), ("a", False)):
-        other = pool.take(owner, SYSTEM + "a third one", think=think)
-        assert answer(other.session.generate(SYSTEM, max_tokens=2)).stats.cached_tokens == 0
-        other.session.close()
+    other = pool.take("b", SYSTEM + "a third one")
+    assert answer(other.session.generate(SYSTEM, max_tokens=2)).stats.cached_tokens == 0
+    other.session.close()
     give(pool, second, SYSTEM)
 
 
@@ -95,11 +94,11 @@ def test_short_beginnings_are_not_copied_nor_caches_that_cannot_be(
     monkeypatch.setattr(Session, "branch", lambda own: copies.append(own))
     short = SYSTEM[: LEAST_COPIED - 1]
     kept(pool, "a", short + "x" * 500)
-    pool.take("a", short + "y" * 500, think=True).session.close()
+    pool.take("a", short + "y" * 500).session.close()
     kept(pool, "a", SYSTEM + "x" * 500)
     cannot = SimpleNamespace(facts=replace(pool._engine.target_model.facts, can_fork=False))
     monkeypatch.setattr(Engine, "target_model", cannot)
-    pool.take("a", SYSTEM + "y" * 500, think=True).session.close()
+    pool.take("a", SYSTEM + "y" * 500).session.close()
     assert not copies
 
 
@@ -111,19 +110,18 @@ def test_a_new_session_serves_where_there_is_no_memory_for_a_copy(
 
     first = kept(pool, "a", SYSTEM + "x" * 2 * len(SYSTEM))
     monkeypatch.setattr(Session, "branch", branch)
-    second = pool.take("a", SYSTEM + "y", think=True)
+    second = pool.take("a", SYSTEM + "y")
     assert second.session is not first.session
     assert len(pool) == 1
     second.session.close()
 
 
-def test_no_session_goes_to_another_owner_or_another_way_to_think(pool: SessionPool) -> None:
+def test_no_session_goes_to_another_owner(pool: SessionPool) -> None:
     first = kept(pool, "a", "hello")
-    for owner, think in (("b", True), ("a", False)):
-        found = pool.take(owner, "hello", think=think)
-        assert found is not first
-        assert found.session is not first.session
-        found.session.close()
+    found = pool.take("b", "hello")
+    assert found is not first
+    assert found.session is not first.session
+    found.session.close()
 
 
 def test_the_session_that_was_not_used_for_the_longest_time_is_closed(pool: SessionPool) -> None:
@@ -147,12 +145,12 @@ def test_kept_sessions_are_closed_if_memory_is_short(
         return real(**settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine, "session", session)
-    found = pool.take("b", "other", think=True)
+    found = pool.take("b", "other")
     assert first.session.closed
     found.session.close()
     monkeypatch.setattr(engine, "session", lambda **_: (_ for _ in ()).throw(_full()))
     with pytest.raises(MemoryLimitError):
-        pool.take("b", "other", think=True)
+        pool.take("b", "other")
 
 
 def _full() -> MemoryLimitError:
@@ -181,13 +179,13 @@ def test_a_copy_that_fails_keeps_its_source(pool: SessionPool, monkeypatch: pyte
     monkeypatch.setattr(Session, "branch", branch)
     monkeypatch.setattr("edgespec.server.pool.is_worth", lambda *_numbers: False)
     with pytest.raises(RuntimeError):
-        pool.take("a", SYSTEM + "another question", think=True)
+        pool.take("a", SYSTEM + "another question")
     assert len(pool) == 1
 
 
 def test_a_closed_pool_closes_what_is_given_back(engine: Engine) -> None:
     pool = SessionPool(engine)
-    first, second = kept(pool, "a", "x"), pool.take("b", "y", think=True)
+    first, second = kept(pool, "a", "x"), pool.take("b", "y")
     pool.close()
     assert first.session.closed
     give(pool, second, "y")
@@ -202,3 +200,5 @@ def test_texts_of_chats_and_completions_are_never_beginnings_of_one_another() ->
     assert text_of(chat, "yes").startswith(text_of(chat))
     assert text_of(Request(prompt="x"), "yes").startswith(text_of(Request(model=None, prompt="x")))
     assert common_prefix(text_of(chat), text_of(Request(prompt="user\0x"))) == 0
+    thoughtless = Request(messages=chat.messages, template_variables={"enable_thinking": False})
+    assert common_prefix(text_of(chat), text_of(thoughtless)) == 0, "other variables give another prompt"

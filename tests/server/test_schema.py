@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import MOST_BIASED
 from edgespec.server.errors import ApiError
-from edgespec.server.fields import FIELDS, MOST_CHOICES, MOST_STOPS
+from edgespec.server.fields import FIELDS, MOST_CHOICES, MOST_DOCUMENTS, MOST_STOPS
 from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import Request, read_chat, read_completion
 from edgespec.server.strict_json import MOST_NESTING, parse_body
@@ -51,8 +51,8 @@ def test_a_chat_without_fields_uses_the_defaults() -> None:
     assert read_chat({"messages": HI}) == Request(messages=({"role": "user", "content": "hi"},))
     found = Request()
     assert (found.choices, found.stream, found.include_usage, found.echo) == (1, False, False, False)
-    assert (found.think, found.seed, found.stop, found.max_tokens, found.prompt) == (True, None, (), None, None)
-    assert dict(found.sampling) == {}
+    assert (found.seed, found.stop, found.max_tokens, found.prompt) == (None, (), None, None)
+    assert (dict(found.sampling), dict(found.template_variables)) == ({}, {})
 
 
 def test_every_field_of_a_chat_is_read() -> None:
@@ -73,7 +73,7 @@ def test_every_field_of_a_chat_is_read() -> None:
         "n": 2,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "chat_template_kwargs": {"enable_thinking": False},
+        "chat_template_kwargs": {"enable_thinking": False, "date_string": "today"},
     }
     found = read_chat(body)
     assert found.sampling == {
@@ -86,8 +86,8 @@ def test_every_field_of_a_chat_is_read() -> None:
         "repeat_penalty": 1.1,
     }
     assert (found.seed, found.stop, found.max_tokens, found.choices) == (7, ("a", "b"), 6, 2)
-    assert (found.stream, found.include_usage, found.think, found.model) == (True, True, False, "tiny")
-    assert read_chat({"messages": HI, "reasoning_effort": "none"}).think is False
+    assert (found.stream, found.include_usage, found.model) == (True, True, "tiny")
+    assert found.template_variables == {"enable_thinking": False, "date_string": "today"}
     assert read_chat({"messages": HI, "stop": "x"}).stop == ("x",)
 
 
@@ -224,8 +224,6 @@ def test_fields_of_other_servers_mean_the_same_here() -> None:
     assert read_chat({"messages": HI, "n_predict": 5}).max_tokens == 5
     assert read_chat({"messages": HI, "n_predict": 5, "max_tokens": 6}).max_tokens == 6
     assert read_completion({"prompt": "x", "n_predict": -1}).max_tokens is None
-    assert read_chat({"messages": HI, "think": False}).think is False
-    assert read_chat({"messages": HI, "think": True}).think is True
     assert read_chat({"messages": HI, "top_k": 40.0}).sampling == {"top_k": 40}
     assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
     assert 0 < read_chat({"messages": HI, "top_p": 0}).sampling["top_p"] < 1e-6
@@ -263,6 +261,46 @@ def test_the_ends_of_an_answer_are_read() -> None:
     assert plain.parallel_tool_calls is True
     assert read_chat({"messages": HI, "parallel_tool_calls": False}).parallel_tool_calls is False
     assert read_chat({"messages": HI, "n_cmpl": 2}).choices == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({"chat_template_kwargs": {"a": [1, None, {"b": True}]}}, {"a": [1, None, {"b": True}]}),
+        ({"chat_template_kwargs": None, "think": None, "documents": None, "reasoning_effort": None}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"think": True}, {"enable_thinking": True}),
+        ({"think": False}, {"enable_thinking": False}),
+        ({"think": "high"}, {"reasoning_effort": "high"}),
+        ({"documents": [{"text": "x"}]}, {"documents": [{"text": "x"}]}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none", "think": "high"},
+            {"reasoning_effort": "none", "enable_thinking": True},
+        ),
+    ],
+)
+def test_fields_about_the_template_are_its_variables(fields: dict[str, Any], variables: dict[str, Any]) -> None:
+    assert read_chat({"messages": HI, **fields}).template_variables == variables
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", {"add_generation_prompt": False}),
+        ("chat_template_kwargs", {"chat_template": "x"}),
+        ("chat_template_kwargs", {"a": "x" * 2**20}),
+        ("chat_template_kwargs", {"a": "\0"}),
+        ("chat_template_kwargs", ["a"]),
+        ("reasoning_effort", 3),
+        ("think", 3),
+        ("documents", ["a text"]),
+        ("documents", [{}] * (MOST_DOCUMENTS + 1)),
+    ],
+)
+def test_variables_that_cannot_be_set_are_refused_by_the_fields_name(field: str, value: Any) -> None:
+    assert refused(read_chat, {"messages": HI, field: value}).param == field
 
 
 def test_a_completion_reads_its_prompt_and_refuses_several() -> None:

@@ -281,10 +281,10 @@ class ShortMemory(SessionPool):
 
     memory = 1
 
-    def take(self, owner: str, text: str, *, think: bool) -> Kept:
+    def take(self, owner: str, text: str) -> Kept:
         if self.in_use > self.memory:
             raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
-        return Kept(cast("Session", SimpleNamespace(close=lambda: None)), owner, think)
+        return Kept(cast("Session", SimpleNamespace(close=lambda: None)), owner)
 
     def give(self, kept: Kept) -> None:
         pass

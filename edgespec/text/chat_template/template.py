@@ -28,7 +28,8 @@ _REASON_CHARACTERS = 300
 _PYTHON_CHARACTERS = 256 * 1024
 # Some templates put a role into a control token's name. These roles count as the template's own words.
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token"})
+# The variables that rendering itself sets.
+RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token"})
 
 
 class ChatTemplate:
@@ -77,7 +78,7 @@ class ChatTemplate:
             raise InvalidRequestError("messages must be a list of mappings, each with a role and a content")
         variables = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **self._tokens}
         if extra is not None:
-            if taken := _RESERVED.intersection(extra):
+            if taken := RESERVED.intersection(extra):
                 raise InvalidRequestError(f"{sorted(taken)[0]!r} is set by render itself and cannot be in extra")
             variables.update(extra)
         sizes = list[int]()

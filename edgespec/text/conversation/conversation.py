@@ -21,6 +21,7 @@ from edgespec.text.conversation.prompt_format import Messages, encode, is_far_lo
 from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
 from edgespec.text.conversation.tool_use import ToolUse, control_tokens, tool_use
 from edgespec.text.conversation.tools import Message
+from edgespec.text.conversation.variables import DOCUMENTS
 from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -102,12 +103,17 @@ class PromptFormat:
             raise TemplateError(f"{self._name} has no chat template", hint=self._no_template_hint)
         if self._system is not None and not (messages and messages[0]["role"] == "system"):
             messages = [{"role": "system", "content": self._system}, *messages]
+        variables = variables or {}
+        if variables.get(DOCUMENTS) and not self._template.reads(DOCUMENTS):
+            raise InvalidRequestError(
+                f"{self._name} cannot be given documents: its chat template does not read them", param=DOCUMENTS
+            )
         called = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
         if called and "tool_calls" not in self._template.source:
             raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
         shaped = self._template.shaped([dict(message) for message in messages], tools=bool(tools))
         shown = {"tools": tools} if tools else {}
-        return self._template.render({**(variables or {}), **shown, "messages": shaped}, budget)
+        return self._template.render({**variables, **shown, "messages": shaped}, budget)
 
     def encode(self, prompt: str, budget: RequestBudget | None = None) -> list[int]:
         """Tokens of what ``read`` returned; a begin-of-sequence token is added unless the template wrote one."""

@@ -64,7 +64,7 @@ def _listed(tools: object) -> tuple[Message, ...]:
         raise InvalidRequestError(f"tools must be a list, not {type(tools).__name__}")
     if len(tools) > MOST_TOOLS:
         raise InvalidRequestError(f"there are {len(tools)} tools", hint=f"allowed: at most {MOST_TOOLS}")
-    own = [_tool(number, tool) for number, tool in enumerate(_copied(list(tools), "a tool"))]
+    own = [_tool(number, tool) for number, tool in enumerate(copied(list(tools), "a tool"))]
     names = [tool["function"]["name"] for tool in own]
     for name in names:
         if names.count(name) > 1:
@@ -102,7 +102,7 @@ def read_calls(number: int, calls: object) -> list[Message]:
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
         raise InvalidRequestError(f"the tool_calls of message {number} are not a list of calls")
     own = list[Message]()
-    for call in (_copied(each, f"a call in message {number}") for each in list(calls)):
+    for call in (copied(each, f"a call in message {number}") for each in list(calls)):
         function = call.get("function") if isinstance(call, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
@@ -137,7 +137,7 @@ def _arguments(given: object) -> str:
         text = json.dumps(arguments, ensure_ascii=False)
     text = mended(text)
     try:
-        _copied(arguments, "an argument")
+        copied(arguments, "an argument")
     except InvalidRequestError:
         return "{}"
     return text or "{}"
@@ -152,7 +152,7 @@ def _check_keys(names: Mapping[str, Any], tool: str) -> None:
             )
 
 
-def _copied(value: Any, what: str) -> Any:
+def copied(value: Any, what: str) -> Any:
     """A copy in Python's own types. Raises InvalidRequestError for what is not JSON, too deep or too large."""
     left = _MOST_CHARACTERS
 
