@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from edgespec.errors import TemplateError
 from edgespec.files.home import home
 from edgespec.text.chat_template.budget import TemplateLimits
+from edgespec.text.chat_template.origin import OWN, SAID, origins_of
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.conversation import call_formats
 from edgespec.text.conversation.call_formats import FORMATS, CallFormat, call_format
+from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.conversation.tool_calls import CallText
+from edgespec.text.tokenizers.tokenizer import Tokenizer
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.real_templates import CHANGES_LISTS, real_templates
 
@@ -85,11 +88,10 @@ UNREAD = {
     "fireworks-ai-llama-3-firefunction-v2", "meetkai-functionary-medium-v3.2", "muse-glimmer",
     "openbmb-MiniCPM5-1B",
 }  # fmt: skip
-# Templates that write no call, or only in an assistant's message without a text.
-NO_CALL = {
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "ibm-granite-granite-3.3-2B-Instruct", "LFM2-8B-A1B",
-    "LFM2.5-Instruct",
-}  # fmt: skip
+# Templates with tools that have no place for calls.
+NO_PLACE = {"ibm-granite-granite-3.3-2B-Instruct", "LFM2-8B-A1B", "LFM2.5-Instruct"}
+# The other one writes calls only in a message without content.
+NO_CALL = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B", *NO_PLACE}
 # Templates that write one call only.
 ONE_CALL = {*TEMPLATES["LLAMA"], "GigaChat3.1-10B-A1.8B", "llama-cpp-deepseek-r1", "openai-gpt-oss-120b"}
 
@@ -187,6 +189,39 @@ def test_calls_are_read_as_the_real_templates_write_them(templates: Mapping[str,
             expected = [] if name in NO_CALL else [values]
             assert read(own, text, len(text)) == expected, (name, text)
             assert read(own, text, 3) == expected, (name, text)
+
+
+class Silent:
+    """A tokenizer of which only two texts are asked."""
+
+    bos_token, eos_token = "<s>", "</s>"
+
+
+@pytest.mark.parametrize("name", sorted(NO_PLACE))
+def test_where_a_template_has_no_place_for_calls_they_are_in_the_text(
+    templates: Mapping[str, str], name: str
+) -> None:
+    source, tokenizer = templates[name], cast(Tokenizer, Silent())
+    form = call_format(source)
+    assert form is not None
+    for values in VALUES:
+        made = [
+            {"id": f"call0000{at}", "type": "function", "function": {"name": "tell", "arguments": json.dumps(each)}}
+            for at, each in enumerate([values, {"text": "b"}])
+        ]
+        prompt = PromptFormat(name, tokenizer, source, None).read(
+            [
+                {"role": "user", "content": "Tell!"},
+                {"role": "assistant", "content": "Well.", "tool_calls": made},
+                {"role": "tool", "tool_call_id": "call00000", "name": "tell", "content": "It is known."},
+            ],
+            [TOOL],
+        )
+        begin = prompt.index("Well.") + len("Well.")
+        assert read(form, prompt[begin:], 3) == [values, {"text": "b"}]
+        assert prompt.index("It is known.") > begin
+        origins = origins_of(prompt)[begin:]
+        assert origins.startswith(OWN * len(form.opening) + SAID), "marks may be control tokens, arguments may not"
 
 
 @pytest.mark.parametrize("form", TEMPLATES)

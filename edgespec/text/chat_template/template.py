@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, TemplateError
 from edgespec.text.chat_template.budget import NESTING, Budget, TemplateLimits, stored_bytes
-from edgespec.text.chat_template.origin import joined, written
+from edgespec.text.chat_template.origin import Written, joined, written
 from edgespec.text.plain import plain
 from edgespec.text.request_budget import RequestBudget
 
@@ -76,7 +76,8 @@ class ChatTemplate:
 
         if isinstance(messages, str) or any(not isinstance(message, Mapping) for message in messages):
             raise InvalidRequestError("messages must be a list of mappings, each with a role and a content")
-        variables = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **self._tokens}
+        messages = list(messages)
+        variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens}
         if extra is not None:
             if taken := RESERVED.intersection(extra):
                 raise InvalidRequestError(f"{sorted(taken)[0]!r} is set by render itself and cannot be in extra")
@@ -87,9 +88,11 @@ class ChatTemplate:
             for name, value in variables.items()
         }
         copies |= {name: written(text) for name, text in self._tokens.items()}
-        for message in copies["messages"]:
+        for message, given in zip(copies["messages"], messages, strict=True):
             if message.get("role") in _ROLES:
                 message["role"] = written(message["role"])
+            if isinstance(given.get("content"), Written):  # calls, where the template has no place for them
+                message["content"] = given["content"]
         sandbox = Sandbox(Budget(limits or self.limits, sum(sizes), budget))
         template = Template.from_code(sandbox, self._code, {**sandbox.globals, **copies})
         try:

@@ -13,13 +13,14 @@ from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongErr
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.text.chat_template.origin import SAID, origins_of, written
 from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText, Said
+from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import THINKING, check_messages
 from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode, is_far_longer
 from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
-from edgespec.text.conversation.tool_use import ToolUse, control_tokens, tool_use
+from edgespec.text.conversation.tool_use import ToolUse, control_tokens, tool_use, with_calls_in_text
 from edgespec.text.conversation.tools import Message
 from edgespec.text.conversation.variables import DOCUMENTS
 from edgespec.text.plain import mended
@@ -110,7 +111,10 @@ class PromptFormat:
             )
         called = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
         if called and "tool_calls" not in self._template.source:
-            raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
+            form = call_format(self._template.source)
+            if form is None or form.heads:
+                raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
+            messages = [with_calls_in_text(message, form) for message in messages]
         shaped = self._template.shaped([dict(message) for message in messages], tools=bool(tools))
         shown = {"tools": tools} if tools else {}
         return self._template.render({**variables, **shown, "messages": shaped}, budget)

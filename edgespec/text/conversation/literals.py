@@ -1,11 +1,13 @@
-"""Values that models write as in Python, or with a mark on each side of a text, and their JSON."""
+"""Values and calls that models write as in Python, or with a mark on each side of a text, and their JSON."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 _CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
@@ -41,6 +43,14 @@ def to_json(literal: str, syntax: Syntax) -> str:
     A call in Python, ``f(a=1)``, becomes ``{"name": "f", "arguments": {"a": 1}}``.
     """
     return literal if syntax == JSON else _token(syntax).sub(_as_json, literal)
+
+
+def as_calls(calls: Sequence[tuple[str, Mapping[str, Any]]], syntax: Syntax) -> str:
+    """A list of calls, each a name and its arguments: in Python, or else as JSON."""
+    if syntax != PYTHON:
+        return json.dumps([{"name": name, "arguments": given} for name, given in calls], ensure_ascii=False)
+    written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
+    return f"[{', '.join(written)}]"
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import string
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
+from edgespec.text.chat_template.origin import joined, written
 from edgespec.text.conversation.call_formats import FORMATS, CallFormat, call_format
+from edgespec.text.conversation.literals import as_calls
 from edgespec.text.conversation.tool_calls import CallText
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
@@ -59,3 +62,13 @@ def control_tokens(tokenizer: Tokenizer, marks: Sequence[str]) -> dict[int, byte
             if control is not None and control.text in mark:  # not the token for what a vocabulary lacks
                 found[token] = control.text.encode()
     return found
+
+
+def with_calls_in_text(message: Mapping[str, Any], form: CallFormat) -> dict[str, Any]:
+    """The message with its calls in its text, for a template that has no place for calls; their marks are its own."""
+    own = {key: value for key, value in message.items() if key != "tool_calls"}
+    if "tool_calls" in message:
+        functions = [call["function"] for call in message["tool_calls"]]
+        calls = as_calls([(each["name"], json.loads(each["arguments"])) for each in functions], form.syntax)
+        own["content"] = joined((own["content"], written(form.opening), calls, written(form.closing)))
+    return own
