@@ -187,23 +187,24 @@ BITS = st.sampled_from(
 )
 
 
-@given(
-    st.sampled_from(list(FORMATS)).flatmap(
-        lambda name: st.tuples(
-            st.just(FORMATS[name]),
-            st.lists(BITS | st.just(SAMPLES[name][1] if name in SAMPLES else "."), max_size=14).map("".join),
-        )
-    ),
-    st.lists(st.integers(1, 30), min_size=1, max_size=8),
-    st.booleans(),
-    st.sampled_from([QWEN, HARMONY_MARKS]),
-)
-@example((HERMES, f"<think>{MARKED}{MARKED} </think>"), [1], False, QWEN)
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[CallFormat | None, ThinkingMarks, str]:
+    """A format, marks of thinking, and a text of what both consist of."""
+    name, marks = draw(st.sampled_from(list(FORMATS))), draw(st.sampled_from([QWEN, HARMONY_MARKS]))
+    sample = SAMPLES[name][1] if name in SAMPLES else "."
+    own = st.sampled_from([*marks.all, sample, sample[:20], sample[20:]])
+    return FORMATS[name], marks, "".join(draw(st.lists(BITS | own | own, max_size=14)))
+
+
+@given(answers(), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans())
+@example((HERMES, QWEN, f"<think>{MARKED}{MARKED} </think>"), [1], False)
+@example((HERMES, HARMONY_MARKS, f"{FINAL}<tool_call>{FINAL}{MARKED}"), [1], False)
+@example((HERMES, HARMONY_MARKS, f"{FINAL}{MARKED}<|channel|>analysis<|message|>{MARKED}"), [1], False)
 @settings(max_examples=1000, deadline=None)
 def test_any_chunks_give_the_same_pieces(
-    answer: tuple[CallFormat | None, str], sizes: list[int], inside: bool, marks: ThinkingMarks
+    answer: tuple[CallFormat | None, ThinkingMarks, str], sizes: list[int], inside: bool
 ) -> None:
-    form, text = answer
+    form, marks, text = answer
     chunks, at = list[str](), 0
     for turn in range(len(text)):
         chunks.append(text[at : at + sizes[turn % len(sizes)]])
@@ -212,6 +213,8 @@ def test_any_chunks_give_the_same_pieces(
     assert "".join(piece.raw for piece in whole) == text
     assert joined(pieces_of(chunks, marks=marks, inside=inside, form=form)) == whole
     assert all(piece.raw or piece.call for piece in whole)
+    calls = [piece.call for piece in whole if piece.call]
+    assert [call.index for call in calls] == list(range(len(calls)))
 
 
 # ------------------------------------------------------------------------------------------------------- pieces

@@ -137,8 +137,8 @@ class AnswerParts:
         pieces = self._read(self._text.flush())
         if self._thinking is not None:
             pieces += self._separated(self._thinking.flush())
-        pieces += self._thoughts.end()
-        return pieces if self._calls is None else joined(pieces + self._calls.flush())
+        pieces += self._unfinished()
+        return joined(pieces + self._thoughts.end(0 if self._calls is None else self._calls.count))
 
     def _read(self, text: str) -> list[Piece]:
         if self._thinking is None:
@@ -151,10 +151,14 @@ class AnswerParts:
             if says is Says.THOUGHT:
                 pieces += self._thoughts.feed(text)
             elif says is Says.MARK:
-                pieces += [*self._thoughts.close(), Piece(text, text, "")]
+                pieces += [*self._thoughts.close(), *self._unfinished(), Piece(text, text, "")]
             else:
                 pieces += self._said(text)
         return joined(pieces)
+
+    def _unfinished(self) -> list[Piece]:
+        """What may have become a call outside thinking."""
+        return [] if self._calls is None else self._calls.flush()
 
     def _said(self, text: str) -> list[Piece]:
         if self._calls is not None:
@@ -187,8 +191,9 @@ class _Thoughts:
         self._pending, self._blanks, self._began = [], "", False
         return last
 
-    def end(self) -> list[Piece]:
-        """What was held back: the answer ends, and its last calls are calls."""
+    def end(self, count: int) -> list[Piece]:
+        """What was held back: the answer ends, and its last calls are calls. ``count``: calls outside thinking."""
+        self._count = count
         pieces = [] if self._calls is None else self._given(self._calls.flush())
         for piece in self._pending:
             pieces.append(piece if piece.call is None else replace(piece, call=self._numbered(piece.call)))

@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 
 _CONSTANTS = {"None": "null", "True": "true", "False": "false"}
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = re.compile(rf"\\(?:x({_HEX}{{2}})|u({_HEX}{{4}})|U(0010{_HEX}{{4}}|000{_HEX}{{5}})|(?P<sign>.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "'": "'", '"': '"'}
 
 TEXT_ENDS = re.compile(r"\s{0,64}(?:[,:)\]}]|\Z)")
@@ -90,8 +91,8 @@ def _text_as_json(text: str) -> str:
 
 
 def _character(found: re.Match[str]) -> str:
-    code = found[1] or found[2]
-    return chr(int(code, 16)) if code else _ESCAPED.get(found[3], found[0])
+    code = found[1] or found[2] or found[3]
+    return chr(int(code, 16)) if code else _ESCAPED.get(found["sign"], found[0])
 
 
 def _quoted(text: str) -> str:

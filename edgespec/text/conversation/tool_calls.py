@@ -63,9 +63,16 @@ class CallText:
         return joined(pieces)
 
     def flush(self) -> list[Piece]:
-        """What was held back, once all text has come."""
+        """What was held back, once all text has come, or all text in front of a mark that no call has."""
         self._held.final = True
-        return self.feed("")
+        pieces = self.feed("")
+        self._held.final = False
+        return pieces
+
+    @property
+    def count(self) -> int:
+        """The calls that were given."""
+        return self._calls
 
     def _begin(self, pieces: list[Piece]) -> bool:
         """Give text up to where a call may begin; False without one."""
