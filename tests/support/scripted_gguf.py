@@ -73,7 +73,7 @@ def _rows(rows: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
 def _header(path: Path, template: str) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name(path.stem)
-    writer.add_context_length(2048)
+    writer.add_context_length(16_384)
     writer.add_block_count(1)
     writer.add_embedding_length(_WIDTH)
     writer.add_feed_forward_length(64)
