@@ -57,6 +57,7 @@ SAMPLES: dict[str, tuple[CallFormat, str]] = {
         "</tool_call:opensource>\n</tool_calls:opensource>",
     ),
     "glm": (formats.GLM, GLM),
+    "minicpm": (formats.MINICPM, '<function name="weather"><param name="city">Paris</param></function>'),
     "functionary": (formats.FUNCTIONARY, f"<function=weather>{PARIS}</function>"),
     "gemma": (formats.GEMMA, '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>'),
     "mistral": (formats.MISTRAL, f"[TOOL_CALLS]weather[ARGS]{PARIS}"),
@@ -71,6 +72,7 @@ SAMPLES: dict[str, tuple[CallFormat, str]] = {
     "nemotron": (formats.NEMOTRON, f"<TOOLCALL>[{OBJECT}]</TOOLCALL>"),
     "apertus": (formats.APERTUS, f'<|tools_prefix|>[{{"weather": {PARIS}}}]<|tools_suffix|>'),
     "gigachat": (formats.GIGACHAT, f"<|function_call|>{OBJECT}"),
+    "gigachat 3": (formats.GIGACHAT_3, f"function call<|role_sep|>\n{OBJECT}"),
     "hermes": (formats.HERMES, f"<tool_call>\n{OBJECT}\n</tool_call>"),
     "llama": (formats.LLAMA, f'<|python_tag|>{{"name": "weather", "parameters": {PARIS}}}'),
 }

@@ -49,6 +49,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "poolside-Laguna-XS-2.1",
         "poolside-Laguna-XS.2",
     ),
+    "MINICPM": ("openbmb-MiniCPM5-1B",),
     "FUNCTIONARY": ("meetkai-functionary-medium-v3.1",),
     "GEMMA": ("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"),
     "MISTRAL": (
@@ -63,6 +64,7 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "LISTED": ("Apriel-1.6-15b-Thinker-fixed", "MiniMax-M1", "unsloth-Apriel-1.5"),
     "NEMOTRON": ("NVIDIA-Nemotron-Nano-v2",),
     "APERTUS": ("Apertus-8B-Instruct",),
+    "GIGACHAT_3": ("GigaChat3-10B-A1.8B",),
     "GIGACHAT": ("GigaChat3.1-10B-A1.8B",),
     "HERMES": (
         "Bielik-11B-v3.0-Instruct",
@@ -84,16 +86,21 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 # Templates with tools whose calls are not read.
 UNREAD = {
-    "CohereForAI-c4ai-command-r-plus-tool_use", "GigaChat3-10B-A1.8B", "Kimi-K3", "MiniMax-M3",
+    "CohereForAI-c4ai-command-r-plus-tool_use", "Kimi-K3", "MiniMax-M3",
     "fireworks-ai-llama-3-firefunction-v2", "meetkai-functionary-medium-v3.2", "muse-glimmer",
-    "openbmb-MiniCPM5-1B",
 }  # fmt: skip
 # Templates with tools that have no place for calls.
 NO_PLACE = {"ibm-granite-granite-3.3-2B-Instruct", "LFM2-8B-A1B", "LFM2.5-Instruct"}
 # The other one writes calls only in a message without content.
 NO_CALL = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B", *NO_PLACE}
 # Templates that write one call only.
-ONE_CALL = {*TEMPLATES["LLAMA"], "GigaChat3.1-10B-A1.8B", "llama-cpp-deepseek-r1", "openai-gpt-oss-120b"}
+ONE_CALL = {
+    *TEMPLATES["LLAMA"],
+    "GigaChat3-10B-A1.8B",
+    "GigaChat3.1-10B-A1.8B",
+    "llama-cpp-deepseek-r1",
+    "openai-gpt-oss-120b",
+}
 
 PARAMETERS = {
     "type": "object",

@@ -153,6 +153,11 @@ BARELY = {
         "</tool_call>",
     ),
     "harmony": ('to=functions.weather<|channel|>commentary json<|message|>{"city": "A", "days": 3}', "A"),
+    "minicpm": (
+        '<function name="weather"><param name="city"><![CDATA[<A></param>]]></param><param name="days">3</param>'
+        "</function>",
+        "<A></param>",
+    ),
     "gemma": ('<|tool_call>call:weather{city:<|"|>a\'s "b", {c}\\<|"|>,days:3}', 'a\'s "b", {c}\\'),
     "lfm2": ("<|tool_call_start|>[weather(city='it\\'s', days=3)]", "it's"),
     "mistral": ('[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{"city": "A", "days": 3}', "A"),
@@ -239,10 +244,11 @@ MORE = [CALL, CALL[:-3], LLAMAS, PARIS, "{'city': 'x'}"]
 
 def pieces(form: CallFormat, sample: str) -> st.SearchStrategy[str]:
     """What calls consist of in this format."""
-    own = [form.opening, form.closing, form.value_end, *form.ends, *form.marks, sample, sample[:-9], sample[9:]]
+    own = [form.opening, form.closing, *form.ends, *form.marks, sample, sample[:-9], sample[9:]]
+    values = [mark for pair in form.parameters for mark in pair]
     filled = [
         mark.format(name="weather", key="city", kind="string", id="x:0", word="json")
-        for mark in (*form.heads, form.parameter)
+        for mark in (*form.heads, *values)
     ]
     return st.sampled_from([each for each in (*own, *filled) if each] * 2 + PLAIN + MORE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from edgespec.text.conversation.literals import JSON, MARKED, PYTHON, Syntax
@@ -71,8 +71,8 @@ class CallFormat:
 
     A block of calls stands between ``opening`` and ``closing``. A call begins with one of the ``heads``, the first
     that fits, which hold its name; without heads it is an object that holds its name and its arguments. The arguments
-    are an object in ``syntax``; with a ``parameter`` mark they are values between that mark and ``value_end``, with
-    ``padding`` on both sides. ``ends`` follow them.
+    are an object in ``syntax``, or values between marks: ``parameters`` are those in front of a value and behind it,
+    the first pair that fits, with ``padding`` between them and the value. ``ends`` follow the arguments.
 
     Models leave out what is not needed to read a call: the opening if there are heads, the closing, and the ends of
     calls whose arguments are an object. In a block there may also be a list of objects.
@@ -85,8 +85,7 @@ class CallFormat:
     opening: str = ""
     closing: str = ""
     heads: tuple[str, ...] = ()
-    parameter: str = ""
-    value_end: str = ""
+    parameters: tuple[tuple[str, str], ...] = ()
     padding: str = ""
     ends: tuple[str, ...] = ()
     syntax: Syntax = JSON
@@ -104,19 +103,18 @@ class CallFormat:
         return tuple(dict.fromkeys(self._marks()))
 
     def _marks(self) -> Iterator[str]:
-        for field in fields(self):
-            if field.name in ("opening", "closing", "heads", "parameter", "value_end", "ends"):
-                own = getattr(self, field.name)
-                for mark in (own,) if isinstance(own, str) else own:
-                    yield from (part for part in Mark(mark).parts if part not in _FILLED)
+        values = (mark for pair in self.parameters for mark in pair)
+        for mark in (self.opening, *self.heads, *values, *self.ends, self.closing):
+            yield from (part for part in Mark(mark).parts if part not in _FILLED)
         yield from (quote for quote in self.syntax.quotes if len(quote) > 1)
 
 
 # fmt: off
 QWEN_XML = CallFormat(
     models="Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5", shown=("<tool_call>", "<function=", "<parameter="),
-    opening="<tool_call>", heads=("<function={name}>",), parameter="<parameter={key}>", padding="\n",
-    value_end="</parameter>", ends=("</function>",), closing="</tool_call>",
+    opening="<tool_call>", heads=("<function={name}>",),
+    parameters=(("<parameter={key}>", "</parameter>"),), padding="\n",
+    ends=("</function>",), closing="</tool_call>",
 )
 SEED_OSS = replace(
     QWEN_XML,
@@ -125,13 +123,14 @@ SEED_OSS = replace(
 )
 MINIMAX = CallFormat(
     models="MiniMax M2", shown=("<minimax:tool_call>", "<invoke name="),
-    opening="<minimax:tool_call>", heads=('<invoke name="{name}">',), parameter='<parameter name="{key}">',
-    value_end="</parameter>", ends=("</invoke>",), closing="</minimax:tool_call>",
+    opening="<minimax:tool_call>", heads=('<invoke name="{name}">',),
+    parameters=(('<parameter name="{key}">', "</parameter>"),),
+    ends=("</invoke>",), closing="</minimax:tool_call>",
 )
 DEEPSEEK_XML = CallFormat(
     models="DeepSeek V3.2", shown=("｜DSML｜", "function_calls"),
     opening="<｜DSML｜function_calls>", heads=('<｜DSML｜invoke name="{name}">',),
-    parameter='<｜DSML｜parameter name="{key}" string="{kind}">', value_end="</｜DSML｜parameter>",
+    parameters=(('<｜DSML｜parameter name="{key}" string="{kind}">', "</｜DSML｜parameter>"),),
     ends=("</｜DSML｜invoke>",), closing="</｜DSML｜function_calls>",
 )
 DEEPSEEK_V4 = replace(
@@ -176,17 +175,25 @@ SOLAR = CallFormat(
 HUNYUAN = CallFormat(
     models="Hunyuan 3", shown=("<tool_sep", "<arg_key"),
     opening="<tool_calls:opensource>", heads=("<tool_call:opensource>{name}<tool_sep:opensource>",),
-    parameter="<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>",
-    value_end="</arg_value:opensource>", ends=("</tool_call:opensource>",), closing="</tool_calls:opensource>",
+    parameters=(
+        ("<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>", "</arg_value:opensource>"),
+    ),
+    ends=("</tool_call:opensource>",), closing="</tool_calls:opensource>",
 )
 GLM = CallFormat(
     models="GLM 4.5 to 4.7, Laguna, Ling 3, Spark 2.5", shown=("<tool_call>", "<arg_key>"),
-    heads=("<tool_call>{name}",), parameter="<arg_key>{key}</arg_key>\n<arg_value>", value_end="</arg_value>",
+    heads=("<tool_call>{name}",), parameters=(("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>"),),
     ends=("</tool_call>",),
 )
 FUNCTIONARY = CallFormat(
     models="Functionary 3.1", shown=("<function=", "</function>", "<|start_header_id|>"),
     heads=("<function={name}>",), ends=("</function>",),
+)
+MINICPM = CallFormat(
+    models="MiniCPM5", shown=('<function name="', '<param name="'),
+    heads=('<function name="{name}">',),
+    parameters=(('<param name="{key}"><![CDATA[', "]]></param>"), ('<param name="{key}">', "</param>")),
+    ends=("</function>",),
 )
 GEMMA = CallFormat(
     models="Gemma 4", shown=("<|tool_call>", "call:"),
@@ -214,6 +221,9 @@ NEMOTRON = CallFormat(
 APERTUS = CallFormat(
     models="Apertus", shown=("<|tools_prefix|>",), opening="<|tools_prefix|>", closing="<|tools_suffix|>"
 )
+GIGACHAT_3 = CallFormat(
+    models="GigaChat 3.0", shown=("'role': 'function call'",), opening="function call<|role_sep|>"
+)
 GIGACHAT = CallFormat(models="GigaChat 3.1", shown=("<|function_call|>",), opening="<|function_call|>")
 # Qwen2.5-Coder writes the bare JSON in a fence.
 HERMES = CallFormat(
@@ -227,8 +237,9 @@ LLAMA = CallFormat(
 
 # The first whose texts a template has is its format.
 FORMATS = (
-    QWEN_XML, SEED_OSS, MINIMAX, DEEPSEEK_XML, DEEPSEEK_V4, DEEPSEEK, KIMI, HARMONY, SOLAR, HUNYUAN, GLM, GEMMA, LFM2,
-    MISTRAL, COHERE, GRANITE, LISTED, NEMOTRON, APERTUS, GIGACHAT, HERMES, FUNCTIONARY, LLAMA,
+    QWEN_XML, SEED_OSS, MINIMAX, DEEPSEEK_XML, DEEPSEEK_V4, DEEPSEEK, KIMI, HARMONY, SOLAR, HUNYUAN, GLM, MINICPM,
+    GEMMA, LFM2, MISTRAL, COHERE, GRANITE, LISTED, NEMOTRON, APERTUS, GIGACHAT_3, GIGACHAT, HERMES, FUNCTIONARY,
+    LLAMA,
 )
 # fmt: on
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -63,9 +63,9 @@ class CallReader:
         self._known = known
         self._held = held
         self._heads = tuple(map(Mark, form.heads))
-        self._parameter, self._value_end = Mark(form.parameter), Mark(form.value_end)
+        self._value_ends = {Mark(before): Mark(behind) for before, behind in form.parameters}
         # Text ends a value only where the block ends too: values hold ends of calls.
-        self._block_end = Mark("\n".join((*form.ends, form.closing))) if form.closing else None
+        self._block_end = (Mark("\n".join((*form.ends, form.closing))),) if form.closing else ()
         syntax = form.syntax
         brackets = [each for each in syntax.punctuation if each in "([{}])"]
         self._outside = re.compile("|".join(map(re.escape, (*syntax.quotes, *brackets))))
@@ -153,11 +153,11 @@ class CallReader:
 
     def _headed(self, at: int) -> Reading[tuple[int, Call]]:
         """The call whose head is at ``at``."""
-        head = yield from self._any(at, self._heads)
+        _, head = yield from self._any(at, self._heads)
         name, at = head["name"], head.end()
         if name not in self._known:
             raise NoCallError
-        if self._form.parameter:
+        if self._form.parameters:
             return (yield from self._parameters(name, at))
         at = yield from self._skip(at)
         end = yield from self._object_end(at)
@@ -166,8 +166,8 @@ class CallReader:
             end = (yield from self._after(end, mark)) or end
         return end, (name, arguments)
 
-    def _any(self, at: int, marks: Sequence[Mark]) -> Reading[re.Match[str]]:
-        """The first of the marks that is at ``at``."""
+    def _any(self, at: int, marks: Iterable[Mark]) -> Reading[tuple[Mark, re.Match[str]]]:
+        """The first of the marks that is at ``at``, and what it says."""
         held = self._held
         for mark in marks:
             while (found := mark.match(held.text, at, final=held.final)) is None and not held.final:
@@ -175,7 +175,7 @@ class CallReader:
                     break
                 yield
             if found is not None:
-                return found
+                return mark, found
         raise NoCallError
 
     # ------------------------------------------------------------------------------------------------ arguments
@@ -186,44 +186,44 @@ class CallReader:
         (call_end,) = self._form.ends
         while (end := (yield from self._after(at, call_end))) is None:
             at = yield from self._skip(at)
-            mark = yield from self._any(at, (self._parameter,))
-            key, kind = mark["key"], mark.groupdict().get("kind")
-            value, at = yield from self._value(mark.end(), schema, (key, *arguments))
+            mark, said = yield from self._any(at, self._value_ends)
+            key, kind = said["key"], said.groupdict().get("kind")
+            value, at = yield from self._value(said.end(), self._value_ends[mark], schema, (key, *arguments))
             own = allowed(schema, key)
             arguments[key] = as_json(value, own) if kind is None else as_kind(value, kind)
         written = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in arguments.items())
         return end, (name, f"{{{written}}}")
 
-    def _value(self, begin: int, schema: Mapping[str, Any], given: Sequence[str]) -> Reading[tuple[str, int]]:
-        """The value that begins at ``begin``, and where it ends. Models leave its closing mark out.
+    def _value(
+        self, begin: int, end: Mark, schema: Mapping[str, Any], given: Sequence[str]
+    ) -> Reading[tuple[str, int]]:
+        """The value that begins at ``begin``, and where its ``end`` ends. Models leave that mark out.
 
         Then it ends at the next parameter, one of the schema's which is not ``given`` yet, or where the block ends.
         """
         held, at = self._held, begin
-        marks = [mark for mark in (self._value_end, self._parameter, self._block_end) if mark is not None]
-        while True:
-            at = held.text.find("<", at)
-            if at < 0:
-                held.read = at = len(held.text)
-                yield from self._more()
-                continue
-            found = next((mark for mark in marks if mark.match(held.text, at, final=True)), None)
-            if found is self._parameter and not self._is_next(at, schema, given):
-                found = None
-            if found is not None:
-                padding = self._form.padding
-                value = held.text[begin:at].removeprefix(padding).removesuffix(padding)
-                return value, at + len(self._form.value_end) * (found is self._value_end)
-            if any(mark.begins(held.text, at) for mark in marks):
-                held.read = at
+        marks = [end, *self._value_ends, *self._block_end]
+        signs = re.compile("|".join({re.escape(mark.parts[0][0]) for mark in marks}))
+        while (sign := signs.search(held.text, at)) is None or not self._ends(sign.start(), marks, schema, given):
+            at = len(held.text) if sign is None else sign.start()
+            if sign is None or any(mark.begins(held.text, at) for mark in marks):
+                held.read, sign = at, None
                 yield from self._more()
             else:
                 at += 1
+        at, padding = sign.start(), self._form.padding
+        closed = end.match(held.text, at, final=True)
+        value = held.text[begin:at].removeprefix(padding).removesuffix(padding)
+        return value, closed.end() if closed else at
 
-    def _is_next(self, at: int, schema: Mapping[str, Any], given: Sequence[str]) -> bool:
-        mark = self._parameter.match(self._held.text, at, final=True)
-        key = mark["key"] if mark else ""
-        return key not in given and bool(allowed(schema, key) or not allowed(schema, given[0]))
+    def _ends(self, at: int, marks: Iterable[Mark], schema: Mapping[str, Any], given: Sequence[str]) -> bool:
+        """Whether a value ends at ``at``."""
+        for mark in marks:
+            if found := mark.match(self._held.text, at, final=True):
+                key = found["key"] if mark in self._value_ends else None
+                if key is None or (key not in given and (allowed(schema, key) or not allowed(schema, given[0]))):
+                    return True
+        return False
 
     # ----------------------------------------------------------------------------------------------------- text
 
