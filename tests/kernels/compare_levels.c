@@ -245,7 +245,7 @@ static void compare_draws(int64_t draws)
     static const float sizes[] = {0.1f, 3.0f, 30.0f}, scales[] = {1.442695f, 2.060993f, 0.01442695f, 0x1p60f};
     static float scores[MOST_SCORES];
     static int64_t ids[MOST_SCORES];
-    void *scratch = take((size_t)es_draw_scratch(MOST_SCORES));
+    static uint32_t mask[3 * MOST_SCORES / 32 + 2];
     for (int64_t i = 0; i < MOST_SCORES; i++)
         ids[i] = 3 * i + 1;
     for (int64_t number = 0; number < draws; number++) {
@@ -268,7 +268,13 @@ static void compare_draws(int64_t draws)
         if (number % 17 == 1) /* all but one far below */
             for (int64_t i = 0; i < count; i++)
                 scores[i] = i == number % count ? 3e38f : number % 2 ? -INFINITY : -3e38f;
+        int64_t words = (number % 4 ? count : 3 * count) / 32 + number % 3; /* too short for the tokens, or too long */
+        for (int64_t i = 0; i < words; i++) /* none, few, half, most or all of them are allowed */
+            mask[i] = number % 23 < 2 ? 0u : number % 19 == 2 ? ~0u : number % 5 == 2 ? (i % 7 ? 0u : 1u << i % 32)
+                                                          : number % 5 == 3 ? 0x9e3779b9u * (uint32_t)(i + number)
+                                                                            : ~(1u << i % 32);
         struct es_draw_request request = {
+            .mask = number % 8 < 3 ? mask : NULL, .mask_words = words,
             .ids = number % 4 ? NULL : ids,
             .seen = seen, .occurrences = occurrences, .seen_count = number % 6 ? 0 : 3,
             .repeat_penalty = 1.1, .presence_penalty = 0.1, .frequency_penalty = 0.2,
@@ -277,9 +283,10 @@ static void compare_draws(int64_t draws)
             .scale = scales[number / 3 % 4],
             .noisy = number % 9 != 0, .wanted = 1 + (int32_t)(number % ES_MOST_DRAWN), .measures = (int32_t)(number % 3),
         };
+        void *scratch = take((size_t)es_draw_scratch(count)); /* exactly, so that a sanitizer sees what is behind it */
         compare_draw(number, scores, count, &request, scratch);
+        free(scratch);
     }
-    free(scratch);
 }
 
 /* --------------------------------------------------------------------------------------------------- models */
