@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours
+from tests.support.lock_ranks import ranked_locks
 from tests.support.tiny_models import TinyModels
 
 
@@ -36,6 +38,20 @@ def pytest_collection_finish() -> None:
 def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ignore other load on the machine: measurements are otherwise repeated if other programs disturb them."""
     monkeypatch.setattr(neighbours, "processor_seconds", lambda: None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ranked_locks() -> Iterator[list[str]]:
+    with ranked_locks() as wrong:
+        yield wrong
+
+
+@pytest.fixture(autouse=True)
+def _locks_in_order(_ranked_locks: list[str]) -> Iterator[None]:
+    """No thread took a lock while it held an inner one; an error on another thread may go unnoticed otherwise."""
+    yield
+    wrong, _ranked_locks[:] = list(_ranked_locks), []
+    assert not wrong
 
 
 @pytest.fixture(scope="session")

@@ -307,7 +307,7 @@ class Generation:
         task: AnswerTask,
         *,
         start: Callable[[], None],
-        cancel: Callable[[], None],
+        cancel: Callable[..., None],
         settle: Callable[[], Done],
     ) -> None:
         self._task = task
@@ -406,10 +406,11 @@ class Generation:
         self.close()
 
     def __del__(self) -> None:
-        # May run on any thread, also the worker's: never waits. The Session settles the answer at its next use.
+        # May run on any thread, also the worker's, under any lock: never waits. The task ends after its round in any
+        # case, and the Session settles the answer at its next use.
         if not getattr(self, "_ended", True):
             self._task.forget()
-            self._cancel()
+            self._cancel(wait=False)
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

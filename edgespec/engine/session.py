@@ -461,14 +461,19 @@ class Session:
             if self._active is not None:
                 self._cancel(self._active)
 
-    def _cancel(self, answer: AnswerTask) -> None:
-        """End that answer within one forward; does nothing to another one."""
-        if self._process.left:
+    def _cancel(self, answer: AnswerTask, *, wait: bool = True) -> None:
+        """End that answer within one forward; does nothing to another one.
+
+        Without ``wait``, and if another thread holds the lock, the answer ends after its round.
+        """
+        if self._process.left or not self._lock.acquire(blocking=wait):
             return
-        with self._lock:
+        try:
             if self._active is answer and not answer.ending:
                 self._target.cancel()
                 self._drafts.cancel()
+        finally:
+            self._lock.release()
 
     def _settle(self, answer: AnswerTask) -> Done:
         """End the turn at the last token that the reader got, and return its Done. Any thread, more than once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import psutil
 import pytest
 
@@ -13,7 +15,30 @@ from tests.support.started_threads import started_threads
 
 FORGOTTEN = 500
 PAUSE_S = 0.001
+WAIT_S = 20.0
 GROWTH_BYTES = 16 * 2**20  # a leaked cache takes 6 MiB, a leaked answer 0.1 MiB
+
+
+def test_forgetting_an_answer_waits_for_no_lock_of_its_session(slow_engine: Engine) -> None:
+    """A destructor runs wherever memory is allocated, also under locks that the holder of this one waits for."""
+    with slow_engine.session() as session:
+        generation = session.generate("hello world", max_tokens=1000)
+        next(generation)
+        held, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with session._lock:  # as another thread that uses the session
+                held.set()
+                release.wait(WAIT_S)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert held.wait(WAIT_S)
+        del generation
+        assert holder.is_alive(), "it did not wait"
+        release.set()
+        holder.join()
+        assert session.generate("hello again", max_tokens=2)
 
 
 @pytest.mark.slow
