@@ -487,15 +487,18 @@ class Session:
         None for an answer that never began.
         """
         with self._lock:
-            if answer.ended is None and self._active is answer:
-                end = partial(self._end_turn, answer)
-                try:
-                    answer.ended = self._target.submit(end)
-                except ClosedError:  # the thread has done its last job
-                    ended = Future[Done]()
-                    ended.set_result(end())
-                    answer.ended = ended
-            return answer.ended
+            if answer.ended is not None or self._active is not answer:
+                return answer.ended
+            answer.ended = ended = Future[Done]()
+        end = partial(_complete, ended, partial(self._end_turn, answer))
+        try:  # not under the lock: the end takes the pair's
+            self._target.submit(end)
+        except ClosedError:  # the thread has done its last job
+            end()
+        except BaseException:  # interrupted: the next use ends it
+            answer.ended = None
+            raise
+        return ended
 
     def _end_turn(self, answer: AnswerTask) -> Done:
         with self._lock:
@@ -592,3 +595,11 @@ class Session:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+def _complete(future: Future[T], work: Callable[[], T]) -> None:
+    """Give the future the result of ``work``, or its exception."""
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
