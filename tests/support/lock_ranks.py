@@ -26,7 +26,7 @@ class WrongOrderError(AssertionError):
 
 
 def ranks() -> dict[str, int | None]:
-    """Each lock of the page, as file and name, and its rank; None for one that is a signal and held by nobody."""
+    """Each lock of the page, as file and name, and its rank; None for a signal, which another thread releases."""
     rows = _ROW.findall(PAGE.read_text(encoding="utf-8"))
     return {f"{file} {name}": None if rank == "-" else int(rank) for rank, file, name in rows}
 
@@ -42,7 +42,8 @@ def made_in_package() -> set[str]:
 
 
 def _name(path: Path, line: str) -> str:
-    """A lock's file and name, from the line that makes it."""
+    """A lock's file and name, from the line that makes it. A line makes one lock."""
+    assert len(_MADE.findall(line)) == 1, line
     name = re.match(r"\s*(?:with )?(?:self\.)?(\w+)", line)
     assert name is not None, line
     return f"{path.relative_to(PACKAGE).as_posix()} {name.group(1)}"

@@ -111,7 +111,8 @@ class Forms:
     def __init__(self, tokenizer: Tokenizer, vocabulary_size: int) -> None:
         self._tokenizer, self._size = tokenizer, vocabulary_size
         self._vocabulary: Any = None
-        self._preparing, self._lock = threading.Lock(), threading.Lock()
+        self._preparing = threading.Lock()
+        self._lock = threading.Lock()
         self._kept: OrderedDict[Form, CompiledForm] = OrderedDict()
 
     def prepare(self) -> None:
