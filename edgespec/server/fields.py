@@ -150,6 +150,9 @@ _EMPTY: Schema = {"enum": [False, 0, "", [], {}]}
 _VARIABLES: Schema = {"type": ["object", "null"]}
 _EFFORT: Schema = {"anyOf": [_FLAG, _TEXT]}
 _DOCUMENTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_DOCUMENTS}
+_SWITCHED = {"enabled": True, "disabled": False}
+_THINKING: Schema = {"enum": [None, *_SWITCHED, "adaptive", "auto"]}
+_WHETHER = "whether the model may think first, where its template has a switch"
 _HOW_LONG = 'how long the model may think first, where its template reads that; "none" and false mean not at all'
 # Values at which a field of a refused kind changes nothing.
 _NO: Schema = {"enum": [False]}
@@ -264,7 +267,12 @@ _OBEYED = (
         "variables of the model's template, as in [Messages](serve.md#messages)",
         _variables,
     ),
-    _variable("reasoning_effort", _TEXT, _HOW_LONG, _effort),
+    *_named("reasoning.effort", _variable("reasoning_effort", _TEXT, _HOW_LONG, _effort)),
+    # The names of Qwen's, DeepSeek's and GLM's own servers.
+    _variable("enable_thinking", _FLAG, _WHETHER, lambda given: {SWITCH: given}),
+    _variable(
+        "thinking.type", _THINKING, _WHETHER, lambda given: {SWITCH: _SWITCHED[given]} if given in _SWITCHED else None
+    ),
     _variable(
         "think", _EFFORT, _HOW_LONG, lambda given: _effort(given) if isinstance(given, str) else {SWITCH: given}
     ),
@@ -353,7 +361,11 @@ _REFUSED = (
     *_refused("repeat_last_n options.repeat_last_n", "penalties of the last tokens only", {"enum": [-1]}),
     *_refused("penalize_nl options.penalize_newline", "line breaks without penalty", _YES),
     *_refused("allowed_token_ids", "an answer of some tokens only"),
-    *_refused("thinking_token_budget thinking_budget_tokens reasoning_budget_tokens", "a length of thinking", _LESS),
+    *_refused(
+        "thinking_token_budget thinking_budget_tokens reasoning_budget_tokens thinking.budget_tokens thinking_budget",
+        "a length of thinking",
+        _LESS,
+    ),
     *_refused("reasoning_control", "a length of thinking", _NO),
     *_refused("t_max_predict_ms", "an answer that ends by the clock", {"enum": [-1, 0]}),
     *_refused("repetition_detection", "an answer that ends when it repeats itself"),

@@ -18,7 +18,7 @@ from edgespec.server.fields import FIELDS, Field, Treatment, body_schema, fields
 from edgespec.server.json_schema import Schema, fits, wanted
 from edgespec.server.schema import Request, read_chat, read_completion
 from tests.server.test_schema import HI, result
-from tests.support.api_fields import API_FIELDS, OTHER_SAMPLERS
+from tests.support.api_fields import API_FIELDS, OTHER_FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs/guide/fields.md"
 BODIES: dict[str, dict[str, Any]] = {"chat": {"messages": HI}, "completion": {"prompt": "x"}}
@@ -63,7 +63,7 @@ def test_every_field_of_the_apis_has_a_row(api: str, other: str) -> None:
 
 
 def test_every_field_that_is_not_obeyed_is_one_of_an_api() -> None:
-    names = set(OTHER_SAMPLERS).union(*(names for others in API_FIELDS.values() for names in others.values()))
+    names = set(OTHER_FIELDS).union(*(names for others in API_FIELDS.values() for names in others.values()))
     assert [
         field.name for field in FIELDS if field.treatment is not Treatment.OBEYED and field.name not in names
     ] == []

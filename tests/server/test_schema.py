@@ -162,6 +162,7 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("web_search_options", {"search_context_size": "low"}),
         ("samplers", ["top_k"]),
         ("thinking_token_budget", 100),
+        ("thinking_budget", 100),
         ("chat_template", "x"),
     ],
 )
@@ -273,6 +274,11 @@ def test_the_ends_of_an_answer_are_read() -> None:
         ({"think": True}, {"enable_thinking": True}),
         ({"think": False}, {"enable_thinking": False}),
         ({"think": "high"}, {"reasoning_effort": "high"}),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled"}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "adaptive"}}, {}),
         ({"documents": [{"text": "x"}]}, {"documents": [{"text": "x"}]}),
         (
             {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none", "think": "high"},

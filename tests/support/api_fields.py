@@ -59,13 +59,13 @@ API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
         "vLLM": (
             f"{_VLLM} messages top_logprobs max_completion_tokens tools tool_choice reasoning_effort "
             "include_reasoning parallel_tool_calls add_generation_prompt continue_final_message chat_template "
-            "chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text"
+            "chat_template_kwargs documents media_io_kwargs mm_processor_kwargs return_prompt_text"
         ).split(),
         "llama.cpp": (
             f"{_LLAMA} messages tools tool_choice parallel_tool_calls add_generation_prompt chat_template_kwargs "
             "thinking_budget_tokens top_logprobs modalities reasoning_effort"
         ).split(),
-        "Ollama": f"{_OLLAMA} messages tools".split(),
+        "Ollama": f"{_OLLAMA} messages tools reasoning_effort reasoning.effort".split(),
     },
     "completion": {
         "OpenAI": f"{_OPENAI} best_of echo prompt suffix".split(),
@@ -74,5 +74,9 @@ API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
         "Ollama": (f"{_OLLAMA} prompt suffix system template context raw images width height steps").split(),
     },
 }
-# Samplers of koboldcpp, text-generation-webui and transformers, which clients send to any server.
-OTHER_SAMPLERS = ["top_a", "epsilon_cutoff", "eta_cutoff", "smoothing_factor", "no_repeat_ngram_size"]
+# Clients send these to any server: samplers of koboldcpp, text-generation-webui and transformers, and settings of
+# Qwen's and GLM's own servers.
+OTHER_FIELDS = [
+    *("top_a", "epsilon_cutoff", "eta_cutoff", "smoothing_factor", "no_repeat_ngram_size"),
+    *("thinking.budget_tokens", "thinking_budget"),
+]
