@@ -186,6 +186,18 @@ def test_a_form_begins_behind_the_thinking_that_the_prompt_or_the_model_begins(
         assert np.flatnonzero(np.unpackbits(own.mask.view(np.uint8), bitorder="little")).tolist() == [opening[1]]
 
 
+def test_where_answers_have_a_mark_a_form_begins_behind_it(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    marks = ThinkingMarks("<think>", "<end>", ("<final>", "<end>"))
+    own = AfterThinking(forms.compiled(made(choice=["yes", "no"])), marks, False, tokenizer).cursor()
+    for said in ("<final>", "<think>so it is<end><final>"):
+        ids = cut(tokenizer, said)
+        own.at(ids[:-1])
+        assert own.mask is None
+        own.at(ids)
+        assert own.allows(cut(tokenizer, "yes")) == len(cut(tokenizer, "yes"))
+        assert own.allows(cut(tokenizer, "maybe")) < len(cut(tokenizer, "maybe"))
+
+
 # ------------------------------------------------------------------------------------------------- hostile forms
 
 REFUSED: dict[str, Any] = {

@@ -17,7 +17,8 @@ SWITCH = "enable_thinking"
 class ThinkingMarks:
     """The marks before and after a model's thinking.
 
-    ``answer``: marks around what the model says to others, if it has any. Thinking may come again after them.
+    ``answer``: marks around what the model says to others, if it has any; behind the first of them its answer begins.
+    Thinking may come again after them.
     ``shown``: what its chat template has where it does not spell the marks.
     """
 
@@ -52,15 +53,15 @@ _KNOWN = (
         "<|channel|>analysis<|message|>",
         "<|end|>",
         (
-            "<|start|>assistant",
             "<|channel|>final<|message|>",
+            "<|start|>assistant",
             "<|channel|>final <|constrain|>json<|message|>",
             "<|channel|>commentary<|message|>",
             "<|end|>",
         ),
     ),
     # Solar Open.
-    ThinkingMarks("<|think|>", "<|end|>", ("<|begin|>assistant", "<|content|>", "<|end|>")),
+    ThinkingMarks("<|think|>", "<|end|>", ("<|content|>", "<|begin|>assistant", "<|end|>")),
     # Qwen3, DeepSeek R1, SmolLM3 and most others.
     ThinkingMarks("<think>", "</think>"),
     # Magistral.

@@ -28,6 +28,9 @@ class AfterThinking:
 
     def cursor(self) -> AfterThinkingCursor:
         """A new cursor, before the first token."""
+        if self.marks.answer:  # it may think before that mark or not
+            begin = self.marks.answer[0].encode()
+            return AfterThinkingCursor(self.constraint.cursor(), [], begin, self.tokenizer)
         opening = [] if self.inside else self.tokenizer.encode(self.marks.opening, special=True)
         if opening and self.tokenizer.token_bytes(opening[0]) == b" ":
             del opening[0]  # some tokenizers put a blank before a text
