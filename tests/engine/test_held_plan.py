@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,10 @@ from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import SHAPE, TinyModels, answer, invent_measurements, load_drafter
 
 STEP_S, DRAFT_S = 0.01, 0.001  # the true times, whatever this machine takes
+# A pipelined answer that was slower than a serial one.
+LOST = Outcome(
+    rounds=50, tokens_per_round=Spread(1.2, 1.1, 1.3), token_s=Spread(0.009, 0.0085, 0.0095), mode="serial"
+)
 REPEATING = "the people use water and the people use words and the people"
 
 
@@ -158,6 +163,33 @@ def test_an_answer_beside_other_programs_says_nothing(
         assert engine.measurements.answered.times.ahead == "estimated"
 
 
+def test_a_drafter_in_a_separate_process_does_not_count_as_another_program(
+    load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AnswerDepth, "outcome", lambda _self: LOST)
+    for isolation, counted in (("thread", False), ("process", True)):
+        with load(draft_isolation=isolation) as engine:
+            measure(engine, STEP_S, DRAFT_S)
+            engine.pair.answered(engine.policy.answer(prompt_tokens=9), beside_others=True)
+            assert (engine.measurements.answered != Answered()) is counted
+
+
+def test_an_answer_that_ends_while_the_pair_changes_does_not_wait(
+    load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AnswerDepth, "outcome", lambda _self: LOST)
+    with load() as engine:
+        measure(engine, STEP_S, DRAFT_S)
+        with engine.pair.lock:
+            ending = threading.Thread(target=end_answer, args=(engine,))
+            ending.start()
+            ending.join(20)
+            assert not ending.is_alive()
+        assert engine.measurements.answered == Answered()
+        end_answer(engine)
+        assert engine.measurements.answered.latest is not None
+
+
 def test_answers_that_do_not_follow_the_plan_do_not_count(load: Callable[..., Engine]) -> None:
     with load() as engine:
         measure(engine, 0.5 * STEP_S, DRAFT_S)
@@ -174,9 +206,6 @@ def test_a_pipelined_plan_that_loses_twice_becomes_serial_for_this_and_later_pro
     load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store claims a gain of running in parallel, which no answer confirms."""
-    lost = Outcome(
-        rounds=50, tokens_per_round=Spread(1.2, 1.1, 1.3), token_s=Spread(0.009, 0.0085, 0.0095), mode="serial"
-    )
     with load() as engine:
         known = engine.measurements
         assert known.drafter is not None
@@ -184,7 +213,7 @@ def test_a_pipelined_plan_that_loses_twice_becomes_serial_for_this_and_later_pro
         known.answered = Answered(mode=Settled(chosen="pipelined"))
     with load() as engine:
         assert engine.plan.mode == "pipelined"
-        monkeypatch.setattr(AnswerDepth, "outcome", lambda _self: lost)
+        monkeypatch.setattr(AnswerDepth, "outcome", lambda _self: LOST)
         end_answer(engine)
         assert engine.plan.mode == "pipelined"
     with load() as engine:

@@ -19,7 +19,8 @@ from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from edgespec.planning.cost.margins import TREES_GAIN
 from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.planning.depth.control import DepthControl
-from edgespec.planning.depth.outcome import LEAST_STEP_S, WRONG, Outcome, Seen, Spread
+from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, WRONG, Outcome, Seen, Spread
+from edgespec.planning.depth.price import LOOK
 from tests.support.drawn_requests import NATIVE, Scenario, believed, prior_of
 from tests.support.simulated_clock import Controlled, serve_all
 
@@ -154,6 +155,12 @@ def test_a_drafter_that_is_not_as_fast_as_measured_contradicts_the_times(slower:
     assert outcome_of(answer(), record(), *[drafted(slower=slower)] * 6).times == "estimated"
 
 
+def test_a_drafter_is_not_judged_beyond_the_context_at_which_it_was_timed() -> None:
+    for context, times in ((NEAR, "estimated"), (NEAR + 1, None)):
+        slow = replace(drafted(slower=2.0), context_length=context)
+        assert outcome_of(answer(), record(), *[slow] * 6).times == times
+
+
 def test_a_plain_answer_at_another_pace_contradicts_the_times() -> None:
     twice = record(verify_s=2 * STEP_S, round_s=2 * STEP_S)
     assert outcome_of(answer(), *[twice] * 6).times == "estimated"
@@ -175,6 +182,23 @@ def test_steps_so_short_that_python_is_a_part_of_them_tell_nothing() -> None:
     own.began(0.5 * tiny, STEP_S * tiny)
     each = record(verify_s=STEP_S * tiny, round_s=STEP_S * tiny)
     assert outcome_of(own, *[each] * 8).times is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "checked", "looks"), [(1.5, False, True), (1.5, True, False), (10.0, False, False), (0.2, True, False)]
+)
+def test_a_drafter_that_could_pay_if_it_were_twice_as_fast_is_timed_until_answers_confirmed_its_times(
+    steps: float, checked: bool, looks: bool
+) -> None:
+    """One token after twenty that it reads, whatever it seems worth: the drafter and a wider forward are timed."""
+    slow = replace(COSTS, drafts={"model": DraftCost(token_s=steps * STEP_S, lag_token_s=0.02 * STEP_S)})
+    own = answer(replace(slow, checked=checked, contention=None))
+    assert not own.buys_load("model", 50)
+    for _ in range(30):
+        own.record(record(emitted=1))
+    allowed = own.allow("model", lag=80)
+    assert (allowed.window == LOOK and allowed.depth == 1 and allowed.gate is None) is looks
+    assert own.buys_load("model", 80) is (steps < 10.0 and not (checked and steps > 1.0))
 
 
 def test_an_answer_beside_others_and_an_answer_of_one_round_have_no_outcome() -> None:

@@ -260,11 +260,14 @@ class LoadedPair:
     def answered(self, depth: AnswerPolicy, *, beside_others: bool) -> None:
         """Hold a measured plan to what an ended answer got, and plan again if answers agree that it does not hold.
 
-        An answer ``beside_others``, which other programs slowed, tells nothing.
+        An answer ``beside_others``, which other programs slowed, tells nothing; a drafter in a separate process would
+        count as one. Nor does an answer that ends while another thread changes the pair, since it must not wait.
         """
-        outcome = depth.outcome() if isinstance(depth, AnswerDepth) and not beside_others else None
-        with self.lock:
-            if outcome is None or self.closed or self.ranking is None or not self.ranking.best.target.measured:
+        outcome = depth.outcome() if isinstance(depth, AnswerDepth) else None
+        if outcome is None or (beside_others and not self._drafts_apart) or not self.lock.acquire(blocking=False):
+            return
+        try:
+            if self.closed or self.ranking is None or not self.ranking.best.target.measured:
                 return
             best = self.ranking.best
             promised = replace(
@@ -274,6 +277,14 @@ class LoadedPair:
             )
             if self.measurements.learn_answer(promised):
                 self.replan()
+        finally:
+            self.lock.release()
+
+    @property
+    def _drafts_apart(self) -> bool:
+        """Whether the drafting model runs in a separate process."""
+        drafter = self.measurements.drafter
+        return drafter is not None and "process" in drafter.settings
 
     def take_notices(self) -> tuple[str, ...]:
         """The pending notices for the reader of an answer. Each notice is returned once."""

@@ -30,7 +30,7 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS, Experience
 from edgespec.planning.depth.load import Load, charged
-from edgespec.planning.depth.outcome import LEAST_STEP_S, Outcome, Seen
+from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, Outcome, Seen
 from edgespec.planning.depth.price import (
     HINDSIGHT,
     LEAST_READ,
@@ -120,7 +120,7 @@ class AnswerDepth:
         control = self._control
         with control.lock:
             cost = self._price(source)
-            if cost is None or self._hopeless or self._times_plain():
+            if cost is None or control.hopeless or self._times_plain():
                 return OFF
             return self._allow_model(source, cost, lag, unread)
 
@@ -199,7 +199,7 @@ class AnswerDepth:
         control = self._control
         with control.lock:
             cost = self._price(source)
-            if cost is None or self._hopeless or self._loading or not self._done:
+            if cost is None or control.hopeless or self._loading or not self._done:
                 return False
             load_s = LOAD_MARGIN * control.load_s * max(1.0, self._times.factor, self._times.latest)
             if self._buys(cost, lag, 0, load_s) is None and not self._checks(cost, lag, load_s):
@@ -265,11 +265,6 @@ class AnswerDepth:
             return False
         price_s = load_s + min(lag, LOOK) * cost.lag_token_s + self._lost_s(cost, 1)
         return price_s <= AT_ONCE * self.ledger.room_s
-
-    @property
-    def _hopeless(self) -> bool:
-        """Whether the drafter could not pay with every token right, by times that need no check."""
-        return self._control.hopeless and self._costs.checked
 
     def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
         """Whether to spend ``price_s`` on a ``gain`` in plain steps a token; ``lost_s`` is the most it can lose."""
@@ -373,7 +368,8 @@ class AnswerDepth:
                     shared = record.company != ALONE
                     slow = None if shared else control.learn_price(record, times.latest, self._read, self._asked)
                     self._timed |= shared or slow is not None
-                    self._seen.drafting += [] if slow is None else [slow]
+                    if slow is not None and record.context_length <= NEAR:
+                        self._seen.drafting.append(slow)
                     # One slow forward says nothing about drafting; three are the machine's pace (LiveTimes).
                     now_s = times.now_s(record.width + record.company.rows, record.context_length)
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s

@@ -17,6 +17,9 @@ ModeVerdict: TypeAlias = Literal["serial", "pipelined"]
 # dear as in truth, requests are 1 % slower, with 1.5 times 4 %, and with twice nothing is drafted.
 WRONG = 1.5
 
+# A drafter is timed near the beginning of a text. Beyond this context, in tokens, it takes noticeably longer.
+NEAR = 1024
+
 # Where a plain step takes less, Python's own time is a part of every ratio.
 LEAST_STEP_S = 0.002
 

@@ -29,6 +29,9 @@ Priors = Mapping[str, AcceptancePrior]
 
 _RECENT_DRAFTS = 5
 
+# Until answers have confirmed the measured times, a drafter may be this many times as fast as they say.
+_DOUBTED = 2.0
+
 
 class DepthState:
     """State shared by the answers of one engine. ``priors`` are keyed by source (if sampled: source + SAMPLED)."""
@@ -70,7 +73,8 @@ class DepthState:
             self.possible = self.speedup(1.0)
             # The share of a token's time that drafting saves while it is useful, from measured times.
             self.good_gain = max(0.0, 1.0 - 1.0 / (self.speedup(GOOD_RATE) or 1.0))
-            self.hopeless = self.possible <= DRAFT_MARGIN
+            best = self._speedup(1.0, self.pipelined, faster=1.0 if costs.checked else _DOUBTED)
+            self.hopeless = best <= DRAFT_MARGIN
 
     def speedup(self, rate: float, forward_s: Sequence[float] = (), others: float = 0.0) -> float:
         """Speed-up over plain if each token of the drafting model is accepted with probability ``rate``.
@@ -84,7 +88,12 @@ class DepthState:
         return self._speedup(rate, None)
 
     def _speedup(
-        self, rate: float, both: Contention | None, forward_s: Sequence[float] = (), others: float = 0.0
+        self,
+        rate: float,
+        both: Contention | None,
+        forward_s: Sequence[float] = (),
+        others: float = 0.0,
+        faster: float = 1.0,
     ) -> float:
         model, cap = self.costs.model_cost, self.depth_cap
         if model is None or self.costs.curves is None or cap < 1:
@@ -93,7 +102,7 @@ class DepthState:
         if forward_s:
             curve = Curve(widths=tuple(range(1, len(forward_s) + 1)), forward_s=tuple(forward_s))
         slow = statistics.median(self._slow) if self._slow else 1.0
-        return pair_speedup(curve, model.scaled(slow * (1.0 + others)), rate, cap, both)
+        return pair_speedup(curve, model.scaled(slow * (1.0 + others) / faster), rate, cap, both)
 
     @property
     def plain_tokens_per_s(self) -> float | None:
