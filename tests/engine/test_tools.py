@@ -15,6 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Notice, Round, Text
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
+from edgespec.files.gguf.header import read_header
 from edgespec.text.conversation.answer_parts import AnswerText, Said
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
 from edgespec.text.conversation.ends import Ends
@@ -26,7 +27,7 @@ from edgespec.text.conversation.tools import MOST_TOOLS, check_tools
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from edgespec.text.tokenizers.tokenizer import ControlToken
 from tests.engine.test_spelled_controls import BOS, END, START, controls, shown
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_gguf import CHATML, write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer
 
 # In the form of Qwen2.5's template.
@@ -378,3 +379,21 @@ def test_tools_are_refused_where_the_template_has_none(tiny: TinyModels) -> None
         with pytest.raises(InvalidRequestError, match="tools need the model's chat template"):
             session.generate("hello", tools=[tool()], raw=True)
         assert answer(session.generate(messages=[user(), call(), result()], max_tokens=2)).text
+
+
+NAMED = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": TEMPLATE}]
+
+
+def test_a_files_template_for_tools_is_used_with_tools_and_with_earlier_calls(
+    tiny: TinyModels, says: list[str]
+) -> None:
+    path = tiny.with_template("named", NAMED)
+    with tiny.load(path, draft="none") as engine, engine.session() as session, engine.session() as plain:
+        assert read_header(path).named_templates == {"tool_use": TEMPLATE}
+        says += ['<tool_call>{"name": "weather", "arguments": {"city": "x"}}</tool_call>']
+        done = answer(session.generate("hello", tools=[tool()], max_tokens=1))
+        assert [call.name for call in done.tool_calls] == ["weather"]
+        without = answer(plain.generate("hello", max_tokens=1))
+        assert without.stats.prompt_tokens < done.stats.prompt_tokens
+        sent = [*session.messages, {"role": "tool", "content": "21"}]
+        assert answer(session.generate(messages=sent, max_tokens=1)).text, "calls are shown without tools too"

@@ -347,6 +347,27 @@ def test_the_chat_template_file_takes_precedence(tmp_path: Path) -> None:
     assert changed(tmp_path, chat_template="old").special.chat_template == "{{ 'neu' }}é"
 
 
+def test_named_chat_templates_become_keys(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+        {"name": "my-own", "template": "other"},
+        {"name": "empty", "template": ""},
+        {"template": "without a name"},
+    ]
+    values = changed(tmp_path, chat_template=named).metadata()
+    assert {key: value for key, value in values.items() if "chat_template" in key} == {
+        "tokenizer.chat_template": "plain",
+        "tokenizer.chat_templates": ("tool_use", "my_own"),
+        "tokenizer.chat_template.tool_use": "tools",
+        "tokenizer.chat_template.my_own": "other",
+    }
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("newer", encoding="utf-8")
+    found = changed(tmp_path, chat_template=named).special.named_templates
+    assert found == {"tool_use": "newer", "my_own": "other"}, "a file counts before the list"
+
+
 def test_invalid_chat_templates_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="chat_template must be a string, got 7"):
         changed(tmp_path, chat_template=7)

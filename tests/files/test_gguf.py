@@ -55,6 +55,7 @@ def test_model_facts_come_from_the_gguf_header(tiny: Path) -> None:
     assert (header.embedding_length, header.head_count, header.head_count_kv) == (64, 4, 2)
     assert (header.key_length, header.value_length) == (16, 16)
     assert header.chat_template == CHATML
+    assert header.named_templates == {}
     assert header.parameter_count == 2 * rows * 64 + 2 * (block + 2 * 64) + 64
     matrices = (2 * rows * 64 + 2 * block) // 32 * 34
     assert header.tensor_bytes == matrices + 5 * 64 * 4

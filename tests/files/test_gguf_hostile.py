@@ -140,6 +140,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "scores-float64": (build([*TOKENS, ("tokenizer.ggml.scores", ARR, array(F64, [0, 0]))]), "array of float32"),
     "scores-too-many": (build([*TOKENS, ("tokenizer.ggml.scores", ARR, array(F32, [0, 0, 0]))]), "3 elements for 2"),
     "template-not-text": (_key("tokenizer.chat_template", U32, 1), "must be a string"),
+    "named-template-not-text": (_key("tokenizer.chat_template.tool_use", U32, 1), "must be a string"),
+    "named-template-too-long": (_key("tokenizer.chat_template.rag", STR, "x" * (1 << 20)), "too long"),
     "template-too-long": (_key("tokenizer.chat_template", STR, "x" * (1 << 20)), "too long"),
     "eos-not-a-number": (_key("tokenizer.ggml.eos_token_id", F32, 1.0), "must be an integer"),
     "mask-outside-the-vocabulary": (build([*TOKENS, ("edgespec.mask_token_id", U32, 2)]), "0 to 1 is allowed"),

@@ -82,7 +82,7 @@ def write_tiny_gguf(
     kv_heads: int = 2,
     context_length: int = 2048,
     quant: Quant = "F32",
-    chat_template: str | None = CHATML,
+    chat_template: str | list[dict[str, str]] | None = CHATML,
     extra_tokens: int = 0,
     end_scale: float = 0.0,
     architecture: str = "llama",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.text.conversation.messages import read_conversation
-from edgespec.text.conversation.model_template import ModelTemplate
+from edgespec.text.conversation.model_template import ModelTemplate, ModelTemplates
 
 Message = dict[str, Any]
 
@@ -163,3 +163,40 @@ def test_tools_and_documents_are_none_unless_the_template_walks_through_them() -
     assert shown(asks, user()) == ["True True hello"]
     walks = "{% for tool in tools %}{{ tool }}{% endfor %}{{ tools is defined }} {{ messages[0].content }}"
     assert shown(walks, user()) == ["False hello"]
+
+
+# ------------------------------------------------------------------------------------------------ several templates
+
+TOOLS = '{{ tools }}<tool_call>{"name": ...}' + BODY
+PLAIN = "{{ messages[0].content }}"
+SOURCES = "{{ documents }}" + PLAIN
+
+
+@pytest.mark.parametrize(
+    ("default", "named", "needs", "chosen"),
+    [
+        (PLAIN, {}, {"tools": True, "documents": True}, PLAIN),
+        (PLAIN, {"tool_use": TOOLS}, {}, PLAIN),
+        (PLAIN, {"tool_use": TOOLS}, {"tools": True}, TOOLS),
+        (PLAIN, {"tool_use": TOOLS}, {"calls": True}, TOOLS),
+        (TOOLS + "default", {"tool_use": TOOLS}, {"tools": True}, TOOLS),
+        (TOOLS + "default", {"tool_use": TOOLS}, {"calls": True}, TOOLS + "default"),
+        (TOOLS, {"tool_use": PLAIN}, {"tools": True}, TOOLS),
+        (PLAIN, {"other": TOOLS}, {"tools": True}, TOOLS),
+        (PLAIN, {"tool_use": TOOLS, "rag": SOURCES}, {"documents": True}, SOURCES),
+        (SOURCES + "default", {"rag": SOURCES}, {"documents": True}, SOURCES + "default"),
+        (PLAIN, {"tool_use": TOOLS, "rag": SOURCES}, {"tools": True, "documents": True}, TOOLS),
+        (
+            PLAIN,
+            {"tool_use": TOOLS, "all": "{{ documents }}" + TOOLS},
+            {"tools": True, "documents": True},
+            "{{ documents }}" + TOOLS,
+        ),
+        (None, {"tool_use": TOOLS}, {}, None),
+    ],
+)
+def test_a_named_template_is_chosen_where_the_default_one_shows_less(
+    default: str | None, named: dict[str, str], needs: dict[str, bool], chosen: str | None
+) -> None:
+    found = ModelTemplates(default, named, lambda: ("", "")).chosen(**needs)
+    assert (None if found is None else found.source) == chosen

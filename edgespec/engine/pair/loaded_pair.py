@@ -101,6 +101,7 @@ class LoadedPair:
             tokenizer,
             target.header.chat_template,
             target.header.context_length,
+            named_templates=target.header.named_templates,
             system=self.kept.system,
             other_template=self.kept.program if self.kept.has_template else None,
         )

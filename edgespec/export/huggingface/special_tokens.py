@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, read_fields, read_reg
 
 _MOST_BYTES = 16 << 20  # tokenizer_config.json lists all added tokens: gemma's has 1.2 MB
 _MOST_TEMPLATE_BYTES = 1 << 20  # the limit of one value in a GGUF header; real templates stay under 100 kB
+
+# Templates in a list or a folder; models have at most three.
+_MOST_TEMPLATES = 16
+_DEFAULT = "default"
+# What the name of a template may not have in a GGUF key, as llama.cpp's conversion writes it.
+_NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9]")
 
 # Names in transformers, with their names in GGUF keys.
 _NAMES: Mapping[str, str] = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -24,13 +31,15 @@ _TURN_ENDS = frozenset({"<end_of_turn>", "<|eot_id|>", "<|im_end|>", "<|end|>", 
 class SpecialTokens:
     """``ids`` by the name in GGUF keys: bos, eos, eot, unknown, padding; unstated tokens are absent.
 
-    ``add_bos`` and ``add_eos``: whether raw text gets the bos and eos tokens.
+    ``add_bos`` and ``add_eos``: whether raw text gets the bos and eos tokens. ``named_templates`` are further chat
+    templates, such as ``tool_use``.
     """
 
     ids: Mapping[str, int]
     add_bos: bool
     add_eos: bool
     chat_template: str | None
+    named_templates: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_special_tokens(folder: Path, tokenizer: Fields, table: Mapping[str, int]) -> SpecialTokens:
@@ -64,6 +73,7 @@ def read_special_tokens(folder: Path, tokenizer: Fields, table: Mapping[str, int
         and (first is not None and table.get(first) == ids["bos"] if add_bos is None else add_bos),
         add_eos=last is not None and table.get(last) == ids["eos"] if add_eos is None else add_eos,
         chat_template=_chat_template(folder, config),
+        named_templates=_named_templates(folder, config),
     )
 
 
@@ -135,21 +145,37 @@ def _chat_template(folder: Path, config: Fields) -> str | None:
     """
     path = folder / "chat_template.jinja"
     if path.exists():
-        raw = read_regular_file(path, _MOST_TEMPLATE_BYTES)
-        try:
-            return raw.decode("utf-8") or None
-        except UnicodeDecodeError as error:
-            raise ModelFileError(path, "it is not valid UTF-8", offset=error.start, hint=DOWNLOAD_AGAIN) from None
-    return _stated(config) or _stated(_optional(folder / "chat_template.json"))
+        return _jinja(path) or None
+    return _stated(config).get(_DEFAULT) or _stated(_optional(folder / "chat_template.json")).get(_DEFAULT)
 
 
-def _stated(fields: Fields) -> str | None:
-    if isinstance(fields.raw("chat_template"), list):
-        for value in fields.items("chat_template") or []:
-            if isinstance(value, dict) and value.get("name") == "default":
-                return _checked(Fields(fields.path, value, "chat_template."), "template")
-        return None
-    return _checked(fields, "chat_template")
+def _named_templates(folder: Path, config: Fields) -> dict[str, str]:
+    """The further chat templates: in files of Jinja in a folder, before in a list of named strings."""
+    files = sorted((folder / "additional_chat_templates").glob("*.jinja"))[:_MOST_TEMPLATES]
+    stated = _stated(config) | {file.stem: _jinja(file) for file in files}
+    named = {_NAME_CHARACTERS.sub("_", name): template for name, template in stated.items() if template}
+    return {name: template for name, template in named.items() if name not in (_DEFAULT, "")}
+
+
+def _jinja(path: Path) -> str:
+    raw = read_regular_file(path, _MOST_TEMPLATE_BYTES)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(path, "it is not valid UTF-8", offset=error.start, hint=DOWNLOAD_AGAIN) from None
+
+
+def _stated(fields: Fields) -> dict[str, str]:
+    """The templates that a file of JSON states, by name."""
+    if not isinstance(fields.raw("chat_template"), list):
+        template = _checked(fields, "chat_template")
+        return {} if template is None else {_DEFAULT: template}
+    found = dict[str, str]()
+    for value in (fields.items("chat_template") or [])[:_MOST_TEMPLATES]:
+        if isinstance(value, dict) and isinstance(name := value.get("name"), str):
+            template = _checked(Fields(fields.path, value, "chat_template."), "template")
+            found.setdefault(name, template or "")
+    return found
 
 
 def _checked(fields: Fields, name: str) -> str | None:

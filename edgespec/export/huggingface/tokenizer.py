@@ -18,6 +18,7 @@ from edgespec.export.huggingface.config import Value
 from edgespec.export.huggingface.pretokenizers import SPACE, byte_level_name, sentencepiece_prefix
 from edgespec.export.huggingface.special_tokens import SpecialTokens, read_special_tokens
 from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, is_text, read_fields
+from edgespec.files.gguf.records import CHAT_TEMPLATE
 
 TOKENIZER = "tokenizer.json"
 _MOST_BYTES = 64 << 20  # the largest known tokenizer.json, gemma's, has 33 MB
@@ -72,7 +73,10 @@ class Vocabulary:
         }
         found: dict[str, Value] = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
         if special.chat_template is not None:
-            found["tokenizer.chat_template"] = special.chat_template
+            found[CHAT_TEMPLATE] = special.chat_template
+        if special.named_templates:
+            found[f"{CHAT_TEMPLATE}s"] = tuple(special.named_templates)
+            found |= {f"{CHAT_TEMPLATE}.{name}": each for name, each in special.named_templates.items()}
         return found
 
 

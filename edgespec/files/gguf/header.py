@@ -21,6 +21,7 @@ from edgespec.files.checked import cannot_map
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN, INLINE_BYTES, Cursor, Entry, quote, read_entry
 from edgespec.files.gguf.names import MOST_PARTS, part_name
 from edgespec.files.gguf.records import (
+    CHAT_TEMPLATE,
     GGML_TYPES,
     MASK_TOKEN_KEY,
     FilePart,
@@ -203,7 +204,8 @@ def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
         raise cursor.fail(
             f"general.architecture is {quote(architecture)}, which is not an architecture's name", offset
         )
-    for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"):
+    named = [key for key in entries if key.startswith(f"{CHAT_TEMPLATE}.")]
+    for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre", CHAT_TEMPLATE, *named):
         _text(cursor, entries, key)
     tokens = _table(cursor, entries, "tokenizer.ggml.tokens", "string", None)
     if tokens == 0:

@@ -38,6 +38,8 @@ _FORMATS = {name: (fmt, size) for name, fmt, size in VALUE_TYPES.values()}
 # edgespec's key for the token that stands for a draft token not yet known, in a drafter that drafts all tokens in one
 # forward. Masked language models state tokenizer.ggml.mask_token_id, which does not make them such drafters.
 MASK_TOKEN_KEY = "edgespec.mask_token_id"
+# The default template; with a dot and a name behind it, a further one.
+CHAT_TEMPLATE = "tokenizer.chat_template"
 
 # ggml tensor types that occur in files: name, elements per block, bytes per block, from ggml_type_name,
 # ggml_blck_size and ggml_type_size of ggml 0.25.3. Not listed: 4, 5, 31-33 and 36-38, which ggml removed, and
@@ -307,8 +309,18 @@ class GgufHeader:
 
     @property
     def chat_template(self) -> str | None:
-        template = self.metadata.get("tokenizer.chat_template")
+        template = self.metadata.get(CHAT_TEMPLATE)
         return template if isinstance(template, str) else None
+
+    @property
+    def named_templates(self) -> Mapping[str, str]:
+        """Further chat templates by name, such as ``tool_use``."""
+        prefix = f"{CHAT_TEMPLATE}."
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self.metadata.items()
+            if key.startswith(prefix) and isinstance(value, str)
+        }
 
     @property
     def mask_token_id(self) -> int | None:

@@ -17,7 +17,7 @@ _CONFIG = "config.json"
 _WANTED = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
     r"|added_tokens\.json|chat_template\.jinja|chat_template\.json|model\.safetensors|model\.safetensors\.index\.json"
-    r"|model-\d{5}-of-\d{5}\.safetensors"
+    r"|model-\d{5}-of-\d{5}\.safetensors|additional_chat_templates/[\w.-]+\.jinja"
 )
 
 
@@ -54,7 +54,8 @@ def fetch_hub_folder(folder: HubFolder, network: Network = ONLINE, job: Job = QU
     """
     parent: Path | None = None
     for name in folder.wanted:
-        parent = fetch_hub_file(HubFile(folder.repo, name, folder.commit), network, job).path.parent
+        path = fetch_hub_file(HubFile(folder.repo, name, folder.commit), network, job).path
+        parent = path.parents[name.count("/")]
     if parent is None:
         raise DownloadError(f"{folder.repo} holds no model that can be converted")
     return parent

@@ -16,7 +16,7 @@ from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText, Sai
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.messages import THINKING, check_messages
-from edgespec.text.conversation.model_template import ModelTemplate
+from edgespec.text.conversation.model_template import ModelTemplates
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode, is_far_longer
 from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
@@ -34,8 +34,9 @@ _ANSWER_SHARE = 4
 class PromptFormat:
     """A model's prompt format: its tokenizer, its chat template if it has one, its longest context.
 
-    ``longest`` is the model's context length in tokens; None if its file does not say. ``system`` is the system
-    message of conversations without one. ``other_template``: the program that keeps a template which only it reads.
+    ``longest`` is the model's context length in tokens; None if its file does not say. ``named_templates``
+    are the file's further templates, for tools and documents. ``system`` is the system message of conversations
+    without one. ``other_template``: the program that keeps a template which only it reads.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class PromptFormat:
         template: str | None,
         longest: int | None,
         *,
+        named_templates: Mapping[str, str] | None = None,
         system: str | None = None,
         other_template: str | None = None,
     ) -> None:
@@ -55,7 +57,7 @@ class PromptFormat:
         self._name = name
         self._system = system
         self._other_template = other_template
-        self._template = None if template is None else ModelTemplate(template, self._tokens)
+        self._templates = ModelTemplates(template, named_templates or {}, self._tokens)
 
     def _tokens(self) -> tuple[str, str]:
         return self.tokenizer.bos_token, self.tokenizer.eos_token
@@ -73,7 +75,7 @@ class PromptFormat:
     @property
     def has_template(self) -> bool:
         """Whether the model can chat; otherwise it can only continue ``raw`` text."""
-        return self._template is not None
+        return self._templates.default is not None
 
     @property
     def _no_template_hint(self) -> str:
@@ -84,10 +86,15 @@ class PromptFormat:
             "use `--raw` to continue plain text, or a GGUF file that has a chat template"
         )
 
-    def tool_use(self, tools: Sequence[Message]) -> ToolUse | None:
-        """How the model uses these tools; None without tools. Raises InvalidRequestError if it cannot."""
-        source = None if self._template is None else self._template.source
-        return tool_use(self._name, source, self.tokenizer, tools) if tools else None
+    def tool_use(self, tools: Sequence[Message], variables: Mapping[str, Any] | None = None) -> ToolUse | None:
+        """How the model uses these tools; None without tools.
+
+        Raises InvalidRequestError if it cannot, and TemplateError.
+        """
+        if not tools:
+            return None
+        template = self._templates.chosen(tools=True, documents=bool((variables or {}).get(DOCUMENTS)))
+        return tool_use(self._name, None if template is None else template.source, self.tokenizer, tools)
 
     def read(
         self,
@@ -100,24 +107,26 @@ class PromptFormat:
 
         Raises TemplateError, InvalidRequestError, and what ``budget`` raises.
         """
-        if self._template is None:
+        variables = variables or {}
+        called = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+        documents = bool(variables.get(DOCUMENTS))
+        template = self._templates.chosen(tools=bool(tools), calls=called, documents=documents)
+        if template is None:
             raise TemplateError(f"{self._name} has no chat template", hint=self._no_template_hint)
         if self._system is not None and not (messages and messages[0]["role"] == "system"):
             messages = [{"role": "system", "content": self._system}, *messages]
-        variables = variables or {}
-        if variables.get(DOCUMENTS) and not self._template.reads(DOCUMENTS):
+        if documents and not template.reads(DOCUMENTS):
             raise InvalidRequestError(
                 f"{self._name} cannot be given documents: its chat template does not read them", param=DOCUMENTS
             )
-        called = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
-        if called and "tool_calls" not in self._template.source:
-            form = call_format(self._template.source)
+        if called and not template.shows_calls:
+            form = call_format(template.source)
             if form is None or form.heads:
                 raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
             messages = [with_calls_in_text(message, form) for message in messages]
-        shaped = self._template.shaped([dict(message) for message in messages], tools=bool(tools))
+        shaped = template.shaped([dict(message) for message in messages], tools=bool(tools))
         shown = {"tools": tools} if tools else {}
-        return self._template.render({**variables, **shown, "messages": shaped}, budget)
+        return template.render({**variables, **shown, "messages": shaped}, budget)
 
     def encode(self, prompt: str, budget: RequestBudget | None = None) -> list[int]:
         """Tokens of what ``read`` returned; a begin-of-sequence token is added unless the template wrote one."""
@@ -283,7 +292,7 @@ class Conversation:
             self._check_length(prompt, budget)
             turn = Turn(message=None, text=prompt, tokens=self._prompts.encode_raw(prompt, budget))
         else:
-            use = self._prompts.tool_use(tools)
+            use = self._prompts.tool_use(tools, variables)
             shown = {**self._variables, **(variables or {})}
             turn = self._next(
                 prompt, max_tokens, context_length, earlier, after, use, shown, budget, keep_all=keep_all

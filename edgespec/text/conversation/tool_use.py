@@ -42,7 +42,7 @@ class ToolUse:
 def tool_use(name: str, template: str | None, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> ToolUse:
     """How the model ``name`` uses ``tools``. Raises InvalidRequestError if its template does not say how."""
     form = None if template is None else call_format(template)
-    shows = template is not None and re.search(r"\btools\b", template) is not None
+    shows = template is not None and shows_tools(template)
     if form is None or not shows:
         raise InvalidRequestError(
             f"{name} cannot be given tools: "
@@ -51,6 +51,11 @@ def tool_use(name: str, template: str | None, tokenizer: Tokenizer, tools: Seque
         )
     ids_begin = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
     return ToolUse(tools=tuple(tools), format=form, marks=control_tokens(tokenizer, form.marks), ids=ids_begin)
+
+
+def shows_tools(template: str) -> bool:
+    """Whether a chat template mentions tools."""
+    return re.search(r"\btools\b", template) is not None
 
 
 def control_tokens(tokenizer: Tokenizer, marks: Sequence[str]) -> dict[int, bytes]:

@@ -97,16 +97,16 @@ class StatedKinds:
         self._fills_in = fills_in
         ends = ("eos", "eot", "eom", *_FILL_IN_ENDS)
         self._ends = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ends}
-        self._template = header.chat_template or ""
+        self._templates = "\n".join([header.chat_template or "", *header.named_templates.values()])
 
     def is_text(self, token: int, text: str) -> bool:
         """Whether the file calls a token ordinary text, whatever its text looks like.
 
         ``</s>`` is a tag of HTML in the vocabularies of Gemma and Qwen. A token that the file names as an end is one,
-        and so is a token that the chat template writes (Gemma 4's ``<|tool_response>``).
+        and so is a token that a chat template writes (Gemma 4's ``<|tool_response>``).
         """
         kind = self.kinds[token] if self.kinds else Kind.UNDEFINED
-        if kind not in (Kind.NORMAL, Kind.USER_DEFINED) or token in self._ends or text in self._template:
+        if kind not in (Kind.NORMAL, Kind.USER_DEFINED) or token in self._ends or text in self._templates:
             return False
         return not (self._fills_in and text in _FILL_IN_TEXTS)
 
