@@ -143,6 +143,8 @@ def log_line(line: RequestLine, now: str) -> str:
         proposed, accepted = (sum(getattr(done.stats, name) for done in answers) for name in ("proposed", "accepted"))
         if proposed:
             parts.append(f"{accepted} of {proposed} guesses right")
+    if line.kept_in_part:
+        parts.append("the schema is kept in part")
     if line.error is not None:
         parts.append(line.error)
     return "".join(each if each.isprintable() else "?" for each in " · ".join(parts))

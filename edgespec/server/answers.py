@@ -17,6 +17,7 @@ from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Text
 from edgespec.errors import (
     ClosedError,
+    ConstraintError,
     ContextFullError,
     InvalidRequestError,
     MemoryLimitError,
@@ -40,7 +41,7 @@ _DRAWN_SEEDS = 2**53 - MOST_CHOICES
 _LONGEST_TOKEN = 512
 
 # Errors after which a session is as usable as before: the request's own, and those of the reader of the answer.
-_OF_THE_REQUEST = (ApiError, ContextFullError, GoneError, InvalidRequestError, TemplateError)
+_OF_THE_REQUEST = (ApiError, ConstraintError, ContextFullError, GoneError, InvalidRequestError, TemplateError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,7 @@ def _generation(request: Request, kept: Kept, sampling: Sampling, budget: Reques
         "min_tokens": request.min_tokens,
         "ignore_eos": request.ignore_eos,
         "logprobs": request.logprobs,
+        **({} if request.form is None else request.form.form.arguments),
     }
     if request.prompt is not None:
         return kept.session.generate(request.prompt, raw=True, **settings)

@@ -23,7 +23,7 @@ from edgespec.errors import EdgespecError
 from edgespec.server.answers import Reader, decode
 from edgespec.server.bodies import BodyReader
 from edgespec.server.errors import ApiError, GoneError, api_error
-from edgespec.server.keeper import ModelKeeper
+from edgespec.server.keeper import LoadedEngine, ModelKeeper
 from edgespec.server.metrics import Metrics
 from edgespec.server.openapi import document
 from edgespec.server.queue import RequestQueue
@@ -43,7 +43,10 @@ Scope = MutableMapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLine:
-    """One request as a log shows it: nothing of its content. ``status`` 0: the client left before an answer."""
+    """One request as a log shows it: nothing of its content. ``status`` 0: the client left before an answer.
+
+    ``kept_in_part``: not all of its schema's keywords.
+    """
 
     client: str
     method: str
@@ -52,6 +55,7 @@ class RequestLine:
     seconds: float
     answers: tuple[Done, ...] = ()
     error: str | None = None
+    kept_in_part: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +126,7 @@ class Answering(Response):
         collected, threads = Collected(), self._service.keeper.threads
         work = self._decode(collected if stream is None else stream)
         answers = await (work if stream is None else stream.kept_alive(work))
-        scope["edgespec.answers"] = tuple(answers)
+        scope["edgespec.answers"], scope["edgespec.warnings"] = tuple(answers), self._known_head().warnings
         if (content := self._service.content) is not None:
             await threads.run(lambda: content(self._request, answers))
         if stream is not None:
@@ -141,18 +145,24 @@ class Answering(Response):
                 service.queue.turn(self._size, self._owner if len(service.access.keys) > 1 else None),
                 service.keeper.use() as loaded,
             ):
-                is_chat = self._request.is_chat
+                is_chat, warnings = self._request.is_chat, await self._compiled(loaded)
                 self._head = Head(
                     id=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
                     created=int(time.time()),
                     model=service.names[0],
                     fingerprint=fingerprint(loaded.engine.plan),
                     is_chat=is_chat,
+                    warnings=warnings,
                 )
                 return await decode(self._request, self._owner, loaded, reader, self._budget)
         except TimeoutError:
             message = f"the answer took longer than {LONGEST_REQUEST_S:.0f} s"
             raise ApiError(message, status=504, code="timeout") from None
+
+    async def _compiled(self, loaded: LoadedEngine) -> tuple[str, ...]:
+        """Compile the form of the answers before a session is taken. Returns what of it is not kept."""
+        form = self._request.form
+        return () if form is None else await loaded.forms.compile(loaded.engine, form, self._owner, self._budget)
 
 
 def as_api_error(error: Exception, param: str | None = None) -> ApiError:
@@ -239,6 +249,7 @@ class Guard:
                 seconds=seconds,
                 answers=answers,
                 error=error,
+                kept_in_part=bool(scope.get("edgespec.warnings")),
             )
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from edgespec.errors import (
     CancelledError,
     ClosedError,
+    ConstraintError,
     DownloadError,
     EdgespecError,
     InvalidRequestError,
@@ -114,6 +115,8 @@ def api_error(error: EdgespecError, param: str | None = None) -> ApiError:
         return ApiError(f"{code}: {message}", param=param, code=code)  # clients look for it in the message
     if isinstance(error, InvalidRequestError):
         return ApiError(message, param=error.param)
+    if isinstance(error, ConstraintError):
+        return ApiError(message, code="constraint_failed")
     if isinstance(error, TemplateError):
         return ApiError(message, code="template_error")
     if isinstance(error, _UNAVAILABLE):

@@ -19,6 +19,16 @@ from edgespec.decoding.sampling import BIASES, MOST_BIASED, RANGES
 from edgespec.errors import InvalidRequestError
 from edgespec.files.checked import Range
 from edgespec.server.errors import ApiError, sentence
+from edgespec.server.forms import (
+    MEMBERS,
+    RESPONSE_FORMAT,
+    SCHEMA,
+    TEXT,
+    asked,
+    ollama_format,
+    response_format,
+    structured_outputs,
+)
 from edgespec.server.json_schema import Schema, fits, wanted
 from edgespec.server.messages import MESSAGES, read_messages
 from edgespec.server.strict_json import check_texts
@@ -67,7 +77,7 @@ class Field:
     ``schema`` is what it may be; values outside an ``enum`` ask for what is not supported. ``own`` is what a value
     means here, None if nothing. ``sets`` names what it becomes, by default the field's own name: a field of Request,
     or behind ``sampling.`` one of Sampling. Of several fields that set the same, the first of the table counts, of
-    template variables for each name.
+    template variables for each name; forms of the answer must be equal.
     Absent and null mean the default of what is set. ``shown`` is another schema for the OpenAPI document, or False if
     that leaves the field out. With ``texts`` the field's texts reach the model.
     """
@@ -128,6 +138,7 @@ _TEXTS: Schema = {"type": "array", "items": {"type": "string"}, "maxItems": MOST
 _STOPS: Schema = {"oneOf": [{"type": "null"}, {"type": "string"}, _TEXTS]}
 _OBJECTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_TOOLS}
 _WORDS: Schema = {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MOST_STOPS}
+_CHOICES: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
 _PROMPT: Schema = {"type": "string", "minLength": 1}
 _CHOICE: Schema = {"enum": [None, "auto", "none"]}
 _LENGTH: Schema = {"type": "integer", "minimum": 1}
@@ -145,7 +156,6 @@ _BIASES: Schema = {
     "maxProperties": MOST_BIASED,
 }
 _REPEAT = _number(replace(RANGES["repeat_penalty"], least=_LEAST_REPEAT_PENALTY, above=False))
-_TEXT_FORM: Schema = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
 _EMPTY: Schema = {"enum": [False, 0, "", [], {}]}
 _VARIABLES: Schema = {"type": ["object", "null"]}
 _EFFORT: Schema = {"anyOf": [_FLAG, _TEXT]}
@@ -236,6 +246,10 @@ def _drawing(name: str, schema: Schema, own: _Own = _same, others: str = "") -> 
     return _named(f"options.{name} {others}", field)
 
 
+def _form(name: str, schema: Schema, own: _Own) -> Field:
+    return Field(name, schema, "as in [Structured answers](structured.md#over-http)", own=own, sets="form")
+
+
 _OBEYED = (
     Field(
         "messages",
@@ -297,6 +311,13 @@ _OBEYED = (
     ),
     Field("tool_choice", _CHOICE, "whether the model may call them; a call cannot be forced", CHAT, texts=True),
     Field("parallel_tool_calls", _FLAG, "whether an answer may have several calls, or the first only", CHAT),
+    _form("response_format", RESPONSE_FORMAT, response_format),
+    *(_form(name, SCHEMA, asked("schema", name)) for name in ("json_schema", "guided_json")),
+    _form("format", SCHEMA, ollama_format),
+    _form("structured_outputs", MEMBERS, structured_outputs),
+    *(_form(name, TEXT, asked("grammar", name)) for name in ("grammar", "guided_grammar")),
+    _form("guided_regex", TEXT, asked("regex", "guided_regex")),
+    _form("guided_choice", _CHOICES, asked("choice", "guided_choice")),
     Field("model", _TEXT, "the served model, by one of its names"),
     *_drawing("temperature", _number(RANGES["temperature"])),
     # OpenAI allows 0: the likeliest token.
@@ -332,11 +353,9 @@ _OBEYED = (
 )
 
 _REFUSED = (
-    *_refused("response_format", "a form of the answer", _TEXT_FORM),
-    *_refused(
-        "grammar json_schema format structured_outputs guided_json guided_regex guided_choice guided_grammar",
-        "a form of the answer",
-    ),
+    *_refused("grammar_lazy", "a form that begins in the middle of the answer", _NO),
+    *_refused("grammar_triggers", "a form that begins in the middle of the answer"),
+    *_refused("guided_whitespace_pattern", "other blanks in JSON"),
     *_refused("functions", "`tools`, by their old name", apis=CHAT),
     *_refused("function_call", "`tool_choice`, by its old name", {"enum": ["auto", "none"]}, CHAT),
     *_refused("modalities", "other prompts or answers than text", {"enum": [["text"]]}),
@@ -421,8 +440,8 @@ _IGNORED = (
     ),
     *_ignored(
         "xtc_threshold dynatemp_exponent dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
-        "adaptive_decay mirostat_tau options.mirostat_tau mirostat_eta options.mirostat_eta grammar_lazy "
-        "grammar_triggers grammar_type preserved_tokens guided_decoding_backend guided_whitespace_pattern "
+        "adaptive_decay mirostat_tau options.mirostat_tau mirostat_eta options.mirostat_eta "
+        "grammar_type preserved_tokens guided_decoding_backend "
         "reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_end_tags reasoning_budget_message "
         "spaces_between_special_tokens media_io_kwargs mm_processor_kwargs return_mm_kwargs",
         "settings of what is refused",
@@ -449,6 +468,9 @@ def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
             before = into.setdefault(name, value)
             if name == "template_variables":
                 into[name] = {**value, **before}
+            elif name == "form" and before != value:
+                message = f"{before.field} and {field.name} name two forms, and an answer has one"
+                raise ApiError(message, param=field.name)
     return {**found, "sampling": sampling}
 
 

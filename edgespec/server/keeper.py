@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
+from edgespec.server.forms import FormCompiler
 from edgespec.server.pool import SessionPool
 from edgespec.server.threads import Threads
 
@@ -26,7 +28,7 @@ CALIBRATE_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A loaded model, the conversations kept for it, and the threads for what takes long.
+    """A loaded model, the conversations kept for it, the threads for what takes long, and those for forms.
 
     One request at a time opens a session (``taking``), in the order in which they came; ``given_back`` wakes it.
     """
@@ -34,6 +36,7 @@ class LoadedEngine:
     engine: Engine
     pool: SessionPool
     threads: Threads
+    forms: FormCompiler
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     given_back: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -50,6 +53,7 @@ class ModelKeeper:
         threads cannot be started.
         """
         self.threads = Threads()
+        self._forms = FormCompiler()
         self._load = load
         self._keep_alive_s = keep_alive_s
         self._context_length = context_length
@@ -58,6 +62,7 @@ class ModelKeeper:
         self._users = set[object]()
         self._idle: asyncio.Task[None] | None = None
         self._freeing: asyncio.Future[None] | None = None
+        self._prepared = Future[None]()  # the vocabulary for forms, which takes a processor for a second
         self._stop_measuring = threading.Event()
         self._closed = False
         self.error: EdgespecError | None = None  # of the last attempt to load
@@ -108,7 +113,8 @@ class ModelKeeper:
         finally:
             self._loading = None
         self.error, self.loads = None, self.loads + 1
-        self._loaded = LoadedEngine(engine, SessionPool(engine), self.threads)
+        self._loaded = LoadedEngine(engine, SessionPool(engine), self.threads, self._forms)
+        self._prepared = self._forms.prepare(engine)
         self._wait_idle()
         return self._loaded
 
@@ -163,6 +169,7 @@ class ModelKeeper:
         await asyncio.sleep(delay)
         self._stop_measuring = stop = threading.Event()
         with contextlib.suppress(Exception):  # a measurement; the model is freed all the same
+            await asyncio.wait([asyncio.wrap_future(self._prepared)])
             if loaded.engine.can_calibrate:
                 await self.threads.run(lambda: loaded.engine.calibrate_for(stop=stop))
         if until is None:
@@ -189,6 +196,7 @@ class ModelKeeper:
         if self._freeing is not None:
             await asyncio.wait([self._freeing])
         self.threads.close()
+        self._forms.close()
 
 
 def _free(loaded: LoadedEngine) -> None:

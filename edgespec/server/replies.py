@@ -17,13 +17,19 @@ from edgespec.text.conversation.pieces import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all chunks of a reply share. ``created``: seconds since 1970."""
+    """What all chunks of a reply share. ``created``: seconds since 1970. ``warnings``: what was not obeyed."""
 
     id: str
     created: int
     model: str
     fingerprint: str
     is_chat: bool
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What only edgespec says, at the end of a reply."""
+        return {"edgespec": {"warnings": list(self.warnings)}} if self.warnings else {}
 
     def wrap(self, choices: list[dict[str, Any]], *, chunk: bool, **more: Any) -> dict[str, Any]:
         kind = "text_completion" if not self.is_chat else f"chat.completion{'.chunk' if chunk else ''}"
@@ -65,7 +71,13 @@ def last_chunk(head: Head, index: int, done: Done) -> dict[str, Any]:
     """The chunk with the reason for the end, the seed and the timings."""
     reason = finish_reason(done)
     choice = _delta(index, {}, reason) if head.is_chat else _text(index, Part(), reason)
-    return head.wrap([choice], chunk=True, seed=done.sampling.seed, timings=timings([done]))
+    return head.wrap([choice], chunk=True, seed=done.sampling.seed, timings=timings([done]), **head.own)
+
+
+def failed_chunk(head: Head, index: int) -> dict[str, Any]:
+    """What a stream's error has of the answer that it ends."""
+    choice = _delta(index, {}, "error") if head.is_chat else _text(index, Part(), "error")
+    return head.wrap([choice], chunk=True)
 
 
 def usage_chunk(head: Head, answers: Sequence[Done]) -> dict[str, Any]:
@@ -94,7 +106,12 @@ def whole(head: Head, parts: Sequence[Part], answers: Sequence[Done]) -> dict[st
         else:
             choices.append(_text(index, part, done.finish_reason))
     return head.wrap(
-        choices, chunk=False, usage=usage(answers), seed=answers[0].sampling.seed, timings=timings(answers)
+        choices,
+        chunk=False,
+        usage=usage(answers),
+        seed=answers[0].sampling.seed,
+        timings=timings(answers),
+        **head.own,
     )
 
 

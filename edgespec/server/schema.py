@@ -8,6 +8,7 @@ from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.fields import read_fields
+from edgespec.server.forms import AskedForm
 from edgespec.server.messages import Message
 
 
@@ -31,6 +32,7 @@ class Request:
     ignore_eos: bool = False
     min_tokens: int | None = None
     max_tokens: int | None = None
+    form: AskedForm | None = None
     choices: int = 1
     stream: bool = False
     include_usage: bool = False

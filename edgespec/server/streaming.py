@@ -12,6 +12,7 @@ from edgespec.server.answers import Part, joined
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.replies import (
     Head,
+    failed_chunk,
     first_chunk,
     json_pieces,
     last_chunk,
@@ -119,9 +120,11 @@ class EventStream:
         self._echo = echo
         self._writing = asyncio.Lock()
         self._wrote = False  # since the last look of ``kept_alive``
+        self._index: int | None = None  # of the answer that has begun
         self.started = False
 
     async def begin(self, index: int) -> None:
+        self._index = index
         if self._head().is_chat:
             await self._event(first_chunk(self._head(), index))
         if self._echo:
@@ -143,8 +146,9 @@ class EventStream:
         await self._close()
 
     async def fail(self, error: ApiError) -> None:
-        """End a stream that has started with an error."""
-        await self._write(b"data: " + error.body() + b"\n\n")
+        """End a stream that has started with an error; the answer that had begun has the reason ``error``."""
+        ended = {} if self._index is None else failed_chunk(self._head(), self._index)
+        await self._write(b"data: " + json.dumps({**ended, **error.as_json()}).encode() + b"\n\n")
         await self._close()
 
     async def kept_alive(self, work: Coroutine[Any, Any, T]) -> T:

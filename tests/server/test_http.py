@@ -406,7 +406,7 @@ def test_the_log_of_a_refused_request_has_nothing_of_its_text_unless_asked(
 
 def test_an_error_quotes_the_beginning_of_a_field_only(server: Running) -> None:
     response = server.chat("x", response_format={"type": "long " * 1000})
-    assert len(failed(response, 400, "unsupported_parameter")["message"]) < 200
+    assert len(failed(response, 400)["message"]) < 300
 
 
 def test_while_the_model_loads_health_says_so_and_requests_wait(tiny: TinyModels) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ class _Engine:
         self.can_calibrate = can_calibrate
         self.measuring: threading.Event = threading.Event()
         self.stopped: bool | None = None
+        self.pair = SimpleNamespace(forms=SimpleNamespace(prepare=lambda: None))
 
     def calibrate_for(self, *, stop: threading.Event) -> None:
         self.measuring.set()

@@ -122,6 +122,13 @@ def test_minus_one_means_a_random_seed_and_no_limit() -> None:
         {"use_beam_search": False, "length_penalty": 1.0, "skip_special_tokens": True, "echo": False, "best_of": 1},
         {"add_generation_prompt": True, "continue_final_message": False, "include_reasoning": True},
         {"stop_token_ids": [], "ignore_eos": False, "bad_words": [], "min_tokens": None, "options": None},
+        {
+            "grammar": "",
+            "json_schema": False,
+            "format": "",
+            "structured_outputs": {"regex": None},
+            "guided_choice": [],
+        },
         {"parallel_tool_calls": True, "reasoning_format": "auto", "samplers": [], "verbosity": "medium"},
         dict.fromkeys(("temperature", "stop", "n", "seed", "stream", "stream_options", "max_tokens", "model")),
     ],
@@ -133,14 +140,11 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("response_format", "json"),
         ("functions", [{"name": "f"}]),
         ("modalities", ["audio"]),
-        ("grammar", "root ::= a"),
-        ("guided_grammar", "root ::= a"),
-        ("structured_outputs", {"json": {}}),
-        ("format", "json"),
+        ("grammar_lazy", True),
+        ("grammar_triggers", [{"type": 1, "value": "x"}]),
+        ("guided_whitespace_pattern", "x"),
         ("tool_choice", "required"),
         ("typical_p", 0.1),
         ("mirostat", 2),
@@ -174,8 +178,8 @@ def test_fields_that_would_change_the_answer_are_refused(field: str, value: Any)
 def test_a_refusal_says_what_is_supported() -> None:
     said = refused(read_chat, {"messages": HI, "mirostat": 2}).message
     assert said == "mirostat 2 is not supported, only 0 (another way to draw tokens)"
-    said = refused(read_chat, {"messages": HI, "grammar": "root ::= a"}).message
-    assert said == 'grammar "root ::= a" is not supported (a form of the answer)'
+    said = refused(read_chat, {"messages": HI, "functions": [3]}).message
+    assert said == "functions [3] is not supported (`tools`, by their old name)"
 
 
 @pytest.mark.parametrize(

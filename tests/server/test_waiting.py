@@ -18,6 +18,7 @@ from edgespec.engine.session import Session
 from edgespec.errors import MemoryLimitError
 from edgespec.server import app, streaming
 from edgespec.server.answers import _session
+from edgespec.server.forms import FormCompiler
 from edgespec.server.keeper import LoadedEngine, ModelKeeper
 from edgespec.server.pool import Kept, SessionPool
 from edgespec.server.queue import RequestQueue
@@ -299,7 +300,7 @@ def test_requests_that_wait_for_memory_get_it_in_their_order(server: Running, en
         ended.append(number)
 
     async def several(count: int) -> list[BaseException | None]:
-        loaded = LoadedEngine(engine, pool, server.service.keeper.threads)
+        loaded = LoadedEngine(engine, pool, server.service.keeper.threads, FormCompiler())
         return await asyncio.gather(*(ask(number, loaded) for number in range(count)), return_exceptions=True)
 
     assert set(asyncio.run(several(12))) == {None}

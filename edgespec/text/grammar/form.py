@@ -31,6 +31,12 @@ class Form:
     spacing: Spacing = "line"
     lenient: bool = False
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of ``Session.generate`` that ask for it."""
+        own = json.loads(self.text) if self.kind == "choice" else self.text
+        return {self.kind: own, "spacing": self.spacing, "strict": not self.lenient}
+
 
 def form_of(
     schema: Mapping[str, Any] | str | bool | None = None,

@@ -1,0 +1,132 @@
+"""The form of an answer, as requests of four programs name it, and the threads on which it is compiled."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from edgespec.engine.engine import Engine
+from edgespec.errors import EdgespecError, InvalidRequestError, RuntimeUnavailableError
+from edgespec.server.errors import ApiError, sentence
+from edgespec.server.json_schema import Schema
+from edgespec.server.threads import Steps, Threads
+from edgespec.text.grammar.form import Form, form_of
+from edgespec.text.request_budget import RequestBudget
+
+# The costliest forms take half a second of one processor.
+MOST_COMPILING = 2
+
+RESPONSE_FORMAT: Schema = {
+    "type": ["object", "null"],
+    "required": ["type"],
+    "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}},
+}
+SCHEMA: Schema = {"anyOf": [{"type": ["object", "null"]}, {"type": "string"}, {"const": False}]}
+TEXT: Schema = {"anyOf": [{"type": ["string", "null"]}, {"const": False}]}
+MEMBERS: Schema = {"anyOf": [{"type": ["object", "null"]}, {"const": False}]}
+
+_ANY_OBJECT: Schema = {"type": "object"}
+# Members of vLLM's structured_outputs that name a form, by the argument of ``form_of``.
+_STRUCTURED = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+
+
+@dataclass(frozen=True, slots=True)
+class AskedForm:
+    """A form, and the field that names it."""
+
+    form: Form
+    field: str = field(compare=False)
+
+
+def asked(kind: str, name: str) -> Callable[[Any], AskedForm | None]:
+    """Reads the values of the field ``name``, which are forms of one kind. Empty ones name none."""
+    return lambda given: None if given is False or given in ("", []) else _form(name, **{kind: given})
+
+
+def _form(name: str, **arguments: Any) -> AskedForm | None:
+    try:
+        form = form_of(**{"lenient": True, **arguments})
+    except InvalidRequestError as error:
+        raise ApiError(f"{name}: {sentence(error)}", param=name) from error
+    return None if form is None else AskedForm(form, name)
+
+
+def response_format(given: Mapping[str, Any]) -> AskedForm | None:
+    """OpenAI's field. llama.cpp takes a schema beside ``json_object`` too. Raises ApiError."""
+    if given["type"] == "text":
+        return None
+    if given["type"] == "json_object":
+        return _form("response_format.schema", schema=given.get("schema") or _ANY_OBJECT)
+    name, member = "response_format.json_schema", given.get("json_schema")
+    if not isinstance(member, Mapping):
+        raise ApiError(f"{name} must be an object with a schema", param=name)
+    strict = member.get("strict")
+    if not isinstance(strict, bool | None):
+        raise ApiError(f"{name}.strict must be true or false", param=f"{name}.strict")
+    if not isinstance(schema := member.get("schema"), Mapping):
+        raise ApiError(f"{name}.schema must be an object", param=f"{name}.schema")
+    return _form(f"{name}.schema", schema=schema, lenient=not strict)
+
+
+def ollama_format(given: Any) -> AskedForm | None:
+    """``json``, which is any object, or a schema. Raises ApiError."""
+    return asked("schema", "format")(_ANY_OBJECT if given == "json" else given)
+
+
+def structured_outputs(given: Any) -> AskedForm | None:
+    """vLLM's object, of which one member names the form. Raises ApiError."""
+    named = {} if given is False else {name: value for name, value in given.items() if value not in (None, False, "")}
+    if named.pop("json_object", False):
+        named["json"] = _ANY_OBJECT
+    for name in named:
+        if name not in _STRUCTURED:
+            message = f"structured_outputs names {name[:40]!r}, and a form is {', '.join(_STRUCTURED)} or json_object"
+            raise ApiError(message, param="structured_outputs")
+    return _form("structured_outputs", **{_STRUCTURED[name]: value for name, value in named.items()})
+
+
+class FormCompiler:
+    """Compiles forms on a few threads, those of one client one after another."""
+
+    def __init__(self) -> None:
+        """Raises MemoryLimitError if the threads cannot be started."""
+        self._threads = Threads(MOST_COMPILING)
+        self._own: defaultdict[str, Steps] = defaultdict(partial(Steps, self._threads))
+
+    def prepare(self, engine: Engine) -> Future[None]:
+        """Read the vocabulary of a loaded model, so that no request waits for it."""
+
+        def work() -> None:
+            with suppress(EdgespecError):  # the first form raises it again
+                engine.pair.forms.prepare()
+
+        prepared: Future[None] = Future()
+        self._threads.hand_over(work, prepared)
+        return prepared
+
+    async def compile(self, engine: Engine, form: AskedForm, owner: str, budget: RequestBudget) -> tuple[str, ...]:
+        """Compile a form of a request. Returns what of a lenient schema is not kept. Raises ApiError."""
+
+        def work() -> tuple[str, ...]:
+            # An exception without a waiting caller would be logged.
+            return () if budget.cancelled else engine.pair.forms.compiled(form.form).warnings
+
+        try:
+            return await self._own[owner].run(work)
+        except InvalidRequestError as error:
+            code = "unsupported_schema" if form.form.kind == "schema" else None
+            raise ApiError(sentence(error), param=form.field, code=code) from error
+        except RuntimeUnavailableError as error:
+            raise ApiError(sentence(error), param=form.field, code="unsupported_parameter") from error
+        except BaseException:
+            budget.cancel()  # the client left: a form whose turn has not come is not compiled
+            raise
+
+    def close(self) -> None:
+        """End the threads once they have done what is queued. Idempotent; does not wait."""
+        self._threads.close()
