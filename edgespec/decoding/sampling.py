@@ -318,6 +318,11 @@ class Chooser:
         cursor = None if self.bound is None else self.bound.drafts(context)
         return len(tokens) if cursor is None else cursor.allows(tokens)
 
+    def forced(self, context: abc.Sequence[int]) -> abc.Sequence[int]:
+        """The tokens of the only text that may follow ``context``, as far as there is one; for drafters."""
+        cursor = None if self.bound is None else self.bound.drafts(context)
+        return () if cursor is None else cursor.forced
+
     def draft(
         self,
         rows: Rows,

@@ -89,9 +89,10 @@ class ModelDraftState(DraftState):
     The state reads the last ``window`` tokens of the text, or continues where it stopped. Reading that takes longer
     than the context's patience stops, and continues at the next proposal.
 
-    A forward of the drafter also takes guesses of the tokens that it will draft, copied from the text: each right
-    guess saves a forward (Cascade Speculative Drafting, Chen et al., 2023). The chain stays the same, since a
-    row's result does not depend on which rows are computed with it. Models without that property get no guesses.
+    A forward of the drafter also takes guesses of the tokens that it will draft: those that the answer's form forces,
+    or copies of the text. Each right guess saves a forward (Cascade Speculative Drafting, Chen et al., 2023). The
+    chain stays the same, since a row's result does not depend on which rows are computed with it. Models without that
+    property get no guesses.
 
     A one-pass drafter (one_pass.py) gets masks instead of guesses, and its chain takes one forward.
     """
@@ -260,13 +261,15 @@ class ModelDraftState(DraftState):
         return context.tokens[cache.start + shared :]
 
     def _guesses(self, tokens: list[int], most: int) -> list[int]:
-        """What the text suggests to follow ``tokens``: at most ``most`` tokens.
+        """What the answer's form or the text suggests to follow ``tokens``: at most ``most`` tokens.
 
         ``tokens`` are the indexed text, possibly with drafted tokens.
         """
-        most = min(most, _MOST_GUESSES)
+        most, chooser = min(most, _MOST_GUESSES), self._request.chooser
         if self._index is None or most < 1:
             return []
+        if chooser.is_bound and (forced := chooser.forced(tokens)):
+            return list(forced[:most])
         found = self._index.matches(tokens[-LONGEST_MATCH_TOKENS:])
         position, matched = max(found, key=lambda match: match[1], default=(0, 0))
         least = _SURE_MATCH_TOKENS if len(tokens) > _LONG_TEXT_TOKENS else 1

@@ -117,6 +117,9 @@ class TokenChooser(Protocol):
     def allows(self, context: abc.Sequence[int], tokens: abc.Sequence[int]) -> int:
         """How many of the ``tokens`` may follow ``context``, in their order."""
 
+    def forced(self, context: abc.Sequence[int]) -> abc.Sequence[int]:
+        """The tokens of the only text that may follow ``context``, as far as there is one. Likely, not certain."""
+
     def draft(
         self,
         rows: Rows,

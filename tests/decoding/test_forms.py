@@ -104,6 +104,19 @@ def test_copies_are_cut_where_the_form_forbids_them() -> None:
         assert list(state.propose(Context(prompt), 2).tokens) == expected
 
 
+def test_forced_tokens_are_guesses_in_the_drafters_own_forwards() -> None:
+    only = RandomForm(VOCABULARY_SIZE, share=0.0)  # each text has one token that may follow
+    proposals = []
+    for guesses in (True, False):
+        request = DraftRequest(chooser=chooser(Sampling(), only), vocabulary_size=VOCABULARY_SIZE, context_length=100)
+        model = FakeModel(bit_equal_by_construction=guesses)
+        proposals.append(ModelDrafter(lambda model=model: model).start(request).propose(Context(list(PROMPT)), 4))
+    guessed, alone = proposals
+    assert guessed.tokens == alone.tokens
+    assert only.cursor().allows(guessed.tokens) == 4
+    assert (guessed.forwards, alone.forwards) == (1, 4)
+
+
 def test_a_drafter_that_scores_no_allowed_token_drafts_nothing_and_a_target_says_so() -> None:
     only = RandomForm(VOCABULARY_SIZE, share=0.0)
     (token,) = only.allowed([])

@@ -48,4 +48,7 @@ class RandomCursor:
 
     @property
     def forced(self) -> Sequence[int]:
-        return ()
+        found: list[int] = []
+        while len(found) < 4 and len(only := self._form.allowed([*self._here, *found])) == 1:
+            found += only
+        return found
