@@ -39,7 +39,7 @@ ANSWERS = 4000
 LAW_TOKENS = 4
 
 
-def joint_law(target: FakeModel, sampling: Sampling, banned_early: int) -> dict[tuple[int, ...], float]:
+def joint_law(target: FakeModel, sampling: Sampling, banned_early: int = 0) -> dict[tuple[int, ...], float]:
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LAW_TOKENS):
         longer = {}
