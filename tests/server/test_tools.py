@@ -127,3 +127,27 @@ def test_a_past_call_and_its_result_may_have_half_of_an_emoji(
     with tools_server.client() as own:
         reply = own.post("/v1/chat/completions", content=body)
     assert reply.json()["choices"][0]["message"]["content"] == "It is cold."
+
+
+CALLED: Any = {"id": "call_1|fc_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+FOUND: Any = {"role": "tool", "tool_call_id": "call_1|fc_1", "content": "3 degrees"}
+
+
+@pytest.mark.parametrize(
+    "replayed",
+    [
+        [{"role": "assistant", "content": "Let me look."}, {"role": "assistant", "tool_calls": [CALLED]}, FOUND],
+        [
+            {"role": "assistant", "content": None, "tool_calls": [{**CALLED, "id": "x" * 200}]},
+            {"role": "assistant", "content": "It failed.", "reasoning": "It failed, so I say it."},
+            {"role": "user", "content": "Again"},
+        ],
+        [{"role": "assistant", "tool_calls": [CALLED], "reasoning_content": "I must look."}, FOUND, FOUND],
+        [FOUND, {"role": "user", "content": [{"type": "text", "text": "And now?"}]}],
+        [{"role": "assistant", "content": ""}, {"role": "developer", "content": ""}, {"role": "user", "content": ""}],
+    ],
+)
+def test_what_agents_replay_is_answered(tools_server: Running, says: list[str], replayed: list[Any]) -> None:
+    says += ["It is ", "cold."]
+    response = tools_server.post(messages=[*ASK, *replayed], tools=TOOLS, max_tokens=20)
+    assert response.json()["choices"][0]["message"]["content"] == "It is cold."

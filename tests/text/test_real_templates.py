@@ -491,7 +491,7 @@ def templates(pairs: dict[str, Pair]) -> dict[str, ModelTemplate]:
 def prompt_of(template: ModelTemplate, sent: list[Message], *, called: bool) -> str:
     shaped = template.shaped(read_conversation(sent), tools=called)
     tools = {"tools": [CITY]} if called else {}
-    return template.render({"messages": shaped, **tools, **CONVERSATIONS["functions"][1]}, LIMITS)
+    return template.render({"messages": shaped, **tools, **CONVERSATIONS["functions"][1]}, limits=LIMITS)
 
 
 @pytest.mark.parametrize("first", say(0))
@@ -522,3 +522,18 @@ def test_real_templates_print_the_thinking_of_earlier_calls(templates: dict[str,
                 printed.add(model)
     assert {"Qwen-Qwen3-0.6B", "openai-gpt-oss-120b", "LFM2.5-8B-A1B", "upstage-Solar-Open-100B"} < printed
     assert len(printed) >= 24
+
+
+def test_real_templates_answer_to_the_variables_that_they_read(templates: dict[str, ModelTemplate]) -> None:
+    values = {"thinking": True, "enable_thinking": False, "reasoning_effort": "low", "date_string": "1 May 2026"}
+    asked = said(("user", "Hi!"))
+    answering = set()
+    for model, template in templates.items():
+        if "firefunction" not in model:
+            plain = template.render({"messages": asked}, limits=LIMITS)
+            for name, value in values.items():
+                changed = template.render({"messages": asked, name: value}, limits=LIMITS) != plain
+                assert template.reads(name) or not changed
+                answering |= {(model, name)} if changed else set()
+    assert {("Qwen-Qwen3-0.6B", "enable_thinking"), ("openai-gpt-oss-120b", "reasoning_effort")} < answering
+    assert len({model for model, _ in answering}) >= 13

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from edgespec.text.conversation.messages import read_conversation
 from edgespec.text.conversation.model_template import ModelTemplate, ModelTemplates
@@ -163,6 +164,42 @@ def test_tools_and_documents_are_none_unless_the_template_walks_through_them() -
     assert shown(asks, user()) == ["True True hello"]
     walks = "{% for tool in tools %}{{ tool }}{% endfor %}{{ tools is defined }} {{ messages[0].content }}"
     assert shown(walks, user()) == ["False hello"]
+
+
+TEMPLATES = [
+    BODY, ONE_OF_BOTH, ALTERNATES + BODY, ALTERNATES + ONE_OF_BOTH, guard("m.role == 'system'"),
+    guard("(m.tool_calls or []) | length > 1"), guard("m.role == 'assistant' and not m.content and not m.tool_calls"),
+    guard("m.role == 'tool' and messages[loop.index0 - 1].role not in ('tool', 'assistant')"),
+]  # fmt: skip
+
+
+@given(
+    st.sampled_from(TEMPLATES),
+    st.lists(
+        st.sampled_from(["system", "user", "said", "silent", "call", "both", "two", "result", "lone"]), max_size=8
+    ),
+)
+def test_every_text_of_any_conversation_is_in_the_prompt(source: str, kinds: list[str]) -> None:
+    sent, texts = list[Message](), list[str]()
+    for at, kind in enumerate([*kinds, "user"]):
+        own, other, text = f"call{at}", f"more{at}", f"text{at}."
+        sent.append(
+            {
+                "system": {"role": "system", "content": text},
+                "user": user(text),
+                "said": said(text),
+                "silent": said(),
+                "call": said("", own),
+                "both": said(text, own),
+                "two": said(text, own, other),
+                "result": result(f"call{at - 1}", text),
+                "lone": result("lone", text),
+            }[kind]
+        )
+        texts += [text] * (kind not in ("silent", "call")) + [own] * (kind in ("call", "both", "two"))
+        texts += [other] * (kind == "two")
+    prompt = "\n".join(shown(source, *sent))
+    assert [text for text in texts if text not in prompt] == []
 
 
 # ------------------------------------------------------------------------------------------------ several templates
