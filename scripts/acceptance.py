@@ -450,6 +450,17 @@ STEPS: tuple[Step, ...] = (
         ),
     ),
     Step(
+        "request-sizes",
+        "The largest requests take time in proportion to their size, delay no stream, and free their place soon.",
+        (("benchmarks/request_sizes.py",),),
+        limits(
+            ("ratios/*", "<=", 2.6),
+            ("contexts/*/bodies/*/gap_s", "<=", 0.05),
+            ("contexts/*/reply/gap_s", "<=", 0.05),
+            ("contexts/*/place_s/*", "<=", 0.2),
+        ),
+    ),
+    Step(
         "mixed-traffic",
         "For an hour every client of a server gets the text it gets alone, and the server keeps nothing.",
         (("benchmarks/mixed_traffic.py", "--minutes", "60"),),

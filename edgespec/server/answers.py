@@ -69,12 +69,11 @@ class Part:
 
 
 def joined(parts: Sequence[Part]) -> Part:
-    """All parts of an answer as one."""
+    """All parts of an answer as one, without their tokens."""
     return Part(
         "".join(part.content for part in parts),
         "".join(part.reasoning for part in parts),
-        tuple(token for part in parts for token in part.tokens),
-        tuple(call for part in parts for call in part.calls),
+        calls=tuple(call for part in parts for call in part.calls),
     )
 
 

@@ -123,7 +123,7 @@ class Answering(Response):
         return self._head
 
     async def _answer(self, scope: Scope, send: Send, stream: EventStream | None) -> None:
-        collected, threads = Collected(), self._service.keeper.threads
+        collected, threads = Collected(is_chat=self._request.is_chat), self._service.keeper.threads
         work = self._decode(collected if stream is None else stream)
         answers = await (work if stream is None else stream.kept_alive(work))
         scope["edgespec.answers"], scope["edgespec.warnings"] = tuple(answers), self._known_head().warnings
@@ -135,7 +135,7 @@ class Answering(Response):
         parts = collected.parts
         if self._request.echo:
             parts = [replace(part, content=(self._request.prompt or "") + part.content) for part in parts]
-        await send_reply(send, whole(self._known_head(), parts, answers), threads)
+        await send_reply(send, whole(self._known_head(), parts, collected.scored, answers), threads)
 
     async def _decode(self, reader: Reader) -> list[Done]:
         service = self._service

@@ -84,10 +84,22 @@ def usage_chunk(head: Head, answers: Sequence[Done]) -> dict[str, Any]:
     return head.wrap([], chunk=True, usage=usage(answers))
 
 
-def whole(head: Head, parts: Sequence[Part], answers: Sequence[Done]) -> dict[str, Any]:
-    """The reply to a request that is not streamed. Its lists of tokens are iterators (``json_pieces``)."""
+Columns = dict[str, list[bytes]]
+
+
+def columns(part: Part, *, is_chat: bool) -> Columns:
+    """The lists of a reply's log-probabilities: the JSON of each of the part's tokens, by the list's name.
+
+    Bytes are nothing that the garbage collector walks through, unlike the objects of tens of thousands of tokens.
+    """
+    lists = (_chat_logprobs(part) if is_chat else _text_logprobs(part)) or {}
+    return {name: list(map(_json, items)) for name, items in lists.items() if items is not None}
+
+
+def whole(head: Head, parts: Sequence[Part], scored: Sequence[Columns], answers: Sequence[Done]) -> dict[str, Any]:
+    """The reply to a request that is not streamed, for ``json_pieces``. The tokens of ``parts`` are in ``scored``."""
     choices = []
-    for index, (part, done) in enumerate(zip(parts, answers, strict=True)):
+    for index, (part, own, done) in enumerate(zip(parts, scored, answers, strict=True)):
         if head.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
             if part.reasoning:
@@ -95,16 +107,15 @@ def whole(head: Head, parts: Sequence[Part], answers: Sequence[Done]) -> dict[st
             if part.calls:
                 message["content"] = part.content.strip() or None
                 message["tool_calls"] = [_call(call) for call in part.calls]
-            choices.append(
-                {
-                    "index": index,
-                    "message": message,
-                    "logprobs": _chat_logprobs(part),
-                    "finish_reason": finish_reason(done),
-                }
-            )
+            choice = {
+                "index": index,
+                "message": message,
+                "logprobs": {**own, "refusal": None} if own else None,
+                "finish_reason": finish_reason(done),
+            }
         else:
-            choices.append(_text(index, part, done.finish_reason))
+            choice = {**_text(index, part, done.finish_reason), "logprobs": own or None}
+        choices.append(choice)
     return head.wrap(
         choices,
         chunk=False,
@@ -123,19 +134,14 @@ def _json(value: Any) -> bytes:
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
-    """JSON in pieces: the items of iterators are made and encoded one after another."""
+    """JSON as clients read it, piece by piece. Bytes are JSON already."""
     if isinstance(value, dict):
         named = ((_json(name) + b":", item) for name, item in value.items())
         yield from _in_brackets(b"{", named, b"}")
     elif isinstance(value, list):
         yield from _in_brackets(b"[", ((b"", item) for item in value), b"]")
-    elif isinstance(value, Iterator):
-        yield b"["
-        for number, item in enumerate(value):
-            yield (b"," if number else b"") + _json(item)
-        yield b"]"
     else:
-        yield _json(value)
+        yield value if isinstance(value, bytes) else _json(value)
 
 
 def _in_brackets(begin: bytes, items: Iterable[tuple[bytes, Any]], end: bytes) -> Iterator[bytes]:
@@ -167,10 +173,10 @@ def _text(index: int, part: Part, reason: str | None) -> dict[str, Any]:
 def _chat_logprobs(part: Part) -> dict[str, Any] | None:
     if not part.tokens:
         return None
-    content = (
+    content = [
         {**_scored(each.data, each.logprob), "top_logprobs": [_scored(*other) for other in each.top]}
         for each in part.tokens
-    )
+    ]
     return {"content": content, "refusal": None}
 
 
@@ -183,10 +189,10 @@ def _text_logprobs(part: Part) -> dict[str, Any] | None:
     if not part.tokens:
         return None
     return {
-        "tokens": (_name(each.data) for each in part.tokens),
-        "token_logprobs": (_number(each.logprob) for each in part.tokens),
-        "top_logprobs": ({_name(token): _number(logprob) for token, logprob in each.top} for each in part.tokens),
-        "text_offset": (each.offset for each in part.tokens),
+        "tokens": [_name(each.data) for each in part.tokens],
+        "token_logprobs": [_number(each.logprob) for each in part.tokens],
+        "top_logprobs": [{_name(token): _number(logprob) for token, logprob in each.top} for each in part.tokens],
+        "text_offset": [each.offset for each in part.tokens],
     }
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part, joined
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.replies import (
+    Columns,
     Head,
+    columns,
     failed_chunk,
     first_chunk,
     json_pieces,
@@ -64,24 +67,29 @@ async def _disconnect(receive: Receive) -> NoReturn:
 
 
 class Collected:
-    """Joins the parts of each answer."""
+    """Joins the parts of each answer. Its tokens become JSON as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_chat: bool) -> None:
+        self._is_chat = is_chat
         self.parts: list[Part] = []
+        self.scored: list[Columns] = []
         self._own: list[Part] = []
 
     async def begin(self, index: int) -> None:
         self._own = []
+        self.scored.append({})
 
     async def part(self, index: int, part: Part) -> None:
-        self._own.append(part)
+        for name, items in columns(part, is_chat=self._is_chat).items():
+            self.scored[-1].setdefault(name, []).extend(items)
+        self._own.append(replace(part, tokens=()))
 
     async def end(self, index: int, done: Done) -> None:
         self.parts.append(joined(self._own))
 
 
 async def send_reply(send: Send, reply: dict[str, Any], threads: Threads) -> None:
-    """Send a whole reply. A large one is made on the threads, a part at a time, and sent as it is made."""
+    """Send a whole reply. A large one is joined on the threads and sent in parts."""
     parts = _parts_of(json_pieces(reply))
     part = next(parts)
     alone = len(part) < PART_BYTES
@@ -168,7 +176,7 @@ class EventStream:
     async def _event(self, chunk: dict[str, Any]) -> None:
         if self._include_usage:
             chunk.setdefault("usage", None)
-        await self._write(b"data: " + json.dumps(chunk, default=list).encode() + b"\n\n")
+        await self._write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
     async def _write(self, data: bytes) -> None:
         async with self._writing:

@@ -20,6 +20,9 @@ _NEXT = re.compile(
 )
 _BEGIN, _END = 1, 2
 
+# An object or list counts as this many values: the garbage collector walks through it, and no other thread runs then.
+_OF_AN_OBJECT = 4
+
 # What may be half of a surrogate pair in JSON.
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -59,13 +62,14 @@ def _check_size(raw: bytes, budget: RequestBudget) -> None:
             continue
         count += 1
         if found.lastindex == _BEGIN:
+            count += _OF_AN_OBJECT - 1
             depth += 1
             if depth > MOST_NESTING:
                 raise _invalid(f"the JSON nests more than {MOST_NESTING} levels")
         if count > budget.values:
             raise _invalid(
                 f"the JSON has more than {budget.values} names and values, the most for a context of "
-                f"{budget.context_length} tokens"
+                f"{budget.context_length} tokens (an object or list counts as {_OF_AN_OBJECT})"
             )
 
 

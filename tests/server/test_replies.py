@@ -24,13 +24,13 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.server.answers import Part, ScoredToken, TokenScores, joined, sampling_for, without_words
+from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for, without_words
 from edgespec.server.app import RequestLine
 from edgespec.server.errors import ApiError, api_error
 from edgespec.server.metrics import Metrics
 from edgespec.server.replies import Head, fingerprint, json_pieces, timings, usage, whole
 from edgespec.server.schema import Request
-from edgespec.server.streaming import PART_BYTES, send_reply
+from edgespec.server.streaming import PART_BYTES, Collected, send_reply
 from edgespec.server.threads import Threads
 from tests.support.tiny_models import TinyModels
 
@@ -109,7 +109,7 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
     }
     assert timings([done, done])["predicted_n"] == 22
     assert usage([done, done])["prompt_tokens"] == 20
-    reply = whole(HEAD, [Part("a", "hm")], [done])
+    reply = whole(HEAD, [Part("a", "hm")], [{}], [done])
     assert reply["choices"][0]["message"] == {
         "role": "assistant",
         "content": "a",
@@ -126,8 +126,7 @@ def test_tokens_that_are_parts_of_a_character_have_names_and_places(engine: Engi
     parts = [
         Part(tokens=(scores._scored(data, -1.0, ((data, -1.0),)),)) for data in (b"a", b"\xf0\x9f", b"\x98\x83", b"b")
     ]
-    reply = b"".join(json_pieces(whole(replace(HEAD, is_chat=False), [joined(parts)], [done_of(engine)])))
-    (choice,) = json.loads(reply)["choices"]
+    (choice,) = _read(_whole(engine, parts, is_chat=False))["choices"]
     logprobs = choice["logprobs"]
     assert logprobs["tokens"] == ["a", "bytes:\\xf0\\x9f", "bytes:\\x98\\x83", "b"]
     assert logprobs["text_offset"] == [0, 1, 1, 2]
@@ -144,10 +143,26 @@ def test_tokens_that_are_parts_of_a_character_have_names_and_places(engine: Engi
 def test_json_in_pieces_is_that_of_the_whole_value(value: object) -> None:
     expected = JSONResponse(value).body
     assert b"".join(json_pieces(value)) == expected
-    if isinstance(value, list):
-        assert b"".join(json_pieces(iter(value))) == expected
-    assert json.loads(b"".join(json_pieces({"a": iter([value])}))) == {"a": [value]}
+    assert b"".join(json_pieces([expected, {"a": expected}])) == JSONResponse([value, {"a": value}]).body
     assert b"".join(json_pieces("\ud83d")) == b'"?"', "half of an emoji"
+
+
+def _whole(engine: Engine, parts: list[Part], *, is_chat: bool) -> dict[str, Any]:
+    """The reply with one answer of these parts."""
+    collected = Collected(is_chat=is_chat)
+
+    async def collect() -> None:
+        await collected.begin(0)
+        for part in parts:
+            await collected.part(0, part)
+        await collected.end(0, done_of(engine))
+
+    asyncio.run(collect())
+    return whole(replace(HEAD, is_chat=is_chat), collected.parts, collected.scored, [done_of(engine)])
+
+
+def _read(reply: dict[str, Any]) -> Any:
+    return json.loads(b"".join(json_pieces(reply)))
 
 
 class _Counted:
@@ -173,7 +188,7 @@ def _sent(reply: dict[str, Any]) -> tuple[list[MutableMapping[str, Any]], int]:
 
 
 def test_a_small_reply_is_one_part_with_a_length() -> None:
-    (start, body), runs = _sent({"a": iter([1, 2])})
+    (start, body), runs = _sent({"a": [1, b"2"]})
     assert body == {"type": "http.response.body", "body": b'{"a":[1,2]}', "more_body": False}
     assert dict(start["headers"])[b"content-length"] == b"11"
     assert runs == 0
@@ -182,9 +197,8 @@ def test_a_small_reply_is_one_part_with_a_length() -> None:
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_a_large_reply_is_made_and_sent_in_parts(engine: Engine, is_chat: bool) -> None:
     top = tuple((b" token%d" % number, -1.23456789 * number) for number in range(20))
-    tokens = tuple(ScoredToken(b" token", number, -0.1, top) for number in range(1000))
-    reply = whole(replace(HEAD, is_chat=is_chat), [Part("x", "", tokens)], [done_of(engine)])
-    (start, *parts), runs = _sent(reply)
+    tokens = [Part("x", "", (ScoredToken(b" token", number, -0.1, top),)) for number in range(1000)]
+    (start, *parts), runs = _sent(_whole(engine, tokens, is_chat=is_chat))
     assert b"content-length" not in dict(start["headers"])
     assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
     assert max(len(part["body"]) for part in parts) < PART_BYTES + 4000

@@ -113,7 +113,8 @@ class GgufTokenizer:
             raise InvalidRequestError(
                 "the text cannot be cut into words", hint="it may hold millions of blanks in a row: shorten them"
             ) from error
-        return [token for token in found if token < self.vocabulary_size]
+        size = self.vocabulary_size
+        return [token for token in found if token < size]
 
     def _parts(self, text: str, *, special: bool) -> list[int | str]:
         """The special tokens in the text, and the texts between them."""
