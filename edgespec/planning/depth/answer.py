@@ -9,6 +9,8 @@ Round by round. Three rules, each with one number:
 - Trust. A drafted round adds what it saved, in plain steps, and subtracts what it lost. Below zero drafting pauses.
   Trust is capped, so that a change of text costs at most the cap (CUSUM: Page, 1954).
 
+Until answers have confirmed the measured times, one look an answer times the drafter, within the ledger.
+
 If target and drafter run in parallel, reading and drafting cost only the mutual slowdown, no chain ends early, and a
 chain has one token more: a window's forward also scores the first token of the next window.
 
@@ -395,12 +397,12 @@ class AnswerDepth:
             if seen.rounds < 2 or self._load.seen:
                 return None
             both, told = self._pipelined is not None, self._now[0] >= LEAST_STEP_S
-            rows = costs.measured and costs.model is not None
+            judged = told and not both and costs.measured and costs.model is not None
             return Outcome(
                 rounds=seen.rounds,
                 tokens_per_round=seen.tokens_per_round,
                 token_s=seen.token_s,
-                times=seen.times(self._times.factor) if told and rows and not both else None,
+                times=seen.times(self._times.factor) if judged else None,
                 mode=seen.mode(self._serial_token_s) if told and both else None,
             )
 

@@ -20,8 +20,8 @@ WRONG = 1.5
 # A drafter is timed near the beginning of a text. Beyond this context, in tokens, it takes noticeably longer.
 NEAR = 1024
 
-# Where a plain step takes less, Python's own time is a part of every ratio.
-LEAST_STEP_S = 0.002
+# Where a plain step takes less, Python's own time, up to a millisecond, is too large a part of every ratio.
+LEAST_STEP_S = 0.005
 
 # 95 % of a normal distribution are this many standard errors around the mean.
 _Z = 1.96
