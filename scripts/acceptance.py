@@ -480,6 +480,12 @@ STEPS: tuple[Step, ...] = (
         ),
     ),
     Step(
+        "faults",
+        "What can go wrong on two cores of Linux goes wrong for real, and ends well, in at most 20 minutes.",
+        (("benchmarks/faults.py",),),
+        limits(("rows", "has", 26), ("rows/*/passed", ">", 0), ("rows/*/failed", "==", 0), ("seconds", "<=", 1200)),
+    ),
+    Step(
         "interrupts",
         "Ctrl-C ends every command with one line, at any of 2,000 moments.",
         (("benchmarks/interrupts.py",),),

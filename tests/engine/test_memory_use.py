@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from edgespec.engine.pair.load import Limits
 from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
 from edgespec.placement.memory import MemoryEstimate, MemoryUse
+from tests.support.command_line import run_python
 from tests.support.tiny_models import TinyModels, answer, load_drafter
 
 NAMES = {
@@ -136,3 +138,41 @@ def test_the_first_session_is_always_allowed() -> None:
         MemoryUse(allowed_bytes=20, target=one, sessions=2, drafters={}, others={}).require_session()
     assert "drafter" not in caught.value.message
     assert caught.value.available_bytes == 0
+
+
+# -------------------------------------------------------------------------------- an address space that is full
+
+LOADING_WITHOUT_MEMORY = """
+import resource, sys, psutil
+from edgespec import EdgespecError, Engine
+small, large, home = sys.argv[1:]
+Engine.load(small, draft="none", threads=1, store_home=home).close()  # what every load needs is mapped now
+limit = psutil.Process().memory_info().vms + 4_000_000
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    Engine.load(large, draft="none", threads=1, store_home=home)
+except EdgespecError as error:
+    print(type(error).__name__)
+"""
+
+A_SESSION_WITHOUT_MEMORY = """
+import resource, sys, psutil
+from edgespec import EdgespecError, Engine
+_, large, home = sys.argv[1:]
+with Engine.load(large, draft="none", threads=1, store_home=home, context=16384) as engine:
+    first = engine.session()
+    limit = psutil.Process().memory_info().vms + 40_000_000
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        engine.session()
+    except EdgespecError as error:
+        list(first.generate("hello", max_tokens=3))
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of an address space is Linux's")
+@pytest.mark.parametrize("script", [LOADING_WITHOUT_MEMORY, A_SESSION_WITHOUT_MEMORY], ids=["model", "session"])
+def test_a_real_lack_of_memory_is_a_typed_error_and_open_sessions_continue(tiny: TinyModels, script: str) -> None:
+    result = run_python(script, tiny.target, tiny.slow, tiny.home.root, home=tiny.home.root)
+    assert (result.code, result.out, result.err) == (0, "MemoryLimitError\n", "")
