@@ -1,5 +1,5 @@
 # `make chat` on a fresh clone is all it takes. Nothing here prints to stdout but the programs it starts.
-.PHONY: help setup chat demo test test-fast test-vulkan test-neon test-sanitized wheels acceptance docs lint clean
+.PHONY: help setup chat demo test test-fast test-vulkan test-neon test-sanitized fuzz wheels acceptance docs lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo 'make test-vulkan tests on a second device; what it needs is in docs/vulkan.md'
 	@echo "make test-neon   the kernels for 64-bit ARM in an emulator, held against this processor's; see docs/kernels.md"
 	@echo "make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers"
+	@echo 'make fuzz        random work for minutes each: kernels (also under the sanitizers), scheduler, files, sessions, server'
 	@echo 'make wheels      wheels for Linux, macOS and Windows into dist/, checked as far as this machine can'
 	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
 	@echo 'make docs        the documentation as a site in build/docs; a dead link is an error'
@@ -67,15 +68,24 @@ wheels:
 # The library is rebuilt with the sanitizers, and without them afterwards. Tests of memory would measure the
 # sanitizers, those of the build would replace the library.
 SANITIZED = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
+COMPILE_SANITIZED = CC=gcc .venv/bin/python edgespec/kernels/compile.py -g -O1 -fno-omit-frame-pointer \
+	-fsanitize=address,undefined -fno-sanitize-recover=undefined
+WITH_SANITIZERS = LD_PRELOAD="$(SANITIZED)" ASAN_OPTIONS=detect_leaks=0 .venv/bin/python
 test-sanitized:
 	@sh scripts/setup.sh dev
-	CC=gcc .venv/bin/python edgespec/kernels/compile.py -g -O1 -fno-omit-frame-pointer \
-		-fsanitize=address,undefined -fno-sanitize-recover=undefined
-	LD_PRELOAD="$(SANITIZED)" ASAN_OPTIONS=detect_leaks=0 .venv/bin/python -m pytest tests/kernels \
+	$(COMPILE_SANITIZED)
+	$(WITH_SANITIZERS) -m pytest tests/kernels \
 		tests/runtimes/test_native.py tests/runtimes/test_native_hostile.py tests/runtimes/test_native_tree.py \
 		tests/runtimes/test_native_parts.py tests/runtimes/test_native_saved.py tests/runtimes/test_native_trimmed.py \
 		tests/runtimes/test_native_requantized.py \
 		-k 'not compile and not llama_cpp and not leak and not costs' $(ARGS); \
+		status=$$?; .venv/bin/python edgespec/kernels/compile.py; exit $$status
+
+fuzz:
+	@sh scripts/setup.sh dev
+	.venv/bin/python -m tests.fuzz $(ARGS)
+	$(COMPILE_SANITIZED)
+	$(WITH_SANITIZERS) -m tests.fuzz --only kernels; \
 		status=$$?; .venv/bin/python edgespec/kernels/compile.py; exit $$status
 
 clean:
