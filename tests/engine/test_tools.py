@@ -324,7 +324,7 @@ def test_wrong_tools_are_refused(session: Session, tools: Any, choice: Any, said
         ([user(), {**call(), "tool_calls": ["x"]}, result()], "a call in message 1 has no function name"),
         ([user(), call(""), result()], "a call in message 1 has no function name"),
         ([user(), call(7), result()], "a call in message 1 has no function name"),
-        ([user(), call(id=5), result()], "the id of a call in message 1 must be text, not int 5"),
+        ([user(), call(id=1.5), result()], "the id of a call in message 1 must be text, not float 1.5"),
         ([user(), call(), result(tool_call_id=[])], "the id of message 2 of the conversation must be text"),
         ([user(), {**call(), "reasoning": 3}, result()], "the reasoning of message 1 of the conversation must be"),
     ],

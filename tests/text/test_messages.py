@@ -81,6 +81,7 @@ def test_neighbours_are_joined_where_the_order_of_what_they_say_stays(given: Any
             [user(), said("", "b"), result("b", "fb")],
         ),
         ([said("", "call_1|fc_1"), result("call_1|fc_1")], [result("call_1|fc_1", "fcall_1|fc_1")]),
+        ([said("", "5"), {**result("5"), "tool_call_id": 5}], [result("5", "f5")]),
         ([said("", "i" * 200), result("i" * 200)], [result("i" * 200, "f" + "i" * 200)]),
     ],
 )

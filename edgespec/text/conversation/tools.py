@@ -115,7 +115,9 @@ def read_calls(number: int, calls: object) -> list[Message]:
 
 
 def read_id(given: object, where: str) -> str | None:
-    """The id of a call, None if it has none. Raises InvalidRequestError if it is not text."""
+    """The id of a call, None if it has none. Raises InvalidRequestError if it is neither text nor a whole number."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return str(given)
     if given is None or isinstance(given, str):
         return mended(given or "") or None
     raise InvalidRequestError(f"the id of {where} must be text, not {type(given).__name__} {given!r:.40}")
