@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from edgespec.text.conversation.argument_values import allowed, as_json
+from edgespec.text.conversation.literals import PYTHON, to_json
 
 STRING, NULL, WHOLE = {"type": "string"}, {"type": "null"}, {"type": "integer"}
 TREE = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Tree"}}, {"type": "integer"}]}
@@ -224,6 +225,8 @@ def definitions(schema: Any) -> dict[str, Any]:
 
 
 @given(SCHEMAS, st.one_of(st.sampled_from(["90210", "3.10", "True", "None", "x", "[1]", "{}"]), st.text(max_size=5)))
+@example(({"type": "boolean"}, frozenset({"boolean"})), "FALSE")
+@example(({"type": "array"}, frozenset({"array"})), "['a']")
 @settings(max_examples=400, deadline=None)
 def test_generated_schemas_say_what_their_parts_say(told: Told, text: str) -> None:
     schema, types = told
@@ -236,8 +239,7 @@ def test_generated_schemas_say_what_their_parts_say(told: Told, text: str) -> No
     elif text == "None":
         assert found == ("null" if "null" in kinds else '"None"')
     else:
-        assert found in (text.strip(), json.dumps(text, ensure_ascii=False)) or text.strip().lower() in (
-            "true",
-            "null",
-        )
+        words = ("true", "false", "null", "none")
+        ways = (text.strip(), to_json(text.strip(), PYTHON), json.dumps(text, ensure_ascii=False))
+        assert found in ways or text.strip().lower() in words
     json.loads(found)
