@@ -243,9 +243,10 @@ class Session:
         and those of this many of the likeliest tokens, at most 20 (TokenLogprob).
 
         ``tools`` are functions as in OpenAI's API, which the template shows to the model. Calls in the answer are
-        ToolCall events, and their text is in no Text event. ``tool_choice`` is ``auto``, the default, or ``none``;
-        forcing a call is refused. ``template_variables`` are variables of the model's own template by name, such as
-        ``{"enable_thinking": False}``; ``documents`` are refused unless the template reads them.
+        ToolCall events, and their text is in no Text event. ``tool_choice`` is ``auto``, the default, ``none``,
+        ``required``, or ``{"type": "function", "function": {"name": ...}}``: the answer is then a call. With tools
+        and a schema it is a call or JSON. ``template_variables`` are variables of the model's own template by name,
+        such as ``{"enable_thinking": False}``; ``documents`` are refused unless the template reads them.
 
         ``budget`` bounds the work before the first token, as a server does it for requests from anywhere.
 
@@ -260,7 +261,7 @@ class Session:
         earlier, after = None, list[dict[str, Any]]()
         if messages is not None:
             prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
-        usable = choose_tools(check_tools(tools, raw=raw), tool_choice)
+        usable, must = choose_tools(check_tools(tools, raw=raw), tool_choice)
         variables = check_variables(template_variables, raw=raw)
         free = raw or messages is not None  # the prompt may be empty: in a list of messages the template adds text
         prompt = check_request(
@@ -277,7 +278,7 @@ class Session:
         )
         check_tokens(sampling, stop_token_ids, ends, self._pair.vocabulary_size)
         form = form_of(schema, regex, grammar, choice, spacing=spacing, lenient=not strict)
-        compiled = None if form is None else self._pair.forms.compiled(form)
+        compiled = self._pair.compiled_form(form, usable, must)
         self._pair.begin_answer()
         length = self._target.context_length
         own: dict[str, Any] = {"raw": raw, "earlier": earlier, "after": after, "tools": usable, "keep_all": keep_all}

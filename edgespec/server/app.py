@@ -23,6 +23,7 @@ from edgespec.errors import EdgespecError
 from edgespec.server.answers import Reader, decode
 from edgespec.server.bodies import BodyReader
 from edgespec.server.errors import ApiError, GoneError, api_error
+from edgespec.server.forms import Asked
 from edgespec.server.keeper import LoadedEngine, ModelKeeper
 from edgespec.server.metrics import Metrics
 from edgespec.server.openapi import document
@@ -161,8 +162,9 @@ class Answering(Response):
 
     async def _compiled(self, loaded: LoadedEngine) -> tuple[str, ...]:
         """Compile the form of the answers before a session is taken. Returns what of it is not kept."""
-        form = self._request.form
-        return () if form is None else await loaded.forms.compile(loaded.engine, form, self._owner, self._budget)
+        request = self._request
+        asked = Asked(form=request.form, tools=request.tools, tool_choice=request.tool_choice)
+        return await loaded.forms.compile(loaded.engine, asked, self._owner, self._budget)
 
 
 def as_api_error(error: Exception, param: str | None = None) -> ApiError:

@@ -140,7 +140,7 @@ _OBJECTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "max
 _WORDS: Schema = {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MOST_STOPS}
 _CHOICES: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
 _PROMPT: Schema = {"type": "string", "minLength": 1}
-_CHOICE: Schema = {"enum": [None, "auto", "none"]}
+_CHOICE: Schema = {"anyOf": [{"enum": [None, "auto", "none", "required"]}, {"type": "object"}]}
 _LENGTH: Schema = {"type": "integer", "minimum": 1}
 _TOP = _whole(0, MOST_TOP)
 _TOKENS: Schema = {
@@ -309,7 +309,7 @@ _OBEYED = (
     Field(
         "tools", _OBJECTS, "functions that the model may call, as in [Tools](serve.md#tools)", CHAT, tuple, texts=True
     ),
-    Field("tool_choice", _CHOICE, "whether the model may call them; a call cannot be forced", CHAT, texts=True),
+    Field("tool_choice", _CHOICE, "whether the model may call them, or must", CHAT, texts=True),
     Field("parallel_tool_calls", _FLAG, "whether an answer may have several calls, or the first only", CHAT),
     _form("response_format", RESPONSE_FORMAT, response_format),
     *(_form(name, SCHEMA, asked("schema", name)) for name in ("json_schema", "guided_json")),

@@ -15,6 +15,7 @@ from edgespec.errors import EdgespecError, InvalidRequestError, RuntimeUnavailab
 from edgespec.server.errors import ApiError, sentence
 from edgespec.server.json_schema import Schema
 from edgespec.server.threads import Steps, Threads
+from edgespec.text.conversation.tools import check_tools, choose_tools
 from edgespec.text.grammar.form import Form, form_of
 from edgespec.text.request_budget import RequestBudget
 
@@ -41,6 +42,20 @@ class AskedForm:
 
     form: Form
     field: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request says of the form of its answers."""
+
+    form: AskedForm | None = None
+    tools: tuple[Any, ...] = ()
+    tool_choice: Any = None
+
+    @property
+    def field(self) -> str:
+        """The field that asks for a form."""
+        return "tool_choice" if self.form is None else self.form.field
 
 
 def asked(kind: str, name: str) -> Callable[[Any], AskedForm | None]:
@@ -109,20 +124,30 @@ class FormCompiler:
         self._threads.hand_over(work, prepared)
         return prepared
 
-    async def compile(self, engine: Engine, form: AskedForm, owner: str, budget: RequestBudget) -> tuple[str, ...]:
-        """Compile a form of a request. Returns what of a lenient schema is not kept. Raises ApiError."""
+    async def compile(self, engine: Engine, asked: Asked, owner: str, budget: RequestBudget) -> tuple[str, ...]:
+        """Compile what the answers to a request are bound to. Returns what of a lenient schema is not kept.
+
+        Raises ApiError.
+        """
+        form = None if asked.form is None else asked.form.form
+        if form is None and asked.tool_choice in (None, "auto", "none"):
+            return ()
 
         def work() -> tuple[str, ...]:
-            # An exception without a waiting caller would be logged.
-            return () if budget.cancelled else engine.pair.forms.compiled(form.form).warnings
+            if budget.cancelled:  # an exception without a waiting caller would be logged
+                return ()
+            usable, must = choose_tools(check_tools(asked.tools), asked.tool_choice)
+            compiled = engine.pair.compiled_form(form, usable, must)
+            return () if compiled is None else compiled.warnings
 
         try:
             return await self._own[owner].run(work)
         except InvalidRequestError as error:
-            code = "unsupported_schema" if form.form.kind == "schema" else None
-            raise ApiError(sentence(error), param=form.field, code=code) from error
+            of_form = form is not None and error.param == form.kind
+            code = "unsupported_schema" if of_form and error.param == "schema" else None
+            raise ApiError(sentence(error), param=asked.field if of_form else error.param, code=code) from error
         except RuntimeUnavailableError as error:
-            raise ApiError(sentence(error), param=form.field, code="unsupported_parameter") from error
+            raise ApiError(sentence(error), param=asked.field, code="unsupported_parameter") from error
         except BaseException:
             budget.cancel()  # the client left: a form whose turn has not come is not compiled
             raise

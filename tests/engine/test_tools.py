@@ -296,12 +296,19 @@ def nested(depth: int) -> Any:
         ([tool(parameters={"a": float("inf")})], None, "a tool holds float inf, which is not JSON"),
         ([tool(parameters={"a": object()})], None, "a tool holds object"),
         ([tool(parameters={1: 2})], None, "a tool has a key that is not text"),
-        ([tool()], "required", "a call cannot be forced"),
-        ([tool()], "weather", "a call cannot be forced"),
-        ([tool()], {"type": "function", "function": {"name": "weather"}}, "a call cannot be forced"),
-        ([tool()], "other", "tool_choice must be auto or none, not 'other'"),
-        ([tool()], 5, "tool_choice must be auto or none"),
-        (None, "weather", "tool_choice must be auto or none"),
+        (None, "required", "tool_choice must be auto, none, required or one of the tools, not 'required'"),
+        ([tool()], "weather", "tool_choice must be auto, none, required or one of the tools, not 'weather'"),
+        (
+            [tool()],
+            {"type": "function", "function": {"name": "other"}},
+            "tool_choice must be auto, none, required or",
+        ),
+        (
+            [tool()],
+            {"type": "function", "function": {"name": ["weather"]}},
+            "tool_choice must be auto, none, required",
+        ),
+        ([tool()], 5, "tool_choice must be auto, none, required or one of the tools"),
     ],
 )
 def test_wrong_tools_are_refused(session: Session, tools: Any, choice: Any, said: str) -> None:

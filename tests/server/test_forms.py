@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from edgespec.engine.engine import Engine
-from edgespec.server.forms import MOST_COMPILING, AskedForm, FormCompiler
+from edgespec.server.forms import MOST_COMPILING, Asked, AskedForm, FormCompiler
 from edgespec.server.schema import read_chat, read_completion
 from edgespec.text.grammar.compiled import Forms
 from edgespec.text.grammar.form import MOST_BYTES, Form
@@ -246,7 +246,7 @@ class HeldForms:
     def __init__(self) -> None:
         self.release, self.running, self.most = threading.Event(), list[str](), 0
 
-    def compiled(self, form: Form) -> Any:
+    def compiled_form(self, form: Form, tools: Any, must: Any) -> Any:
         self.running.append(form.text)
         self.most = max(self.most, len(self.running))
         assert self.release.wait(WAIT_S)
@@ -259,13 +259,13 @@ def held() -> HeldForms:
     return HeldForms()
 
 
-def asked(text: str) -> AskedForm:
-    return AskedForm(Form(kind="regex", text=text), "guided_regex")
+def asked(text: str) -> Asked:
+    return Asked(form=AskedForm(Form(kind="regex", text=text), "guided_regex"))
 
 
 @pytest.mark.anyio
 async def test_a_client_compiles_one_form_at_a_time_and_all_clients_two(held: HeldForms) -> None:
-    compiler, engine = FormCompiler(), cast(Engine, SimpleNamespace(pair=SimpleNamespace(forms=held)))
+    compiler, engine = FormCompiler(), cast(Engine, SimpleNamespace(pair=held))
     asks = [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1")]
     tasks = [
         asyncio.create_task(compiler.compile(engine, asked(text), owner, RequestBudget())) for owner, text in asks
@@ -283,7 +283,7 @@ async def test_a_client_compiles_one_form_at_a_time_and_all_clients_two(held: He
 
 @pytest.mark.anyio
 async def test_a_form_of_a_client_that_left_is_not_compiled(held: HeldForms) -> None:
-    compiler, engine = FormCompiler(), cast(Engine, SimpleNamespace(pair=SimpleNamespace(forms=held)))
+    compiler, engine = FormCompiler(), cast(Engine, SimpleNamespace(pair=held))
     budget = RequestBudget()
     budget.cancel()
     assert await compiler.compile(engine, asked("a"), "a", budget) == ()

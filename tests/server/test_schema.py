@@ -145,7 +145,6 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("grammar_lazy", True),
         ("grammar_triggers", [{"type": 1, "value": "x"}]),
         ("guided_whitespace_pattern", "x"),
-        ("tool_choice", "required"),
         ("typical_p", 0.1),
         ("mirostat", 2),
         ("dry_multiplier", 0.8),

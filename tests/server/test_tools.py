@@ -94,12 +94,13 @@ def test_a_call_that_is_not_allowed_stays_text(client: openai.OpenAI, says: list
         ("tools", [{"type": "function"}], None),
         ("tools", [{"type": "web_search"}], None),
         ("tools", [TOOLS[0], TOOLS[0]], None),
-        ("tool_choice", "required", "unsupported_parameter"),
-        ("tool_choice", {"type": "function", "function": {"name": "weather"}}, "unsupported_parameter"),
+        ("tool_choice", "weather", None),
+        ("tool_choice", {"type": "function", "function": {"name": "clock"}}, None),
+        ("tool_choice", {"type": "allowed_tools"}, None),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_wrong_tools_and_forced_calls_are_refused(
+def test_wrong_tools_and_choices_are_refused(
     tools_server: Running, field: str, value: Any, code: str | None, stream: bool
 ) -> None:
     response = tools_server.post(messages=ASK, **{"tools": TOOLS, "stream": stream, field: value})
@@ -107,6 +108,44 @@ def test_wrong_tools_and_forced_calls_are_refused(
     error = response.json()["error"]
     assert (error["param"], error["code"], error["type"]) == (field, code, "invalid_request_error")
     assert error["message"]
+
+
+PLACE = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_is_one_that_the_model_writes(client: openai.OpenAI, choice: Any, stream: bool) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "messages": ASK, "tools": [tool(parameters=PLACE)], "tool_choice": choice}
+    if stream:
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**ask, stream=True)]
+        calls: Any = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+        reason = chunks[-1].finish_reason
+    else:
+        (choice_,) = client.chat.completions.create(**ask).choices
+        calls, reason = choice_.message.tool_calls, choice_.finish_reason
+        assert choice_.message.content is None
+    (call,) = calls
+    assert (call.function.name, reason) == ("weather", "tool_calls")
+    assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+
+
+def test_a_schema_of_a_tool_that_cannot_be_kept_is_refused_or_a_warning(tools_server: Running) -> None:
+    loose = {**PLACE, "not": {"required": ["zip"]}}
+    strict = tools_server.post(messages=ASK, tools=[tool(parameters=loose, strict=True)], tool_choice="required")
+    assert strict.status_code == 400
+    assert strict.json()["error"]["param"] == "tools"
+    reply = tools_server.post(messages=ASK, tools=[tool(parameters=loose)], tool_choice="required").json()
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    assert "not" in reply["edgespec"]["warnings"][0]
+
+
+def test_a_form_that_excludes_calls_is_refused_with_tools_by_its_field(tools_server: Running) -> None:
+    error = tools_server.post(messages=ASK, tools=TOOLS, guided_regex="a").json()["error"]
+    assert error["param"] == "guided_regex"
+    error = tools_server.post(messages=ASK, tools=TOOLS, format="json", tool_choice="required").json()["error"]
+    assert error["param"] == "tool_choice"
 
 
 def test_a_model_whose_template_has_no_tools_says_so(server: Running) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from edgespec.engine.learned.texts import StoredTexts
 from edgespec.engine.pair.drafter_gain import judge_drafter
 from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer
 from edgespec.engine.pair.measurements import PairMeasurements
-from edgespec.errors import ClosedError, EdgespecError
+from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError
 from edgespec.files.home import Home
 from edgespec.files.model_file import KeptSettings
 from edgespec.files.progress import Loading, LoadProgress
@@ -42,7 +42,9 @@ from edgespec.runtimes.runtime import LoadedModel
 from edgespec.runtimes.thread import OwnProcess
 from edgespec.store.families import Family, family_of
 from edgespec.text.conversation.conversation import PromptFormat
-from edgespec.text.grammar.compiled import Forms
+from edgespec.text.grammar.calls import call_form, unbound
+from edgespec.text.grammar.compiled import CompiledForm, Forms
+from edgespec.text.grammar.form import Form
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 S = TypeVar("S", bound=OpenSession)
@@ -249,6 +251,23 @@ class LoadedPair:
         name = self.profile.depth_policy if self.profile.depth == "auto" else "fixed"
         known, pipelined = self.measurements, self.plan.mode == "pipelined"
         return make_policy(name, self.plan.depth_cap, costs, known.priors, known.history, pipelined=pipelined)
+
+    def compiled_form(
+        self, form: Form | None, tools: Sequence[dict[str, Any]], must: Sequence[str]
+    ) -> CompiledForm | None:
+        """The form of an answer that may call ``tools``, and must call one of the tools named ``must``, if any.
+
+        None for an answer without a form. Raises InvalidRequestError, and RuntimeUnavailableError without llguidance.
+        """
+        if form is not None and must:
+            raise InvalidRequestError("an answer that is a call has no other form", param="tool_choice")
+        use = self.prompts.tool_use(tools) if must or form is not None else None
+        if use is not None:
+            if self.prompts.thinking is not None and self.prompts.thinking.answer:
+                raise unbound(use.format)  # such a model writes marks between its thinking and its calls
+            names = must or [tool["function"]["name"] for tool in tools]
+            form = call_form(use, names, several=len(names) > 1 or not must, otherwise=form)
+        return None if form is None else self.forms.compiled(form)
 
     def begin_answer(self) -> None:
         """Prepare for an answer: stop reading ahead, free calibration memory, follow the power source."""

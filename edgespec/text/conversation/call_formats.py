@@ -78,6 +78,8 @@ class CallFormat:
     calls whose arguments are an object. In a block there may also be a list of objects.
 
     ``bare``: an answer may also begin with a call's JSON itself, or with JSON in a fence of three backquotes.
+
+    ``call``: without heads, what models write between opening and closing. ``unmarked``: they write neither of these.
     """
 
     models: str
@@ -90,6 +92,8 @@ class CallFormat:
     ends: tuple[str, ...] = ()
     syntax: Syntax = JSON
     bare: bool = False
+    call: str = '{"name": {name}, "arguments": {arguments}}'
+    unmarked: bool = False
 
     @property
     def openings(self) -> tuple[str, ...]:
@@ -108,6 +112,8 @@ class CallFormat:
             yield from (part for part in Mark(mark).parts if part not in _FILLED)
         yield from (quote for quote in self.syntax.quotes if len(quote) > 1)
 
+
+_LISTED = '[{"name": {name}, "arguments": {arguments}}]'
 
 # fmt: off
 QWEN_XML = CallFormat(
@@ -210,16 +216,21 @@ LFM2 = CallFormat(
 COHERE = CallFormat(
     models="Command R7B, Command A", shown=("<|START_ACTION|>",),
     opening="<|START_ACTION|>", closing="<|END_ACTION|>",
+    call='[\n{"tool_call_id": "0", "tool_name": {name}, "parameters": {arguments}}\n]',
 )
-GRANITE = CallFormat(models="Granite 3", shown=("<|tool_call|>",), opening="<|tool_call|>")
+GRANITE = CallFormat(
+    models="Granite 3", shown=("<|tool_call|>",), opening="<|tool_call|>", call=_LISTED
+)
 LISTED = CallFormat(
-    models="Apriel, MiniMax M1", shown=("<tool_calls>",), opening="<tool_calls>", closing="</tool_calls>"
+    models="Apriel, MiniMax M1", shown=("<tool_calls>",),
+    opening="<tool_calls>", closing="</tool_calls>", call=_LISTED,
 )
 NEMOTRON = CallFormat(
-    models="Nemotron Nano 2", shown=("<TOOLCALL>",), opening="<TOOLCALL>", closing="</TOOLCALL>"
+    models="Nemotron Nano 2", shown=("<TOOLCALL>",), opening="<TOOLCALL>", closing="</TOOLCALL>", call=_LISTED
 )
 APERTUS = CallFormat(
-    models="Apertus", shown=("<|tools_prefix|>",), opening="<|tools_prefix|>", closing="<|tools_suffix|>"
+    models="Apertus", shown=("<|tools_prefix|>",), opening="<|tools_prefix|>", closing="<|tools_suffix|>",
+    call="[{{name}: {arguments}}]",
 )
 GIGACHAT_3 = CallFormat(
     models="GigaChat 3.0", shown=("'role': 'function call'",), opening="function call<|role_sep|>"
@@ -233,6 +244,7 @@ HERMES = CallFormat(
 LLAMA = CallFormat(
     models="Llama 3.1, 3.2, 3.3", shown=("<|start_header_id|>", '{"name":', '"parameters":'),
     opening="<|python_tag|>", closing=";", bare=True,
+    call='{"name": {name}, "parameters": {arguments}}', unmarked=True,
 )
 
 # The first whose texts a template has is its format.

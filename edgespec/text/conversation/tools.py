@@ -26,21 +26,26 @@ _DEEPEST = 24
 _KEY = re.compile(r"[^<>\x00-\x1f]{1,256}")
 
 
-def choose_tools(own: tuple[Message, ...], choice: object) -> tuple[Message, ...]:
-    """The checked tools that an answer may call, none with the choice ``none``. Raises InvalidRequestError."""
-    names = [tool["function"]["name"] for tool in own]
+def choose_tools(own: tuple[Message, ...], choice: object) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """The checked tools that an answer may call, and the names of those of which it must call one.
+
+    The choice ``auto`` demands none, ``none`` leaves all tools out, ``required`` demands any, and a function itself.
+    Raises InvalidRequestError.
+    """
+    names = tuple(tool["function"]["name"] for tool in own)
     if choice in (None, "auto"):
-        return own
+        return own, ()
     if choice == "none":
-        return ()
-    name = choice
-    if isinstance(choice, Mapping) and isinstance(choice.get("function"), Mapping):
-        name = choice["function"].get("name")
-    if name != "required" and name not in names:
-        raise InvalidRequestError(f"tool_choice must be auto or none, not {choice!r:.40}", param="tool_choice")
+        return (), ()
+    if choice == "required" and own:
+        return own, names
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if named := tuple(each for each in names if each == name):
+        return own, named
     raise InvalidRequestError(
-        "a call cannot be forced: that needs answers bound to a grammar, which this version does not have",
-        hint="use tool_choice auto, and ask for the call in the prompt",
+        f"tool_choice must be auto, none, required or one of the tools, not {choice!r:.70}",
+        hint='a tool is {"type": "function", "function": {"name": ...}}',
         param="tool_choice",
     )
 

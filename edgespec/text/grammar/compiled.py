@@ -19,7 +19,7 @@ import numpy as np
 from edgespec.errors import ConstraintError, InvalidRequestError, RuntimeUnavailableError
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.drawing import UintArray
-from edgespec.text.grammar.form import Form
+from edgespec.text.grammar.form import SPACINGS, Form, lark_text
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
 # A server's clients send a handful of schemas again and again. With MOST_BYTES each they have 16 MB of text.
 _MOST_KEPT = 64
-# One line break and the indentation of deep objects: a small model otherwise writes blanks without end.
-_FREE_BLANKS = r"\n?[ ]{0,40}"
-_SPACINGS: dict[str, dict[str, Any]] = {
-    "line": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
-    "free": {"whitespace_pattern": _FREE_BLANKS},
-}
 _LONGEST_SAID = 300
 
 
@@ -207,21 +200,20 @@ def _grammar(form: Form) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if form.kind == "schema":
-        options: Any = {**_SPACINGS[form.spacing], "lenient": form.lenient}
+        options: Any = {**SPACINGS[form.spacing], "lenient": form.lenient}
         return LLMatcher.grammar_from_json_schema(form.text, overrides=options)
     if form.kind == "choice":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_lark_text, json.loads(form.text))))
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(lark_text, json.loads(form.text))))
     if form.kind == "regex":
         return LLMatcher.grammar_from_regex(form.text)
+    if form.kind == "call":
+        return LLMatcher.grammar_from_lark(form.text)
     return grammar_from("grammar", form.text)
 
 
-def _lark_text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
 def _refused(form: Form, why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"this {form.kind} cannot be followed: {_said(why)}", param=form.kind)
+    what, param = ("a call of these tools", "tools") if form.kind == "call" else (f"this {form.kind}", form.kind)
+    return InvalidRequestError(f"{what} cannot be followed: {_said(why)}", param=param)
 
 
 def _said(text: str) -> str:

@@ -9,12 +9,19 @@ from typing import Any, Literal
 
 from edgespec.errors import InvalidRequestError
 
-Kind = Literal["schema", "regex", "grammar", "choice"]
+Kind = Literal["schema", "regex", "grammar", "choice", "call"]
 Spacing = Literal["line", "compact", "free"]
 
 # A schema of 20 000 names has about 400 kB, and takes 0.1 s to compile. Real ones have a few.
 MOST_BYTES = 256 * 1024
-SPACINGS: tuple[Spacing, ...] = ("line", "compact", "free")
+# One line break and the indentation of deep objects: a small model otherwise writes blanks without end.
+_FREE_BLANKS = r"\n?[ ]{0,40}"
+SPACINGS: Mapping[Spacing, Mapping[str, Any]] = {
+    "line": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    "free": {"whitespace_pattern": _FREE_BLANKS},
+}
+"""How JSON is written, and llguidance's options for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +30,8 @@ class Form:
 
     ``spacing`` is that of JSON: ``line`` has ", " and ": " as Python's json writes, ``compact`` no blanks, ``free``
     what the model writes, at most one line break and 40 blanks in a row. With ``lenient`` a schema's keywords that
-    cannot be kept are left out, and the compiled form says which.
+    cannot be kept are left out, and the compiled form says which. A ``call`` is a grammar in Lark that
+    ``grammar/calls.py`` makes.
     """
 
     kind: Kind
@@ -94,3 +102,8 @@ def _choice_text(choice: object) -> str:
     if not all(isinstance(each, str) and each for each in choice):
         raise InvalidRequestError("each choice must be text that is not empty", param="choice")
     return json.dumps(list(dict.fromkeys(choice)), ensure_ascii=False)
+
+
+def lark_text(text: str) -> str:
+    """A text that stands for itself in a grammar in Lark."""
+    return json.dumps(text, ensure_ascii=False)

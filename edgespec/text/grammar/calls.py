@@ -1,0 +1,152 @@
+"""The form of an answer that calls tools: a grammar of the format in which the model writes calls.
+
+The grammar is llguidance's Lark. A mark that is a control token of the model is that token, by its number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.argument_values import allowed
+from edgespec.text.conversation.call_formats import CallFormat, Mark
+from edgespec.text.conversation.literals import JSON
+from edgespec.text.conversation.tool_use import ToolUse
+from edgespec.text.grammar.form import SPACINGS, Form, Spacing, lark_text
+
+# The blanks that a reader of calls skips, as many as models write.
+_BLANKS = "/[ \\t\\r\\n]{0,16}/"
+_FILLED = {"\n": "blanks", "{id}": "/[A-Za-z0-9_.:-]{1,64}/"}
+_COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
+
+
+def call_form(use: ToolUse, names: Sequence[str], *, several: bool, otherwise: Form | None = None) -> Form:
+    """The form of an answer that is a call of one of the tools ``names``, with ``several`` one call or more.
+
+    ``otherwise``: what the answer may be without a call. Raises InvalidRequestError for a format whose calls cannot
+    be bound to a form, and for any other ``otherwise`` than a schema.
+    """
+    if not is_bound(use.format):
+        raise unbound(use.format)
+    if otherwise is not None and otherwise.kind != "schema":
+        raise InvalidRequestError(
+            f"an answer that may call tools cannot be bound to a {otherwise.kind}",
+            hint="give a schema, or use tool_choice none",
+            param=otherwise.kind,
+        )
+    calls = "call (blanks call)*" if several and not use.format.unmarked else "call"
+    rules = [f"start: {calls}", f"blanks: {_BLANKS}", *_Calls(use, names).rules()]
+    if otherwise is not None:
+        rules[0] += " | other"
+        rules.append(f"other: {_json(json.loads(otherwise.text), otherwise.spacing, lenient=otherwise.lenient)}")
+    return Form(kind="call", text="\n".join(rules))
+
+
+def is_bound(form: CallFormat) -> bool:
+    """Whether a grammar can be made for the calls of a format: not if values or words have no certain end."""
+    return form.syntax == JSON and not any("{word}" in head for head in form.heads)
+
+
+def unbound(form: CallFormat) -> InvalidRequestError:
+    """The refusal of a form for answers with calls of this format."""
+    return InvalidRequestError(
+        f"the calls of {form.models} cannot be bound to a form",
+        hint="use tool_choice auto, and no form of the answer, or tool_choice none",
+        param="tool_choice",
+    )
+
+
+class _Calls:
+    """The rules of a grammar for the calls of some tools."""
+
+    def __init__(self, use: ToolUse, names: Sequence[str]) -> None:
+        self._format: CallFormat = use.format
+        self._controls = {name.decode(): token for token, name in use.marks.items()}
+        longest_first = sorted(self._controls, key=len, reverse=True)
+        self._cuts = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+        self._functions = [own for tool in use.tools if (own := tool["function"])["name"] in names]
+
+    def rules(self) -> Iterator[str]:
+        form = self._format
+        opening, closing = ("", "") if form.unmarked else (form.opening, form.closing)
+        inside = " | ".join(f"call{number}" for number in range(len(self._functions)))
+        yield f"call: {self._joined(self._mark(opening), '(' + inside + ')', self._mark(closing))}"
+        for number, function in enumerate(self._functions):
+            schema = function["parameters"]
+            lenient = function.get("strict") is not True
+            arguments = f"arguments{number}"
+            if form.parameters:
+                arguments = self._joined(*self._parameters(number, schema))
+                yield from self._values(number, schema, lenient=lenient)
+            else:
+                yield f"{arguments}: {_json(_closed(schema), lenient=lenient)}"
+            name = function["name"]
+            written = [self._call(call, name, arguments) for call in form.heads or (form.call,)]
+            yield f"call{number}: " + " | ".join(written)
+
+    def _call(self, call: str, name: str, arguments: str) -> str:
+        if self._format.heads:
+            ends = [self._mark(end) for end in self._format.ends]
+            return self._joined(self._mark(call.replace("{name}", name)), arguments, *ends)
+        before, after = call.replace("{name}", json.dumps(name)).split("{arguments}")
+        return self._joined(self._mark(before), arguments, self._mark(after))
+
+    # ------------------------------------------------------------------------------------- values between marks
+
+    def _parameters(self, number: int, schema: Mapping[str, Any]) -> Iterator[str]:
+        required = schema.get("required")
+        for place, key in enumerate(schema.get("properties", {})):
+            optional = "" if isinstance(required, list) and key in required else "?"
+            yield f"(value{number}_{place} blanks){optional}"
+
+    def _values(self, number: int, schema: Mapping[str, Any], *, lenient: bool) -> Iterator[str]:
+        begin, end = self._format.parameters[-1]
+        for place, (key, own) in enumerate(schema.get("properties", {}).items()):
+            rule = f"value{number}_{place}"
+            may, padding = allowed(schema, key), self._format.padding
+            is_text = may is None or may.has_strings
+            kind = json.dumps(is_text)
+            mark = self._mark(begin.replace("{key}", key).replace("{kind}", kind) + padding)
+            closing = self._mark(padding + end)
+            if may is not None and may.members and not may.types:
+                texts = [json.loads(each) for each in sorted(may.members)]
+                said = " | ".join(lark_text(each if isinstance(each, str) else json.dumps(each)) for each in texts)
+                yield f"{rule}: {mark} ({said}) {closing}"
+            elif not is_text:
+                shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+                yield f"{rule}: {mark} {rule}_json {closing}"
+                yield f"{rule}_json: {_json({**shared, **own}, lenient=lenient)}"
+            elif end in self._controls:
+                yield f"{rule}: {mark} /(?s:.*)/ {self._mark(end)}"
+            else:
+                yield f"{rule}: {mark} {rule}_text"
+                yield f"{rule}_text[suffix={lark_text(padding + end)}]: /(?s:.*)/"
+
+    # ------------------------------------------------------------------------------------------------------ marks
+
+    def _joined(self, *parts: str) -> str:
+        return " blanks ".join(filter(None, parts)) or '""'
+
+    def _mark(self, text: str) -> str:
+        """A mark in Lark: its control tokens, what stands for other text in it, and the rest as it is."""
+        return " ".join(each for part in Mark(text).parts for each in self._part(part))
+
+    def _part(self, part: str) -> Iterator[str]:
+        if part in _FILLED:
+            yield _FILLED[part]
+            return
+        for text in filter(None, self._cuts.split(part) if self._controls else [part]):
+            yield f"<[{self._controls[text]}]>" if text in self._controls else lark_text(text)
+
+
+def _json(schema: Mapping[str, Any], spacing: Spacing = "line", *, lenient: bool) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": {**SPACINGS[spacing], "lenient": lenient}})
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of arguments: an object, with the named properties only unless it says otherwise."""
+    closed = {} if any(key in schema for key in _COMPOSED) else {"additionalProperties": False}
+    return {"type": "object", **closed, **schema}

@@ -1,0 +1,168 @@
+"""Grammars of calls: what the grammar of a format allows is read as a call, and what models write is allowed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.call_formats import FORMATS, GEMMA, HARMONY, HERMES, LFM2, LLAMA, QWEN_XML, CallFormat
+from edgespec.text.conversation.pieces import ToolCall
+from edgespec.text.conversation.tool_use import ToolUse
+from edgespec.text.grammar.calls import call_form, is_bound
+from edgespec.text.grammar.form import Form
+from tests.support.call_samples import SAMPLES
+
+BOUND = {name: sample for name, sample in SAMPLES.items() if is_bound(sample[0])}
+WEATHER = {"city": {"enum": ["Oslo", "Paris"]}, "days": {"type": "integer", "minimum": 1, "maximum": 3}}
+CLOCK = {"zone": {"enum": ["UTC", "Central Europe"]}, "seconds": {"type": "boolean"}}
+BYTES = LLTokenizer("byte")
+
+
+def tool(name: str, properties: Mapping[str, Any], *required: str, **more: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+TOOLS = (tool("weather", WEATHER, "city"), tool("clock", CLOCK, "zone", "seconds"))
+
+
+def use(form: CallFormat, tools: tuple[dict[str, Any], ...] = TOOLS, **marks: int) -> ToolUse:
+    return ToolUse(
+        tools=tools, format=form, marks={token: name.encode() for name, token in marks.items()}, ids="x" * 7
+    )
+
+
+def matcher(form: Form) -> LLMatcher:
+    made = LLMatcher(BYTES, LLMatcher.grammar_from_lark(form.text))
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def is_whole(form: Form, text: str) -> bool:
+    made, data = matcher(form), list(text.encode())
+    return made.try_consume_tokens(data) == len(data) and made.is_accepting()
+
+
+def drawn(form: Form, seed: int) -> str:
+    """A random text of the form, which ends where it may. Letters outside of ASCII are rare."""
+    made, draw, found = matcher(form), random.Random(seed), list[int]()
+    while not made.is_accepting():
+        mask = np.frombuffer(made.compute_bitmask(), dtype=np.uint32)
+        allowed = [token for token in range(256) if mask[token // 32] >> token % 32 & 1]
+        plain = [token for token in allowed if 32 < token < 127]
+        found.append(draw.choice(plain or allowed))
+        assert made.consume_token(found[-1])
+        assert len(found) < 5000
+    return bytes(found).decode(errors="replace")
+
+
+def calls(form: ToolUse, text: str) -> list[ToolCall]:
+    parser = form.parser()
+    pieces = [*parser.feed(text), *parser.flush()]
+    assert not "".join(piece.text for piece in pieces), f"text outside of calls: {text!r}"
+    return [piece.call for piece in pieces if piece.call is not None]
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_what_models_write_is_in_the_grammar_of_their_format(name: str) -> None:
+    form, sample = BOUND[name]
+    if form is LLAMA:
+        sample = sample.removeprefix("<|python_tag|>")  # its template shows none either
+    bound = call_form(use(form), ["weather", "clock"], several=True)
+    assert is_whole(bound, sample)
+    assert is_whole(bound, sample + "\n" + sample) or form is LLAMA
+    assert not is_whole(call_form(use(form), ["clock"], several=True), sample), "another tool"
+    assert not is_whole(call_form(use(form), ["weather"], several=False), sample + sample)
+    assert not is_whole(bound, sample.replace("Paris", "Rome"))
+    assert not is_whole(bound, "Let me see. " + sample)
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_what_the_grammar_of_a_format_allows_is_read_as_a_call(name: str) -> None:
+    asked = use(BOUND[name][0])
+    for seed, named in enumerate(["weather", "clock"] * 4):
+        (found,) = calls(asked, drawn(call_form(asked, [named], several=False), seed))
+        own = json.loads(found.arguments)
+        assert found.name == named
+        if named == "weather":
+            assert own.pop("city") in ("Oslo", "Paris")
+            assert own.pop("days", 1) in (1, 2, 3)
+        else:
+            assert own.pop("seconds") in (True, False)
+            assert own.pop("zone") in ("UTC", "Central Europe")
+        assert not own
+
+
+def test_every_format_is_bound_or_refused_by_name() -> None:
+    refused = [form for form in FORMATS if not is_bound(form)]
+    assert refused == [HARMONY, GEMMA, LFM2]
+    for form in refused:
+        with pytest.raises(InvalidRequestError, match=form.models.split(",")[0]) as raised:
+            call_form(use(form), ["weather"], several=True)
+        assert raised.value.param == "tool_choice"
+
+
+def test_a_mark_that_is_a_control_token_is_that_token() -> None:
+    text = call_form(use(HERMES, **{"<tool_call>": 7}), ["weather"], several=True).text
+    assert "<[7]>" in text
+    assert '"<tool_call>"' not in text
+    assert '"</tool_call>"' in text
+
+
+def test_a_text_between_marks_may_hold_anything_but_its_end() -> None:
+    form = call_form(use(QWEN_XML, (tool("note", {"text": {"type": "string"}}, "text"),)), ["note"], several=False)
+    said = "a < b\n</param>\n<function=x>"
+    text = f"<tool_call>\n<function=note>\n<parameter=text>\n{said}\n</parameter>\n</function>\n</tool_call>"
+    assert is_whole(form, text)
+
+
+def test_values_between_marks_have_the_types_of_their_schemas() -> None:
+    shared = {"$defs": {"level": {"type": "integer", "minimum": 1, "maximum": 5}}}
+    own = tool("set", {"to": {"$ref": "#/$defs/level"}, "on": {"type": ["string", "null"]}}, "to")
+    own["function"]["parameters"] |= shared
+    form = call_form(use(QWEN_XML, (own,)), ["set"], several=False)
+    begin, end = "<tool_call><function=set><parameter=to>\n", "\n</parameter></function></tool_call>"
+    assert is_whole(form, begin + "3" + end)
+    assert not is_whole(form, begin + "x" + end)
+    assert not is_whole(form, "<tool_call><function=set></function></tool_call>"), "a required parameter is missing"
+
+
+def test_a_tools_arguments_are_an_object_of_its_properties_unless_its_schema_says_otherwise() -> None:
+    def arguments(parameters: dict[str, Any]) -> Form:
+        own = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        return call_form(use(LLAMA, (own,)), ["f"], several=False)
+
+    def text(arguments: str) -> str:
+        return f'{{"name": "f", "parameters": {arguments}}}'
+
+    closed = arguments({"properties": {"a": {"type": "integer"}}})
+    assert is_whole(closed, text('{"a": 1}'))
+    assert not is_whole(closed, text('{"b": 1}'))
+    assert not is_whole(closed, text("3"))
+    assert is_whole(arguments({"additionalProperties": True}), text('{"b": 1}'))
+    composed = arguments({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"a": {}}, "required": ["a"]}}})
+    assert is_whole(composed, text('{"a": 1}'))
+
+
+def test_only_a_strict_tool_is_kept_whole() -> None:
+    for strict, works in ((None, True), (False, True), (True, False)):
+        own = tool("f", {"a": {"type": "integer", "not": {"const": 1}}}, strict=strict)
+        form = call_form(use(LLAMA, (own,)), ["f"], several=False)
+        assert LLMatcher(BYTES, LLMatcher.grammar_from_lark(form.text)).is_error() is not works
+
+
+def test_without_a_call_the_answer_may_be_json_of_a_schema() -> None:
+    other = Form(kind="schema", text=json.dumps({"enum": ["done"]}), spacing="compact")
+    form = call_form(use(HERMES), ["weather"], several=True, otherwise=other)
+    assert is_whole(form, '"done"')
+    assert is_whole(form, BOUND["hermes"][1])
+    assert not is_whole(form, '"undone"')
+    with pytest.raises(InvalidRequestError, match="may call tools cannot be bound to a regex"):
+        call_form(use(HERMES), ["weather"], several=True, otherwise=Form(kind="regex", text="a"))
