@@ -83,7 +83,8 @@ def test_every_listed_arm_name_can_be_parsed_and_is_in_the_help() -> None:
 def test_an_unknown_arm_is_refused_with_the_list_of_arms(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="there is no arm") as caught:
         parse_arms(f"plain,{name}")
-    assert f'"{name}"' in caught.value.message
+    shown = name.replace("\x1b", "\\x1b")  # no terminal obeys what an error shows
+    assert f'"{shown}"' in caught.value.message
     assert caught.value.hint is not None
     assert "oracle" in caught.value.hint
     assert "depth-N" in caught.value.hint
