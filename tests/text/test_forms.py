@@ -18,7 +18,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.grammar import compiled as module
 from edgespec.text.grammar.after_thinking import AfterThinking
-from edgespec.text.grammar.compiled import FormCursor, Forms
+from edgespec.text.grammar.compiled import MOST_LEVELS, MOST_NAMES, MOST_RULES, FormCursor, Forms
 from edgespec.text.grammar.form import MOST_BYTES, Form, form_of
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from tests.support.tiny_models import TinyModels
@@ -240,6 +240,31 @@ def test_a_schema_that_cannot_be_kept_is_refused_in_one_sentence(
 )
 def test_a_large_schema_is_compiled(forms: Forms, schema: Any) -> None:
     assert forms.compiled(made(schema=schema)).cursor().mask.any()
+
+
+def references(count: int) -> dict[str, Any]:
+    """A schema whose definitions each refer to the next one."""
+    inner = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(count)}
+    return {"$defs": {**inner, f"d{count}": {}}, "$ref": "#/$defs/d0"}
+
+
+def test_a_schema_whose_references_lead_too_deep_is_refused_before_native_code_follows_them(forms: Forms) -> None:
+    assert forms.compiled(made(schema=references(300))).cursor().mask.any()
+    assert forms.compiled(made(grammar=f"start: %json {json.dumps(references(300))}")).cursor().mask.any()
+    escaped = json.dumps(references(2000)).replace("$ref", "\\u0024ref")
+    for form in ({"schema": references(400)}, {"schema": references(2000)}, {"grammar": f"start: %json {escaped}"}):
+        with pytest.raises(InvalidRequestError, match="may lead too deep"):
+            forms.compiled(made(**form))
+
+
+def test_names_of_one_object_and_rules_of_a_grammar_have_a_limit(forms: Forms) -> None:
+    assert (MOST_NAMES, MOST_RULES, MOST_LEVELS) == (3000, 500, 2000)
+    with pytest.raises(InvalidRequestError, match="an object has more than 3000 names"):
+        forms.compiled(made(schema={"properties": {f"p{number}": {} for number in range(3001)}}))
+    rules = "".join(f'r{number} ::= "a" r{number + 1}\n' for number in range(498))
+    assert forms.compiled(made(grammar=f'root ::= r0\n{rules}r498 ::= "b"\n')).cursor().mask.any()
+    with pytest.raises(InvalidRequestError, match="more than 500 rules"):
+        forms.compiled(made(grammar=f'root ::= r0\n{rules}r498 ::= "b" r499\nr499 ::= "c"\n'))
 
 
 def test_a_lenient_schema_leaves_keywords_out_and_says_which(forms: Forms, tokenizer: GgufTokenizer) -> None:

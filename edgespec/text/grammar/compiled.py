@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 # A server's clients send a handful of schemas again and again. With MOST_BYTES each they have 16 MB of text.
 _MOST_KEPT = 64
 _LONGEST_SAID = 300
+# Compiling takes time by the square of the names of one object, and of the rules of a GBNF grammar.
+MOST_NAMES, MOST_RULES = 3000, 500
+# References of a schema times its depth: native code follows them down its stack, which has room for about 5000.
+MOST_LEVELS = 2000
+# Where a grammar holds a schema.
+_INNER_SCHEMA = re.compile(r"%json\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +191,7 @@ def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledF
     from llguidance import LLMatcher, LLParserLimits
 
     try:
+        _check_size(form)
         grammar = _grammar(form)
     except Exception as error:  # converters raise what they like for a hostile text
         raise _refused(form, str(error)) from error
@@ -194,6 +202,33 @@ def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledF
     if matcher.is_error():
         raise _refused(form, matcher.get_error())
     return CompiledForm(form, tuple(map(_said, matcher.get_grammar_warnings())), matcher, stop_ids)
+
+
+def _check_size(form: Form) -> None:
+    """Raise ValueError for a form that would take native code too long, or end the process."""
+    if form.kind == "schema":
+        _check_schema(json.loads(form.text))
+    elif form.kind not in ("choice", "regex"):
+        for found in _INNER_SCHEMA.finditer(form.text):
+            _check_schema(json.JSONDecoder().raw_decode(form.text, found.end())[0])
+        if form.text.count("::=") > MOST_RULES:
+            raise ValueError(f"it has more than {MOST_RULES} rules")
+
+
+def _check_schema(schema: Any) -> None:
+    references, deepest, left = set[str](), 0, [(schema, 1)]
+    while left:
+        value, depth = left.pop()
+        deepest = max(deepest, depth)
+        if isinstance(value, dict):
+            if len(value) > MOST_NAMES:
+                raise ValueError(f"an object has more than {MOST_NAMES} names")
+            references.update(each for name, each in value.items() if name == "$ref" and isinstance(each, str))
+            left += [(each, depth + 1) for each in value.values()]
+        elif isinstance(value, list):
+            left += [(each, depth + 1) for each in value]
+    if len(references) * deepest > MOST_LEVELS:
+        raise ValueError(f"it has {len(references)} references and {deepest} levels, which may lead too deep")
 
 
 def _grammar(form: Form) -> str:
