@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import suggestions
+from edgespec.cli.answer_form import naming_options
 from edgespec.cli.options import (
     DecodingFlags,
+    FormFlags,
     JsonOption,
     NoThinkOption,
     SeededFlags,
@@ -23,6 +25,7 @@ from edgespec.cli.terminal.output import State, note, read_input, stderr_columns
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.request_checks import check_request
+from edgespec.errors import InvalidRequestError
 
 
 @expanded
@@ -47,6 +50,7 @@ def generate(
         ),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text.")] = None,
+    asked: FormFlags,
     flags: DecodingFlags,
     no_think: NoThinkOption = False,
     json: JsonOption = False,
@@ -62,14 +66,26 @@ def generate(
     # Wrong requests fail before stdin is read and a model is loaded.
     if prompt != "-":
         check_request(prompt, stop=stop or (), raw=raw)
-    text = _with_input(prompt, state)
+    if prompt == "-" and asked.reads_stdin:
+        raise InvalidRequestError(
+            "stdin cannot be both the prompt and --json-schema", hint="put the schema into a file, and name the file"
+        )
+    form = asked.form(lambda: read_input(state.interrupts))
+    text = prompt if asked.reads_stdin else _with_input(prompt, state)
     check_request(text, stop=stop or (), raw=raw)
     with open_engine(with_learned_text(chosen), state) as engine, engine.session(think=not no_think) as session:
         check_thinking(engine, think=not no_think)
         with state.interrupts.during(session.cancel):
-            generation = session.generate(
-                text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw, depth=0 if plain else None
-            )
+            with naming_options():
+                generation = session.generate(
+                    text,
+                    max_tokens=max_tokens,
+                    sampling=sampling,
+                    stop=stop or (),
+                    raw=raw,
+                    depth=0 if plain else None,
+                    **({} if form is None else form.arguments),
+                )
             done = follow_answer(generation, as_json=json, markdown=not raw)
     print_done(done, StatusLine(reasons=not plain), as_json=json)
     state.answered = json

@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from edgespec.cli import suggestions
+from edgespec.cli.answer_form import FORM_OPTIONS, file_text, naming_options, schema_text
 from edgespec.cli.terminal.output import State, note
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
@@ -25,6 +26,7 @@ from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.settings import choose_threads
 from edgespec.profiles.profile import Profile, load_profile
+from edgespec.text.grammar.form import Form, form_of
 
 ModelArgument = Annotated[
     str | None,
@@ -162,6 +164,47 @@ class SeededFlags(SamplingFlags):
     seed: Annotated[
         int | None, typer.Option("--seed", help="The same seed gives the same text; random if not given.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormFlags(_Flags):
+    """The form of an answer, which one of the options names."""
+
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            FORM_OPTIONS["schema"], metavar="FILE|-|JSON", help="Write JSON that this schema allows; -: read stdin."
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        typer.Option(FORM_OPTIONS["regex"], metavar="RE", help="Write a text that the whole expression matches."),
+    ] = None
+    grammar: Annotated[
+        str | None,
+        typer.Option(FORM_OPTIONS["grammar"], metavar="FILE", help="Write a text of this grammar, in GBNF or Lark."),
+    ] = None
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(FORM_OPTIONS["choice"], metavar="TEXT", help="Write one of these texts; give it for each."),
+    ] = None
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether stdin holds the schema."""
+        return self.json_schema == "-"
+
+    def form(self, read_stdin: Callable[[], str]) -> Form | None:
+        """The form, if one is named. Raises InvalidRequestError, which names the option."""
+        values = (self.json_schema, self.regex, self.grammar, self.choice or None)
+        named = [option for option, value in zip(FORM_OPTIONS.values(), values, strict=True) if value is not None]
+        if len(named) > 1:
+            raise InvalidRequestError(f"{named[0]} and {named[1]} were given together", hint="an answer has one form")
+        schema, regex, grammar, choice = values
+        with naming_options():
+            if schema is not None:
+                schema = read_stdin() if self.reads_stdin else schema_text(schema)
+            return form_of(schema, regex, None if grammar is None else file_text(grammar, "grammar"), choice)
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
