@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.cli.chat.chat_commands import suggest
 from edgespec.cli.options import FormFlags
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError
@@ -131,3 +132,47 @@ def test_without_an_option_there_is_no_form() -> None:
     assert FormFlags(json_schema="-").form(lambda: "true") == Form(kind="schema", text="{}")
     with pytest.raises(InvalidRequestError, match="--json-schema: the schema is not JSON"):
         FormFlags(json_schema="-").form(lambda: "{")
+
+
+# ----------------------------------------------------------------------------------------------------- /json
+
+
+def test_slash_json_makes_the_next_answers_json_until_it_is_off(
+    options: tuple[str, ...], here: InProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "my colour.json").write_text(SCHEMA)
+    lines = ["hello", f"/json {SCHEMA}", "hello", "/json 'my colour.json'", "hello", "/json OFF", "/clear", "hello"]
+    result = here("chat", *options, "--json", stdin="\n".join(lines))
+    assert result.code == 0, result.err
+    free, inline, by_file, again = (json.loads(line)["text"] for line in result.out.splitlines())
+    assert {colour(inline), colour(by_file)} <= {"red", "green"}
+    assert again == free
+    assert result.err.count("the next answers are JSON that the schema allows; /json off ends it") == 2
+    assert "the next answers may be any text" in result.err
+
+
+def test_slash_json_alone_is_any_object_and_retry_and_another_model_keep_it(
+    options: tuple[str, ...], tiny: TinyModels, here: InProcess
+) -> None:
+    stdin = f"/json\nhello\n/retry\n/model {tiny.ending}\nhello\n"
+    result = here("chat", *options, "--json", stdin=stdin)
+    assert "the next answers are JSON objects" in result.err
+    answers = [json.loads(line) for line in result.out.splitlines()]
+    assert len(answers) == 3, result.err
+    for answer in answers:
+        assert answer["text"].startswith("{")
+        assert answer["finish_reason"] == "length" or isinstance(json.loads(answer["text"]), dict)
+
+
+def test_a_wrong_schema_is_an_error_and_the_form_before_it_stays(options: tuple[str, ...], here: InProcess) -> None:
+    lines = [f"/json {SCHEMA}", "/json {", '/json {"not": {"type": "string"}}', "/json absent.json", "hello"]
+    result = here("chat", *options, stdin="\n".join(lines))
+    assert result.code == 0, result.err
+    for words in ("the schema is not JSON", "this schema cannot be followed", "'absent.json' cannot be read"):
+        assert words in result.err
+    assert colour(result.out) in ("red", "green")
+
+
+def test_off_is_suggested_after_slash_json() -> None:
+    assert [name for name, _ in suggest(("/json",), "")] == ["off"]
+    assert "/json" in [name for name, _ in suggest((), "")]

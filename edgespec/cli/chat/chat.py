@@ -177,7 +177,8 @@ class _Chat:
         talk = self._talk
         talk.asked = prompt
         try:
-            generation = talk.session.generate(prompt, max_tokens=self._max_tokens, sampling=talk.sampling)
+            form = {} if talk.form is None else talk.form.arguments
+            generation = talk.session.generate(prompt, max_tokens=self._max_tokens, sampling=talk.sampling, **form)
             talk.last = follow_answer(generation, as_json=self._as_json, guesses=self._commands.shows_guesses)
             print_done(talk.last, self._status, as_json=self._as_json)
         except EdgespecError as error:

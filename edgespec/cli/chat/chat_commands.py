@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.cli.answer_form import schema_text
 from edgespec.cli.chat.talk import Talk
 from edgespec.cli.options import check_thinking
 from edgespec.cli.suggestions import Suggestion, for_model
@@ -21,6 +22,7 @@ from edgespec.cli.terminal.output import note, stdout_is_rich
 from edgespec.cli.terminal.status import STATS_COLUMNS, stats_lines
 from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import readable_bytes
+from edgespec.text.grammar.form import form_of
 
 # Each command's usage, and what the command does.
 COMMANDS = (
@@ -29,6 +31,7 @@ COMMANDS = (
     ("/undo", "remove the last prompt and its answer"),
     ("/set", "show the sampling settings; to change one: /set temperature 0.7"),
     ("/system TEXT", 'set the system message; "none" removes it; without TEXT, show it'),
+    ("/json", "write the next answers in JSON; also /json SCHEMA, /json FILE; /json off ends it"),
     ("/save FILE", "save the conversation to a file, with what the model has read of it"),
     ("/load FILE", "continue a saved conversation instead of this one"),
     ("/model NAME", "switch to another model; without NAME, show the current one"),
@@ -100,6 +103,8 @@ def suggest(before: tuple[str, ...], word: str) -> Iterable[Suggestion]:
             return ((name, "") for name in SETTINGS)
         case ("/set", name) if name in SETTINGS:
             return ((value, "") for value in SETTINGS[name][1])
+        case ("/json",):
+            return [("off", "answers may be any text again")]
         case ("/model",):
             return for_model(word)
     return ()
@@ -138,6 +143,8 @@ class Commands:
                 self._set(text.split() if text else [])
             case "/system":
                 self._set_system(text)
+            case "/json":
+                self._set_form(text)
             case "/save":
                 path = _file_named(name, text)
                 size = talk.session.save(path)
@@ -187,6 +194,21 @@ class Commands:
         for name in SETTINGS:
             value = getattr(self._talk.sampling, name.replace("-", "_"))
             note(f"{name:18}{'random for each answer' if value is None else value}")
+
+    def _set_form(self, text: str | None) -> None:
+        """Write the next answers as any JSON object, by a schema, or for ``off`` as any text."""
+        talk = self._talk
+        if text is not None and text.strip().lower() == "off":
+            talk.form = None
+            note("the next answers may be any text", dim=True)
+            return
+        schema = {"type": "object"} if text is None else schema_text(_path(text))
+        form = form_of(schema)
+        if form is not None:
+            talk.engine.pair.forms.compiled(form)  # reports a schema that cannot be followed before a prompt is typed
+        talk.form = form
+        what = "JSON objects" if text is None else "JSON that the schema allows"
+        note(f"the next answers are {what}; /json off ends it", dim=True)
 
     def _set_model(self, model: str | None) -> None:
         talk = self._talk
@@ -264,9 +286,14 @@ def _file_named(command: str, text: str | None) -> Path:
     """The file that a command names. Raises InvalidRequestError without one."""
     if text is None:
         raise InvalidRequestError(f"{command} takes a file", hint=f"for example {command} talk.session")
+    return Path(_path(text))
+
+
+def _path(text: str) -> str:
+    """The path that a text names, without its quotes, as a shell would expand it."""
     path = text.strip()
     quoted = len(path) > 2 and path[0] == path[-1] and path[0] in "'\""  # as in a shell
-    return Path(_expanded(path[1:-1] if quoted else path))
+    return _expanded(path[1:-1] if quoted else path)
 
 
 def _expanded(path: str) -> str:

@@ -13,10 +13,11 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.engine.session import Session
 from edgespec.errors import MemoryLimitError, TemplateError
+from edgespec.text.grammar.form import Form
 
 
 class Talk:
-    """A conversation, its model, and its sampling settings. A context manager."""
+    """A conversation, its model, its sampling settings, and the form of its answers. A context manager."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Talk:
         self.engine = engine
         self.session: Session = engine.session(system=system, think=think)
         self.sampling = self._sampling()
+        self.form: Form | None = None  # of the next answers
         self.last: Done | None = None
         self.asked: str | None = None  # the latest prompt, answered or not; None once it is taken back
 
