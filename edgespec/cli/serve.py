@@ -84,6 +84,7 @@ def serve(
         chosen = replace(chosen, history=False, learned=False)
     if not state.debug:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # errors are in the request's own line
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that has left
     stopped = threading.Event()
     log = LogWriter()
     service = Service(

@@ -9,6 +9,7 @@ Prints the seed, what happened, and what is wrong. The exit code is 1 if anythin
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import secrets
 import sys
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--only", action="append", choices=sorted(FUZZERS), help="repeatable")
     given = parser.parse_args()
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that has left
     failed = False
     for name in given.only or FUZZERS:
         print(f"{name}: seed {given.seed}", flush=True)

@@ -144,7 +144,8 @@ def _draw(library: Any, chance: random.Random, findings: Findings) -> None:
     scratch = np.empty(max(1, library.api.es_draw_scratch(count)), dtype=np.uint8)
     found = set()
     for level in library.levels:
-        code = library.api.es_draw(scores.copy().ctypes.data, count, asked, scratch.ctypes.data, drawn, LEVELS[level])
+        own = scores.copy()
+        code = library.api.es_draw(own.ctypes.data, count, asked, scratch.ctypes.data, drawn, LEVELS[level])
         ids = tuple(drawn.ids[: drawn.count]) if code == 0 else ()
         found.add((code, ids, repr(drawn.mass) if code == 0 else ""))
         findings.unless(code != 0 or drawn.count <= asked.wanted, "more tokens than were asked for")
