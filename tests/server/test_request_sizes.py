@@ -13,6 +13,9 @@ from edgespec.engine.session import Session
 from edgespec.server.errors import ApiError
 from edgespec.server.fields import fields_for
 from edgespec.server.security import Access
+from edgespec.text.conversation.tool_use import ToolUse
+from edgespec.text.grammar.calls import call_form
+from tests.support.call_samples import SAMPLES
 from tests.support.counted_steps import counted_steps
 from tests.support.request_sizes import READERS, TEXTS, prepare
 from tests.support.tiny_models import TinyModels
@@ -124,6 +127,38 @@ def test_a_text_is_read_in_proportion_to_its_length(opened: tuple[Engine, Sessio
 @pytest.mark.parametrize("shape", CONVERSATIONS)
 def test_a_conversation_is_read_in_proportion_to_its_length(opened: tuple[Engine, Session], shape: str) -> None:
     check_ratio(opened, "chat", lambda size: {"messages": CONVERSATIONS[shape](size // 4)})
+
+
+def properties(size: int) -> dict[str, Any]:
+    names = [f"p{number}" for number in range(size)]
+    return {"type": "object", "properties": {name: {"enum": ["a", 1]} for name in names}, "required": names}
+
+
+FORMS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "properties": lambda n: {"json_schema": properties(n)},
+    "schemas within schemas": lambda n: {
+        "json_schema": {"anyOf": [{"items": {"enum": [each]}} for each in range(n)]}
+    },
+    "choices": lambda n: {"guided_choice": [f"choice {number}" for number in range(n)]},
+    "a grammar": lambda n: {"grammar": "root ::= " + " | ".join(f'"{number}"' for number in range(n))},
+    "a regular expression": lambda n: {"guided_regex": "ab?" * n},
+}
+
+
+@pytest.mark.parametrize("shape", FORMS)
+@pytest.mark.parametrize("api", READERS)
+def test_a_form_is_read_in_proportion_to_its_size(opened: tuple[Engine, Session], api: str, shape: str) -> None:
+    check_ratio(opened, api, FORMS[shape])
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen xml"])
+def test_the_form_of_calls_is_made_in_proportion_to_the_size_of_the_tools(name: str) -> None:
+    def steps(size: int) -> float:
+        tool = {"type": "function", "function": {"name": "f", "parameters": properties(size)}}
+        use = ToolUse(tools=(tool,), format=SAMPLES[name][0], marks={}, ids="")
+        return counted_steps(lambda _budget: call_form(use, ["f"], several=False))
+
+    assert steps(2 * SIZE) < MOST_RATIO * steps(SIZE)
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key", "host", "origin"])

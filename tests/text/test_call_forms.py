@@ -16,7 +16,7 @@ from edgespec.text.conversation.call_formats import FORMATS, GEMMA, HARMONY, HER
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.calls import call_form, is_bound
-from edgespec.text.grammar.form import Form
+from edgespec.text.grammar.form import MOST_BYTES, Form
 from tests.support.call_samples import SAMPLES
 
 BOUND = {name: sample for name, sample in SAMPLES.items() if is_bound(sample[0])}
@@ -149,6 +149,13 @@ def test_a_tools_arguments_are_an_object_of_its_properties_unless_its_schema_say
     assert is_whole(arguments({"additionalProperties": True}), text('{"b": 1}'))
     composed = arguments({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"a": {}}, "required": ["a"]}}})
     assert is_whole(composed, text('{"a": 1}'))
+
+
+def test_tools_with_too_large_schemas_are_refused() -> None:
+    large = tool("f", {"a": {"enum": ["x" * MOST_BYTES]}})
+    with pytest.raises(InvalidRequestError, match="too large") as raised:
+        call_form(use(HERMES, (large,)), ["f"], several=False)
+    assert raised.value.param == "tools"
 
 
 def test_only_a_strict_tool_is_kept_whole() -> None:

@@ -15,7 +15,7 @@ from edgespec.text.conversation.argument_values import allowed
 from edgespec.text.conversation.call_formats import CallFormat, Mark
 from edgespec.text.conversation.literals import JSON
 from edgespec.text.conversation.tool_use import ToolUse
-from edgespec.text.grammar.form import SPACINGS, Form, Spacing, lark_text
+from edgespec.text.grammar.form import MOST_BYTES, SPACINGS, Form, Spacing, lark_text
 
 # The blanks that a reader of calls skips, as many as models write.
 _BLANKS = "/[ \\t\\r\\n]{0,16}/"
@@ -27,7 +27,7 @@ def call_form(use: ToolUse, names: Sequence[str], *, several: bool, otherwise: F
     """The form of an answer that is a call of one of the tools ``names``, with ``several`` one call or more.
 
     ``otherwise``: what the answer may be without a call. Raises InvalidRequestError for a format whose calls cannot
-    be bound to a form, and for any other ``otherwise`` than a schema.
+    be bound to a form, for any other ``otherwise`` than a schema, and for too large schemas.
     """
     if not is_bound(use.format):
         raise unbound(use.format)
@@ -42,7 +42,14 @@ def call_form(use: ToolUse, names: Sequence[str], *, several: bool, otherwise: F
     if otherwise is not None:
         rules[0] += " | other"
         rules.append(f"other: {_json(json.loads(otherwise.text), otherwise.spacing, lenient=otherwise.lenient)}")
-    return Form(kind="call", text="\n".join(rules))
+    text = "\n".join(rules)
+    if len(text.encode()) > MOST_BYTES:
+        raise InvalidRequestError(
+            "the schemas of the tools are too large for a call to be bound to them",
+            hint=f"at most {MOST_BYTES // 1024} kB",
+            param="tools",
+        )
+    return Form(kind="call", text=text)
 
 
 def is_bound(form: CallFormat) -> bool:
@@ -97,10 +104,10 @@ class _Calls:
     # ------------------------------------------------------------------------------------- values between marks
 
     def _parameters(self, number: int, schema: Mapping[str, Any]) -> Iterator[str]:
-        required = schema.get("required")
+        stated = schema.get("required")
+        required = {key for key in stated if isinstance(key, str)} if isinstance(stated, list) else set[str]()
         for place, key in enumerate(schema.get("properties", {})):
-            optional = "" if isinstance(required, list) and key in required else "?"
-            yield f"(value{number}_{place} blanks){optional}"
+            yield f"(value{number}_{place} blanks){'' if key in required else '?'}"
 
     def _values(self, number: int, schema: Mapping[str, Any], *, lenient: bool) -> Iterator[str]:
         begin, end = self._format.parameters[-1]
