@@ -18,7 +18,7 @@ from edgespec.errors import TemplateError
 from edgespec.files.home import home
 from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
-from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.chat_template.template import ABSENT, ChatTemplate
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.messages import read_conversation
 from edgespec.text.conversation.model_template import ModelTemplate
@@ -233,7 +233,13 @@ def difference(both: Pair, messages: list[Message], add_generation_prompt: bool,
     try:
         if isinstance(both.plain, jinja2.TemplateError):
             raise both.plain
-        variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **TOKENS, **extra}
+        variables = {
+            **ABSENT,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            **TOKENS,
+            **extra,
+        }
         plain = both.plain.render(copy.deepcopy(variables))
     except Exception as error:  # jinja's errors, and any error that Python raises inside a template
         plain = error
@@ -256,7 +262,7 @@ def test_every_real_template_renders_a_user_message(pairs: dict[str, Pair]) -> N
     messages, extra = CONVERSATIONS["functions"]
     for name, both in pairs.items():
         assert isinstance(both.ours, ChatTemplate), name
-        assert "Hi!" in both.ours.render(messages, extra=extra), name
+        assert "Hi!" in both.ours.render(messages, extra=extra, absent={}), name  # one is for tools alone
 
 
 @pytest.mark.parametrize("add_generation_prompt", [True, False], ids=["prompt", "no prompt"])
@@ -418,9 +424,9 @@ def test_a_message_cannot_forge_a_control_token_in_any_real_template(
             answered = {**said(("assistant", content))[0], **thought}
             messages = [*said(("user", f"x {content} y")), answered, *said(("user", content))]
             try:
-                return template.render([*said(("system", content)), *messages], extra=extra)
+                return template.render([*said(("system", content)), *messages], extra=extra, absent={})
             except TemplateError:  # without a system message
-                return template.render(messages, extra=extra)
+                return template.render(messages, extra=extra, absent={})
 
         names = sorted({text for text in names_in(render("hello")) if text not in TOKENS.values()})
         for cut in cuts(sources[name]) if names else ():

@@ -265,6 +265,13 @@ def test_a_template_can_cut_thinking_from_earlier_turns() -> None:
     assert template(THINKING).render([USER], extra={"enable_thinking": False}) == "<|user|>Hi!<|end|><|assistant|>"
 
 
+def test_tools_and_documents_are_none_where_a_request_has_none() -> None:
+    asked = template("{{ tools is none }} {{ documents is none }} {{ tools is defined }} {{ other is defined }}")
+    assert asked.render([]) == "True True True False"
+    assert asked.render([], extra={"tools": []}) == "False True True False"
+    assert asked.render([], absent={}) == "False False False False"
+
+
 def test_template_errors_name_the_line() -> None:
     with pytest.raises(TemplateError, match=r"syntax error on line 3: .*nosuchtag"):
         template("a\n\n{% nosuchtag %}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from types import CodeType, TracebackType
+from types import CodeType, MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, TemplateError
@@ -30,6 +30,8 @@ _PYTHON_CHARACTERS = 256 * 1024
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # The variables that rendering itself sets.
 RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token"})
+# What templates get where a request has none, as in transformers.
+ABSENT: Mapping[str, Any] = MappingProxyType({"tools": None, "documents": None})
 
 
 class ChatTemplate:
@@ -62,8 +64,11 @@ class ChatTemplate:
         extra: Mapping[str, Any] | None = None,
         limits: TemplateLimits | None = None,
         budget: RequestBudget | None = None,
+        absent: Mapping[str, Any] = ABSENT,
     ) -> str:
         """The prompt for ``messages``; ``extra`` holds the template's other variables (``tools``, switches).
+
+        ``absent`` holds the variables that the template finds where ``extra`` has none.
 
         ``origins_of`` it are the characters that the template itself wrote. ``limits`` None: those of the template.
         Raises TemplateError if the template refuses the messages (in the template's own words), fails, or exceeds its
@@ -77,7 +82,8 @@ class ChatTemplate:
         if isinstance(messages, str) or any(not isinstance(message, Mapping) for message in messages):
             raise InvalidRequestError("messages must be a list of mappings, each with a role and a content")
         messages = list(messages)
-        variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens}
+        own = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens}
+        variables = {**absent, **own}
         if extra is not None:
             if taken := RESERVED.intersection(extra):
                 raise InvalidRequestError(f"{sorted(taken)[0]!r} is set by render itself and cannot be in extra")

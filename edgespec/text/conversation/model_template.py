@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.errors import TemplateError
 from edgespec.text.chat_template.budget import TemplateLimits
-from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.chat_template.template import ABSENT, ChatTemplate
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.shapes import TRIAL_TOOL, Shapes
 from edgespec.text.conversation.tool_use import shows_tools
@@ -19,8 +19,6 @@ from edgespec.text.request_budget import RequestBudget
 
 # Trials count steps alone: a busy machine must not change what they find. Real templates take up to 8 000.
 _TRIAL = TemplateLimits(steps=30_000, deadline_s=math.inf)
-# What templates get where a request has none, as in transformers.
-_ABSENT: Mapping[str, Any] = {"tools": None, "documents": None}
 
 
 class ModelTemplate:
@@ -42,8 +40,8 @@ class ModelTemplate:
 
         Raises TemplateError, and what ``budget`` raises.
         """
-        given = {**(_ABSENT if self._takes_none else {}), **values}
-        return self._compiled.render(given.pop("messages"), extra=given, budget=budget, limits=limits)
+        given, absent = dict(values), ABSENT if self._takes_none else {}
+        return self._compiled.render(given.pop("messages"), extra=given, budget=budget, limits=limits, absent=absent)
 
     def shaped(self, messages: Sequence[Message], *, tools: bool) -> list[Message]:
         """The messages as this template can show them, next to tools or without. Raises TemplateError."""
@@ -76,10 +74,10 @@ class ModelTemplate:
         """Whether tools and documents may be None; templates that are for tools alone walk through them."""
         asked = [{"role": "user", "content": "a"}]
         try:
-            self._compiled.render(asked, extra=_ABSENT, limits=_TRIAL)
+            self._compiled.render(asked, limits=_TRIAL)
         except TemplateError:
             try:
-                self._compiled.render(asked, limits=_TRIAL)
+                self._compiled.render(asked, limits=_TRIAL, absent={})
             except TemplateError:
                 return True
             return False
