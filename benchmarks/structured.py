@@ -1,0 +1,153 @@
+"""Answers of a given form: how fast they are, how often valid, and how often right.
+
+    python -m benchmarks.structured [--limit N] [--max-tokens N]
+
+Extracts values from the texts of structured.jsonl with the default models. Four arms answer each prompt one after
+another, in an order that changes with the prompt: `free` is drafted and asked for JSON in words alone, `plain`,
+`drafted` and `alone` are bound to the prompt's schema, the last without a drafting model. The prompt is the same in
+all arms, and so is the text in the last three. A free answer counts as valid without a frame of backquotes only; its
+values are read within one too. Prints a line for each arm, then one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.statistics import geomean
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done
+from edgespec.engine.session import Session
+from edgespec.server.json_schema import fits
+
+PROMPTS = Path(__file__).with_suffix(".jsonl")
+BOUND = ("plain", "drafted", "alone")
+ARMS = ("free", *BOUND)
+# The arms whose speeds are compared, the faster one first if all is well.
+RATIOS = (("drafted", "free"), ("drafted", "plain"), ("alone", "plain"))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer: whether it ended by itself, is JSON of the schema, and has the expected values."""
+
+    finished: bool
+    valid: bool
+    right: bool
+    seconds: float
+    tokens_per_s: float | None
+    ids: tuple[int, ...]
+
+
+def prompts() -> list[dict[str, Any]]:
+    """Prompts, each with its id, schema and expected values."""
+    return [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+
+
+def parsed(text: str) -> Any:
+    """The value of a JSON text; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def allowed(schema: Mapping[str, Any], value: Any) -> bool:
+    """Whether a schema of ours allows the value: its objects have no other properties."""
+    own = schema.get("properties")
+    if not fits(schema, value) or own is None:
+        return fits(schema, value)
+    return all(name in own and allowed(own[name], each) for name, each in value.items())
+
+
+def judged(task: Mapping[str, Any], done: Done) -> Answer:
+    """What an answer to the task is worth."""
+    text, schema = done.text, task["schema"]
+    framed = parsed(text[text.find("{") : text.rfind("}") + 1])
+    return Answer(
+        finished=done.finish_reason == "stop",
+        valid=allowed(schema, parsed(text)),
+        right=framed == task["expected"] and allowed(schema, framed),  # 1 equals True
+        seconds=(done.stats.ttft_s or 0.0) + (done.stats.decode_s or 0.0),
+        tokens_per_s=done.stats.decode_tokens_per_s,
+        ids=done.token_ids,
+    )
+
+
+def arm_figures(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Shares of all answers, and the seconds of all for each that is finished."""
+    count, finished = len(answers), sum(answer.finished for answer in answers)
+    return {
+        "finished": finished / count,
+        "valid": sum(answer.valid for answer in answers) / count,
+        "right": sum(answer.right for answer in answers) / count,
+        "tokens": sum(len(answer.ids) for answer in answers),
+        "seconds_per_finished": sum(answer.seconds for answer in answers) / finished if finished else None,
+    }
+
+
+def figures(found: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
+    """The figures of all arms, whose answers are in the same order of prompts."""
+    ratios = dict[str, float | None]()
+    for one, other in RATIOS:
+        pairs = [(a.tokens_per_s, b.tokens_per_s) for a, b in zip(found[one], found[other], strict=True)]
+        own = [a / b for a, b in pairs if a and b]
+        ratios[f"{one}/{other}"] = geomean(own) if own else None
+    ids = zip(*([answer.ids for answer in found[arm]] for arm in BOUND), strict=True)
+    return {
+        "prompts": len(found["plain"]),
+        "same_ids": sum(len(set(own)) == 1 for own in ids),
+        "tokens_per_s_ratios": ratios,
+        "arms": {arm: arm_figures(found[arm]) for arm in ARMS},
+    }
+
+
+def measure(limit: int | None, max_tokens: int) -> dict[str, Any]:
+    """Answer the prompts in every arm, the first one twice: its first answers are not counted."""
+    tasks = prompts()[:limit]
+    found: dict[str, list[Answer]] = {arm: [] for arm in ARMS}
+    with (
+        Engine.load() as pair,
+        Engine.load(draft="none") as single,
+        pair.session() as shared,
+        single.session() as alone,
+    ):
+        pair.load_drafter()
+        for number, task in enumerate((tasks[0], *tasks)):
+            turn = number % len(ARMS)
+            for arm in (*ARMS[turn:], *ARMS[:turn]):
+                done = ask(alone if arm == "alone" else shared, arm, task, max_tokens)
+                if number:
+                    found[arm].append(judged(task, done))
+    return figures(found)
+
+
+def ask(session: Session, arm: str, task: Mapping[str, Any], max_tokens: int) -> Done:
+    """A new conversation's answer, whose prompt is read from its first token."""
+    session.clear(keep_cache=False)
+    form = {} if arm == "free" else {"schema": task["schema"]}
+    depth = 0 if arm == "plain" else None
+    events = session.generate(task["prompt"], max_tokens=max_tokens, depth=depth, **form)
+    return next(event for event in events if isinstance(event, Done))
+
+
+def main() -> None:
+    """Print a line for each arm, then one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=int, metavar="N", help="the first N prompts; all if not given")
+    parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer")
+    given = parser.parse_args()
+    found = measure(given.limit, given.max_tokens)
+    for arm, own in found["arms"].items():
+        each = own["seconds_per_finished"]
+        seconds = "none finished" if each is None else f"{each:.2f} s a finished answer"
+        print(f"{arm:8}{seconds}, {100 * own['valid']:.0f} % valid, {100 * own['right']:.0f} % right")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
