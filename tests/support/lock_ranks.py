@@ -94,6 +94,9 @@ class RankedLock:
     def __exit__(self, *_raised: object) -> None:
         self.release()
 
+    def locked(self) -> bool:
+        return bool(self._lock.locked())
+
     # What a Condition needs of its lock.
 
     def _release_save(self) -> tuple[Any, int]:
