@@ -142,7 +142,7 @@ def _perplexity(
 ) -> float:
     require_memory(model.file.name, memory_needed(model.file, model.settings, len(tokens)), allowed_bytes)
     losses: list[float] = []
-    with model.load(measuring.cancelled) as loaded, closing(loaded.open(len(tokens) - 1)) as sequence:
+    with model.load(measuring.job) as loaded, closing(loaded.open(len(tokens) - 1)) as sequence:
         for rows in scores.teacher_forced_rows(sequence, tokens[:-1]):
             following = tokens[len(losses) + 1 : len(losses) + 1 + len(rows)]
             if not np.isfinite(rows).all():

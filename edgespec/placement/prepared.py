@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.settings import choose_runtime
@@ -60,9 +60,9 @@ class PreparedModel:
         """How many bytes less than in the file the weights take."""
         return self.file.weight_bytes - self.facts.weight_bytes
 
-    def load(self, cancelled: Cancelled | None = None) -> LoadedModel:
-        """Load the model in this process. ``cancelled`` and errors are those of ``Runtime.load``."""
-        return runtime_of(self.settings).load(self.file, self.settings, self.form, cancelled)
+    def load(self, job: Job = QUIET) -> LoadedModel:
+        """Load the model in this process. The job and the errors are those of ``Runtime.load``."""
+        return runtime_of(self.settings).load(self.file, self.settings, self.form, job)
 
     def in_background(self, worker: WorkerSettings, check: Callable[[], object] = lambda: None) -> BackgroundModel:
         """The model, loading once its ``load`` is called: on a thread or in a separate process.

@@ -16,7 +16,7 @@ from edgespec.errors import (
     RuntimeUnavailableError,
     WorkerLostError,
 )
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import Job
 from edgespec.interfaces.model import Model, ModelFacts, Sequence
 from edgespec.runtimes.thread import start_thread
 
@@ -43,14 +43,14 @@ class StartingModel(Protocol):
 
 
 class LoadingHere:
-    """A model that ``load`` loads in this process. ``load`` ends early once its argument returns true."""
+    """A model that ``load`` loads in this process. ``load`` ends early once its job is cancelled."""
 
-    def __init__(self, load: Callable[[Cancelled], Model]) -> None:
+    def __init__(self, load: Callable[[Job], Model]) -> None:
         self._load = load
         self._stop = threading.Event()
 
     def wait(self) -> Model:
-        return self._load(self._stop.is_set)
+        return self._load(Job(cancelled=self._stop.is_set))
 
     def close(self) -> None:
         self._stop.set()

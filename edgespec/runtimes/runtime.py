@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from edgespec.errors import InvalidRequestError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import HOST, Model, ModelFacts
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "npu", "accel", "other"]
@@ -141,10 +141,8 @@ class Runtime(ABC):
         """The facts the model would have once loaded. Raises what loading raises for wrong settings."""
 
     @abstractmethod
-    def load(
-        self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED, cancelled: Cancelled | None = None
-    ) -> LoadedModel:
-        """Load the weights. Once ``cancelled()`` is true, loading ends early and raises CancelledError.
+    def load(self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED, job: Job = QUIET) -> LoadedModel:
+        """Load the weights. A cancelled job ends the loading early, with CancelledError.
 
         Raises ModelFileError, RuntimeUnavailableError, InvalidRequestError, MemoryLimitError, CancelledError.
         """

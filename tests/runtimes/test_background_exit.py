@@ -23,7 +23,7 @@ from tests.support.fake_runtime import FakeModel
 
 begun = threading.Event()
 
-def load(cancelled):
+def load(job):
     begun.set()
     {load}
     return FakeModel()
@@ -35,7 +35,7 @@ assert begun.wait(30)
 print("leaving", flush=True)
 """
 
-ASKING = "while not cancelled(): time.sleep(0.01)"
+ASKING = "while not job.cancelled(): time.sleep(0.01)"
 
 NATIVE = """
 import sys
@@ -61,7 +61,7 @@ NativeWeights.relay = again_and_again
 file, runtime, settings = read_model_file(Path(sys.argv[1])), NativeRuntime(), NativeSettings(threads=2)
 model = BackgroundModel(
     runtime.describe(file, settings),
-    lambda: LoadingHere(lambda cancelled: runtime.load(file, settings, cancelled=cancelled)),
+    lambda: LoadingHere(lambda job: runtime.load(file, settings, job=job)),
 )
 model.load()
 assert begun.wait(30)

@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel, read_model_file
 from edgespec.files.onnx.artefact import OnnxArtefact
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import Cancelled, Job
 from edgespec.files.trimmed_drafter import TrimmedDrafter
 from edgespec.runtimes.llama import model as llama
 from edgespec.runtimes.llama.context import LlamaSettings
@@ -55,7 +55,7 @@ def load_native(
     """``sidecar`` is the file for the laid out weights."""
     file = located(source, name=name, sha256=sha256)
     kept = None if sidecar is None else SidecarFile(path=sidecar, sha256=file.identity)
-    return native.load_native(file, settings, sidecar=kept, requantized=requantized, cancelled=cancelled)
+    return native.load_native(file, settings, sidecar=kept, requantized=requantized, job=Job.of(None, cancelled))
 
 
 def load_model(

@@ -19,7 +19,7 @@ from edgespec.engine.pair.target_setting import place_target
 from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled, Loading, LoadProgress
+from edgespec.files.progress import Job, Loading, LoadProgress
 from edgespec.hardware.machine import Machine, describe_machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import Model
@@ -87,7 +87,7 @@ def load_pair(
         target.left_bytes,
         worker or WorkerSettings(),
     )
-    model, widths = _open_target(target.model, request, store, measure, tell, locator.job.cancelled)
+    model, widths = _open_target(target.model, request, store, measure, tell, locator.job)
     try:
         if request.depth != 0:
             pool.load_prepared()  # in parallel with the tokenizer
@@ -147,13 +147,13 @@ def _open_target(
     store: Measurements,
     measure: Callable[[LoadedModel], WidthProbe] | None,
     tell: LoadProgress,
-    cancelled: Cancelled,
+    job: Job,
 ) -> tuple[LoadedModel, WidthProbe | None]:
     runtime = runtime_of(target.settings)
 
     def load(wanted: Settings) -> LoadedModel:
         tell(Loading(f"loading {target.file.name}"))
-        return runtime.load(target.file, wanted, cancelled=cancelled)
+        return runtime.load(target.file, wanted, job=job)
 
     # The target's setting must not depend on whether a drafter is used.
     return find_stable_model(

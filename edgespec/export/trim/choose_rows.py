@@ -317,7 +317,7 @@ def _measure(
         for model in models:
             require_memory(source.name, model.memory, allowed)
             allowed -= model.memory.total_bytes
-        with models[0].load(measuring.cancelled) as few, models[1].load(measuring.cancelled) as many:
+        with models[0].load(measuring.job) as few, models[1].load(measuring.job) as many:
             label = f"timing {source.name} with {len(kept)} and with all rows"
             trimmed_s, whole_s = follow(measure_heads([few, many]), label, measuring.progress)
             label = f"asking {source.name} for what {len(kept)} rows lack"

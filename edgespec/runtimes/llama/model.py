@@ -17,7 +17,7 @@ from typing import Any
 
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, RewindError
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
 from edgespec.runtimes.llama.context import KV_TYPES, AbortFlag, LlamaRows, LlamaSettings, NativeContext
@@ -29,8 +29,8 @@ from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_cont
 from edgespec.runtimes.thread import WorkerThread
 
 
-def load_model(file: LocatedModel, settings: LlamaSettings, cancelled: Cancelled | None = None) -> LlamaModel:
-    """Load a file's weights on the named device. Once ``cancelled()`` is true, loading ends early.
+def load_model(file: LocatedModel, settings: LlamaSettings, job: Job = QUIET) -> LlamaModel:
+    """Load a file's weights on the named device. Loading ends early once the job is cancelled.
 
     A trimmed drafter takes and returns the ids of its source.
 
@@ -44,7 +44,7 @@ def load_model(file: LocatedModel, settings: LlamaSettings, cancelled: Cancelled
     settings = usable_settings(settings, file.header)
     trimmed = None if file.artefact is None else TrimmedVocabulary(file.artefact)
     library = load()
-    pointer = _load_weights(library.api, _paths(file), settings, device_of(library, settings), cancelled)
+    pointer = _load_weights(library.api, _paths(file), settings, device_of(library, settings), job)
     return LlamaModel(library, _Weights(library.api, pointer), file, settings, trimmed)
 
 
@@ -58,9 +58,7 @@ def _check_kv_type(kv_type: str) -> None:
         raise InvalidRequestError(f"unknown cache type {kv_type!r}", hint=f"one of {', '.join(KV_TYPES)}")
 
 
-def _load_weights(
-    api: Any, paths: Sequence[Path], settings: LlamaSettings, device: Device | None, cancelled: Cancelled | None
-) -> Any:
+def _load_weights(api: Any, paths: Sequence[Path], settings: LlamaSettings, device: Device | None, job: Job) -> Any:
     params = api.llama_model_default_params()
     placed = place(params, device, settings.gpu_layers)
     params.use_extra_bufts = settings.repack
@@ -69,7 +67,7 @@ def _load_weights(
     params.progress_callback = keep_going
     loader = WorkerThread("edgespec-load", interrupted.set)
     try:
-        pointer = loader.run(lambda: _load_from(api, paths, params), cancelled)
+        pointer = loader.run(lambda: _load_from(api, paths, params), job.cancelled)
     finally:
         loader.close()
     del placed  # native code has read it by now

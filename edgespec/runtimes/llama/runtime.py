@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.runtimes.llama import devices, library
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
@@ -55,9 +55,9 @@ class LlamaRuntime(Runtime):
         file: LocatedModel,
         settings: LlamaSettings,
         form: DraftForm = AS_FILED,
-        cancelled: Cancelled | None = None,
+        job: Job = QUIET,
     ) -> LlamaModel:
-        return load_model(file, settings, cancelled)
+        return load_model(file, settings, job)
 
     def cache_bits(self, settings: LlamaSettings) -> float:
         return KV_TYPES[settings.kv_type][1]

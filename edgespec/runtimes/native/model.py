@@ -12,7 +12,7 @@ import numpy as np
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.batch import NativeBatch
@@ -57,7 +57,7 @@ def load_native(
     *,
     sidecar: SidecarFile | None = None,
     requantized: bool = False,
-    cancelled: Cancelled | None = None,
+    job: Job = QUIET,
 ) -> NativeModel:
     """Lay a file's weights out for the kernels. Once ``cancelled()`` is true, loading ends early.
 
@@ -73,9 +73,7 @@ def load_native(
     facts, artefact = describe_native(file, settings), file.artefact
     layout = _read_layout(file, requantized=requantized)
     embedding = None if artefact is None else artefact.embedding.path
-    weights = load_weights(
-        load(), file.header, layout, settings.threads, sidecar, embedding=embedding, cancelled=cancelled
-    )
+    weights = load_weights(load(), file.header, layout, settings.threads, sidecar, embedding=embedding, job=job)
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
     return NativeModel(ModelPart(weights, head_ids=head_ids), file, settings, facts)
 

@@ -20,7 +20,7 @@ from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.gguf.token_rows import always_kept, kept_ids
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native import library
@@ -95,13 +95,13 @@ class NativeRuntime(Runtime):
         file: LocatedModel,
         settings: NativeSettings,
         form: DraftForm = AS_FILED,
-        cancelled: Cancelled | None = None,
+        job: Job = QUIET,
     ) -> NativeModel:
         sidecar = _sidecar_file(file, settings, form)
         if sidecar is not None:
             with contextlib.suppress(OSError):  # then no sidecar is kept
                 sidecar.path.parent.mkdir(parents=True, exist_ok=True)
-        model = load_native(file, settings, sidecar=sidecar, requantized=form.requantized, cancelled=cancelled)
+        model = load_native(file, settings, sidecar=sidecar, requantized=form.requantized, job=job)
         if form.head_rows is None:
             return model
         with model:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import CancelledError, InvalidRequestError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf.records import FilePart, GgufHeader, TensorInfo
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.library import LEVELS, Layer, Matrix, NativeLibrary, NativeModelStruct
 from edgespec.runtimes.native.sidecar import MappedTiles, Sidecar
@@ -223,13 +223,13 @@ def load_weights(
     sidecar: SidecarFile | None = None,
     *,
     embedding: Path | None = None,
-    cancelled: Cancelled | None = None,
+    job: Job = QUIET,
 ) -> NativeWeights:
     """Lay the file's matrices out in memory on ``threads`` threads, or map them from the sidecar.
 
     ``embedding`` is the file with the embedding's rows, if that is separate. A sidecar that is missing or unusable is
     written. Raises ModelFileError (the file changed, or holds scales that are not finite), MemoryLimitError,
-    CancelledError once ``cancelled()`` is true.
+    CancelledError once the job is cancelled.
     """
     interrupted = threading.Event()
     loader = WorkerThread("edgespec-load", interrupted.set)
@@ -238,7 +238,7 @@ def load_weights(
             lambda: _load(
                 library, header, layout, threads, sidecar, interrupted.is_set, _open_files(header, layout, embedding)
             ),
-            cancelled,
+            job.cancelled,
         )
     finally:
         loader.close()

@@ -14,7 +14,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS, SHARED, WHOLE
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.hardware.drivers import gpu_drivers
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
@@ -35,7 +35,7 @@ from edgespec.runtimes.sequence import (
 PADDINGS = (1, 2)  # more than two rows are computed like two
 
 
-def load_onnx(file: LocatedModel, settings: OnnxSettings, cancelled: Cancelled | None = None) -> OnnxModel:
+def load_onnx(file: LocatedModel, settings: OnnxSettings, job: Job = QUIET) -> OnnxModel:
     """Load an exported model on the settings' provider. Once ``cancelled()`` is true, loading ends early.
 
     Raises RuntimeUnavailableError (no onnxruntime, no such provider), InvalidRequestError, ModelFileError,
@@ -43,7 +43,7 @@ def load_onnx(file: LocatedModel, settings: OnnxSettings, cancelled: Cancelled |
     """
     facts = describe_onnx(file, settings)
     provider = onnx_providers.find_provider(settings.provider)
-    weights = load_weights(onnx_providers.load(), provider, artefact_of(file), settings, cancelled)
+    weights = load_weights(onnx_providers.load(), provider, artefact_of(file), settings, job)
     return OnnxModel(weights, file, settings, facts)
 
 

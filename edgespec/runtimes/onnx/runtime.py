@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.onnx import providers
 from edgespec.runtimes.onnx.model import OnnxModel, artefact_of, describe_onnx, load_onnx
@@ -43,9 +43,9 @@ class OnnxRuntime(Runtime):
         file: LocatedModel,
         settings: OnnxSettings,
         form: DraftForm = AS_FILED,
-        cancelled: Cancelled | None = None,
+        job: Job = QUIET,
     ) -> OnnxModel:
-        return load_onnx(file, settings, cancelled)
+        return load_onnx(file, settings, job)
 
     def cache_bits(self, settings: OnnxSettings) -> float:
         return _CACHE_BITS

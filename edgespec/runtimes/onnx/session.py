@@ -22,7 +22,7 @@ from edgespec.errors import (
 )
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.onnx.providers import CPU, OnnxLibrary, Provider
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
@@ -92,7 +92,7 @@ def load_weights(
     provider: Provider,
     artefact: OnnxArtefact,
     settings: OnnxSettings,
-    cancelled: Cancelled | None = None,
+    job: Job = QUIET,
 ) -> OnnxWeights:
     """Load a checked artefact on the provider. Once ``cancelled()`` is true, loading ends early, if the provider
     supports that.
@@ -124,9 +124,9 @@ def load_weights(
         )
 
     try:
-        sessions = loader.run(lambda: [load(options) for options in every_options], cancelled)
+        sessions = loader.run(lambda: [load(options) for options in every_options], job.cancelled)
     except Exception as error:  # the bindings raise a dozen classes without a common base
-        if cancelled is not None and cancelled():
+        if job.cancelled():
             raise CancelledError("loading was cancelled") from error
         raise _load_error(error, artefact, provider) from error
     finally:
