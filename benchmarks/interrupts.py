@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import signal
 import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +61,9 @@ def measure(moments: int, seed: int, only: list[str]) -> dict[str, Any]:
         tiny = TinyModels(folder, Home(folder / "home"))
         hub = HubServer(files={"model.gguf": tiny.slow.read_bytes()}, chunk_delay_s=0.002)
         with running(hub):
-            every = commands(tiny, folder / "work", hub)
+            names = [each.name for each in commands(tiny, folder / "work", hub)]
+            # Each command has its own folder: another's temporary file is not its fault.
+            every = [commands(tiny, folder / f"work-{at}", hub)[at] for at in range(len(names))]
             chosen = [each for each in every if not only or each.name in only]
             share = -(-moments // len(chosen))
             with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -80,6 +83,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", default=[], metavar="COMMAND", help="repeatable")
     given = parser.parse_args()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # background jobs of a shell ignore it, and so would these
     print(json.dumps(measure(given.moments, given.seed, given.only)))
 
 
