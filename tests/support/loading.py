@@ -66,7 +66,7 @@ def load_model(
     sha256: str | None = None,
     cancelled: Cancelled | None = None,
 ) -> LlamaModel:
-    return llama.load_model(located(source, name=name, sha256=sha256), settings, cancelled)
+    return llama.load_model(located(source, name=name, sha256=sha256), settings, Job.of(None, cancelled))
 
 
 def load_onnx(
