@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -155,6 +155,30 @@ def test_a_block_ends_after_the_call_that_stops_it(interrupts: Interrupts) -> No
         signal.raise_signal(signal.SIGINT)
         assert stopping.wait(WAIT_S)
     assert over[0] == "stopped"
+
+
+def test_a_signal_does_not_stop_what_begins_after_it_was_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the watcher wakes late: a Ctrl-C at one prompt would count as a second one at the next."""
+    late, stopped = threading.Event(), threading.Event()
+    monkeypatch.setattr(Interrupts, "_watch", _after(late, Interrupts._watch))
+    with Interrupts().installed() as interrupts:
+        try:
+            with interrupts.during(forgives=CTRL_C):
+                signal.raise_signal(signal.SIGINT)
+                interrupts.obeyed()
+                with interrupts.during(stopped.set, forgives=CTRL_C):
+                    late.set()
+                    assert not stopped.wait(0.2)
+        finally:
+            late.set()
+
+
+def _after(event: threading.Event, work: Callable[[Interrupts], None]) -> Callable[[Interrupts], None]:
+    def waiting(interrupts: Interrupts) -> None:
+        event.wait(WAIT_S)
+        work(interrupts)
+
+    return waiting
 
 
 def test_a_block_does_not_begin_after_a_signal(interrupts: Interrupts) -> None:

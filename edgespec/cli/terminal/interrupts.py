@@ -62,7 +62,7 @@ class Interrupts:
         self._reading = False
         self._restore_terminal: Callable[[], None] = lambda: None
         # ``put`` is reentrant: a handler may interrupt another ``put``. Nothing else here may take a lock in it.
-        self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._signals: queue.SimpleQueue[_Block | None] = queue.SimpleQueue()
 
     @property
     def exit_code(self) -> int | None:
@@ -128,7 +128,7 @@ class Interrupts:
         finally:
             for number in ours:
                 signal.signal(number, before[number])
-            self._signals.put(False)
+            self._signals.put(None)
             if watcher.ident is not None:
                 watcher.join()
 
@@ -146,15 +146,14 @@ class Interrupts:
             self.number = None if number == signal.SIGINT else number
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)  # the next one also ends native code that does not return
-        self._signals.put(True)
+        self._signals.put(self._block)  # a block that begins later is not stopped by this signal
         if self._reading:
             self._reading = False
             raise KeyboardInterrupt
 
     def _watch(self) -> None:
-        """Call what stops the current block, for each signal."""
-        while self._signals.get():
-            block = self._block
+        """Call what stops the block that a signal came in, for each signal."""
+        while (block := self._signals.get()) is not None:
             while block.stop is not None and not block.ended.is_set():
                 with block.calling, contextlib.suppress(EdgespecError):
                     if not block.ended.is_set():
