@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel, read_model_file
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import ModelFacts
 from edgespec.placement.prepared import Preparation
 from edgespec.profiles.profile import load_profile
@@ -46,9 +47,7 @@ class OwnRuntime(Runtime):
     def describe(self, file: LocatedModel, settings: OwnSettings, form: DraftForm = AS_FILED) -> ModelFacts:
         return OwnModel(file, settings).facts
 
-    def load(
-        self, file: LocatedModel, settings: OwnSettings, form: DraftForm = AS_FILED, cancelled: Any = None
-    ) -> Any:
+    def load(self, file: LocatedModel, settings: OwnSettings, form: DraftForm = AS_FILED, job: Job = QUIET) -> Any:
         return OwnModel(file, settings)
 
     def cache_bits(self, settings: OwnSettings) -> float:

@@ -15,7 +15,7 @@ from edgespec.export.trim import choose_rows
 from edgespec.export.trim.vocabtrim import coverage
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.token_rows import always_kept, kept_ids
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import Job
 from edgespec.files.trimmed_drafter import read_artefact
 from edgespec.placement.prepared import PreparedModel
 from edgespec.runtimes.runtime import LoadedModel
@@ -278,7 +278,7 @@ def test_trim_auto_times_the_drafter_in_its_final_quantisation(
     types: list[set[str]] = []
     real = PreparedModel.load
 
-    def opening(model: PreparedModel, _cancelled: Cancelled) -> LoadedModel:
+    def opening(model: PreparedModel, _job: Job) -> LoadedModel:
         opened.append(model.file.path)
         types.append({tensor.type_name for tensor in model.file.header.tensors})
         return real(model)

@@ -17,7 +17,7 @@ from edgespec.errors import ClosedError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.placement.candidates import NOT_MEASURED, Placements
 from edgespec.placement.layer_split import layer_bytes
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
@@ -133,10 +133,10 @@ def test_a_quick_calibration_times_no_other_place(engine: Engine, opened: list[L
 def test_a_place_where_timing_fails_stays_unmeasured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     load = PreparedModel.load
 
-    def refuse(model: PreparedModel, cancelled: Cancelled | None = None) -> LoadedModel:
+    def refuse(model: PreparedModel, job: Job = QUIET) -> LoadedModel:
         if model.file is engine.pair.pool.target:
             raise ModelFileError(model.file.path, "llama.cpp could not load it there")
-        return load(model, cancelled)
+        return load(model, job)
 
     monkeypatch.setattr(PreparedModel, "load", refuse)
     engine.calibrate(alternatives=True)

@@ -18,7 +18,7 @@ from edgespec.engine.pair.calibration_run import BackgroundCalibration
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import ClosedError, ModelFileError, WorkerLostError
 from edgespec.files.home import Home
-from edgespec.files.progress import Cancelled, Loading
+from edgespec.files.progress import QUIET, Job, Loading
 from edgespec.placement.candidates import Placement
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import PreparedModel
@@ -208,7 +208,7 @@ def test_the_other_runtime_without_room_stays_unmeasured(
 def test_the_other_runtime_stays_unmeasured_if_it_does_not_load(
     engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(model: PreparedModel, _cancelled: Cancelled) -> LoadedModel:
+    def refuse(model: PreparedModel, _job: Job) -> LoadedModel:
         raise ModelFileError(model.file.path, "it could not be loaded")
 
     monkeypatch.setattr(PreparedModel, "load", refuse)
@@ -246,18 +246,18 @@ def test_closing_while_the_other_runtime_is_timed_frees_its_model(
 
 
 @pytest.fixture
-def told() -> list[Cancelled | None]:
+def told() -> list[Job]:
     """What each load asks whether to end."""
     return []
 
 
 @pytest.fixture
-def slow_load(monkeypatch: pytest.MonkeyPatch, told: list[Cancelled | None]) -> Iterator[threading.Event]:
+def slow_load(monkeypatch: pytest.MonkeyPatch, told: list[Job]) -> Iterator[threading.Event]:
     """Every load lasts until this event is set."""
     go, load = threading.Event(), PreparedModel.load
 
-    def waiting(model: PreparedModel, cancelled: Cancelled | None = None) -> LoadedModel:
-        told.append(cancelled)
+    def waiting(model: PreparedModel, job: Job = QUIET) -> LoadedModel:
+        told.append(job)
         assert go.wait(WAIT_S)
         return load(model)  # cannot be interrupted
 
@@ -271,7 +271,7 @@ def test_an_answer_drops_the_second_copy_of_the_target(
     engine: Engine,
     opened: list[BackgroundModel],
     slow_load: threading.Event,
-    told: list[Cancelled | None],
+    told: list[Job],
     loading: bool,
 ) -> None:
     learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
@@ -287,9 +287,8 @@ def test_an_answer_drops_the_second_copy_of_the_target(
         assert time.perf_counter() - started < WAIT_S / 2, "the answer does not wait for the load"
     assert learning._rival is None
     assert is_closed(opened[0])
-    (cancelled,) = told
-    assert cancelled is not None
-    assert cancelled() == loading, "a running load is asked to end"
+    (job,) = told
+    assert job.cancelled() == loading, "a running load is asked to end"
     slow_load.set()
     assert opened[0].wait_until_ended(WAIT_S)
     assert not learning.complete

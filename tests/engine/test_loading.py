@@ -18,7 +18,7 @@ from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError, ModelFileError
 from edgespec.files import disk
-from edgespec.files.progress import Cancelled
+from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import PreparedModel
@@ -50,21 +50,20 @@ class SlowLoads:
         self.attempts = 0
         load = PreparedModel.load
 
-        def slowly(prepared: PreparedModel, cancelled: Cancelled | None = None) -> LoadedModel:
+        def slowly(prepared: PreparedModel, job: Job = QUIET) -> LoadedModel:
             if prepared.file.name != "drafter":
-                return load(prepared, cancelled)
+                return load(prepared, job)
             self.attempts += 1
             self.begun.set()
             if self.interruptible:
-                assert cancelled is not None
                 end = time.monotonic() + LOAD_S
-                while not cancelled() and time.monotonic() < end:
+                while not job.cancelled() and time.monotonic() < end:
                     time.sleep(0.01)
                 raise CancelledError("loading was cancelled")
             self.released.wait(LOAD_S)
             if self.error is not None:
                 raise self.error
-            self.models.append(load(prepared, cancelled))
+            self.models.append(load(prepared, job))
             return self.models[-1]
 
         monkeypatch.setattr(PreparedModel, "load", slowly)
