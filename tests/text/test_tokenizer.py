@@ -81,8 +81,9 @@ def test_encoding_and_decoding_returns_the_text(vocabulary: Opened, text: str) -
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=st.text(max_size=40).filter(bool))
+@given(text=st.text(max_size=40).filter(bool).filter(lambda text: "\u2581" not in text))
 def test_encoding_and_decoding_returns_any_random_text(vocabulary: Opened, text: str) -> None:
+    """But for SentencePiece's own sign for a blank, which comes back as one."""
     ids = vocabulary.encode(text)
     assert vocabulary.detokenize(ids) == " " + text
     assert all(0 <= token < vocabulary.vocabulary_size for token in ids)
