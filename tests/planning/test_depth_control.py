@@ -856,3 +856,16 @@ def test_a_text_is_drafted_equally_well_after_twenty_of_another_kind(kind: str, 
     assert one.off > -ORDER
     if kind == "code":
         assert statistics.median(one.first_drafts) <= SOON_TOKENS
+
+
+def test_a_plan_that_gets_a_drafter_or_new_priors_does_not_disturb_a_running_answer() -> None:
+    """The times of a drafter that was loaded, or measured by another process, come at any time."""
+    sure = AcceptancePrior(by_position=(0.9,) * 8)
+    for before in (replace(believed(NATIVE), drafts={}), believed(NATIVE)):
+        own = DepthControl(before, 5)
+        answer = own.answer(prompt_tokens=100, most=200)
+        own.replan(believed(NATIVE), 5, {"model": sure, "lookup": sure})
+        answer.began(0.01, before.curves.curves[0].plain_s if before.curves else 0.01)
+        assert answer.allow("model", 100, 0).depth >= 0
+        answer.learn_hindsight("model", (True, False))
+        answer.learn("model", (0.5,), (True,))

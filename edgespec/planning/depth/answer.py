@@ -173,7 +173,7 @@ class AnswerDepth:
             depth = 1  # the drafter's current speed is unknown
         hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
         patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
-        rates = self._experience.sources[source].by_position(depth)
+        rates = self._experience.acceptance(source, {}, sampled=False).by_position(depth)
         chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
         self._read, self._asked = read, chain or 0
         # A check proposes its token whatever it seems worth: the wider forward is to be timed too.
@@ -286,7 +286,7 @@ class AnswerDepth:
         """Share of a token's time that drafting saves when useful, with ``skipped`` tokens of the text unread."""
         rate = self._rate
         if rate is None:
-            rate = max(GOOD_RATE, self._experience.sources[self._control.model].overall)
+            rate = max(GOOD_RATE, self._experience.acceptance(self._control.model, {}, sampled=False).overall)
         loaded = (self._now, self._load.others) if self._load.others else ()
         speedup = self._control.speedup(rate * worth_of(skipped, self._context), *loaded)
         return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
@@ -313,7 +313,7 @@ class AnswerDepth:
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         with self._control.lock:
-            known = self._experience.sources[source].overall
+            known = self._experience.acceptance(source, {}, sampled=False).overall
             self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
             self._guessed, self._seen_gain = tuple(hits), self._usual(0)
             self._next_look = 0
