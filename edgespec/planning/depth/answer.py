@@ -26,6 +26,7 @@ from edgespec.interfaces.drafting import COPIES
 from edgespec.interfaces.model import ALONE, Company
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.interfaces.reasons import Reason
+from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.curve import FREE, DraftCost
 from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, LiveTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
@@ -173,7 +174,7 @@ class AnswerDepth:
             depth = 1  # the drafter's current speed is unknown
         hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
         patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
-        rates = self._experience.acceptance(source, {}, sampled=False).by_position(depth)
+        rates = self._known(source).by_position(depth)
         chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
         self._read, self._asked = read, chain or 0
         # A check proposes its token whatever it seems worth: the wider forward is to be timed too.
@@ -189,8 +190,12 @@ class AnswerDepth:
         self._would_pause = self._load.forbids(reading_s)
         return self._would_pause
 
+    def _known(self, source: str) -> Acceptance:
+        """What is known of a source's acceptance; a plan may have got the source since this answer began."""
+        return self._experience.acceptance(source, {}, sampled=False)
+
     def _gate(self, source: str, cost: DraftCost, depth: int) -> PricedGate:
-        known = self._experience.acceptance(source, {}, sampled=False)
+        known = self._known(source)
         return PricedGate(self._now, cost.token_s, known, depth, self._going_rate(), self._experience.odds.worth)
 
     def prefers(self, source: str, free_gain: float) -> bool:
@@ -286,7 +291,7 @@ class AnswerDepth:
         """Share of a token's time that drafting saves when useful, with ``skipped`` tokens of the text unread."""
         rate = self._rate
         if rate is None:
-            rate = max(GOOD_RATE, self._experience.acceptance(self._control.model, {}, sampled=False).overall)
+            rate = max(GOOD_RATE, self._known(self._control.model).overall)
         loaded = (self._now, self._load.others) if self._load.others else ()
         speedup = self._control.speedup(rate * worth_of(skipped, self._context), *loaded)
         return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
@@ -313,7 +318,7 @@ class AnswerDepth:
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         with self._control.lock:
-            known = self._experience.acceptance(source, {}, sampled=False).overall
+            known = self._known(source).overall
             self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
             self._guessed, self._seen_gain = tuple(hits), self._usual(0)
             self._next_look = 0
