@@ -28,7 +28,7 @@ from edgespec.server.keeper import LoadedEngine, ModelKeeper
 from edgespec.server.metrics import Metrics
 from edgespec.server.openapi import document
 from edgespec.server.queue import RequestQueue
-from edgespec.server.replies import Head, fingerprint, whole
+from edgespec.server.faces.openai import Head, fingerprint, whole
 from edgespec.server.schema import Reader as BodyParser, Request, read_chat, read_completion
 from edgespec.server.security import Access
 from edgespec.server.streaming import Collected, EventStream, Receive, Send, send_reply, while_connected

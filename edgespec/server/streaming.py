@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part, joined
 from edgespec.server.errors import ApiError, GoneError
-from edgespec.server.replies import (
+from edgespec.server.faces.openai import (
     Columns,
     Head,
     columns,

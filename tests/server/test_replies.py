@@ -28,7 +28,7 @@ from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for
 from edgespec.server.app import RequestLine
 from edgespec.server.errors import ApiError, api_error
 from edgespec.server.metrics import Metrics
-from edgespec.server.replies import Head, fingerprint, json_pieces, timings, usage, whole
+from edgespec.server.faces.openai import Head, fingerprint, json_pieces, timings, usage, whole
 from edgespec.server.schema import Request
 from edgespec.server.streaming import PART_BYTES, Collected, send_reply
 from edgespec.server.threads import Threads
