@@ -23,9 +23,9 @@ from edgespec.errors import RuntimeUnavailableError
 from edgespec.profiles.profile import Profile
 
 if TYPE_CHECKING:
-    from edgespec.server.app import RequestLine
     from edgespec.server.run import Server
     from edgespec.server.schema import Request
+    from edgespec.server.service import RequestLine
 
 PORT = 8471
 KEY_VARIABLE = "EDGESPEC_API_KEY"
@@ -72,10 +72,10 @@ def serve(
             f"the server needs a package that is not installed: {error.name}", hint="pip install 'edgespec[serve]'"
         ) from error
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library warns in every child process
-    from edgespec.server.app import Service
     from edgespec.server.keeper import ModelKeeper
     from edgespec.server.run import Server, open_sockets, urls
     from edgespec.server.security import Access
+    from edgespec.server.service import Service
 
     keys = [*(api_key or []), *os.environ.get(KEY_VARIABLE, "").split()]
     access = Access(keys=tuple(keys), origins=tuple(allow_origin or ()))

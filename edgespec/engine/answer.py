@@ -322,6 +322,11 @@ class Generation:
         self._started = False
         self._ended = False  # no further event is given to the reader
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the whole prompt, cached ones included."""
+        return self._task.stats.prompt_tokens
+
     def __iter__(self) -> Iterator[Event]:
         return self
 

@@ -80,8 +80,8 @@ def joined(parts: Sequence[Part]) -> Part:
 class Reader(Protocol):
     """What becomes of the answers: a stream, or one JSON object at the end."""
 
-    async def begin(self, index: int) -> None:
-        """The answer ``index`` begins: the request was accepted."""
+    async def begin(self, index: int, prompt_tokens: int) -> None:
+        """The answer ``index`` begins: the request was accepted, and its prompt has this many tokens."""
 
     async def part(self, index: int, part: Part) -> None:
         """More of the answer ``index``."""
@@ -259,7 +259,7 @@ class TokenScores:
 
 async def _one(request: Request, held: _Held, sampling: Sampling, index: int, reader: Reader) -> Done:
     generation, scores = await held.begin(sampling)
-    await reader.begin(index)
+    await reader.begin(index, generation.prompt_tokens)
     async for event in generation:
         if isinstance(event, Text):
             content = event.text if event.reasoning is None else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec import __version__
+from edgespec.server.faces.face import ERROR, Face
+from edgespec.server.faces.table import FACES
 from edgespec.server.fields import body_schema
 
 
@@ -14,8 +16,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "edgespec", "version": __version__},
         "paths": {
-            "/v1/chat/completions": {"post": _answers("chat", "Answer a conversation.")},
-            "/v1/completions": {"post": _answers("completion", "Continue a text.")},
+            **{face.path: {"post": _answers(face)} for face in FACES},
             "/v1/models": {"get": _get("The served model.", "models", 401)},
             "/v1/models/{name}": {
                 "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
@@ -27,10 +28,8 @@ def document() -> dict[str, Any]:
         },
         "components": {
             "schemas": {
-                "error": _error(),
-                "chat": body_schema("chat"),
-                "completion": body_schema("completion"),
-                "reply": _object("id", "object", "created", "model", "choices", "usage", "timings", "seed"),
+                "error": ERROR,
+                **{name: schema for face in FACES for name, schema in _schemas(face).items()},
                 "models": _object("object", "data"),
                 "model": _object("id", "object", "created", "owned_by"),
                 "health": _object("status"),
@@ -46,25 +45,27 @@ def _object(*names: str) -> dict[str, Any]:
     return {"type": "object", "required": list(names)}
 
 
-def _error() -> dict[str, Any]:
-    text, none = {"type": "string"}, {"type": ["string", "null"]}
-    members = {"message": text, "type": text, "param": none, "code": none}
-    error = {"type": "object", "required": list(members), "properties": members}
-    return {"type": "object", "required": ["error"], "properties": {"error": error}}
+def _schemas(face: Face) -> dict[str, Any]:
+    """Those of an API's requests, replies and errors."""
+    return {
+        face.name: body_schema(face.name),
+        f"{face.name}-reply": _object(*face.reply),
+        f"{face.name}-error": face.error_schema,
+    }
 
 
 def _json(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
 
 
-def _answers(schema: str, about: str) -> dict[str, Any]:
-    content = {**_json("reply"), "text/event-stream": {}}
+def _answers(face: Face) -> dict[str, Any]:
+    content = {**_json(f"{face.name}-reply"), face.media_type.partition(";")[0]: {}}
     return {
-        "summary": about,
-        "requestBody": {"required": True, "content": _json(schema)},
+        "summary": face.about,
+        "requestBody": {"required": True, "content": _json(face.name)},
         "responses": {
             "200": {"description": "The answer, or its events.", "content": content},
-            **_errors(400, 401, 403, 404, 413, 429, 500, 503, 504),
+            **_errors(400, 401, 403, 404, 413, 429, 500, 503, 504, schema=f"{face.name}-error"),
         },
     }
 
@@ -81,5 +82,5 @@ def _text(about: str, kind: str, *errors: int) -> dict[str, Any]:
     return {"summary": about, "responses": {"200": found, **_errors(400, 403, *errors)}}
 
 
-def _errors(*statuses: int) -> dict[str, Any]:
-    return {str(status): {"description": "An error.", "content": _json("error")} for status in statuses}
+def _errors(*statuses: int, schema: str = "error") -> dict[str, Any]:
+    return {str(status): {"description": "An error.", "content": _json(schema)} for status in statuses}

@@ -13,8 +13,9 @@ import psutil
 import uvicorn
 
 from edgespec.errors import EdgespecError, InvalidRequestError
-from edgespec.server.app import Service, make_app
+from edgespec.server.app import make_app
 from edgespec.server.connections import ACCEPTED_IN_A_ROW, LimitedProtocol, raise_descriptor_limit
+from edgespec.server.service import Service
 
 # Time for running answers to end after the first signal; systemd kills after 90 s.
 DRAIN_S = 60

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.fields import read_fields
 from edgespec.server.forms import AskedForm
 from edgespec.server.messages import Message
 
@@ -48,26 +46,8 @@ class Request:
         return self.prompt is None
 
 
-def read_chat(body: Mapping[str, Any]) -> Request:
-    """A body of /v1/chat/completions. Raises ApiError."""
-    found = read_fields("chat", body)
-    top = found.pop("top_logprobs", 0)
-    if found.pop("logprobs", False):
-        found["logprobs"] = top
-    elif top:
-        raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    return _request(found)
-
-
-def read_completion(body: Mapping[str, Any]) -> Request:
-    """A body of /v1/completions. Raises ApiError."""
-    found = read_fields("completion", body)
-    if found.get("echo") and "logprobs" in found:
-        raise unsupported("echo", "echo together with logprobs")
-    return _request(found)
-
-
-def _request(found: dict[str, Any]) -> Request:
+def request_of(found: dict[str, Any]) -> Request:
+    """A Request of what the fields of a body set."""
     if found.get("max_tokens") == -1:  # no limit, as in llama.cpp
         del found["max_tokens"]
     return Request(**found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
@@ -11,17 +10,9 @@ from typing import Any, NoReturn, TypeVar
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part, joined
 from edgespec.server.errors import ApiError, GoneError
-from edgespec.server.faces.openai import (
-    Columns,
-    Head,
-    columns,
-    failed_chunk,
-    first_chunk,
-    json_pieces,
-    last_chunk,
-    part_chunk,
-    usage_chunk,
-)
+from edgespec.server.faces.face import Columns, Face, Head
+from edgespec.server.replies import json_pieces
+from edgespec.server.schema import Request
 from edgespec.server.threads import Threads
 
 T = TypeVar("T")
@@ -35,7 +26,6 @@ KEEP_ALIVE_S = 5.0
 PART_BYTES = 65_536
 
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect the events
 ]
@@ -69,18 +59,18 @@ async def _disconnect(receive: Receive) -> NoReturn:
 class Collected:
     """Joins the parts of each answer. Its tokens become JSON as they come."""
 
-    def __init__(self, *, is_chat: bool) -> None:
-        self._is_chat = is_chat
+    def __init__(self, columns: Callable[[Part], Columns]) -> None:
+        self._columns = columns
         self.parts: list[Part] = []
         self.scored: list[Columns] = []
         self._own: list[Part] = []
 
-    async def begin(self, index: int) -> None:
+    async def begin(self, index: int, prompt_tokens: int) -> None:
         self._own = []
         self.scored.append({})
 
     async def part(self, index: int, part: Part) -> None:
-        for name, items in columns(part, is_chat=self._is_chat).items():
+        for name, items in self._columns(part).items():
             self.scored[-1].setdefault(name, []).extend(items)
         self._own.append(replace(part, tokens=()))
 
@@ -115,54 +105,43 @@ def _parts_of(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class EventStream:
-    """Sends answers as they come. The response starts with the first answer, or with the first comment.
+    """Sends answers as they come, as a face writes them. The response starts with the first event.
 
-    Until it starts, an error can still have its own status. ``head`` is asked for when the first event is sent.
+    Until it starts, an error can still have its own status. ``head`` is asked for when an answer begins.
     """
 
-    def __init__(self, send: Send, head: Callable[[], Head], *, include_usage: bool, echo: str = "") -> None:
-        """``echo``: text in front of each answer."""
+    def __init__(self, send: Send, face: Face, request: Request, head: Callable[[], Head]) -> None:
         self._send = send
         self._head = head
-        self._include_usage = include_usage
-        self._echo = echo
+        self._events = face.events(request)
+        self._headers = [(b"content-type", face.media_type.encode()), *_HEADERS]
         self._writing = asyncio.Lock()
         self._wrote = False  # since the last look of ``kept_alive``
-        self._index: int | None = None  # of the answer that has begun
         self.started = False
 
-    async def begin(self, index: int) -> None:
-        self._index = index
-        if self._head().is_chat:
-            await self._event(first_chunk(self._head(), index))
-        if self._echo:
-            await self.part(index, Part(self._echo))
+    async def begin(self, index: int, prompt_tokens: int) -> None:
+        await self._write(self._events.begin(index, self._head(), prompt_tokens))
 
     async def part(self, index: int, part: Part) -> None:
-        # A completion has no field for thinking.
-        if self._head().is_chat or part.content or part.tokens:
-            await self._event(part_chunk(self._head(), index, part))
+        await self._write(self._events.part(index, part))
 
     async def end(self, index: int, done: Done) -> None:
-        await self._event(last_chunk(self._head(), index, done))
+        await self._write(self._events.end(index, done))
 
     async def finish(self, answers: list[Done]) -> None:
         """The end of the stream."""
-        if self._include_usage:
-            await self._event(usage_chunk(self._head(), answers))
-        await self._write(b"data: [DONE]\n\n")
+        await self._write(self._events.finish(answers))
         await self._close()
 
     async def fail(self, error: ApiError) -> None:
-        """End a stream that has started with an error; the answer that had begun has the reason ``error``."""
-        ended = {} if self._index is None else failed_chunk(self._head(), self._index)
-        await self._write(b"data: " + json.dumps({**ended, **error.as_json()}).encode() + b"\n\n")
+        """End a stream that has started with an error."""
+        await self._write(self._events.fail(error))
         await self._close()
 
     async def kept_alive(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``; a comment is sent every ``KEEP_ALIVE_S`` without an event.
+        """The result of ``work``; the client hears that it waits every ``KEEP_ALIVE_S`` without an event.
 
-        ``work`` is cancelled if a comment cannot be sent.
+        ``work`` is cancelled if that cannot be sent.
         """
         return await _watched_by(work, self._tick())
 
@@ -171,18 +150,15 @@ class EventStream:
             self._wrote = False
             await asyncio.sleep(KEEP_ALIVE_S)
             if not self._wrote:
-                await self._write(b": waiting\n\n")
-
-    async def _event(self, chunk: dict[str, Any]) -> None:
-        if self._include_usage:
-            chunk.setdefault("usage", None)
-        await self._write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+                await self._write(self._events.waiting())
 
     async def _write(self, data: bytes) -> None:
+        if not data:
+            return
         async with self._writing:
             if not self.started:
                 self.started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
             self._wrote = True
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 

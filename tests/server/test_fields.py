@@ -14,9 +14,10 @@ import pytest
 
 from edgespec.decoding.sampling import RANGES, Sampling
 from edgespec.server.errors import ApiError
+from edgespec.server.faces.openai import read_chat, read_completion
 from edgespec.server.fields import FIELDS, Field, Treatment, body_schema, fields_for, read_fields
 from edgespec.server.json_schema import Schema, fits, wanted
-from edgespec.server.schema import Request, read_chat, read_completion
+from edgespec.server.schema import Request
 from tests.server.test_schema import HI, result
 from tests.support.api_fields import API_FIELDS, OTHER_FIELDS
 

@@ -15,8 +15,8 @@ import pytest
 from pydantic import BaseModel
 
 from edgespec.engine.engine import Engine
+from edgespec.server.faces.openai import read_chat, read_completion
 from edgespec.server.forms import MOST_COMPILING, Asked, AskedForm, FormCompiler
-from edgespec.server.schema import read_chat, read_completion
 from edgespec.text.grammar.compiled import Forms
 from edgespec.text.grammar.form import MOST_BYTES, Form
 from edgespec.text.request_budget import RequestBudget

@@ -319,7 +319,7 @@ def test_an_unexpected_failure_is_an_error_of_the_server(server: Running, monkey
         kept = server.service.keeper.kept_sessions
         failed(server.chat("hello", max_tokens=3), 500, "internal_error")
         assert server.service.keeper.kept_sessions == kept - 1, "its session is closed"
-    monkeypatch.setattr("edgespec.server.app.fingerprint", broken)
+    monkeypatch.setattr("edgespec.server.answering.fingerprint", broken)
     for stream in (False, True):
         error = failed(server.chat("hello", stream=stream), 500, "internal_error")
         assert "ZeroDivisionError" in error["message"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -25,16 +24,18 @@ from edgespec.errors import (
     PromptTooLongError,
 )
 from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for, without_words
-from edgespec.server.app import RequestLine
 from edgespec.server.errors import ApiError, api_error
+from edgespec.server.faces.face import Head
+from edgespec.server.faces.openai import CHAT, COMPLETION, usage
 from edgespec.server.metrics import Metrics
-from edgespec.server.faces.openai import Head, fingerprint, json_pieces, timings, usage, whole
+from edgespec.server.replies import fingerprint, json_pieces, timings
 from edgespec.server.schema import Request
+from edgespec.server.service import RequestLine
 from edgespec.server.streaming import PART_BYTES, Collected, send_reply
 from edgespec.server.threads import Threads
 from tests.support.tiny_models import TinyModels
 
-HEAD = Head(id="x", created=1, model="tiny", fingerprint="f", is_chat=True)
+HEAD = Head(id="x", created=1, model="tiny", fingerprint="f")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
     }
     assert timings([done, done])["predicted_n"] == 22
     assert usage([done, done])["prompt_tokens"] == 20
-    reply = whole(HEAD, [Part("a", "hm")], [{}], [done])
+    reply = CHAT.whole(Request(), HEAD, [Part("a", "hm")], [{}], [done])
     assert reply["choices"][0]["message"] == {
         "role": "assistant",
         "content": "a",
@@ -149,16 +150,17 @@ def test_json_in_pieces_is_that_of_the_whole_value(value: object) -> None:
 
 def _whole(engine: Engine, parts: list[Part], *, is_chat: bool) -> dict[str, Any]:
     """The reply with one answer of these parts."""
-    collected = Collected(is_chat=is_chat)
+    face = CHAT if is_chat else COMPLETION
+    collected = Collected(face.columns)
 
     async def collect() -> None:
-        await collected.begin(0)
+        await collected.begin(0, prompt_tokens=1)
         for part in parts:
             await collected.part(0, part)
         await collected.end(0, done_of(engine))
 
     asyncio.run(collect())
-    return whole(replace(HEAD, is_chat=is_chat), collected.parts, collected.scored, [done_of(engine)])
+    return face.whole(Request(), HEAD, collected.parts, collected.scored, [done_of(engine)])
 
 
 def _read(reply: dict[str, Any]) -> Any:

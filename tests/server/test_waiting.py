@@ -16,7 +16,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
 from edgespec.errors import MemoryLimitError
-from edgespec.server import app, streaming
+from edgespec.server import answering, app, streaming
 from edgespec.server.answers import _session
 from edgespec.server.forms import FormCompiler
 from edgespec.server.keeper import LoadedEngine, ModelKeeper
@@ -205,7 +205,7 @@ async def test_a_client_that_takes_nothing_ends_its_answer(slow: Running, monkey
         finally:
             ended.set()
 
-    monkeypatch.setattr(app.Answering, "_decode", decode)
+    monkeypatch.setattr(answering.Answering, "_decode", decode)
     scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [(b"host", b"localhost")]}
     scope |= {"query_string": b"", "root_path": "", "raw_path": CHAT.encode(), "scheme": "http"}
     await guard(scope, receive, send)

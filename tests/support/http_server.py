@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 
 from edgespec.engine.engine import Engine
-from edgespec.server.app import RequestLine, Service
 from edgespec.server.keeper import ModelKeeper
 from edgespec.server.run import Server, open_sockets
+from edgespec.server.service import RequestLine, Service
 
 WAIT_S = 30.0
 NAME = "tiny"

@@ -12,8 +12,8 @@ from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
 from edgespec.server.answers import _generation, without_words
 from edgespec.server.errors import ApiError
+from edgespec.server.faces.openai import read_chat, read_completion
 from edgespec.server.pool import Kept, text_of
-from edgespec.server.schema import read_chat, read_completion
 from edgespec.server.strict_json import parse_body
 from edgespec.text.request_budget import RequestBudget
 

@@ -1,160 +1,181 @@
-"""Answers as OpenAI's clients read them, whole and in chunks, with llama.cpp's timings. Pure functions."""
+"""OpenAI's chat completions and completions: their requests, and answers whole and in chunks. Pure functions."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from edgespec import __version__
 from edgespec.engine.events import Done
-from edgespec.planning.choice.plan import Plan
 from edgespec.server.answers import Part
+from edgespec.server.errors import ApiError, unsupported
+from edgespec.server.faces.face import Columns, Face, Head
+from edgespec.server.fields import read_fields
+from edgespec.server.replies import as_json, timings
+from edgespec.server.schema import Request, request_of
 from edgespec.text.conversation.pieces import ToolCall
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What all chunks of a reply share. ``created``: seconds since 1970. ``warnings``: what was not obeyed."""
+def read_chat(body: Mapping[str, Any]) -> Request:
+    """A body of /v1/chat/completions. Raises ApiError."""
+    found = read_fields("chat", body)
+    top = found.pop("top_logprobs", 0)
+    if found.pop("logprobs", False):
+        found["logprobs"] = top
+    elif top:
+        raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return request_of(found)
 
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-    is_chat: bool
-    warnings: tuple[str, ...] = ()
+
+def read_completion(body: Mapping[str, Any]) -> Request:
+    """A body of /v1/completions. Raises ApiError."""
+    found = read_fields("completion", body)
+    if found.get("echo") and "logprobs" in found:
+        raise unsupported("echo", "echo together with logprobs")
+    return request_of(found)
+
+
+class _Chunks:
+    """The chunks of one reply."""
+
+    def __init__(self, request: Request) -> None:
+        self._is_chat = request.is_chat
+        self._echo = _echo(request)
+        self._include_usage = request.include_usage
+        self._head: Head | None = None
+        self._index: int | None = None  # of the answer that has begun
+
+    def begin(self, index: int, head: Head, prompt_tokens: int) -> bytes:
+        self._head, self._index = head, index
+        if self._is_chat:
+            return self._chunk(_delta(index, {"role": "assistant", "content": ""}))
+        return self.part(index, Part(self._echo)) if self._echo else b""
+
+    def part(self, index: int, part: Part) -> bytes:
+        if self._is_chat:
+            return self._chunk(_delta(index, _delta_of(part), part=part))
+        # A completion has no field for thinking.
+        return self._chunk(_text(index, part, None)) if part.content or part.tokens else b""
+
+    def end(self, index: int, done: Done) -> bytes:
+        """The chunk with the reason for the end, the seed and the timings."""
+        head, choice = self._known_head(), self._ended(index, finish_reason(done))
+        return self._chunk(choice, seed=done.sampling.seed, timings=timings([done]), **head.own)
+
+    def finish(self, answers: Sequence[Done]) -> bytes:
+        used = self._chunk(usage=usage(answers)) if self._include_usage else b""
+        return used + b"data: [DONE]\n\n"
+
+    def fail(self, error: ApiError) -> bytes:
+        """The answer that had begun has the reason ``error``."""
+        ended = {}
+        if self._index is not None:
+            ended = _wrap(self._known_head(), self._kind, [self._ended(self._index, "error")])
+        return _event({**ended, **error.as_json()})
+
+    def waiting(self) -> bytes:
+        return b": waiting\n\n"
 
     @property
-    def own(self) -> dict[str, Any]:
-        """What only edgespec says, at the end of a reply."""
-        return {"edgespec": {"warnings": list(self.warnings)}} if self.warnings else {}
+    def _kind(self) -> str:
+        return "chat.completion.chunk" if self._is_chat else "text_completion"
 
-    def wrap(self, choices: list[dict[str, Any]], *, chunk: bool, **more: Any) -> dict[str, Any]:
-        kind = "text_completion" if not self.is_chat else f"chat.completion{'.chunk' if chunk else ''}"
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": choices,
-            **more,
-        }
+    def _known_head(self) -> Head:
+        assert self._head is not None
+        return self._head
+
+    def _ended(self, index: int, reason: str) -> dict[str, Any]:
+        return _delta(index, {}, reason) if self._is_chat else _text(index, Part(), reason)
+
+    def _chunk(self, *choices: dict[str, Any], **more: Any) -> bytes:
+        usage = {"usage": None} if self._include_usage and "usage" not in more else {}
+        return _event(_wrap(self._known_head(), self._kind, list(choices), **more, **usage))
 
 
-def fingerprint(plan: Plan) -> str:
-    """Names what a seed's text depends on: this version, the model, and its numeric class."""
-    about = json.dumps([plan.target.model, plan.numeric_class.as_json()], sort_keys=True, default=str)
-    return f"edgespec-{__version__}-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
-def first_chunk(head: Head, index: int) -> dict[str, Any]:
-    """The chunk that begins a chat's answer."""
-    return head.wrap([_delta(index, {"role": "assistant", "content": ""})], chunk=True)
+def _wrap(head: Head, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "object": kind,
+        "created": head.created,
+        "model": head.model,
+        "system_fingerprint": head.fingerprint,
+        "choices": choices,
+        **more,
+    }
 
 
-def part_chunk(head: Head, index: int, part: Part) -> dict[str, Any]:
-    """More of an answer."""
-    if not head.is_chat:
-        return head.wrap([_text(index, part, None)], chunk=True)
-    delta: dict[str, Any] = {"reasoning_content": part.reasoning} if part.reasoning else {}
-    if part.content:
-        delta["content"] = part.content
-    if part.calls:
-        delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in part.calls]
-    return head.wrap([_delta(index, delta, part=part)], chunk=True)
+def _echo(request: Request) -> str:
+    """The text in front of each answer."""
+    return (request.prompt or "") if request.echo else ""
 
 
-def last_chunk(head: Head, index: int, done: Done) -> dict[str, Any]:
-    """The chunk with the reason for the end, the seed and the timings."""
-    reason = finish_reason(done)
-    choice = _delta(index, {}, reason) if head.is_chat else _text(index, Part(), reason)
-    return head.wrap([choice], chunk=True, seed=done.sampling.seed, timings=timings([done]), **head.own)
-
-
-def failed_chunk(head: Head, index: int) -> dict[str, Any]:
-    """What a stream's error has of the answer that it ends."""
-    choice = _delta(index, {}, "error") if head.is_chat else _text(index, Part(), "error")
-    return head.wrap([choice], chunk=True)
-
-
-def usage_chunk(head: Head, answers: Sequence[Done]) -> dict[str, Any]:
-    return head.wrap([], chunk=True, usage=usage(answers))
-
-
-Columns = dict[str, list[bytes]]
-
-
-def columns(part: Part, *, is_chat: bool) -> Columns:
-    """The lists of a reply's log-probabilities: the JSON of each of the part's tokens, by the list's name.
-
-    Bytes are nothing that the garbage collector walks through, unlike the objects of tens of thousands of tokens.
-    """
+def _columns(part: Part, *, is_chat: bool) -> Columns:
+    """Bytes are nothing that the garbage collector walks through, unlike objects of tens of thousands of tokens."""
     lists = (_chat_logprobs(part) if is_chat else _text_logprobs(part)) or {}
-    return {name: list(map(_json, items)) for name, items in lists.items() if items is not None}
+    return {name: list(map(as_json, items)) for name, items in lists.items() if items is not None}
 
 
-def whole(head: Head, parts: Sequence[Part], scored: Sequence[Columns], answers: Sequence[Done]) -> dict[str, Any]:
-    """The reply to a request that is not streamed, for ``json_pieces``. The tokens of ``parts`` are in ``scored``."""
-    choices = []
-    for index, (part, own, done) in enumerate(zip(parts, scored, answers, strict=True)):
-        if head.is_chat:
-            message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
-            if part.reasoning:
-                message["reasoning_content"] = part.reasoning
-            if part.calls:
-                message["content"] = part.content.strip() or None
-                message["tool_calls"] = [_call(call) for call in part.calls]
-            choice = {
-                "index": index,
-                "message": message,
-                "logprobs": {**own, "refusal": None} if own else None,
-                "finish_reason": finish_reason(done),
-            }
-        else:
-            choice = {**_text(index, part, done.finish_reason), "logprobs": own or None}
-        choices.append(choice)
-    return head.wrap(
-        choices,
-        chunk=False,
-        usage=usage(answers),
-        seed=answers[0].sampling.seed,
-        timings=timings(answers),
-        **head.own,
-    )
+def _whole_chat(
+    request: Request, head: Head, parts: Sequence[Part], scored: Sequence[Columns], answers: Sequence[Done]
+) -> dict[str, Any]:
+    choices = [
+        {
+            "index": index,
+            "message": _message(part),
+            "logprobs": {**own, "refusal": None} if own else None,
+            "finish_reason": finish_reason(done),
+        }
+        for index, (part, own, done) in enumerate(zip(parts, scored, answers, strict=True))
+    ]
+    return _whole(head, "chat.completion", choices, answers)
 
 
-_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _message(part: Part) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
+    if part.reasoning:
+        message["reasoning_content"] = part.reasoning
+    if part.calls:
+        message["content"] = part.content.strip() or None
+        message["tool_calls"] = [_call(call) for call in part.calls]
+    return message
 
 
-def _json(value: Any) -> bytes:
-    return _JSON.encode(value).encode("utf-8", "replace")
+def _whole_completion(
+    request: Request, head: Head, parts: Sequence[Part], scored: Sequence[Columns], answers: Sequence[Done]
+) -> dict[str, Any]:
+    choices = [
+        {
+            **_text(index, replace(part, content=_echo(request) + part.content), finish_reason(done)),
+            "logprobs": own or None,
+        }
+        for index, (part, own, done) in enumerate(zip(parts, scored, answers, strict=True))
+    ]
+    return _whole(head, "text_completion", choices, answers)
 
 
-def json_pieces(value: Any) -> Iterator[bytes]:
-    """JSON as clients read it, piece by piece. Bytes are JSON already."""
-    if isinstance(value, dict):
-        named = ((_json(name) + b":", item) for name, item in value.items())
-        yield from _in_brackets(b"{", named, b"}")
-    elif isinstance(value, list):
-        yield from _in_brackets(b"[", ((b"", item) for item in value), b"]")
-    else:
-        yield value if isinstance(value, bytes) else _json(value)
-
-
-def _in_brackets(begin: bytes, items: Iterable[tuple[bytes, Any]], end: bytes) -> Iterator[bytes]:
-    yield begin
-    for number, (name, item) in enumerate(items):
-        yield (b"," if number else b"") + name
-        yield from json_pieces(item)
-    yield end
+def _whole(head: Head, kind: str, choices: list[dict[str, Any]], answers: Sequence[Done]) -> dict[str, Any]:
+    seed = answers[0].sampling.seed
+    return _wrap(head, kind, choices, usage=usage(answers), seed=seed, timings=timings(answers), **head.own)
 
 
 def finish_reason(done: Done) -> str:
     """OpenAI's reason for the end of an answer."""
     return "tool_calls" if done.tool_calls and done.finish_reason == "stop" else done.finish_reason
+
+
+def _delta_of(part: Part) -> dict[str, Any]:
+    delta: dict[str, Any] = {"reasoning_content": part.reasoning} if part.reasoning else {}
+    if part.content:
+        delta["content"] = part.content
+    if part.calls:
+        delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in part.calls]
+    return delta
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
@@ -226,32 +247,28 @@ def usage(answers: Sequence[Done]) -> dict[str, Any]:
     }
 
 
-def timings(answers: Sequence[Done]) -> dict[str, Any]:
-    """The times of llama.cpp's server, by its names; ``plain_per_second`` is ours. Not measured is null.
+_REPLY = ("id", "object", "created", "model", "choices", "usage", "timings", "seed")
 
-    ``prompt_n`` are the tokens that were read, without cached ones. The first token comes with the prompt: a rate is
-    that of the others.
-    """
-    first = answers[0].stats
-    read = first.prompt_tokens - first.cached_tokens
-    prompt_s = first.ttft_s
-    decode_s = sum(done.stats.decode_s or 0.0 for done in answers)
-    further = sum(max(0, done.stats.emitted_tokens - 1) for done in answers)
-    return {
-        "cache_n": first.cached_tokens,
-        "prompt_n": read,
-        "prompt_ms": None if prompt_s is None else _rounded(1000 * prompt_s),
-        "prompt_per_second": None if not prompt_s else _rounded(read / prompt_s),
-        "predicted_n": sum(done.stats.emitted_tokens for done in answers),
-        "predicted_ms": _rounded(1000 * decode_s),
-        "predicted_per_second": _rounded(further / decode_s) if decode_s and further else None,
-        "draft_n": sum(done.stats.proposed for done in answers),
-        "draft_n_accepted": sum(done.stats.accepted for done in answers),
-        "plain_per_second": None
-        if answers[-1].plain_tokens_per_s is None
-        else _rounded(answers[-1].plain_tokens_per_s),
-    }
-
-
-def _rounded(number: float) -> float:
-    return round(number, 3)
+CHAT = Face(
+    name="chat",
+    path="/v1/chat/completions",
+    about="Answer a conversation.",
+    reply=_REPLY,
+    read=read_chat,
+    events=_Chunks,
+    whole=_whole_chat,
+    columns=partial(_columns, is_chat=True),
+    id_prefix="chatcmpl-",
+)
+COMPLETION = Face(
+    name="completion",
+    path="/v1/completions",
+    about="Continue a text.",
+    reply=_REPLY,
+    read=read_completion,
+    events=_Chunks,
+    whole=_whole_completion,
+    columns=partial(_columns, is_chat=False),
+    asks="prompt",
+    id_prefix="cmpl-",
+)

@@ -1,0 +1,128 @@
+"""Answers one request: waits for its turn and for the model, decodes, and sends what the request's API says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from edgespec.engine.events import Done
+from edgespec.errors import EdgespecError
+from edgespec.server.answers import Reader, decode
+from edgespec.server.errors import ApiError, GoneError, api_error
+from edgespec.server.faces.face import Face, Head
+from edgespec.server.forms import Asked
+from edgespec.server.keeper import LoadedEngine
+from edgespec.server.replies import fingerprint
+from edgespec.server.schema import Request
+from edgespec.server.service import Service
+from edgespec.server.streaming import Collected, EventStream, Receive, Send, send_reply, while_connected
+from edgespec.text.request_budget import RequestBudget
+
+# The longest answers of thinking models on a slow machine take half an hour.
+LONGEST_REQUEST_S = 3600.0
+
+Scope = MutableMapping[str, Any]
+
+
+class Left(Response):
+    """No response: the client has left. An exception would become one on its way out."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["edgespec.error"] = "the client left"
+
+
+class Answering(Response):
+    """The response to one request for answers: waits for its turn and for the model, and decodes."""
+
+    def __init__(
+        self, face: Face, service: Service, request: Request, owner: str, size: int, budget: RequestBudget
+    ) -> None:
+        """``size``: bytes of the request's body."""
+        super().__init__()
+        self._face = face
+        self._budget = budget
+        self._size = size
+        self._service = service
+        self._request = request
+        self._owner = owner
+        self._head: Head | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = None
+        if self._request.stream:
+            stream = EventStream(send, self._face, self._request, self._known_head)
+        try:
+            await while_connected(receive, self._answer(scope, send, stream))
+        except GoneError:
+            await Left()(scope, receive, send)
+        except Exception as error:
+            failure = as_api_error(error, self._face.asks)
+            if stream is None or not stream.started:
+                raise failure from error
+            scope["edgespec.error"] = failure
+            await stream.fail(failure)
+
+    def _known_head(self) -> Head:
+        assert self._head is not None
+        return self._head
+
+    async def _answer(self, scope: Scope, send: Send, stream: EventStream | None) -> None:
+        face, collected, threads = self._face, Collected(self._face.columns), self._service.keeper.threads
+        work = self._decode(collected if stream is None else stream)
+        answers = await (work if stream is None else stream.kept_alive(work))
+        scope["edgespec.answers"], scope["edgespec.warnings"] = tuple(answers), self._known_head().warnings
+        if (content := self._service.content) is not None:
+            await threads.run(lambda: content(self._request, answers))
+        if stream is not None:
+            await stream.finish(answers)
+            return
+        reply = face.whole(self._request, self._known_head(), collected.parts, collected.scored, answers)
+        await send_reply(send, reply, threads)
+
+    async def _decode(self, reader: Reader) -> list[Done]:
+        service = self._service
+        try:
+            async with (
+                asyncio.timeout(self._budget.left_s),
+                service.queue.turn(self._size, self._owner if len(service.access.keys) > 1 else None),
+                service.keeper.use() as loaded,
+            ):
+                warnings = await self._compiled(loaded)
+                self._head = Head(
+                    id=self._face.id_prefix + uuid.uuid4().hex,
+                    created=int(time.time()),
+                    model=service.names[0],
+                    fingerprint=fingerprint(loaded.engine.plan),
+                    warnings=warnings,
+                )
+                return await decode(self._request, self._owner, loaded, reader, self._budget)
+        except TimeoutError:
+            message = f"the answer took longer than {LONGEST_REQUEST_S:.0f} s"
+            raise ApiError(message, status=504, code="timeout") from None
+
+    async def _compiled(self, loaded: LoadedEngine) -> tuple[str, ...]:
+        """Compile the form of the answers before a session is taken. Returns what of it is not kept."""
+        request = self._request
+        asked = Asked(form=request.form, tools=request.tools, tool_choice=request.tool_choice)
+        return await loaded.forms.compile(loaded.engine, asked, self._owner, self._budget)
+
+
+def as_api_error(error: Exception, param: str | None = None) -> ApiError:
+    """The answer to any failure. An unexpected one says its type only: its text may be of another request.
+
+    ``param`` is the request's field with the prompt.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EdgespecError):
+        return api_error(error, param)
+    if isinstance(error, HTTPException):
+        message = f"{error.detail.lower()}: see /openapi.json"
+        return ApiError(message, status=error.status_code, code="method_not_allowed")
+    return ApiError(f"something unexpected went wrong: {type(error).__name__}", status=500, code="internal_error")

@@ -1,0 +1,100 @@
+"""What an API consists of: a reader of its requests, and a writer of answers whole and as events.
+
+Faces are pure: they turn a body into a Request, and the parts of answers into bytes. Turns, sessions and sockets are
+the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from edgespec.engine.events import Done
+from edgespec.server.answers import Part
+from edgespec.server.errors import ApiError
+from edgespec.server.json_schema import Schema
+from edgespec.server.schema import Request
+
+# The lists of a reply's log-probabilities: the JSON of each token, by the list's name.
+Columns: TypeAlias = dict[str, list[bytes]]
+
+_TEXT, _TEXT_OR_NONE = {"type": "string"}, {"type": ["string", "null"]}
+_ERROR = {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NONE, "code": _TEXT_OR_NONE}
+# The JSON schema of errors in OpenAI's shape.
+ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
+}
+
+EVENTS = "text/event-stream; charset=utf-8"
+LINES = "application/x-ndjson"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is known of a reply once its request is accepted.
+
+    ``created``: seconds since 1970. ``model``: the served name. ``warnings``: what was not obeyed.
+    """
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What only edgespec says, at the end of a reply."""
+        return {"edgespec": {"warnings": list(self.warnings)}} if self.warnings else {}
+
+
+class Events(Protocol):
+    """The bytes of one streamed reply, in order. No bytes: there is nothing to say."""
+
+    def begin(self, index: int, head: Head, prompt_tokens: int) -> bytes:
+        """The answer ``index`` begins: the request was accepted. Its prompt has not been read yet."""
+
+    def part(self, index: int, part: Part) -> bytes:
+        """More of the answer ``index``."""
+
+    def end(self, index: int, done: Done) -> bytes:
+        """The answer ``index`` is complete."""
+
+    def finish(self, answers: Sequence[Done]) -> bytes:
+        """The end of the stream, behind the last answer."""
+
+    def fail(self, error: ApiError) -> bytes:
+        """The end of a stream that fails; maybe before an answer has begun."""
+
+    def waiting(self) -> bytes:
+        """Nothing has been said for a while; maybe before an answer has begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Face:
+    """One API. ``name`` is its name in the table of fields, ``path`` the route that answers.
+
+    ``about`` says in the OpenAPI document what it does, ``reply`` and ``error_schema`` what replies and errors have.
+    Errors of ``path`` and of the paths that begin with one of ``own_paths`` have the shape of ``error``. ``asks`` is
+    the field with the prompt. ``columns`` are the log-probabilities of a part, for ``whole``. An API with
+    ``any_model`` answers to every name while one model is served: agents have fixed names for models.
+    """
+
+    name: str
+    path: str
+    about: str
+    reply: tuple[str, ...]
+    read: Callable[[Mapping[str, Any]], Request]
+    events: Callable[[Request], Events]
+    whole: Callable[[Request, Head, Sequence[Part], Sequence[Columns], Sequence[Done]], dict[str, Any]]
+    error: Callable[[ApiError], dict[str, Any]] = ApiError.as_json
+    error_schema: Schema = field(default_factory=lambda: ERROR)
+    columns: Callable[[Part], Columns] = lambda part: {}
+    asks: str = "messages"
+    id_prefix: str = ""
+    media_type: str = EVENTS
+    own_paths: tuple[str, ...] = ()
+    any_model: bool = False
