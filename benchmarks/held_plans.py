@@ -1,28 +1,50 @@
-"""Does a calibration beside other programs make later answers slower? One process a prompt, in two homes in turn.
+"""Do wrong measurements make later answers slower? One process a prompt, in homes that take turns.
 
-    python -m benchmarks.held_plans SUITE [--prompts N] [--max-tokens N]
+    python -m benchmarks.held_plans SUITE [--prompts N] [--max-tokens N] [--homes NAME,...]
 
-One home is calibrated with `calibrate --quick` while every processor runs a busy loop, the other one never. Then the
-machine is quiet, and each process answers one prompt as planned and plainly. `gains` are plain decoding's seconds
-over the planned ones, `tokens_per_round` and `modes` are the planned answers'. `ratio` is the geometric mean of the
-calibrated home's gains over the other's. Prints one JSON object.
+One home is never calibrated, the others differ from it in their measurements: made by `calibrate --quick` on a quiet
+machine (`quiet`), beside a busy loop on every processor (`busy`) or on one (`one taken`), or those of `quiet` with
+the drafter's times doubled (`doubled`) or halved (`halved`), or with a pipelined mode that answers are said to have
+agreed on (`pipelined`). Then the machine is quiet. `ratios` are the geometric means over prompts of the seconds in
+`never` over the home's; `decode_s`, `tokens_per_round` and `modes` are by home and prompt. `gain` is plain decoding's
+seconds over the planned ones in `never`. Prints one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import Answers, answers, busy_loops, edgespec, fresh_home, with_other_ids
 from edgespec.bench.statistics import geomean
 from edgespec.bench.suite import Prompt, load_suite
+from edgespec.calibration.kinds import ANSWERED
+from edgespec.calibration.measurement_store import Measurements
 from edgespec.hardware.machine import usable_processors
+from edgespec.planning.choice.settled import Answered, Settled
 
-HOMES = ("calibrated", "never")
+NEVER, QUIET = "never", "quiet"
+_TRIES = 5
+# What runs beside the calibration of a home.
+BESIDE: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    QUIET: nullcontext,
+    "busy": lambda: busy_loops(usable_processors()),
+    "one taken": lambda: busy_loops(1),
+}
+# What is changed in a copy of the quiet home's measurements.
+WRONG: dict[str, Callable[[Path], None]] = {
+    "doubled": lambda folder: scale_drafter(folder, 2.0),
+    "halved": lambda folder: scale_drafter(folder, 0.5),
+    "pipelined": lambda folder: agree_on_pipelined(folder),
+}
+HOMES = (NEVER, *BESIDE, *WRONG)
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
@@ -30,42 +52,104 @@ def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     return [prompts[at * len(prompts) // count] for at in range(min(count, len(prompts)))]
 
 
-def figures(rows: Answers) -> dict[str, Any]:
-    """The figures of one home's rows, by prompt."""
-    plain = {row["id"]: row for row in rows if row["arm"] == "plain"}
-    planned = {row["id"]: row for row in rows if row["arm"] == "planned"}
+def _pair(folder: Path) -> Mapping[str, Any]:
+    """The key of the pair whose contention was measured."""
+    found: Mapping[str, Any] = json.loads(next(folder.glob("contention-*.json")).read_text())["key"]
+    return found
+
+
+def scale_drafter(folder: Path, factor: float) -> None:
+    """Multiply the stored times of the pair's drafter."""
+    drafter = _pair(folder)["drafter"]
+    changed = 0
+    for path in folder.glob("times-*.json"):
+        document = json.loads(path.read_text())
+        if document["key"] == drafter:
+            times = document["times"]
+            times["forward_s"] = [[factor * each for each in row] for row in times["forward_s"]]
+            times["prompt_token_s"] *= factor
+            path.write_text(json.dumps(document))
+            changed += 1
+    assert changed == 1, f"{changed} files have times of the drafter"
+
+
+def agree_on_pipelined(folder: Path) -> None:
+    """Store that answers of the pair agreed on the pipelined mode."""
+    key = _pair(folder)
+    kind: Any = replace(ANSWERED, keys=lambda *about: [key])  # the key is known, the models' facts are not
+    Measurements(folder, key["target"]["machine"]).save(kind, Answered(mode=Settled(chosen="pipelined")))
+
+
+def figures(rows: Mapping[str, Answers]) -> dict[str, Any]:
+    """The figures of all homes, those of ``never`` among them, from the rows of each."""
+    planned = {home: {row["id"]: row for row in own if row["arm"] == "planned"} for home, own in rows.items()}
+    plain_s = {row["id"]: row["decode_s"] for row in rows[NEVER] if row["arm"] == "plain"}
+    first = planned[NEVER]
+
+    def by_prompt(name: str) -> dict[str, dict[str, Any]]:
+        return {home: {prompt: row[name] for prompt, row in own.items()} for home, own in planned.items()}
+
     return {
-        "gains": {prompt: plain[prompt]["decode_s"] / row["decode_s"] for prompt, row in planned.items()},
-        "tokens_per_round": {prompt: row["tokens_per_round"] for prompt, row in planned.items()},
-        "modes": {prompt: row["mode"] for prompt, row in planned.items()},
+        "ratios": {
+            home: geomean(first[prompt]["decode_s"] / row["decode_s"] for prompt, row in own.items())
+            for home, own in planned.items()
+            if home != NEVER
+        },
+        "gain": geomean(seconds / first[prompt]["decode_s"] for prompt, seconds in plain_s.items()),
+        "decode_s": by_prompt("decode_s"),
+        "tokens_per_round": by_prompt("tokens_per_round"),
+        "modes": by_prompt("mode"),
+        "identical": not with_other_ids([row for own in rows.values() for row in own]),
     }
 
 
-def compared(rows: dict[str, Answers]) -> dict[str, Any]:
-    """The figures of both homes, and of one against the other."""
-    found = {name: figures(rows[name]) for name in HOMES}
-    calibrated, never = (found[name]["gains"] for name in HOMES)
-    return {
-        **found,
-        "ratio": geomean(calibrated[prompt] / never[prompt] for prompt in never),
-        "identical": not with_other_ids([row for name in HOMES for row in rows[name]]),
-    }
+def _calibrate(environment: Mapping[str, str]) -> None:
+    edgespec("calibrate", "--quick", "--profile", "laptop", environment=environment)
 
 
-def measure(suite: str, count: int, max_tokens: int) -> dict[str, Any]:
-    """Calibrate one of two new homes beside busy loops, then answer prompts in both."""
-    rows: dict[str, Answers] = {name: [] for name in HOMES}
+def _calibrate_until_quiet(environment: Mapping[str, str], measurements: Path) -> None:
+    """Calibrate again while other programs disturbed it: such times decide nothing, so changing them shows nothing.
+
+    Raises RuntimeError if the machine does not become quiet.
+    """
+    for _ in range(_TRIES):
+        if not any('"busy"' in path.read_text() for path in measurements.glob("*.json")):
+            return
+        _calibrate(environment)
+    raise RuntimeError("other programs disturbed every calibration: the comparison needs a quiet machine")
+
+
+def _made(folder: Path, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The environments of the homes."""
+    homes = {name: fresh_home(folder / name) for name in names}
+    for name, beside in BESIDE.items():
+        if name in homes or (name == QUIET and set(names) & set(WRONG)):
+            with beside():
+                environment = homes.get(name) or fresh_home(folder / name)
+                _calibrate(environment)
+                if name == QUIET:
+                    _calibrate_until_quiet(environment, folder / name / "measurements")
+    for name, spoil in WRONG.items():
+        if name in homes:
+            own = folder / name / "measurements"
+            shutil.copytree(folder / QUIET / "measurements", own)
+            spoil(own)
+    return homes
+
+
+def measure(suite: str, count: int, max_tokens: int, names: Sequence[str] = HOMES) -> dict[str, Any]:
+    """Make the homes, then answer the prompts in all of them, in an order that rotates."""
+    rows: dict[str, Answers] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        homes = {name: fresh_home(Path(folder) / name) for name in HOMES}
-        with busy_loops(usable_processors()):
-            report = edgespec("calibrate", "--quick", "--profile", "laptop", environment=homes["calibrated"])
+        homes = _made(Path(folder), names)
         for at, prompt in enumerate(spread(load_suite(Path(suite)), count)):
             one = Path(folder) / "one.jsonl"
             one.write_text(json.dumps({"id": prompt.id, "category": prompt.category, "prompt": prompt.prompt}) + "\n")
-            both = ("--arms", "planned,plain", "--max-tokens", str(max_tokens))
-            for name in HOMES if at % 2 == 0 else HOMES[::-1]:
-                rows[name] += answers(homes[name], str(one), *both)
-    return {"others_share": report["others_share"], **compared(rows)}
+            turn = at % len(names)
+            for name in (*names[turn:], *names[:turn]):
+                arms = "planned,plain" if name == NEVER else "planned"
+                rows[name] += answers(homes[name], str(one), "--arms", arms, "--max-tokens", str(max_tokens))
+    return figures(rows)
 
 
 def main() -> None:
@@ -74,8 +158,9 @@ def main() -> None:
     parser.add_argument("suite")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--homes", default=",".join(HOMES), help="never must be one of them")
     given = parser.parse_args()
-    print(json.dumps(measure(given.suite, given.prompts, given.max_tokens)))
+    print(json.dumps(measure(given.suite, given.prompts, given.max_tokens, tuple(given.homes.split(",")))))
 
 
 if __name__ == "__main__":
