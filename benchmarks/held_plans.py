@@ -1,13 +1,13 @@
-"""Do wrong measurements make later answers slower? One process a prompt, in homes that take turns.
+"""Do wrong measurements make later answers slower? One process a prompt, in each of several homes.
 
     python -m benchmarks.held_plans SUITE [--prompts N] [--max-tokens N] [--homes NAME,...]
 
 One home is never calibrated, the others differ from it in their measurements: made by `calibrate --quick` on a quiet
-machine (`quiet`), beside a busy loop on every processor (`busy`) or on one (`one taken`), or those of `quiet` with
-the drafter's times doubled (`doubled`) or halved (`halved`), or with a pipelined mode that answers are said to have
-agreed on (`pipelined`). Then the machine is quiet. `ratios` are the geometric means over prompts of the seconds in
-`never` over the home's; `decode_s`, `tokens_per_round` and `modes` are by home and prompt. `gain` is plain decoding's
-seconds over the planned ones in `never`. Prints one JSON object.
+machine (`quiet`), while a busy loop ran on every processor (`busy`) or on one (`one taken`), or those of `quiet` with
+the drafter's times doubled (`doubled`) or halved (`halved`), or with a note that answers agreed on the pipelined mode
+(`pipelined`). Then the machine is quiet. `ratios` are the geometric means over prompts of the seconds in `never` over
+the home's; `decode_s`, `tokens_per_round` and `modes` are by home and prompt. `gain` is plain decoding's seconds over
+the planned ones in `never`. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgespec.planning.choice.settled import Answered, Settled
 
 NEVER, QUIET = "never", "quiet"
 _TRIES = 5
-# What runs beside the calibration of a home.
+# What runs during the calibration of a home.
 BESIDE: dict[str, Callable[[], AbstractContextManager[object]]] = {
     QUIET: nullcontext,
     "busy": lambda: busy_loops(usable_processors()),

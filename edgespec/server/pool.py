@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -149,11 +150,16 @@ class SessionPool:
             pass
 
     def _drop_oldest(self) -> bool:
-        """Close the session that was not used for the longest time; False if no session is kept."""
+        """Close a session of the owner who has the most, the one not used for the longest time; False without any.
+
+        So one owner's many conversations cannot cost another owner the only one.
+        """
         with self._lock:
-            if not self._kept:
+            counts = Counter(each.owner for each in self._kept)
+            oldest = next((each for each in self._kept if counts[each.owner] == max(counts.values())), None)
+            if oldest is None:
                 return False
-            oldest = self._kept.pop(0)
+            self._kept.remove(oldest)
         oldest.session.close()
         return True
 

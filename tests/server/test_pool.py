@@ -133,6 +133,17 @@ def test_the_session_that_was_not_used_for_the_longest_time_is_closed(pool: Sess
     assert len(pool) == 2
 
 
+def test_many_conversations_of_one_owner_leave_the_only_one_of_another(engine: Engine) -> None:
+    pool = SessionPool(engine, most_kept=3)
+    only = kept(pool, "quiet", "q" * 300)
+    for number in range(5):
+        kept(pool, "busy", str(number) * 300)
+    assert pool.take("quiet", "q" * 301).session is only.session
+    assert len(pool) == 2
+    only.session.close()
+    pool.close()
+
+
 def test_kept_sessions_are_closed_if_memory_is_short(
     engine: Engine, pool: SessionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
