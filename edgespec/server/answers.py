@@ -24,7 +24,7 @@ from edgespec.errors import (
     TemplateError,
 )
 from edgespec.server.errors import ApiError, GoneError, unsupported
-from edgespec.server.fields import MOST_CHOICES
+from edgespec.server.fields.openai import MOST_CHOICES
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.pool import Kept, text_of
 from edgespec.server.schema import Request

@@ -7,7 +7,7 @@ from typing import Any
 from edgespec import __version__
 from edgespec.server.faces.face import ERROR, Face
 from edgespec.server.faces.table import FACES
-from edgespec.server.fields import body_schema
+from edgespec.server.fields.table import body_schema
 
 
 def document() -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 
 from edgespec.decoding.sampling import RANGES, Sampling
 from edgespec.server.errors import ApiError
-from edgespec.server.faces.openai import read_chat, read_completion
-from edgespec.server.fields import FIELDS, Field, Treatment, body_schema, fields_for, read_fields
+from edgespec.server.faces.table import FACES
+from edgespec.server.fields.field import Field, Treatment
+from edgespec.server.fields.table import FIELDS, TABLES, body_schema, fields_for, read_fields
 from edgespec.server.json_schema import Schema, fits, wanted
 from edgespec.server.schema import Request
 from tests.server.test_schema import HI, result
@@ -23,7 +25,8 @@ from tests.support.api_fields import API_FIELDS, OTHER_FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs/guide/fields.md"
 BODIES: dict[str, dict[str, Any]] = {"chat": {"messages": HI}, "completion": {"prompt": "x"}}
-READERS = {"chat": read_chat, "completion": read_completion}
+READERS = {face.name: face.read for face in FACES}
+HEADINGS = {Treatment.OBEYED: "Obeyed", Treatment.REFUSED: "Refused", Treatment.IGNORED: "Without effect"}
 ANY_VALUE: tuple[Any, ...] = (None, True, 0, -3, 1.5, "x", [], ["x"], {}, {"x": 1}, {"type": "x"}, 2**70)
 
 
@@ -42,9 +45,10 @@ def shown(field: Field) -> Schema:
     return field.shown if isinstance(field.shown, Mapping) else field.schema
 
 
-def rows(treatment: Treatment) -> list[str]:
+def rows(table: Iterable[Field], treatment: Treatment) -> list[str]:
     """The rows of the docs' table. Fields of one meaning share a row. Of ignored ones any value is allowed."""
-    kinds = groupby(known(treatment), lambda field: (wanted(shown(field)), field.meaning))
+    own = [field for field in table if field.treatment is treatment]
+    kinds = groupby(own, lambda field: (wanted(shown(field)), field.meaning))
     return [
         f"| {', '.join(dict.fromkeys(f'`{field.name}`' for field in fields))} | "
         + (f"{meaning} |" if treatment is Treatment.IGNORED else f"{what} | {meaning} |")
@@ -103,9 +107,15 @@ def test_the_ranges_of_sampling_are_those_of_requests() -> None:
             assert read_fields("chat", {**BODIES["chat"], name: most})["sampling"] == {name: most}
 
 
-@pytest.mark.parametrize("treatment", Treatment)
-def test_the_docs_have_the_table(treatment: Treatment) -> None:
-    assert "\n".join(rows(treatment)) in PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize(("name", "treatment"), list(product(TABLES, Treatment)))
+def test_the_docs_have_the_table(name: str, treatment: Treatment) -> None:
+    (section,) = re.findall(rf"(?ms)^## {name}$(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"))
+    (table,) = re.findall(rf"(?ms)^### {HEADINGS[treatment]}$(.*?)(?=^### |\Z)", section)
+    assert "\n".join(rows(TABLES[name], treatment)) in table
+
+
+def test_every_api_has_a_table_and_a_body_to_try() -> None:
+    assert {api for field in FIELDS for api in field.apis} == set(READERS) == set(BODIES) == set(API_FIELDS)
 
 
 # ---------------------------------------------------------------------------------------------------- JSON schemas

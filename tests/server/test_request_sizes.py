@@ -11,7 +11,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
 from edgespec.server.errors import ApiError
-from edgespec.server.fields import fields_for
+from edgespec.server.fields.table import fields_for
 from edgespec.server.security import Access
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.calls import call_form

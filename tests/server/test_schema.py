@@ -11,7 +11,9 @@ from hypothesis import given, strategies as st
 from edgespec.decoding.sampling import MOST_BIASED
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.openai import read_chat, read_completion
-from edgespec.server.fields import FIELDS, MOST_CHOICES, MOST_DOCUMENTS, MOST_STOPS
+from edgespec.server.fields.field import MOST_STOPS
+from edgespec.server.fields.openai import MOST_CHOICES, MOST_DOCUMENTS
+from edgespec.server.fields.table import FIELDS
 from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import Request
 from edgespec.server.strict_json import MOST_NESTING, parse_body

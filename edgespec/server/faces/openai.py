@@ -12,7 +12,7 @@ from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.faces.face import Columns, Face, Head
-from edgespec.server.fields import read_fields
+from edgespec.server.fields.table import read_fields
 from edgespec.server.replies import as_json, timings
 from edgespec.server.schema import Request, request_of
 from edgespec.text.conversation.pieces import ToolCall

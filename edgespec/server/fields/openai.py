@@ -1,0 +1,343 @@
+"""The fields of OpenAI's chat completions and completions, and those that vLLM, llama.cpp and Ollama add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from edgespec.decoding.logprobs import MOST_TOP
+from edgespec.decoding.sampling import BIASES, MOST_BIASED, RANGES
+from edgespec.errors import InvalidRequestError
+from edgespec.server.errors import ApiError, sentence
+from edgespec.server.fields.field import (
+    FLAG,
+    HOW_LONG,
+    LEAST_TOP_P,
+    LENGTH,
+    LESS,
+    MOST_STOPS,
+    MOST_WHOLE,
+    NO,
+    OBJECTS,
+    ONE,
+    SEEDS,
+    STOPS,
+    SWITCHED,
+    TEXT,
+    WHETHER,
+    YES,
+    ZERO,
+    Field,
+    Own,
+    ignored,
+    named,
+    number,
+    read_effort,
+    read_seed,
+    read_stops,
+    refused,
+    same,
+    whole,
+)
+from edgespec.server.forms import (
+    MEMBERS,
+    RESPONSE_FORMAT,
+    SCHEMA,
+    TEXT as FORM_TEXT,
+    asked,
+    ollama_format,
+    response_format,
+    structured_outputs,
+)
+from edgespec.server.json_schema import Schema
+from edgespec.server.messages import MESSAGES, read_messages
+from edgespec.text.conversation.thinking import SWITCH
+from edgespec.text.conversation.variables import DOCUMENTS, check_variables
+
+# Answers to one request. They are decoded one after another.
+MOST_CHOICES = 16
+# A context of 128 000 tokens has room for short ones.
+MOST_DOCUMENTS = 1000
+# A smaller divisor makes scores infinite.
+_LEAST_REPEAT_PENALTY = 0.01
+
+CHAT, COMPLETION = ("chat",), ("completion",)
+BOTH = CHAT + COMPLETION
+
+
+_WORDS: Schema = {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MOST_STOPS}
+_CHOICES: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
+_PROMPT: Schema = {"type": "string", "minLength": 1}
+_CHOICE: Schema = {"anyOf": [{"enum": [None, "auto", "none", "required"]}, {"type": "object"}]}
+_TOP = whole(0, MOST_TOP)
+_TOKENS: Schema = {
+    "type": ["array", "null"],
+    "items": {"type": "integer", "minimum": 0, "maximum": MOST_WHOLE},
+    "maxItems": MOST_BIASED,
+}
+_BIAS: Schema = {"type": "number", "minimum": BIASES.least, "maximum": BIASES.most}
+_BIASES: Schema = {
+    "type": ["object", "null"],
+    "patternProperties": {"^[0-9]{1,9}$": {"anyOf": [_BIAS, {"const": False}]}},
+    "additionalProperties": False,
+    "maxProperties": MOST_BIASED,
+}
+_REPEAT = number(replace(RANGES["repeat_penalty"], least=_LEAST_REPEAT_PENALTY, above=False))
+_VARIABLES: Schema = {"type": ["object", "null"]}
+_EFFORT: Schema = {"anyOf": [FLAG, TEXT]}
+_DOCUMENTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_DOCUMENTS}
+_THINKING: Schema = {"enum": [None, *SWITCHED, "adaptive", "auto"]}
+
+
+def _top(given: float) -> int | None:
+    return None if given is False else int(given)
+
+
+def _biases(given: Mapping[str, float]) -> dict[int, float] | None:
+    """False bans a token, as in llama.cpp."""
+    return {int(token): BIASES.least if bias is False else bias for token, bias in given.items()} or None
+
+
+def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return check_variables(given)
+    except InvalidRequestError as error:
+        raise ApiError(sentence(error), param="chat_template_kwargs") from None
+
+
+def _tokens(given: list[float]) -> tuple[int, ...]:
+    return tuple(map(int, given))
+
+
+_refused = partial(refused, apis=BOTH)
+_ignored = partial(ignored, apis=BOTH)
+
+
+def _length(name: str, apis: tuple[str, ...] = BOTH) -> Field:
+    meaning = "the most tokens of an answer; without it, or with -1, the rest of the context"
+    schema = {"anyOf": [{"const": -1}, {**LENGTH, "maximum": MOST_WHOLE}]}
+    shown = {"anyOf": [{"type": "null"}, {"const": -1}, LENGTH]}
+    return Field(name, schema, meaning, apis, int, "max_tokens", shown)
+
+
+def _variable(name: str, schema: Schema, meaning: str, own: Own) -> Field:
+    return Field(name, schema, meaning, CHAT, own, "template_variables", texts=True)
+
+
+def _drawing(name: str, schema: Schema, own: Own = same, others: str = "") -> list[Field]:
+    field = Field(name, schema, "as in [Sampling](sampling.md)", BOTH, own, sets=f"sampling.{name}")
+    return named(f"options.{name} {others}", field)
+
+
+def _form(name: str, schema: Schema, own: Own) -> Field:
+    return Field(name, schema, "as in [Structured answers](structured.md#over-http)", BOTH, own, sets="form")
+
+
+_OBEYED = (
+    Field(
+        "messages",
+        {},
+        "the conversation, as in [Messages](serve.md#messages)",
+        CHAT,
+        read_messages,
+        shown=MESSAGES,
+        required=True,
+    ),
+    Field(
+        "prompt",
+        {"anyOf": [_PROMPT, {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": 1}]},
+        "the text that the answer continues",
+        COMPLETION,
+        lambda given: given if isinstance(given, str) else given[0],
+        shown=_PROMPT,
+        required=True,
+        texts=True,
+    ),
+    _length("options.num_predict"),
+    _length("max_completion_tokens", CHAT),
+    _length("max_tokens"),
+    _length("max_completion_tokens", COMPLETION),
+    _length("n_predict"),
+    _variable(
+        "chat_template_kwargs",
+        _VARIABLES,
+        "variables of the model's template, as in [Messages](serve.md#messages)",
+        _variables,
+    ),
+    *named("reasoning.effort", _variable("reasoning_effort", TEXT, HOW_LONG, read_effort)),
+    # The names of Qwen's, DeepSeek's and GLM's own servers.
+    _variable("enable_thinking", FLAG, WHETHER, lambda given: {SWITCH: given}),
+    _variable(
+        "thinking.type", _THINKING, WHETHER, lambda given: {SWITCH: SWITCHED[given]} if given in SWITCHED else None
+    ),
+    _variable(
+        "think", _EFFORT, HOW_LONG, lambda given: read_effort(given) if isinstance(given, str) else {SWITCH: given}
+    ),
+    _variable(
+        "documents",
+        _DOCUMENTS,
+        "texts to answer from, where the template reads them",
+        lambda given: {DOCUMENTS: given},
+    ),
+    Field("logprobs", FLAG, "log-probabilities of the answer's tokens", CHAT),
+    Field("top_logprobs", _TOP, "how many of the likeliest tokens come with each", CHAT, int),
+    Field(
+        "logprobs",
+        {"anyOf": [{"const": False}, _TOP]},
+        "log-probabilities, with this many of the likeliest tokens each",
+        COMPLETION,
+        _top,
+    ),
+    Field("echo", FLAG, "whether the answer begins with the prompt", COMPLETION),
+    Field(
+        "tools", OBJECTS, "functions that the model may call, as in [Tools](serve.md#tools)", CHAT, tuple, texts=True
+    ),
+    Field("tool_choice", _CHOICE, "whether the model may call them, or must", CHAT, texts=True),
+    Field("parallel_tool_calls", FLAG, "whether an answer may have several calls, or the first only", CHAT),
+    _form("response_format", RESPONSE_FORMAT, response_format),
+    *(_form(name, SCHEMA, asked("schema", name)) for name in ("json_schema", "guided_json")),
+    _form("format", SCHEMA, ollama_format),
+    _form("structured_outputs", MEMBERS, structured_outputs),
+    *(_form(name, FORM_TEXT, asked("grammar", name)) for name in ("grammar", "guided_grammar")),
+    _form("guided_regex", FORM_TEXT, asked("regex", "guided_regex")),
+    _form("guided_choice", _CHOICES, asked("choice", "guided_choice")),
+    Field("model", TEXT, "the served model, by one of its names", BOTH),
+    *_drawing("temperature", number(RANGES["temperature"])),
+    # OpenAI allows 0: the likeliest token.
+    *_drawing("top_p", number(replace(RANGES["top_p"], above=False)), lambda given: given or LEAST_TOP_P),
+    *_drawing("min_p", number(RANGES["min_p"])),
+    *_drawing("presence_penalty", number(RANGES["presence_penalty"])),
+    *_drawing("frequency_penalty", number(RANGES["frequency_penalty"])),
+    *_drawing("repeat_penalty", _REPEAT, others="repetition_penalty"),
+    *_drawing("top_k", whole(-1, MOST_WHOLE), lambda given: max(int(given), 0)),  # -1 is vLLM's number for all
+    Field(
+        "logit_bias",
+        _BIASES,
+        "numbers that are added to the scores of tokens; -100, or false, bans one",
+        BOTH,
+        _biases,
+        sets="sampling.logit_bias",
+    ),
+    Field("bad_words", _WORDS, "banned words of one token each", BOTH, read_stops, texts=True),
+    *named(
+        "options.seed",
+        Field(
+            "seed",
+            whole(-(SEEDS // 2), SEEDS - 1),
+            "gives the same text again; with -1 one is drawn",
+            BOTH,
+            read_seed,
+        ),
+    ),
+    *named("options.stop", Field("stop", STOPS, "texts before which the answer ends", BOTH, read_stops, texts=True)),
+    Field("stop_token_ids", _TOKENS, "tokens before which the answer ends", BOTH, _tokens),
+    Field("min_tokens", whole(0, MOST_WHOLE), "tokens of the answer before which nothing ends it", BOTH, int),
+    Field("ignore_eos", FLAG, "whether the model cannot end the answer", BOTH),
+    *named(
+        "n_cmpl", Field("n", whole(1, MOST_CHOICES), "how many answers, one after another", BOTH, int, sets="choices")
+    ),
+    Field("stream", FLAG, "events in place of one answer", BOTH),
+    Field("stream_options.include_usage", FLAG, "whether the last event has `usage`", BOTH),
+)
+
+_REFUSED = (
+    *_refused("grammar_lazy", "a form that begins in the middle of the answer", NO),
+    *_refused("grammar_triggers", "a form that begins in the middle of the answer"),
+    *_refused("guided_whitespace_pattern", "other blanks in JSON"),
+    *_refused("functions", "`tools`, by their old name", apis=CHAT),
+    *_refused("function_call", "`tool_choice`, by its old name", {"enum": ["auto", "none"]}, apis=CHAT),
+    *_refused("modalities", "other prompts or answers than text", {"enum": [["text"]]}),
+    *_refused("audio images image_data width height steps", "other prompts or answers than text"),
+    *_refused("web_search_options moderation", "a service of OpenAI"),
+    *_refused("verbosity", "longer or shorter answers", {"enum": ["medium"]}),
+    *_refused("best_of", "the best of several answers", {"enum": [1, True]}),
+    *_refused("use_beam_search early_stopping", "the best of several answers", NO),
+    *_refused("length_penalty", "the best of several answers", ONE),
+    *_refused("suffix", "text after the answer", {"enum": [""]}),
+    *_refused("n_indent", "an answer of indented lines", ZERO),
+    *_refused("typical_p options.typical_p tfs_z options.tfs_z", "another way to draw tokens", ONE),
+    *_refused(
+        "mirostat options.mirostat dry_multiplier xtc_probability dynatemp_range top_a epsilon_cutoff eta_cutoff "
+        "smoothing_factor no_repeat_ngram_size",
+        "another way to draw tokens",
+        ZERO,
+    ),
+    *_refused("top_n_sigma adaptive_target", "another way to draw tokens", {"enum": [-1, 0]}),
+    *_refused("min_keep", "another way to draw tokens", {"enum": [0, 1]}),
+    *_refused("samplers logits_processors vllm_xargs watermarking", "another way to draw tokens"),
+    *_refused("repeat_last_n options.repeat_last_n", "penalties of the last tokens only", {"enum": [-1]}),
+    *_refused("penalize_nl options.penalize_newline", "line breaks without penalty", YES),
+    *_refused("allowed_token_ids", "an answer of some tokens only"),
+    *_refused(
+        "thinking_token_budget thinking_budget_tokens reasoning_budget_tokens thinking.budget_tokens thinking_budget",
+        "a length of thinking",
+        LESS,
+    ),
+    *_refused("reasoning_control", "a length of thinking", NO),
+    *_refused("t_max_predict_ms", "an answer that ends by the clock", {"enum": [-1, 0]}),
+    *_refused("repetition_detection", "an answer that ends when it repeats itself"),
+    *_refused("lora", "an adapter"),
+    *_refused(
+        "system system_prompt template context chat_template prompt_embeds generation_prompt chat_format chat_parser",
+        "a prompt of another form",
+    ),
+    *_refused("truncate_prompt_tokens", "a prompt of another form", NO),
+    *_refused("add_special_tokens raw", "a chat's prompt of another form", NO, apis=CHAT),
+    *_refused("add_generation_prompt", "a chat's prompt of another form", YES, apis=CHAT),
+    *_refused("add_special_tokens raw", "a completion's prompt of another form", YES, apis=COMPLETION),
+    *_refused("continue_final_message", "the rest of the last message", NO),
+    *_refused("echo", "an answer that begins with the last message", NO, apis=CHAT),
+    *_refused("include_stop_str_in_output", "an answer that shows its end", NO),
+    *_refused("skip_special_tokens", "an answer that shows control tokens", YES),
+    *_refused("include_reasoning", "an answer without its thinking", YES),
+    *_refused("reasoning_format", "thinking as part of the answer", {"enum": ["auto", "deepseek"]}),
+    *_refused("parse_tool_calls", "calls as part of the answer", YES),
+    *_refused(
+        "prompt_logprobs return_token_ids return_tokens_as_token_ids return_tokens return_prompt_text "
+        "post_sampling_probs",
+        "a reply of another form",
+        NO,
+    ),
+    *_refused("n_probs", "a reply of another form", ZERO),
+    *_refused("top_logprobs", "a completion's `logprobs`, by another name", ZERO, apis=COMPLETION),
+    *_refused("logprob_token_ids response_fields _debug_render_only", "a reply of another form"),
+    *_refused("kv_transfer_params ec_transfer_params", "caches of other machines"),
+)
+
+_IGNORED = (
+    *_ignored("user metadata store safety_identifier request_id session_id", "who asks, and records of it"),
+    *_ignored("service_tier priority", "the order of requests: the first is answered first"),
+    *_ignored(
+        "prediction prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt cache_salt "
+        "n_cache_reuse id_slot keep_alive",
+        "speed: what is kept, and what is guessed",
+    ),
+    *_ignored(
+        "backend_sampling options.num_batch options.num_gpu options.main_gpu options.num_thread options.numa "
+        "options.low_vram options.f16_kv options.use_mmap options.use_mlock options.vocab_only options.logits_all",
+        "the machine, which the server knows",
+    ),
+    *_ignored(
+        "options.num_ctx options.num_keep n_keep n_discard truncate shift truncation_side",
+        "a full context: nothing of a prompt is dropped",
+    ),
+    *_ignored(
+        "stream_interval sse_ping_interval return_progress timings_per_token verbose "
+        "stream_options.include_obfuscation stream_options.continuous_usage_stats",
+        "events between the pieces of an answer",
+    ),
+    *_ignored(
+        "xtc_threshold dynatemp_exponent dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
+        "adaptive_decay mirostat_tau options.mirostat_tau mirostat_eta options.mirostat_eta "
+        "grammar_type preserved_tokens guided_decoding_backend "
+        "reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_end_tags reasoning_budget_message "
+        "spaces_between_special_tokens media_io_kwargs mm_processor_kwargs return_mm_kwargs",
+        "settings of what is refused",
+    ),
+    *_ignored("think parallel_tool_calls", "thinking and calls, which only chats have", apis=COMPLETION),
+    *_ignored("routed_experts_prompt_start return_token_offsets", "replies of other routes"),
+)
+
+FIELDS = (*_REFUSED, *_OBEYED, *_IGNORED)

@@ -1,0 +1,57 @@
+"""The fields of a request, each once: what it may be, what it sets, and what becomes of those that are not obeyed.
+
+``FIELDS`` has every field of the APIs that are served, and those that other servers of these APIs add. A field that
+changes the answer is obeyed, or refused by name unless its value changes nothing. The parser, the OpenAPI document
+and the tables of docs/guide/fields.md are made of it. Fields that none of these programs has are ignored: clients
+send many, and a refusal would stop clients that work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.server.errors import ApiError
+from edgespec.server.fields import openai
+from edgespec.server.fields.field import Field
+from edgespec.server.json_schema import Schema
+
+# A table for each family of APIs, in the order of docs/guide/fields.md.
+TABLES: Mapping[str, tuple[Field, ...]] = {"OpenAI's chat completions and completions": openai.FIELDS}
+FIELDS = tuple(field for fields in TABLES.values() for field in fields)
+
+
+def fields_for(api: str) -> list[Field]:
+    """The fields of the bodies of ``api``."""
+    return [field for field in FIELDS if api in field.apis]
+
+
+def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the fields of a body set, and ``sampling`` with the arguments of Sampling. Raises ApiError."""
+    found, sampling = dict[str, Any](), dict[str, Any]()
+    for field in fields_for(api):
+        if (value := field.read(body)) is not None:
+            group, _, name = (field.sets or field.name).rpartition(".")
+            into = sampling if group == "sampling" else found
+            before = into.setdefault(name, value)
+            if name == "template_variables":
+                into[name] = {**value, **before}
+            elif name == "form" and before != value:
+                message = f"{before.field} and {field.name} name two forms, and an answer has one"
+                raise ApiError(message, param=field.name)
+    return {**found, "sampling": sampling}
+
+
+def body_schema(api: str) -> Schema:
+    """The JSON schema of the bodies of ``api`` in the OpenAPI document."""
+    found = dict[str, Any]()
+    for field in fields_for(api):
+        if shown := field.schema if field.shown is True else field.shown:
+            outer, _, name = field.name.rpartition(".")
+            inside = found.setdefault(outer, {"type": ["object", "null"], "properties": {}}) if outer else None
+            (found if inside is None else inside["properties"])[name] = shown
+    return {
+        "type": "object",
+        "properties": found,
+        "required": [each.name for each in fields_for(api) if each.required],
+    }
