@@ -1,16 +1,18 @@
-"""``edgespec history``, and how the chat begins to keep one."""
+"""``edgespec history``: answers and beginnings that are kept, and how the chat begins to keep answers."""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from edgespec.cli.options import JsonOption, resolve_profile, state_of, with_learned_text
 from edgespec.cli.terminal.output import note, print_json
 from edgespec.engine.learned.answers import answers_lock
+from edgespec.engine.prefixes.stored import clear_prefixes, model_of, stored_prefixes
 from edgespec.errors import EdgespecError
 from edgespec.files.disk import readable_bytes
 from edgespec.files.home import Home, home
@@ -18,9 +20,10 @@ from edgespec.files.stored_text import DamagedTextError, StoredText
 from edgespec.profiles.profile import USER_FILE, Profile
 
 app = typer.Typer(
-    help="List the answers that are kept to guess from, or remove them.\n\n"
+    help="List the answers and beginnings that are kept of conversations, or remove them.\n\n"
     "`edgespec chat` keeps the answers of models in files that only you can read, and no prompts. `history = false` "
-    "in a profile switches this off.",
+    "in a profile switches this off. `edgespec serve` keeps what the model has read of beginnings that two "
+    "conversations shared; `prefixes = false` switches this off.",
     invoke_without_command=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -54,7 +57,7 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
             for each in kept
         ]
         total = {"path": str(user_home.answers), "bytes": size, "answers": answers, "tokens": tokens}
-        print_json({"history": {"on": on, **total, "files": files}})
+        print_json({"history": {"on": on, **total, "files": files, "prefixes": _prefixes_json(user_home)}})
         return
     print(f"history of answers: {'on' if on else 'off'} in `edgespec chat`")
     print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {user_home.answers}")
@@ -63,17 +66,39 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
     for each in kept:
         if each.answers is None:
             note(f"{each.path} is damaged; the next chat sets it aside")
+    _print_prefixes(user_home)
+
+
+def _prefixes_json(user_home: Home) -> dict[str, Any]:
+    prefixes = stored_prefixes(user_home)
+    files = [
+        {"path": str(each.path), "bytes": each.bytes, "tokens": each.length, "model": model_of(each)[0]}
+        for each in prefixes
+    ]
+    return {"path": str(user_home.prefixes), "bytes": sum(each.bytes for each in prefixes), "files": files}
+
+
+def _print_prefixes(user_home: Home) -> None:
+    """The beginnings that servers keep, if there are any."""
+    prefixes = stored_prefixes(user_home)
+    if not prefixes:
+        return
+    size = readable_bytes(sum(each.bytes for each in prefixes))
+    print(f"{_beginnings(len(prefixes))} of conversations in `edgespec serve`, {size}, {user_home.prefixes}")
+    for each in prefixes:
+        print(f"  {model_of(each)[0] or 'damaged'}: {each.length} tokens, {readable_bytes(each.bytes)}")
 
 
 @app.command("clear")
 def clear(context: typer.Context, json: JsonOption = False) -> None:
-    """Remove every kept answer."""
+    """Remove every kept answer and beginning."""
     user_home = home()
     kept = _kept(user_home)
     try:
         with answers_lock(user_home) if user_home.answers.is_dir() else contextlib.nullcontext():
             for path in [*(each.path for each in kept), *user_home.answers.glob("*.damaged")]:
                 path.unlink(missing_ok=True)
+        prefixes = clear_prefixes(user_home)
     except OSError as error:
         raise EdgespecError(
             f"the history cannot be removed: {error.strerror or error}: {error.filename}",
@@ -81,13 +106,20 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
         ) from error
     answers, size = sum(each.answers or 0 for each in kept), sum(each.bytes for each in kept)
     if json or state_of(context).json:
-        print_json({"removed": {"path": str(user_home.answers), "bytes": size, "answers": answers}})
+        removed = {"path": str(user_home.answers), "bytes": size, "answers": answers, "prefixes": len(prefixes)}
+        print_json({"removed": removed})
         return
     note(f"{_answers(answers)} removed, {readable_bytes(size)}" if kept else "no answers are kept")
+    if prefixes:
+        note(f"{_beginnings(len(prefixes))} removed, {readable_bytes(sum(each.bytes for each in prefixes))}")
 
 
 def _answers(count: int) -> str:
     return "1 answer" if count == 1 else f"{count} answers"
+
+
+def _beginnings(count: int) -> str:
+    return "1 beginning" if count == 1 else f"{count} beginnings"
 
 
 def _kept(user_home: Home) -> list[_Kept]:

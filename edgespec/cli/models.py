@@ -13,6 +13,7 @@ import typer
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.terminal.output import ProgressPrinter, note, print_json
+from edgespec.engine.prefixes.stored import clear_prefixes
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
@@ -309,7 +310,11 @@ def _stored_json(stored: StoredModel) -> dict[str, Any]:
 @app.command("rm")
 def remove(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
     """Delete a model from the store. Files in the hub's cache stay there."""
-    removed = Store(home()).remove(model)
+    store = Store(home())
+    stored = store.find(model)
+    removed = store.remove(model)
+    if stored is not None:
+        clear_prefixes(home(), stored.sha256)
     if json or state_of(context).json:
         in_use = [str(path) for path in removed.in_use]
         print_json({"removed": model, "freed_bytes": removed.freed_bytes, "in_use": in_use})

@@ -82,16 +82,22 @@ def serve(
     access.check_host(host)
     if len(keys) > 1:  # guesses from one owner's answers would show them to the others, in the counts of right ones
         chosen = replace(chosen, history=False, learned=False)
+    if chosen.prefixes == "auto":
+        chosen = replace(chosen, prefixes=len(keys) <= 1)
     if not state.debug:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # errors are in the request's own line
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that has left
     stopped = threading.Event()
     log = LogWriter()
     service = Service(
-        keeper=ModelKeeper(lambda: _load(chosen, state, stopped), context_length=chosen.context),
+        keeper=ModelKeeper(
+            lambda: _load(chosen, state, stopped),
+            context_length=chosen.context,
+            tell=lambda sentence: log.write(f"{_now()} {sentence}"),
+        ),
         names=_names(chosen),
         access=access,
-        log=lambda line: log.write(log_line(line, time.strftime("%H:%M:%S"))),
+        log=lambda line: log.write(log_line(line, _now())),
         content=(lambda request, answers: log.write(*texts_of(request, answers))) if log_text else None,
     )
     sockets = open_sockets(host, port)
@@ -111,6 +117,10 @@ def _load(profile: Profile, state: State, stopped: threading.Event) -> Engine:
         engine = Engine.load(profile=profile, download=not state.offline, progress=progress, cancelled=stopped.is_set)
     note(f"{engine.plan.target.model} is loaded", dim=True)
     return engine
+
+
+def _now() -> str:
+    return time.strftime("%H:%M:%S")
 
 
 def _names(profile: Profile) -> tuple[str, ...]:

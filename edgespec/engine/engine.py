@@ -193,18 +193,20 @@ class Engine:
         speculation: Speculation | None = None,
         messages: Sequence[Mapping[str, str]] = (),
         think: bool = True,
+        owner: str = "",
     ) -> Session:
         """A new conversation. Sessions of one engine interleave freely; each gives the text it would give alone.
 
         ``speculation`` replaces the plan's drafters and policy in this session. ``messages`` are earlier turns as
         ``Session.generate`` takes them, an answer or a result last. Without ``think`` a template that has a switch
-        (``has_thinking_switch``) leaves thinking out.
+        (``has_thinking_switch``) leaves thinking out. Sessions with another ``owner`` get none of its prefixes
+        (``keep_prefixes``).
         """
         check_system(system)
         check_messages(messages)
         pair = self.pair
         conversation = Conversation(pair.prompts, system, messages, think=think)
-        return pair.admit(lambda: Session(pair, conversation, speculation=speculation))
+        return pair.admit(lambda: Session(pair, conversation, speculation=speculation, owner=owner))
 
     def restore(self, path: Path | str, *, think: bool = True) -> Session:
         """The session that ``Session.save`` wrote to a file; the file stays.
@@ -277,6 +279,20 @@ class Engine:
         """
         if self.pair.pool.drafter is not None:
             self.pair.pool.drafter_model().wait()
+
+    def keep_prefixes(self, stop: threading.Event | None = None) -> tuple[str, ...]:
+        """Write the beginnings of at least 2048 tokens that two conversations shared to the home: between answers.
+
+        For a profile in which ``prefixes`` is true, and models whose cache can be saved. Later sessions, also of
+        other processes, read the cache of such a beginning from the disk. Ends soon after ``stop`` is set, and the
+        next call begins again. Returns sentences for a log.
+        """
+        pair = self.pair
+        if pair.prefixes is None:
+            return ()
+        with pair.lock:
+            sessions = list(pair.sessions)
+        return pair.prefixes.keep(sessions, stop or threading.Event())
 
     # ------------------------------------------------------------------------------------ measurements
 
@@ -405,6 +421,8 @@ class Engine:
             parts.callback(pair.measurements.keep, pair.policy)
             if pair.answers is not None:
                 parts.callback(pair.answers.close)
+            if pair.prefixes is not None:
+                parts.callback(pair.prefixes.close)
             if self._calibration is not None:
                 parts.callback(self._calibration.close)
             parts.callback(pair.read_ahead.put_off)

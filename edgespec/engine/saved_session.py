@@ -59,7 +59,7 @@ def write_session(
 
     document = {
         "model": {"name": facts.name, **_describe(pair.pool.target.header, facts)},
-        "class": _class_of(facts) | ({"angles": angles} if angles else {}),
+        "class": facts.cache_class | ({"angles": angles} if angles else {}),
         "conversation": {
             "system": state.system,
             "messages": list(state.messages),
@@ -68,17 +68,6 @@ def write_session(
         "cached": length if count else 0,
     }
     return write_session_file(path, pair.home, document, state.history, parts(), (count, size))
-
-
-def _class_of(facts: ModelFacts) -> dict[str, Any]:
-    """What a cache's bits depend on, besides the weights; not the threads, whatever runtime can save a cache."""
-    return {
-        "runtime": facts.runtime,
-        "build": facts.build,
-        "device": facts.device,
-        "kv_type": facts.kv_type,
-        "settings": dict(facts.settings),
-    }
 
 
 def _describe(header: GgufHeader, facts: ModelFacts) -> dict[str, Any]:
@@ -168,7 +157,7 @@ class SavedSession:
             return "the file holds no cache"
         if facts.sha256 is None or model.text("identity") != facts.sha256:
             return "it was saved with another file of the model"
-        own = _class_of(facts)
+        own = facts.cache_class
         for name in ("runtime", "device", "build", "kv_type", "settings"):
             if saved.raw(name) != own[name]:
                 return f"it was saved with another {_WORDS[name]}"

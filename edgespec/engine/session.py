@@ -31,10 +31,10 @@ from edgespec.engine.request_checks import (
 )
 from edgespec.engine.saved_session import write_session
 from edgespec.engine.why_no_drafts import why_no_drafts
-from edgespec.errors import CancelledError, ClosedError, EdgespecError, RewindError
+from edgespec.errors import CancelledError, ClosedError, EdgespecError, InvalidRequestError, RewindError
 from edgespec.interfaces.counted_text import Context, common_prefix
 from edgespec.interfaces.drafting import DraftRequest
-from edgespec.interfaces.model import Model, Sequence as TokenSequence
+from edgespec.interfaces.model import Model, SavableSequence, Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan, plain_version
@@ -68,15 +68,17 @@ class Session:
         speculation: Speculation | None = None,
         target: TokenSequence | None = None,
         notices: tuple[str, ...] = (),
+        owner: str = "",
     ) -> None:
         """``target`` holds the beginning of the conversation's history; None opens an empty one.
 
-        ``notices`` are for the reader of the first answer.
+        ``notices`` are for the reader of the first answer. ``owner`` is that of ``Engine.session``.
         """
         self._pair = pair
         self._speculation = speculation
         self._conversation = conversation
         self._notices = notices
+        self._owner = owner
         # Re-entrant: a Generation's destructor may call ``cancel`` inside a locked block of the same thread.
         self._lock = threading.RLock()
         self._closing = threading.RLock()
@@ -143,7 +145,7 @@ class Session:
         self._reopen_if_broken()
         fork = self._target.fork if self._target_model.facts.can_fork else lambda: None
         conversation, target = self._when_free(lambda _stop: (self._conversation.copy(), fork()))
-        return Session(self._pair, conversation, speculation=self._speculation, target=target)
+        return Session(self._pair, conversation, speculation=self._speculation, target=target, owner=self._owner)
 
     def save(self, path: Path | str) -> int:
         """Write the conversation and its cache to a file, for ``Engine.restore``. Returns the file's size in bytes.
@@ -160,6 +162,36 @@ class Session:
             return write_session(file, self._pair, facts, state, self._target, stop)
 
         return self._when_free(write)
+
+    def cache_sizes(self, owner: str, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """See CacheHolder."""
+
+        def sizes(_stop: threading.Event) -> tuple[int, int] | None:
+            savable = self._savable
+            return savable.part_sizes(len(tokens)) if savable is not None and self._holds(tokens) else None
+
+        return self._when_free(sizes) if owner == self._owner else None
+
+    def cache_part(self, tokens: Sequence[int], part: int) -> bytes:
+        """See CacheHolder."""
+
+        def read(_stop: threading.Event) -> bytes:
+            savable = self._savable
+            if savable is None or not self._holds(tokens):
+                raise InvalidRequestError("the cache holds other tokens now")
+            return savable.read_part(part, len(tokens))
+
+        return self._when_free(read)
+
+    def _holds(self, tokens: Sequence[int]) -> bool:
+        length = len(tokens)
+        return self._target.length >= length and self._conversation.history[:length] == tokens
+
+    @property
+    def _savable(self) -> SavableSequence | None:
+        """The target's cache, if it is the engine's own target's and may be kept on disk."""
+        own = self._target
+        return own if self._speculation is None and isinstance(own, SavableSequence) else None
 
     def _when_free(self, job: Callable[[threading.Event], T]) -> T:
         """The result of ``job``, run on the target's worker thread between two answers.
@@ -407,8 +439,10 @@ class Session:
         shared = min(shared, len(turn.tokens) - 1)
         if shared < self._target.length and not self._pair.can_rewind:
             shared = 0  # a recurrent state cannot be rewound, only reset
-        answer.stats.cached_tokens = shared
         self._target.rewind(shared)
+        if (kept := self._pair.prefixes) is not None and (savable := self._savable) is not None:
+            shared = kept.fill(self._owner, turn.tokens, savable)
+        answer.stats.cached_tokens = shared
         conversation.begin(turn, answer.history)
         self._chooser.sampling, self._chooser.seed_is_fresh = answer.sampling, answer.seed_is_fresh
         self._chooser.not_before = answer.ends.not_before(len(turn.tokens))
@@ -520,6 +554,8 @@ class Session:
         conversation.end(answer.turn, answer.said, answer.said_ids)
         if self._pair.answers is not None:
             self._pair.answers.add(answer.said_ids)
+        if (kept := self._pair.prefixes) is not None and (savable := self._savable) is not None and answer.said_ids:
+            kept.answered(self._owner, answer.turn.tokens, savable)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
         # start from the same cache.
         if self._pair.can_rewind:

@@ -80,6 +80,11 @@ class Home:
         return self.root / "answers"
 
     @property
+    def prefixes(self) -> Path:
+        """Caches of beginnings that conversations shared; safe to delete at any time."""
+        return self.root / "prefixes"
+
+    @property
     def learned(self) -> Path:
         """Indexes of the user's own text, one file for each vocabulary."""
         return self.root / "learned"

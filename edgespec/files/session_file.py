@@ -48,11 +48,14 @@ def write_session_file(
     tokens: Sequence[int],
     parts: Iterable[bytes],
     sizes: tuple[int, int],
+    *,
+    durable: bool = True,
 ) -> int:
     """Replace ``path``, readable by its owner alone, as a file made in ``home``. Returns its size in bytes.
 
-    ``sizes`` are the number of ``parts`` and the bytes of each. Only a saved session is replaced.
-    Raises SessionFileError, DiskSpaceError, and what the iteration raises; the file at ``path`` is then unchanged.
+    ``sizes`` are the number of ``parts`` and the bytes of each. Only a saved session is replaced. A power cut may
+    tear a file that is not ``durable``. Raises SessionFileError, DiskSpaceError, and what the iteration raises; the
+    file at ``path`` is then unchanged.
     """
     count, size = sizes
     document = {**header, "token_count": len(tokens), "part_count": count, "part_bytes": size}
@@ -66,7 +69,7 @@ def write_session_file(
     try:
         _check_replaceable(path)
         digest, written = hashlib.sha256(), 0
-        with replacing(path, expected_bytes=total, private=True) as file:
+        with replacing(path, expected_bytes=total, durable=durable, private=True) as file:
             first = _FIRST.pack(_MAGIC, _VERSION, len(text), hashlib.sha256(text).digest())
             for piece in (first, text, np.asarray(tokens, dtype="<i4").tobytes()):
                 digest.update(piece)
@@ -98,7 +101,7 @@ def _check_replaceable(path: Path) -> None:
 class SessionFile:
     """An open file with a saved session. A context manager.
 
-    Its header is checked when it is opened. Call ``verify`` before anything else is used.
+    Its header is checked when it is opened. Call ``verify``, or ``read_stated``, before anything else is used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -146,25 +149,32 @@ class SessionFile:
             raise SessionFileError(self.path, _DAMAGED)
         self._head, self._tokens_at = hashlib.sha256(first + text), self._file.tell()
 
-    def verify(self) -> None:
-        """Read everything once and raise SessionFileError unless the checksum fits."""
+    def read_stated(self) -> None:
+        """Read the tokens, and the checksum and the code that the file states. ``parts`` checks the checksum."""
         with self._checking():
             self._file.seek(self._tokens_at)
             self._tokens = self._read(4 * self.token_count)
             self._begun = self._head.copy()
             self._begun.update(self._tokens)
+            self._file.seek(self.part_count * self.part_bytes, os.SEEK_CUR)
+            self._digest = self._read(_DIGEST_BYTES)
+            self._mac = self._read(self._mac_bytes) or NO_MAC
+
+    def verify(self) -> None:
+        """Read everything once and raise SessionFileError unless the checksum fits."""
+        self.read_stated()
+        with self._checking():
             digest, left = self._begun.copy(), self.part_count * self.part_bytes
+            self._file.seek(self._tokens_at + len(self._tokens))
             while left:
                 chunk = self._read(min(CHUNK_BYTES, left))
                 digest.update(chunk)
                 left -= len(chunk)
-            self._digest = digest.digest()
-            if self._read(_DIGEST_BYTES) != self._digest:
+            if digest.digest() != self._digest:
                 raise SessionFileError(self.path, _DAMAGED)
-            self._mac = self._read(self._mac_bytes) or NO_MAC
 
     def made_in(self, home: Home) -> bool:
-        """Whether this very content was written with the home's secret."""
+        """Whether the content with this checksum was written with the home's secret."""
         return made_in(home, self._digest, self._mac)
 
     def tokens(self) -> list[int]:
@@ -173,7 +183,7 @@ class SessionFile:
         return found
 
     def parts(self) -> Iterator[bytes]:
-        """The parts of the cache. After the last one raises SessionFileError if they changed since ``verify``."""
+        """The parts of the cache. After the last one raises SessionFileError unless the checksum fits."""
         with self._checking():
             digest = self._begun.copy()
             self._file.seek(self._tokens_at + len(self._tokens))

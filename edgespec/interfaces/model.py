@@ -43,6 +43,17 @@ class ModelFacts:
     mask_id: int | None = None
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
 
+    @property
+    def cache_class(self) -> dict[str, Any]:
+        """What a cache's bits depend on, besides the weights; not the threads, whatever runtime can save a cache."""
+        return {
+            "runtime": self.runtime,
+            "build": self.build,
+            "device": self.device,
+            "kv_type": self.kv_type,
+            "settings": dict(self.settings),
+        }
+
 
 @runtime_checkable
 class Sequence(Protocol):

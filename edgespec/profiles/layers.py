@@ -88,6 +88,7 @@ class Values:
     lookup: bool
     learned: Auto | bool
     history: Auto | bool
+    prefixes: Auto | bool
     native_sidecar: bool
 
 

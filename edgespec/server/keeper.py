@@ -22,7 +22,7 @@ State = Literal["loading", "ready", "unloaded", "failed"]
 # Ollama's time: a person who reads an answer comes back earlier.
 KEEP_ALIVE_S = 300.0
 
-# Time without a request after which the machine is measured; a program asks again earlier.
+# Time without a request after which prefixes are written and the machine is measured; a program asks again earlier.
 CALIBRATE_AFTER_S = 1.0
 
 
@@ -45,17 +45,22 @@ class ModelKeeper:
     """Loads and frees one model. All methods belong to one event loop."""
 
     def __init__(
-        self, load: Callable[[], Engine], keep_alive_s: float | None = KEEP_ALIVE_S, context_length: int = 4096
+        self,
+        load: Callable[[], Engine],
+        keep_alive_s: float | None = KEEP_ALIVE_S,
+        context_length: int = 4096,
+        tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         """``load`` is called on a thread. ``keep_alive_s`` None keeps the model for as long as the server runs.
 
-        ``context_length`` is the one that the model is to be loaded with. Raises MemoryLimitError if the server's
-        threads cannot be started.
+        ``context_length`` is the one that the model is to be loaded with. ``tell`` gets what a log should say. Raises
+        MemoryLimitError if the server's threads cannot be started.
         """
         self.threads = Threads()
         self._forms = FormCompiler()
         self._load = load
         self._keep_alive_s = keep_alive_s
+        self._tell = tell
         self._context_length = context_length
         self._loading: asyncio.Task[LoadedEngine] | None = None
         self._loaded: LoadedEngine | None = None
@@ -162,7 +167,7 @@ class ModelKeeper:
             self._idle = asyncio.create_task(self._be_idle(self._loaded))
 
     async def _be_idle(self, loaded: LoadedEngine) -> None:
-        """Measure the machine, then free the model."""
+        """Keep what conversations shared, measure the machine, then free the model."""
         loop = asyncio.get_running_loop()
         until = None if self._keep_alive_s is None else loop.time() + self._keep_alive_s
         delay = CALIBRATE_AFTER_S if self._keep_alive_s is None else min(CALIBRATE_AFTER_S, self._keep_alive_s)
@@ -170,6 +175,8 @@ class ModelKeeper:
         self._stop_measuring = stop = threading.Event()
         with contextlib.suppress(Exception):  # a measurement; the model is freed all the same
             await asyncio.wait([asyncio.wrap_future(self._prepared)])
+            for sentence in await self.threads.run(lambda: loaded.engine.keep_prefixes(stop)):
+                self._tell(sentence)
             if loaded.engine.can_calibrate:
                 await self.threads.run(lambda: loaded.engine.calibrate_for(stop=stop))
         if until is None:

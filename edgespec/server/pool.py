@@ -118,7 +118,7 @@ class SessionPool:
             return copied
         while True:
             try:
-                return Kept(self._engine.session(), owner)
+                return Kept(self._engine.session(owner=owner), owner)
             except MemoryLimitError:
                 if not self._drop_oldest():
                     raise

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from edgespec.engine.engine import Engine
+from edgespec.engine.prefixes.beginnings import LEAST_TOKENS, as_tokens
+from edgespec.engine.prefixes.stored import write_prefix
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess
 from tests.support.tiny_models import TinyModels
@@ -72,6 +75,31 @@ def test_generate_keeps_nothing(tiny: TinyModels, here: InProcess) -> None:
     assert here("generate", "Hello", "--target", tiny.target, "--draft", "none", "--max-tokens", "4").code == 0
     assert not Home(here.home).answers.exists()
     assert "0 answers, 0 tokens" in here("history").out
+
+
+def test_history_lists_and_removes_the_beginnings_that_a_server_keeps(tiny: TinyModels, here: InProcess) -> None:
+    place = Home(here.home)
+    assert json.loads(here("history", "--json").out)["history"]["prefixes"]["files"] == []
+    assert "beginning" not in here("history").out
+    keep_a_prefix(tiny.load(draft="none", store_home=place, prefixes=True))
+    [found] = json.loads(here("history", "--json").out)["history"]["prefixes"]["files"]
+    assert (found["tokens"], found["model"]) == (2048, "target")
+    assert found["bytes"] == Path(found["path"]).stat().st_size
+    (place.prefixes / f"{'0' * 32}-3000-{'1' * 32}.prefix").write_bytes(b"nonsense")
+    shown = here("history").out
+    assert "2 beginnings of conversations" in shown
+    assert "target: 2048 tokens" in shown
+    assert "damaged: 3000 tokens" in shown
+    assert json.loads(here("history", "clear", "--json").out)["removed"]["prefixes"] == 2
+    assert list(place.prefixes.iterdir()) == []
+    keep_a_prefix(tiny.load(draft="none", store_home=place, prefixes=True))
+    assert "1 beginning removed" in here("history", "clear").err
+
+
+def keep_a_prefix(engine: Engine) -> None:
+    facts, tokens = engine.target_model.facts, as_tokens(range(LEAST_TOKENS))
+    with engine:
+        assert write_prefix(engine.pair.home, b"key", tokens, facts, [b"part"], (1, 4)) is not None
 
 
 def test_a_damaged_file_is_listed_and_cleared(here: InProcess) -> None:

@@ -50,7 +50,11 @@ class _Engine:
         self.can_calibrate = can_calibrate
         self.measuring: threading.Event = threading.Event()
         self.stopped: bool | None = None
+        self.said: tuple[str, ...] = ()
         self.pair = SimpleNamespace(forms=SimpleNamespace(prepare=lambda: None))
+
+    def keep_prefixes(self, stop: threading.Event) -> tuple[str, ...]:
+        return () if stop.is_set() else self.said
 
     def calibrate_for(self, *, stop: threading.Event) -> None:
         self.measuring.set()
@@ -131,6 +135,19 @@ async def test_an_unexpected_failure_of_loading_is_reported_too() -> None:
     with pytest.raises(EdgespecError, match="cannot be loaded: ZeroDivisionError: by zero"):
         await use(keeper)
     assert keeper.state == "failed"
+    await keeper.close()
+
+
+@pytest.mark.anyio
+async def test_what_conversations_shared_is_kept_between_requests_and_the_log_says_so() -> None:
+    loads, lines = Loads(), list[str]()
+    keeper = ModelKeeper(loads, keep_alive_s=0.02, tell=lines.append)
+    async with keeper.use() as loaded:
+        loaded.engine.said = ("kept the beginning",)  # type: ignore[attr-defined]
+        await asyncio.sleep(0.05)
+        assert lines == [], "not while a request runs"
+    await until(lambda: keeper.state == "unloaded")
+    assert lines == ["kept the beginning"]
     await keeper.close()
 
 

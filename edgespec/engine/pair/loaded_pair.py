@@ -19,6 +19,7 @@ from edgespec.engine.learned.texts import StoredTexts
 from edgespec.engine.pair.drafter_gain import judge_drafter
 from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer
 from edgespec.engine.pair.measurements import PairMeasurements
+from edgespec.engine.prefixes.prefixes import Prefixes
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError
 from edgespec.files.home import Home
 from edgespec.files.model_file import KeptSettings
@@ -124,6 +125,7 @@ class LoadedPair:
         stored = StoredTexts.open(profile, home, target.header)
         self._notices += stored.notices
         self.answers = stored.answers  # the history of answers; None if it is off
+        self.prefixes = Prefixes(home, target.facts) if profile.prefixes is True else None
         drafters: list[Drafter] = []
         if profile.lookup:
             drafters += [LookupDrafter(), *stored.drafters]

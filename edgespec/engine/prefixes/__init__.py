@@ -1,0 +1,1 @@
+"""Caches of beginnings that conversations share, kept on disk."""
