@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -29,10 +30,13 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "CALIBRATE_AFTER_S", 0.01)
 
 
-def serving(tiny: TinyModels, home: Home, **settings: Any) -> Any:
+@contextmanager
+def serving(tiny: TinyModels, home: Home, **settings: Any) -> Iterator[Running]:
     target = tiny._make("long", seed=3, context_length=4096)
     own = {"runtime": "native", "draft": "none", "depth": 0, "prefixes": True, "store_home": home}
-    return running(lambda: tiny.load(target, **own), context_length=4096, **settings)
+    with running(lambda: tiny.load(target, **own), **settings) as server:
+        server.wait_until(lambda: server.service.keeper.state == "ready")
+        yield server
 
 
 def ask(server: Running, prompt: str, **headers: str) -> tuple[str, int]:
