@@ -12,12 +12,13 @@ from edgespec.decoding.sampling import BIASES, MOST_BIASED, Sampling
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.answer_parts import StopStrings
 from edgespec.text.conversation.ends import Ends
+from edgespec.text.conversation.hole import Hole
 from edgespec.text.conversation.messages import described
 from edgespec.text.plain import mended
 
 
 def check_request(
-    prompt: str | None,
+    prompt: str | Sequence[int] | None,
     *,
     max_tokens: int | None = None,
     sampling: Sampling | None = None,
@@ -25,18 +26,21 @@ def check_request(
     depth: int | None = None,
     raw: bool = False,
     logprobs: int | None = None,
-) -> str:
-    """The prompt, with U+FFFD for half of a character.
+) -> str | list[int]:
+    """The prompt, with U+FFFD for half of a character, or its tokens.
 
     Raises InvalidRequestError for arguments of ``Session.generate`` that no model accepts.
     """
-    if not isinstance(prompt, str):
+    tokens = (
+        raw and isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and all(map(_is_token, prompt))
+    )
+    if not tokens and not isinstance(prompt, str):
         raise InvalidRequestError(
             f"the prompt must be text, not {described(prompt)}",
             hint="a whole conversation is given as messages=",
             param="prompt",
         )
-    if not raw and not prompt.strip():
+    if not raw and isinstance(prompt, str) and not prompt.strip():
         raise InvalidRequestError("the prompt is empty", hint="give at least one character", param="prompt")
     _check_number("max_tokens", max_tokens, 1)
     _check_number("depth", depth, 0)
@@ -50,7 +54,28 @@ def check_request(
     if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
         raise InvalidRequestError(f"stop strings must be a list of texts, not {described(stop)}", param="stop")
     StopStrings(stop)
-    return mended(prompt)
+    return mended(prompt) if isinstance(prompt, str) else list(map(int, prompt or ()))
+
+
+def check_hole(prompt: object, suffix: object, files: object) -> Hole | None:
+    """What is around the hole, with U+FFFD for half of a character; None without a suffix.
+
+    Raises InvalidRequestError for what is not text, and for files without a hole.
+    """
+    if suffix is None:
+        if files:
+            raise InvalidRequestError(
+                "files are read around a hole alone", hint="give a suffix as well", param="files"
+            )
+        return None
+    for name, text in (("prompt", prompt), ("suffix", suffix)):
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"the {name} must be text, not {described(text)}", param=name)
+    listed = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
+    pairs = [each if isinstance(each, Sequence) and not isinstance(each, str) else () for each in listed]
+    if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs):
+        raise InvalidRequestError("files must be a list of pairs of a name and a text", param="files")
+    return Hole(mended(str(prompt)), mended(str(suffix)), tuple((mended(name), mended(own)) for name, own in pairs))
 
 
 def check_ends(stop_token_ids: Sequence[int], min_tokens: int | None, max_tokens: int | None) -> None:
@@ -60,7 +85,7 @@ def check_ends(stop_token_ids: Sequence[int], min_tokens: int | None, max_tokens
         message = f"min_tokens is {min_tokens}, more than the {max_tokens} tokens of max_tokens"
         raise InvalidRequestError(message, param="min_tokens")
     name = "stop_token_ids"
-    if not isinstance(stop_token_ids, Sequence) or not all(map(_is_token, stop_token_ids)):
+    if not _are_tokens(stop_token_ids):
         raise InvalidRequestError(f"{name} must be a list of token ids, not {described(stop_token_ids)}", param=name)
     if len(stop_token_ids) > MOST_BIASED:
         raise InvalidRequestError(
@@ -80,14 +105,25 @@ def _check_number(name: str, value: int | None, least: int, most: int | None = N
         raise InvalidRequestError(f"{name} can be at most {most}, not {value}", param=name)
 
 
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes) and all(map(_is_token, value))
+
+
 def _is_token(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
-def check_tokens(sampling: Sampling | None, stop_token_ids: Sequence[int], ends: Ends, vocabulary_size: int) -> None:
+def check_tokens(
+    prompt: str | Sequence[int],
+    sampling: Sampling | None,
+    stop_token_ids: Sequence[int],
+    ends: Ends,
+    vocabulary_size: int,
+) -> None:
     """Raise InvalidRequestError for a token that the model does not have, and if no token may begin the answer."""
     bias = {} if sampling is None else dict(sampling.logit_bias)
-    for name, tokens in (("logit_bias", bias), ("stop_token_ids", stop_token_ids)):
+    asked = () if isinstance(prompt, str) else prompt
+    for name, tokens in (("logit_bias", bias), ("stop_token_ids", stop_token_ids), ("prompt", asked)):
         highest = max(tokens, default=0)
         if highest >= vocabulary_size:
             raise InvalidRequestError(

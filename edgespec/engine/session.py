@@ -25,6 +25,7 @@ from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.request_checks import (
     busy,
     check_ends,
+    check_hole,
     check_path,
     check_request,
     check_tokens,
@@ -226,9 +227,11 @@ class Session:
 
     def generate(
         self,
-        prompt: str | None = None,
+        prompt: str | Sequence[int] | None = None,
         *,
         messages: Sequence[Mapping[str, Any]] | None = None,
+        suffix: str | None = None,
+        files: Sequence[tuple[str, str]] = (),
         max_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
@@ -251,6 +254,12 @@ class Session:
         budget: RequestBudget | None = None,
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
+        With ``raw`` it may also be its tokens.
+
+        With ``suffix`` the answer is what stands between the raw prompt and the suffix (fill in the middle), as code
+        editors ask for it; the prompt may be empty. ``files`` are names and texts of other files, the most important
+        last. If all of it outgrows the context, the first files are left out, and the beginning of the prompt and the
+        end of the suffix are cut: 2048 tokens at most, of which the prompt has seven eighths.
 
         ``messages`` instead of ``prompt`` are a whole conversation as the caller keeps it: mappings with a role and
         a content, in any order that an agent replays, the user's last or a result. They replace this session's
@@ -292,7 +301,9 @@ class Session:
             self._unbegun.add(budget)
         earlier, after = None, list[dict[str, Any]]()
         if messages is not None:
-            prompt, earlier, after = check_conversation(prompt, messages, raw=raw)
+            prompt, earlier, after = check_conversation(prompt, messages, raw=raw or suffix is not None)
+        hole = check_hole(prompt, suffix, files)
+        raw = raw or hole is not None
         usable, must = choose_tools(check_tools(tools, raw=raw), tool_choice)
         variables = check_variables(template_variables, raw=raw)
         free = raw or messages is not None  # the prompt may be empty: in a list of messages the template adds text
@@ -308,13 +319,13 @@ class Session:
             min_tokens or 0,
             ignore_eos=ignore_eos,
         )
-        check_tokens(sampling, stop_token_ids, ends, self._pair.vocabulary_size)
+        check_tokens(prompt, sampling, stop_token_ids, ends, self._pair.vocabulary_size)
         form = form_of(schema, regex, grammar, choice, spacing=spacing, lenient=not strict)
         compiled = self._pair.compiled_form(form, usable, must)
         self._pair.begin_answer()
         length = self._target.context_length
         own: dict[str, Any] = {"raw": raw, "earlier": earlier, "after": after, "tools": usable, "keep_all": keep_all}
-        own |= {"variables": variables, "budget": budget}
+        own |= {"variables": variables, "hole": hole, "budget": budget}
         try:
             turn = self._conversation.turn(prompt, max_tokens, length, **own)
         except CancelledError:

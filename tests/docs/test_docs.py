@@ -226,7 +226,8 @@ def test_every_python_snippet_in_the_docs_compiles(snippet: str) -> None:
 @pytest.mark.parametrize("snippet", RUN)
 def test_every_embedding_snippet_in_the_docs_runs(snippet: str, tiny: TinyModels, tmp_path: Path) -> None:
     """On a tiny model under the default model's name."""
-    on_tiny = snippet.replace('"qwen2.5-coder-1.5b"', repr(str(tiny.target)))
+    model = tiny.filling if "suffix=" in snippet else tiny.target
+    on_tiny = snippet.replace('"qwen2.5-coder-1.5b"', repr(str(model)))
     done = subprocess.run(
         [sys.executable, "-c", on_tiny],
         capture_output=True,

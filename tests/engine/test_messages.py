@@ -15,8 +15,9 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError, PromptTooLongError
 from edgespec.text.conversation.answer_parts import Said
-from edgespec.text.conversation.conversation import Conversation, first_that_fits
+from edgespec.text.conversation.conversation import Conversation
 from edgespec.text.conversation.model_template import ModelTemplate
+from edgespec.text.conversation.prompt_format import first_that_fits
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from tests.engine.test_spelled_controls import BOS, END, START, controls, prompts
 from tests.support.scripted_gguf import write_scripted_gguf

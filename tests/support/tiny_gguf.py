@@ -19,7 +19,7 @@ from edgespec.architectures.shape import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTO
 from edgespec.architectures.table import find
 from tests.support.k_quants import quantize
 
-__all__ = ["CHATML", "VOCABULARY", "similar_drafter", "write_tiny_gguf"]
+__all__ = ["CHATML", "FILL_IN", "VOCABULARY", "similar_drafter", "write_tiny_gguf"]
 
 Quant = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 _FILE_TYPES: dict[Quant, gguf.LlamaFileType] = {
@@ -67,6 +67,8 @@ def _pieces(words: Iterable[str]) -> tuple[str, ...]:
 
 
 VOCABULARY: tuple[str, ...] = _pieces(_WORDS.split())
+# Qwen2.5-Coder's tokens around a hole: prefix, suffix, middle, repository, file.
+FILL_IN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
 _CONTROLS = ("<|im_start|>", "<|im_end|>")
 _BOS = 1
 

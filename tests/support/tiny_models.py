@@ -20,7 +20,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.store.manifest import Manifest, write_manifest
-from tests.support.tiny_gguf import similar_drafter, write_tiny_gguf
+from tests.support.tiny_gguf import FILL_IN, VOCABULARY, similar_drafter, write_tiny_gguf
 
 # Narrow heads force an F16 cache, whose attention is not bit-equal across widths; these shapes keep every width.
 SHAPE = {"quant": "Q8_0", "heads": 2, "kv_heads": 1}
@@ -61,6 +61,11 @@ class TinyModels:
     def stranger(self) -> Path:
         """Has another vocabulary."""
         return self._make("stranger", vocabulary=("▁", "a", "b", "▁a", "▁b", "ab", "▁ab"))
+
+    @property
+    def filling(self) -> Path:
+        """Has the tokens around a hole, with Qwen2.5-Coder's texts."""
+        return self._make("filling", seed=3, vocabulary=(*VOCABULARY, *FILL_IN))
 
     @property
     def without_template(self) -> Path:

@@ -17,6 +17,7 @@ from edgespec.files.home import home
 from edgespec.text.tokenizers.choice import open_tokenizer
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
+from edgespec.text.tokenizers.tokenizer import FillInTokens
 from edgespec.text.tokenizers.vocabulary import _ENDS, _FILL_IN_TEXTS, unsupported  # the names have no other use
 from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 from tests.support.llama_sources import IndexUnreachableError
@@ -53,6 +54,7 @@ class Both:
         ours, reference = self.ours, self.reference
         assert ours.vocabulary_size == reference.vocabulary_size
         assert ours.stop_ids == reference.stop_ids
+        assert ours.fill_in == reference.fill_in
         assert (ours.bos_token, ours.eos_token) == (reference.bos_token, reference.eos_token)
         assert ours.adds_bos == reference.adds_bos
         for token in range(ours.vocabulary_size):
@@ -196,7 +198,28 @@ def test_fill_in_tokens_are_marks_where_the_vocabulary_has_all_three(tmp_path: P
     tokens = [*PLAIN, *((text, USER_DEFINED) for text in texts), *LETTERS, *MERGED]
     both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids={"eos": 1}))
     assert both.ours.stop_ids == {1, 5, 6, 7}
+    assert both.ours.fill_in == FillInTokens(prefix=2, suffix=3, middle=4, repository=6, file=7)
     both.check_facts()
+
+
+@pytest.mark.parametrize("names", [("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")])
+def test_tokens_around_a_hole_are_those_that_the_file_names(tmp_path: Path, names: tuple[str, ...]) -> None:
+    tokens = [
+        *PLAIN,
+        ("xx", CONTROL),
+        ("yy", CONTROL),
+        ("zz", CONTROL),
+        ("<|fim_prefix|>", CONTROL),
+        *LETTERS,
+        *MERGED,
+    ]
+    ids = {"eos": 1, **dict(zip(names, (2, 3, 4), strict=True))}
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids=ids))
+    assert both.ours.fill_in == both.reference.fill_in == FillInTokens(prefix=2, suffix=3, middle=4)
+    without_one = {name: token for name, token in ids.items() if token != 4}
+    both = Both.of(write_vocabulary(tmp_path / "w.gguf", tokens, merges=MERGES, ids=without_one))
+    assert both.ours.fill_in is None
+    assert both.reference.fill_in is None
 
 
 def test_without_stated_kinds_texts_decide(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -15,10 +15,11 @@ from edgespec.text.chat_template.origin import SAID, origins_of, written
 from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText, Said
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.ends import Ends
+from edgespec.text.conversation.hole import Hole, hole_tokens
 from edgespec.text.conversation.messages import THINKING, check_messages
 from edgespec.text.conversation.model_template import ModelTemplates
 from edgespec.text.conversation.pieces import ToolCall
-from edgespec.text.conversation.prompt_format import Messages, encode, is_far_longer
+from edgespec.text.conversation.prompt_format import Messages, encode, first_that_fits, is_far_longer
 from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
 from edgespec.text.conversation.tool_use import ToolUse, control_tokens, tool_use, with_calls_in_text
 from edgespec.text.conversation.tools import Message
@@ -267,7 +268,7 @@ class Conversation:
 
     def turn(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         max_tokens: int | None,
         context_length: int,
         *,
@@ -277,9 +278,10 @@ class Conversation:
         tools: Sequence[Message] = (),
         variables: Mapping[str, Any] | None = None,
         keep_all: bool = False,
+        hole: Hole | None = None,
         budget: RequestBudget | None = None,
     ) -> Turn:
-        """The next turn, or ``raw`` text unchanged. ``earlier`` replaces the conversation so far.
+        """The next turn, or ``raw`` text or tokens unchanged, or a ``hole``. ``earlier`` replaces the conversation.
 
         ``after`` are calls and results that follow the prompt. All messages have been checked. ``variables`` are the
         template's in this turn. With ``keep_all`` no turn is dropped.
@@ -288,7 +290,13 @@ class Conversation:
         ``budget`` raises.
         """
         budget = budget or RequestBudget()
-        if raw:
+        if hole is not None:
+            room = context_length - _reserve(max_tokens, context_length)
+            tokens = hole_tokens(self._prompts.tokenizer, hole, room, budget)
+            turn = Turn(message=None, text=hole.before, tokens=tokens)
+        elif not isinstance(prompt, str):
+            turn = Turn(message=None, text="", tokens=list(prompt))
+        elif raw:
             self._check_length(prompt, budget)
             turn = Turn(message=None, text=prompt, tokens=self._prompts.encode_raw(prompt, budget))
         else:
@@ -333,7 +341,7 @@ class Conversation:
         Whole turns are dropped, the oldest first, and a few more than needed: after a drop the rest is read again,
         which must not happen at every later turn.
         """
-        reserve = min(max_tokens or context, context // _ANSWER_SHARE)
+        reserve = _reserve(max_tokens, context)
         head, messages = (self._head, self._messages) if earlier is None else _split(earlier)
         kept = list(messages)
         if not keep_all and earlier is not None and (head, messages) == (self._head, [*self._gone, *self._messages]):
@@ -431,19 +439,9 @@ class Conversation:
             self._rendered = turn.text + said.raw
 
 
-def first_that_fits(positions: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """The first of the ascending ``positions`` that ``fits``, as all later ones do. The last is not looked at.
-
-    Looks at late positions first: what begins at an early one may be far longer.
-    """
-    high, step = len(positions) - 1, 1
-    while (low := high - step) >= 0 and fits(positions[low]):
-        high, step = low, 2 * step
-    low = max(low, -1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(positions[middle]) else (middle, high)
-    return positions[high]
+def _reserve(max_tokens: int | None, context: int) -> int:
+    """Tokens of the context that a prompt leaves to its answer, if the prompt can be cut."""
+    return min(max_tokens or context, context // _ANSWER_SHARE)
 
 
 def _as_messages(calls: Sequence[ToolCall]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def read_conversation(messages: object) -> list[Message]:
 
 
 def check_conversation(
-    prompt: str | None, messages: Sequence[Mapping[str, Any]], *, raw: bool
+    prompt: object, messages: Sequence[Mapping[str, Any]], *, raw: bool
 ) -> tuple[str, list[Message], list[Message]]:
     """The last user message's text, the messages before it and those after it: calls and their results.
 

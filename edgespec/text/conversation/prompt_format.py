@@ -6,7 +6,7 @@ A user who pastes ``<|im_end|>`` asks about the token, or forges a turn: in a me
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -96,3 +96,18 @@ def _piece(tokenizer: Tokenizer, text: str, before: ControlToken | None, after: 
             hint="write it differently, for example with a space inside",
         )
     return ids
+
+
+def first_that_fits(positions: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The first of the ascending ``positions`` that ``fits``, as all later ones do. The last is not looked at.
+
+    Looks at late positions first: what begins at an early one may be far longer.
+    """
+    high, step = len(positions) - 1, 1
+    while (low := high - step) >= 0 and fits(positions[low]):
+        high, step = low, 2 * step
+    low = max(low, -1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(positions[middle]) else (middle, high)
+    return positions[high]

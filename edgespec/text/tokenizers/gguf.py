@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer as Merger, models, pre_tokenizers
 from edgespec.errors import ClosedError, InvalidRequestError, ModelFileError
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.text.tokenizers.tokenizer import ControlToken
+from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
 from edgespec.text.tokenizers.vocabulary import SENTENCEPIECE, Kind, Special, Vocabulary, scores, strings
 
 _BLANK = "\u2581"  # SentencePiece's letter for a blank
@@ -78,6 +78,10 @@ class GgufTokenizer:
 
     def _text_of(self, token: int | None) -> str:
         return "" if token is None else self._vocabulary.texts[token]
+
+    @property
+    def fill_in(self) -> FillInTokens | None:
+        return self._vocabulary.fill_in
 
     @property
     def adds_bos(self) -> bool:

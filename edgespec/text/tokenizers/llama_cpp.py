@@ -16,7 +16,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.thread import WorkerThread
-from edgespec.text.tokenizers.tokenizer import ControlToken
+from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
 from edgespec.text.tokenizers.vocabulary import StatedKinds
 
 # llama.h's LLAMA_TOKEN_ATTR_*: control tokens, and tokens that strip blanks.
@@ -95,6 +95,25 @@ class LlamaTokenizer:
     def eos_token(self) -> str:
         with self._lock:
             return self._text_of(int(self._api.llama_vocab_eos(self._open_vocabulary())))
+
+    @cached_property
+    def fill_in(self) -> FillInTokens | None:
+        api = self._api
+        named = (
+            api.llama_vocab_fim_pre,
+            api.llama_vocab_fim_suf,
+            api.llama_vocab_fim_mid,
+            api.llama_vocab_fim_rep,
+            api.llama_vocab_fim_sep,
+        )
+        with self._lock:
+            vocabulary = self._open_vocabulary()
+            ids = [int(each(vocabulary)) for each in named]
+            found = [token if token >= 0 and not self._is_text(token) else None for token in ids]
+        prefix, suffix, middle, repository, file = found
+        if prefix is None or suffix is None or middle is None:
+            return None
+        return FillInTokens(prefix=prefix, suffix=suffix, middle=middle, repository=repository, file=file)
 
     @cached_property
     def adds_bos(self) -> bool:

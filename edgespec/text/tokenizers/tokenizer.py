@@ -16,6 +16,20 @@ class ControlToken:
     strips_right: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillInTokens:
+    """The tokens of a prompt with a hole: they precede the text before it, the text after it, and what fills it.
+
+    ``repository`` begins a prompt with several files, ``file`` each of them; None in a vocabulary without them.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int | None = None
+    file: int | None = None
+
+
 class Tokenizer(Protocol):
     """Converts text to ids, and ids to bytes or text."""
 
@@ -33,6 +47,10 @@ class Tokenizer(Protocol):
     @property
     def eos_token(self) -> str:
         """Text of the end-of-sequence token, or ""."""
+
+    @property
+    def fill_in(self) -> FillInTokens | None:
+        """The tokens of a prompt with a hole; None if the model has none."""
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Ids of ``text``. With ``special``, control tokens written out in the text become those tokens."""

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.text.tokenizers.tokenizer import ControlToken
+from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
 from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 
 BPE, SENTENCEPIECE = "gpt2", "llama"  # tokenizer.ggml.model
@@ -117,7 +117,8 @@ class Vocabulary:
     ``texts`` are spelled as in the file: BPE with a letter for each byte, SentencePiece with ▁ for a blank. ``ids``
     are the ids by text. ``specials`` are in matching order, longest first; ``controls`` are the control tokens among
     them. ``split`` is how text is cut into words, for BPE only. ``adds_bos``: the model expects a begin-of-sequence
-    token before raw text. ``adds_blank``: SentencePiece prepends a blank to the text.
+    token before raw text. ``adds_blank``: SentencePiece prepends a blank to the text. ``fill_in``: the tokens of a
+    prompt with a hole, if the model has them.
     """
 
     def __init__(self, header: GgufHeader) -> None:
@@ -136,6 +137,7 @@ class Vocabulary:
         bos, eos = _DEFAULT_ENDS[self.model]
         self.bos = self._token_named("bos", bos)
         self.eos = self._token_named("eos", eos)
+        self._fill_in = dict[str, int | None]()
         self.stop_ids = self._find_stops(stated)
         self.split = WORD_SPLITS.get(str(header.metadata.get("tokenizer.ggml.pre"))) if self.model == BPE else None
         usual = self.split is None or self.split.adds_bos
@@ -189,6 +191,7 @@ class Vocabulary:
             if token is None:
                 for token in marks(texts):
                     self.kinds[token] = Kind.CONTROL
+            self._fill_in[name] = token
             if token is not None and name in _FILL_IN_ENDS:
                 stops.add(token)
         for token in stops - {self._token_named(name) for name in _FILL_IN_ENDS}:
@@ -199,6 +202,16 @@ class Vocabulary:
         stops.update(token for token in named if token is not None and not stated.is_text(token, self.texts[token]))
         self._take_back(stops)
         return frozenset(stops)
+
+    @property
+    def fill_in(self) -> FillInTokens | None:
+        own = self._fill_in
+        prefix, suffix, middle = (own[name] for name in _OLDER_KEYS)
+        if prefix is None or suffix is None or middle is None:
+            return None
+        return FillInTokens(
+            prefix=prefix, suffix=suffix, middle=middle, repository=own["fim_rep"], file=own["fim_sep"]
+        )
 
     def _has_fill_in(self, name: str) -> bool:
         return self._stated_fill_in(name) is not None or any(text in self.ids for text in _FILL_IN[name])
