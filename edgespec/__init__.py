@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Done as Done,
         Event as Event,
         Notice as Notice,
+        Reading as Reading,
         Round as Round,
         Text as Text,
     )
@@ -71,6 +72,7 @@ _HOMES = {
     "Loading": "files.progress",
     "Notice": "engine.events",
     "Plan": "planning.choice.plan",
+    "Reading": "engine.events",
     "Round": "engine.events",
     "Sampling": "decoding.sampling",
     "Session": "engine.session",

@@ -22,11 +22,24 @@ from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
 from edgespec.interfaces.counted_text import MOST_NODES, CountedText
 from edgespec.interfaces.drafting import Proposal
-from edgespec.interfaces.model import ALONE, BatchedSequence, Company, Sequence as TokenSequence
+from edgespec.interfaces.model import (
+    ALONE,
+    PREFILL_CHUNK_TOKENS,
+    BatchedSequence,
+    Company,
+    Sequence as TokenSequence,
+)
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.interfaces.rows import Distribution, Rows
 
 FinishReason = Literal["stop", "length"]
+
+# Hears how many tokens of the prompt are read, of how many that are not cached, before each chunk of it.
+OnReading = Callable[[int, int], None]
+
+
+def unheard(tokens: int, of: int) -> None:
+    """The default: nothing is done with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +102,9 @@ class Rounds(ABC):
         self._clock = clock
         self._emitted = 0
 
-    def steps(self) -> Generator[Step, None, None]:
+    def steps(self, reading: OnReading = unheard) -> Generator[Step, None, None]:
         """The prefill's token, then one Step a round until the answer is finished."""
-        yield (step := self._prefill())
+        yield (step := self._prefill(reading))
         while step.finish is None:
             yield (step := self._round())
 
@@ -99,7 +112,7 @@ class Rounds(ABC):
     def _round(self) -> Step:
         """Commit at least one token, or raise and change nothing."""
 
-    def _prefill(self) -> Step:
+    def _prefill(self, reading: OnReading = unheard) -> Step:
         history, target, clock = self._history, self._target, self._clock
         if len(history) >= target.context_length:
             raise PromptTooLongError(
@@ -111,8 +124,10 @@ class Rounds(ABC):
         # cached, then begins its answer as it did the first time.
         started = clock()
         target.rewind(min(target.length, len(history) - 1))
-        if target.length < len(history) - 1:
-            target.forward(history[target.length : -1], 0)
+        cached = target.length
+        for start in range(cached, len(history) - 1, PREFILL_CHUNK_TOKENS):
+            reading(start - cached, len(history) - cached)
+            target.forward(history[start : min(start + PREFILL_CHUNK_TOKENS, len(history) - 1)], 0)
         read = clock()
         rows = target.forward(history[-1:], 1)
         token = self._chooser.target_token(rows, 0, self._assuming(()))

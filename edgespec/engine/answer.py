@@ -21,7 +21,7 @@ from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats, Rounds, Step
 from edgespec.decoding.sampling import Sampling
 from edgespec.drafters.combination import CombinationState
-from edgespec.engine.events import Done, Event, FinishReason, Notice, Round, Text
+from edgespec.engine.events import Done, Event, FinishReason, Notice, Reading, Round, Text
 from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.policy import AnswerPolicy
@@ -164,7 +164,7 @@ class AnswerTask:
             self._put(_Given((Notice(notice),)))
 
     def _decode(self) -> None:
-        steps = self._loop.steps()
+        steps = self._loop.steps(lambda tokens, of: self._put(_Given((Reading(tokens, of),))))
         try:
             with self.neighbours, SwitchInterval() as turns:
                 for step in steps:

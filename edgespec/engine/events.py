@@ -43,6 +43,18 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """The prompt is being read: ``tokens`` are read of the ``of`` that were not in the cache.
+
+    One comes before each part of at most 256 tokens; the text begins after the last part. None comes for a prompt
+    that is in the cache.
+    """
+
+    tokens: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """A sentence for the user, for example that old turns were dropped or a drafter was lost."""
 
@@ -78,4 +90,4 @@ class Done:
         return self.plan.mode == "plain" or self.sampling.rule == "keyed" or self.sampling.greedy
 
 
-Event: TypeAlias = Text | ToolCall | Round | Notice | Done
+Event: TypeAlias = Reading | Text | ToolCall | Round | Notice | Done

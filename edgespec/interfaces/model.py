@@ -12,6 +12,10 @@ from edgespec.interfaces.rows import Rows
 
 T = TypeVar("T")
 
+# Prompt tokens per native call. Larger chunks gain under 3 % on CPUs (the weights are already read once per 256
+# tokens) and delay a cancel in native code that does not check for it.
+PREFILL_CHUNK_TOKENS = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:

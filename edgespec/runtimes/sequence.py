@@ -29,17 +29,13 @@ from edgespec.errors import (
 )
 from edgespec.interfaces.counted_text import MOST_NODES
 from edgespec.interfaces.drawing import Drawn, DrawRequest
-from edgespec.interfaces.model import Model, ModelFacts, Sequence
+from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS, Model, ModelFacts, Sequence
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.thread import WorkerThread
 
 T = TypeVar("T")
 S = TypeVar("S", bound="RuntimeSequence")
 W = TypeVar("W")
-
-# Prompt tokens per native call. Larger chunks gain under 3 % on CPUs (the weights are already read once per 256
-# tokens) and delay a cancel in native code that does not check for it.
-PREFILL_CHUNK_TOKENS = 256
 
 # Rows one forward can score: 64. Verification needs one more than the proposed tokens; more rows would enlarge the
 # buffers by vocabulary x 4 bytes each.

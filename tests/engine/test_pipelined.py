@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done, Round, Text
+from edgespec.engine.events import Done, Reading, Round, Text
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
@@ -50,6 +50,11 @@ def test_a_pipelined_session_gives_the_text_of_plain_decoding(
         assert done.token_ids == plain_text(engine, prompt, max_tokens=48, sampling=sampling).token_ids
         accepted += done.stats.accepted
     assert accepted > 0
+
+
+def test_a_pipelined_answer_tells_what_is_read_of_its_prompt(pipelined: Session) -> None:
+    told = [event for event in pipelined.generate("the " * 700, max_tokens=4) if isinstance(event, Reading)]
+    assert [event.tokens for event in told] == [0, 256, 512]
 
 
 def test_a_pipelined_conversation_reuses_its_caches(engine: Engine, pipelined: Session) -> None:

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done, Text
+from edgespec.engine.events import Done, Event, Text
 from edgespec.engine.session import Session
 from edgespec.errors import (
     ClosedError,
@@ -136,12 +137,16 @@ def test_async_reading_takes_no_thread_of_the_loops_executor(engine: Engine) -> 
     assert asyncio.run(main()) == [expected] * 3
 
 
+async def read_to_end(generation: Generation) -> list[Event]:
+    return [event async for event in generation]
+
+
 def test_a_closed_event_loop_does_not_disturb_the_answer_that_it_waited_for(slow_engine: Engine) -> None:
     """The worker wakes a loop that is gone: the answer can still be closed, and the session used."""
     with slow_engine.session() as session:
         generation = session.generate("the " * 3000)
         loop = asyncio.new_event_loop()
-        reading = loop.create_task(anext(generation))
+        reading = loop.create_task(read_to_end(generation))
         loop.run_until_complete(asyncio.sleep(0.05))
         assert not reading.done()
         loop.set_exception_handler(lambda _loop, _context: None)  # the task is lost on purpose
@@ -158,7 +163,7 @@ def test_aclose_after_a_cancelled_await_waits_until_the_session_is_free(slow_eng
     async def main() -> None:
         with slow_engine.session() as session:
             generation = session.generate("the " * 6000)
-            reading = asyncio.create_task(anext(generation))
+            reading = asyncio.create_task(read_to_end(generation))
             await asyncio.sleep(0.2)
             reading.cancel()
             await asyncio.wait([reading])

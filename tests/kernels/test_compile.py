@@ -15,9 +15,10 @@ import pytest
 
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.interfaces.drawing import MOST_DRAWN
+from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native import library as native_library
-from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from tests.support.binaries import written
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from edgespec.interfaces.model import Company
+from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS, Company
 from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, MOST_ENTRIES, OK
 from edgespec.runtimes.native.scheduler import (
     ACTIVE_S,
@@ -34,7 +34,6 @@ from edgespec.runtimes.native.scheduler import (
 )
 from edgespec.runtimes.native.sequence import NativeCancel
 from edgespec.runtimes.native.turns import CROWDED_S, NEXT_S, Turns
-from edgespec.runtimes.sequence import PREFILL_CHUNK_TOKENS
 
 WATCHDOG_S = 60.0
 

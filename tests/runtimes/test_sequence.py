@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ContextFullError, InvalidRequestError
-from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS, checked_ids, chunk_sizes
+from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS, checked_ids, chunk_sizes
 
 CHUNK = PREFILL_CHUNK_TOKENS
 

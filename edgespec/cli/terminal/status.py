@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.terminal.output import NARROWEST, note, print_json, stderr_columns, stdout_is_rich
+from edgespec.cli.terminal.reading import ReadingLine
 from edgespec.engine.answer import Generation
-from edgespec.engine.events import Done, Notice, Text
+from edgespec.engine.events import Done, Notice, Reading, Text
 
 if TYPE_CHECKING:
     from edgespec.cli.terminal.answer_view import AnswerView
@@ -32,13 +33,18 @@ EXACTNESS_WORDS = {
 def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = False, markdown: bool = True) -> Done:
     """Stream the text to stdout (not with ``as_json``) and notices to stderr; return the last event.
 
-    On a terminal the text wraps between words and has colours. ``guesses`` shades guessed tokens. Without
-    ``markdown`` the text is not coloured as Markdown.
+    On a terminal a line says how much of a long prompt is read, and the text wraps between words and has colours.
+    ``guesses`` shades guessed tokens. Without ``markdown`` the text is not coloured as Markdown.
     """
     view = _view(guesses, markdown) if sys.stdout.isatty() and not as_json else None
+    reading = ReadingLine(quiet=as_json)
     try:
         with generation:
             for event in generation:
+                if isinstance(event, Reading):
+                    reading.show(event)
+                    continue
+                reading.stop()
                 if isinstance(event, Text) and not as_json:
                     _write(event.text if view is None else view.feed(event))
                 elif isinstance(event, Notice):
@@ -46,6 +52,7 @@ def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = Fals
                 elif isinstance(event, Done):
                     done = event
     finally:  # also if the answer failed
+        reading.stop()
         if view is not None:
             _write(view.flush())
     return done

@@ -22,7 +22,7 @@ from threading import Event
 
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.in_flight import Drafted, Flight, PutForward, Submit, UntilDone, put_forward
-from edgespec.decoding.round_base import LoopLimits, Rounds, Step, valid_length
+from edgespec.decoding.round_base import LoopLimits, OnReading, Rounds, Step, unheard, valid_length
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict
 from edgespec.errors import CancelledError, EdgespecError
@@ -60,20 +60,20 @@ class PipelinedLoop(Rounds):
         self._flight: Flight | None = None
         self._untold: list[Outcome] = []
 
-    def steps(self) -> Generator[Step, None, None]:
+    def steps(self, reading: OnReading = unheard) -> Generator[Step, None, None]:
         """As ``Rounds.steps``; leaving the iteration first ends the drafting in flight."""
         try:
-            yield from super().steps()
+            yield from super().steps(reading)
         finally:
             self._abandon()
 
-    def _prefill(self) -> Step:
+    def _prefill(self, reading: OnReading = unheard) -> Step:
         """As ``Rounds._prefill``, without waiting for the drafter. The first round after the drafter has read the
         prompt takes its proposal.
         """
         if self._budget.overlaps_prefill:
             self._take_off(0)
-        return super()._prefill()
+        return super()._prefill(reading)
 
     # ------------------------------------------------------------------------------------------- a round
 

@@ -20,12 +20,13 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
+from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS
 from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.llama.trimmed import EmbeddingRows
 from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.native.draws import DrawnRows
 from edgespec.runtimes.native.library import LEVELS, NativeLibrary
-from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 # ggml.h's type numbers for keys and values, and bits per cached element (Q8_0: 32 int8 and one half-precision scale).
 KV_TYPES: dict[str, tuple[tuple[int, int], float]] = {

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.interfaces.model import ALONE, Company
+from edgespec.interfaces.model import ALONE, PREFILL_CHUNK_TOKENS, Company
 from edgespec.runtimes.native.library import CANCELLED, MOST_ENTRIES, OK
 from edgespec.runtimes.native.turns import Turns
-from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS, CancelFlag
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS, CancelFlag
 
 Ids = NDArray[np.int32]
 

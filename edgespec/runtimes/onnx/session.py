@@ -23,9 +23,10 @@ from edgespec.errors import (
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS
 from edgespec.files.progress import QUIET, Job
+from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS
 from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.onnx.providers import CPU, OnnxLibrary, Provider
-from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from edgespec.runtimes.thread import WorkerThread
 
 # ONNX Runtime puts a failure's reason into the exception; below this level it also prints the reason.

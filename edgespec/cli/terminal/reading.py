@@ -1,0 +1,90 @@
+"""A line on a terminal that says how much of a long prompt is read. It is gone when the answer begins."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from edgespec.cli.terminal.output import NARROWEST, stderr_columns, stderr_is_rich
+from edgespec.engine.events import Reading
+from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS
+
+# A prompt that is read sooner shows nothing: a line for a moment would only flicker.
+PATIENCE_S = 0.3
+_BETWEEN_S = 0.25
+
+# Later parts of a prompt take longer than the first: the pace is that of the last few.
+_REMEMBERED = 4
+
+
+class Pace:
+    """How much of a prompt is read, estimated between its events. Times are in seconds, on one clock."""
+
+    def __init__(self) -> None:
+        self._heard = deque[tuple[int, float]](maxlen=_REMEMBERED)
+        self._of = 0
+
+    def add(self, event: Reading, now: float) -> None:
+        self._heard.append((event.tokens, now))
+        self._of = event.of
+
+    def text(self, now: float) -> str:
+        """For example ``reading the prompt · 1240 of 3812 tokens · 33 % · 9 s left``."""
+        (first, first_at), (last, last_at) = self._heard[0], self._heard[-1]
+        if last == first:  # no pace yet
+            return f"reading the prompt · {self._of} tokens"
+        each_s = (last_at - first_at) / (last - first)
+        most = min(last + PREFILL_CHUNK_TOKENS, self._of) - 1  # the end of a part comes as an event
+        read = min(last + int((now - last_at) / each_s), most) if each_s > 0 else last
+        left_s = max(1, round((self._of - read) * each_s))
+        left = f"{left_s // 60} min {left_s % 60} s" if left_s >= 60 else f"{left_s} s"
+        return f"reading the prompt · {read} of {self._of} tokens · {100 * read // self._of} % · {left} left"
+
+
+class ReadingLine:
+    """Shows the pace on stderr from ``PATIENCE_S`` on, several times a second, until ``stop``.
+
+    Shows nothing with ``quiet``, and if stderr is not a terminal, or cannot erase a line.
+    """
+
+    def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shown = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._clock = clock
+        self._pace = Pace()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def show(self, event: Reading) -> None:
+        """So much is read."""
+        self._pace.add(event, self._clock())
+        if self._thread is None and self._shown:
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._run, name="edgespec-reading", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Remove the line. Idempotent."""
+        self._ended.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        if self._ended.wait(PATIENCE_S):
+            return
+        while True:
+            columns = max(NARROWEST, stderr_columns() or 0)
+            text = self._pace.text(self._clock())[: columns - 1]
+            _write(f"\r\x1b[2m{text}\x1b[0m\x1b[K" if stderr_is_rich() else f"\r{text}\x1b[K")
+            if self._ended.wait(_BETWEEN_S):
+                _write("\r\x1b[K")
+                return
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,148 @@
+"""The line about a long prompt: what it says, when it comes, and that it is gone before the answer."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.terminal.reading import PATIENCE_S, Pace, ReadingLine
+from edgespec.engine.events import Reading
+from tests.support.command_line import command, environment
+from tests.support.terminal import Terminal
+from tests.support.tiny_models import TinyModels
+
+SHOWN = r"reading the prompt · (\d+ of )?\d+ tokens"
+
+
+class Screen(io.StringIO):
+    """A terminal that stderr goes to."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def left(self) -> str:
+        """What is still shown of the last line."""
+        return self.getvalue().rpartition("\r")[2].removesuffix("\x1b[K")
+
+    def comes(self, pattern: str) -> bool:
+        """Whether the last line becomes this within seconds."""
+        until = time.monotonic() + 10
+        while not (found := re.fullmatch(pattern, self.left)) and time.monotonic() < until:
+            time.sleep(0.02)
+        return bool(found)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    """The terminal that shows stderr from now on; a fixture's would be replaced by pytest's own."""
+    found = Screen()
+    monkeypatch.setattr(sys, "stderr", found)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    return found
+
+
+def paced(*heard: tuple[int, float], of: int = 4096) -> Pace:
+    pace = Pace()
+    for tokens, now in heard:
+        pace.add(Reading(tokens, of), now)
+    return pace
+
+
+def test_before_the_first_part_is_read_there_is_no_pace_to_tell() -> None:
+    assert paced((0, 5.0)).text(6.0) == "reading the prompt · 4096 tokens"
+
+
+def test_tokens_share_and_seconds_left_follow_the_pace() -> None:
+    assert paced((0, 0.0), (256, 2.0)).text(2.0) == "reading the prompt · 256 of 4096 tokens · 6 % · 30 s left"
+    assert paced((0, 0.0), (256, 2.0)).text(3.0) == "reading the prompt · 384 of 4096 tokens · 9 % · 29 s left"
+    assert paced((0, 0.0), (256, 6.0)).text(6.0).endswith("· 1 min 30 s left")
+
+
+def test_no_more_is_shown_than_the_part_that_is_being_read() -> None:
+    assert " 511 of 4096 tokens " in paced((0, 0.0), (256, 1.0)).text(60.0)
+    assert " 299 of 300 tokens · 99 % · 1 s left" in paced((0, 0.0), (256, 1.0), of=300).text(60.0)
+
+
+def test_the_pace_is_that_of_the_last_parts() -> None:
+    slower = paced((0, 0.0), (256, 1.0), (512, 3.0), (768, 5.0), (1024, 7.0))
+    assert slower.text(7.0).endswith("· 24 s left")
+
+
+def test_events_at_one_moment_give_no_pace() -> None:
+    assert " 256 of 4096 tokens " in paced((0, 1.0), (256, 1.0)).text(1.0)
+
+
+def test_a_short_prompt_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watched(monkeypatch)
+    line = ReadingLine()
+    line.show(Reading(0, 200))
+    line.stop()
+    assert screen.getvalue() == ""
+
+
+def test_the_line_comes_is_renewed_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watched(monkeypatch)
+    line = ReadingLine()
+    line.stop()  # a notice, before the prompt is read
+    line.show(Reading(0, 900))
+    assert screen.comes("reading the prompt · 900 tokens")
+    line.show(Reading(256, 900))
+    assert screen.comes(r"reading the prompt · \d+ of 900 tokens · \d+ % · \d+ s left")
+    line.stop()
+    shown = screen.getvalue()
+    assert screen.left == ""
+    line.stop()
+    time.sleep(0.3)
+    assert screen.getvalue() == shown
+
+
+def test_the_line_is_cut_at_the_edge_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watched(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "24")
+    line = ReadingLine()
+    line.show(Reading(0, 900))
+    assert screen.comes("reading the prompt · 90")
+    line.stop()
+
+
+@pytest.mark.parametrize("why", ["quiet", "dumb", "pipe"])
+def test_nothing_is_shown_where_it_would_disturb(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    screen = watched(monkeypatch)
+    if why == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    if why == "pipe":
+        monkeypatch.setattr(screen, "isatty", lambda: False)
+    line = ReadingLine(quiet=why == "quiet")
+    line.show(Reading(0, 900))
+    time.sleep(PATIENCE_S + 0.15)
+    line.stop()
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.slow
+def test_generate_shows_within_half_a_second_that_it_reads_and_removes_that(tiny: TinyModels, tmp_path: Path) -> None:
+    said = tmp_path / "answer"
+    asked = command("generate", "the " * 2500, "--target", str(tiny.slow), "--draft", "none", "--max-tokens", "3")
+    into = ["/bin/sh", "-c", f'exec "$@" > {said}', "sh", *asked, "--context", "8192"]
+    terminal = Terminal(into, environment(tiny.home.root), term="xterm", columns=100)
+    try:
+        terminal.wait_for(SHOWN)
+        times = []
+        for _ in range(4):
+            terminal.wait_for(r"reading the prompt · \d+ of \d+ tokens · \d+ % · \d+ s left")
+            times.append(time.monotonic())
+        assert times[-1] - times[0] < 3 * 0.5 + 1.0, "renewed twice a second, and a second for a busy machine"
+        assert terminal.exit_code() == 0
+        behind = terminal.screen.rpartition("reading the prompt")[2].partition("\r\x1b[K")
+        assert "left" in behind[0]
+        assert "tok/s" in behind[2], "the line is gone before anything else is shown"
+    finally:
+        terminal.close()
+    assert "reading" not in said.read_text()
