@@ -52,6 +52,7 @@ class Answering(Response):
         self._request = request
         self._owner = owner
         self._head: Head | None = None
+        self._kept_in_part = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = None
@@ -76,7 +77,7 @@ class Answering(Response):
         face, collected, threads = self._face, Collected(self._face.columns), self._service.keeper.threads
         work = self._decode(collected if stream is None else stream)
         answers = await (work if stream is None else stream.kept_alive(work))
-        scope["edgespec.answers"], scope["edgespec.warnings"] = tuple(answers), self._known_head().warnings
+        scope["edgespec.answers"], scope["edgespec.in_part"] = tuple(answers), self._kept_in_part
         if (content := self._service.content) is not None:
             await threads.run(lambda: content(self._request, answers))
         if stream is not None:
@@ -94,12 +95,13 @@ class Answering(Response):
                 service.keeper.use() as loaded,
             ):
                 warnings = await self._compiled(loaded)
+                self._kept_in_part = bool(warnings)
                 self._head = Head(
                     id=self._face.id_prefix + uuid.uuid4().hex,
                     created=int(time.time()),
                     model=service.names[0],
                     fingerprint=fingerprint(loaded.engine.plan),
-                    warnings=warnings,
+                    warnings=(*self._request.warnings, *warnings),
                 )
                 return await decode(self._request, self._owner, loaded, reader, self._budget)
         except TimeoutError:

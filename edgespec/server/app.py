@@ -113,7 +113,7 @@ class Guard:
                 seconds=seconds,
                 answers=answers,
                 error=error,
-                kept_in_part=bool(scope.get("edgespec.warnings")),
+                kept_in_part=scope.get("edgespec.in_part", False),
             )
         )
 

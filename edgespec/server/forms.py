@@ -80,6 +80,15 @@ def response_format(given: Mapping[str, Any]) -> AskedForm | None:
     name, member = "response_format.json_schema", given.get("json_schema")
     if not isinstance(member, Mapping):
         raise ApiError(f"{name} must be an object with a schema", param=name)
+    return _json_schema(member, name)
+
+
+def text_format(given: Mapping[str, Any]) -> AskedForm | None:
+    """The field of OpenAI's Responses API: ``response_format`` whose schema is not in an inner object."""
+    return _json_schema(given, "text.format") if given["type"] == "json_schema" else response_format(given)
+
+
+def _json_schema(member: Mapping[str, Any], name: str) -> AskedForm | None:
     strict = member.get("strict")
     if not isinstance(strict, bool | None):
         raise ApiError(f"{name}.strict must be true or false", param=f"{name}.strict")

@@ -6,7 +6,7 @@ is read where all conversations are (``text/conversation/messages.py``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
@@ -42,11 +42,15 @@ def read_messages(given: object) -> tuple[Message, ...]:
         raise ApiError("messages must be a list with at least one message", param="messages")
     if len(given) > MOST_MESSAGES:
         raise ApiError(f"there are {len(given)} messages; at most {MOST_MESSAGES} are allowed", param="messages")
-    messages = [_message(each, f"messages[{number}]") for number, each in enumerate(given)]
+    return conversation_of([_message(each, f"messages[{number}]") for number, each in enumerate(given)], "messages")
+
+
+def conversation_of(messages: Sequence[Message], param: str) -> tuple[Message, ...]:
+    """The messages in their usual form, without an empty last one for the answer. Raises ApiError."""
     try:
         prompt, earlier, after = check_conversation(None, messages, raw=False)
     except InvalidRequestError as error:
-        raise ApiError(sentence(error), param="messages") from None
+        raise ApiError(sentence(error), param=param) from None
     return (*earlier, {"role": "user", "content": prompt}, *after)
 
 
@@ -56,9 +60,9 @@ def _message(given: object, param: str) -> Message:
     role = given.get("role")
     if role == "function" or given.get("function_call"):
         raise unsupported(param, f"a function_call, which tool_calls replaced ({param})")
-    content = _content(given.get("content"), param)
+    content = read_content(given.get("content"), param)
     if role == "assistant" and not content:
-        content = _content(given.get("refusal"), param)
+        content = read_content(given.get("refusal"), param)
     message = {"role": role, "content": check_text(content, param)}
     for name in (*THINKING, "tool_calls", "tool_call_id", "name"):
         if (value := given.get(name)) is not None:
@@ -66,7 +70,8 @@ def _message(given: object, param: str) -> Message:
     return message
 
 
-def _content(given: Any, param: str) -> str:
+def read_content(given: Any, param: str) -> str:
+    """The text of a content, which may come in parts or be absent. Raises ApiError."""
     if given is None:
         return ""
     if isinstance(given, str):

@@ -16,7 +16,9 @@ class Request:
 
     ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``: how
     many of the likeliest tokens come with each log-probability; None: no log-probabilities. The session checks
-    ``tools`` and ``tool_choice``, whose texts are readable.
+    ``tools`` and ``tool_choice``, whose texts are readable. ``namespaces`` has the namespace and the own name of a
+    function, by the name that the model knows. ``warnings`` say what the reader left out. ``repeated`` is what a
+    reply repeats of the request, as JSON.
     """
 
     model: str | None = None
@@ -40,6 +42,9 @@ class Request:
     tool_choice: Any = None
     parallel_tool_calls: bool = True
     echo: bool = False
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    repeated: Mapping[str, bytes] = field(default_factory=dict, compare=False)
 
     @property
     def is_chat(self) -> bool:

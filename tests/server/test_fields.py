@@ -24,7 +24,11 @@ from tests.server.test_schema import HI, result
 from tests.support.api_fields import API_FIELDS, OTHER_FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs/guide/fields.md"
-BODIES: dict[str, dict[str, Any]] = {"chat": {"messages": HI}, "completion": {"prompt": "x"}}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat": {"messages": HI},
+    "completion": {"prompt": "x"},
+    "responses": {"input": "x"},
+}
 READERS = {face.name: face.read for face in FACES}
 HEADINGS = {Treatment.OBEYED: "Obeyed", Treatment.REFUSED: "Refused", Treatment.IGNORED: "Without effect"}
 ANY_VALUE: tuple[Any, ...] = (None, True, 0, -3, 1.5, "x", [], ["x"], {}, {"x": 1}, {"type": "x"}, 2**70)
@@ -75,7 +79,7 @@ def test_every_field_that_is_not_obeyed_is_one_of_an_api() -> None:
 
 
 def test_an_obeyed_field_sets_what_a_request_has_and_others_set_nothing() -> None:
-    own = {each.name for each in dataclasses.fields(Request)} | {"top_logprobs"}
+    own = {each.name for each in dataclasses.fields(Request)} | {"top_logprobs", "instructions", "include"}
     own |= {f"sampling.{each.name}" for each in dataclasses.fields(Sampling)}
     assert {field.sets or field.name.rpartition(".")[2] for field in known(Treatment.OBEYED)} <= own
     for field in (*known(Treatment.REFUSED), *known(Treatment.IGNORED)):
@@ -116,6 +120,11 @@ def test_the_docs_have_the_table(name: str, treatment: Treatment) -> None:
 
 def test_every_api_has_a_table_and_a_body_to_try() -> None:
     assert {api for field in FIELDS for api in field.apis} == set(READERS) == set(BODIES) == set(API_FIELDS)
+
+
+def test_the_fields_of_chats_are_those_of_responses_too() -> None:
+    names = {api: {field.name for field in fields_for(api)} for api in BODIES}
+    assert names["chat"] - names["responses"] == {"messages"}
 
 
 # ---------------------------------------------------------------------------------------------------- JSON schemas

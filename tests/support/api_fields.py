@@ -1,8 +1,8 @@
 """The fields that programs' APIs for text have, by API here and program: their names, as facts.
 
-Read in November 2026 of: the types of openai 3.57; vllm/entrypoints/openai/{chat_completion,completion}/protocol.py;
-tools/server/server-schema.cpp and server-common.cpp of llama.cpp; api/types.go and docs/api.md of Ollama. A name with
-a dot is that of a member of an object.
+Read in November 2026 of: the types of openai 3.57; vllm/entrypoints/openai/{chat_completion,completion,responses}/
+protocol.py; tools/server/server-schema.cpp and server-common.cpp of llama.cpp; api/types.go and docs/api.md of
+Ollama; a request of Codex 0.171. A name with a dot is that of a member of an object.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ _LLAMA = (
     "reasoning_budget_end_tag reasoning_budget_end_tags reasoning_budget_message logit_bias ignore_eos stop "
     "samplers id_slot response_format system_prompt image_data penalize_nl tfs_z"
 )
+_LLAMA_CHAT = (
+    "parallel_tool_calls add_generation_prompt chat_template_kwargs thinking_budget_tokens top_logprobs modalities "
+    "reasoning_effort"
+)
 _OLLAMA = (
     "model stream format keep_alive options think truncate shift _debug_render_only logprobs top_logprobs "
     "options.num_keep options.seed options.num_predict options.top_k options.top_p options.min_p options.tfs_z "
@@ -46,6 +50,26 @@ _OLLAMA = (
     "options.penalize_newline options.stop options.numa options.num_ctx options.num_batch options.num_gpu "
     "options.main_gpu options.low_vram options.f16_kv options.logits_all options.vocab_only options.use_mmap "
     "options.use_mlock options.num_thread"
+)
+_OPENAI_RESPONSES = (
+    "access_programs background background_options context_management conversation image include input "
+    "instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls "
+    "previous_response_id prompt prompt_cache_key prompt_cache_options prompt_cache_retention "
+    "reasoning.context reasoning.effort reasoning.generate_summary reasoning.mode reasoning.summary "
+    "safety_identifier service_tier store stream stream_options.include_obfuscation temperature text.format "
+    "text.verbosity tool_choice tools top_logprobs top_p truncation user"
+)
+_VLLM_RESPONSES = (
+    "background include input instructions max_output_tokens max_tool_calls metadata model logit_bias "
+    "parallel_tool_calls previous_response_id prompt reasoning service_tier store stream temperature text "
+    "tool_choice tools top_logprobs top_p top_k truncation user skip_special_tokens "
+    "include_stop_str_in_output prompt_cache_key request_id mm_processor_kwargs priority cache_salt "
+    "enable_response_messages previous_input_messages previous_response structured_outputs "
+    "repetition_penalty seed stop ignore_eos vllm_xargs"
+)
+_OLLAMA_RESPONSES = (
+    "model background conversation include input instructions max_output_tokens reasoning temperature text "
+    "tool_choice tools top_p truncation stream"
 )
 
 API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
@@ -61,10 +85,7 @@ API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
             "include_reasoning parallel_tool_calls add_generation_prompt continue_final_message chat_template "
             "chat_template_kwargs documents media_io_kwargs mm_processor_kwargs return_prompt_text"
         ).split(),
-        "llama.cpp": (
-            f"{_LLAMA} messages tools tool_choice parallel_tool_calls add_generation_prompt chat_template_kwargs "
-            "thinking_budget_tokens top_logprobs modalities reasoning_effort"
-        ).split(),
+        "llama.cpp": (f"{_LLAMA} {_LLAMA_CHAT} messages tools tool_choice").split(),
         "Ollama": f"{_OLLAMA} messages tools reasoning_effort reasoning.effort".split(),
     },
     "completion": {
@@ -72,6 +93,13 @@ API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
         "vLLM": f"{_VLLM} prompt suffix prompt_embeds".split(),
         "llama.cpp": f"{_LLAMA} prompt".split(),
         "Ollama": (f"{_OLLAMA} prompt suffix system template context raw images width height steps").split(),
+    },
+    "responses": {
+        "OpenAI": _OPENAI_RESPONSES.split(),
+        "Codex": ["client_metadata"],
+        "vLLM": _VLLM_RESPONSES.split(),
+        "llama.cpp": f"{_LLAMA} {_LLAMA_CHAT} input instructions max_output_tokens tools tool_choice".split(),
+        "Ollama": _OLLAMA_RESPONSES.split(),
     },
 }
 # Clients send these to any server: samplers of koboldcpp, text-generation-webui and transformers, and settings of

@@ -192,13 +192,15 @@ def _text(index: int, part: Part, reason: str | None) -> dict[str, Any]:
 
 
 def _chat_logprobs(part: Part) -> dict[str, Any] | None:
-    if not part.tokens:
-        return None
-    content = [
+    return {"content": scored_tokens(part), "refusal": None} if part.tokens else None
+
+
+def scored_tokens(part: Part) -> list[dict[str, Any]]:
+    """The part's tokens with their log-probabilities, and the likeliest at the position of each."""
+    return [
         {**_scored(each.data, each.logprob), "top_logprobs": [_scored(*other) for other in each.top]}
         for each in part.tokens
     ]
-    return {"content": content, "refusal": None}
 
 
 def _scored(token: bytes, logprob: float) -> dict[str, Any]:
@@ -234,16 +236,21 @@ def usage(answers: Sequence[Done]) -> dict[str, Any]:
     """Tokens, with OpenAI's names for guesses. The prompt of several answers counts once."""
     prompt, cached = answers[0].stats.prompt_tokens, answers[0].stats.cached_tokens
     completion = sum(done.stats.emitted_tokens for done in answers)
-    accepted = sum(done.stats.accepted for done in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(done.stats.proposed for done in answers) - accepted,
-        },
+        "completion_tokens_details": predictions(answers),
+    }
+
+
+def predictions(answers: Sequence[Done]) -> dict[str, int]:
+    """Guessed tokens, by OpenAI's names."""
+    accepted = sum(done.stats.accepted for done in answers)
+    return {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": sum(done.stats.proposed for done in answers) - accepted,
     }
 
 

@@ -1,4 +1,7 @@
-"""The fields of OpenAI's chat completions and completions, and those that vLLM, llama.cpp and Ollama add to them."""
+"""The fields of OpenAI's chat completions and completions, and those that vLLM, llama.cpp and Ollama add to them.
+
+Most of them mean the same in the Responses API, whose own are in responses.py.
+"""
 
 from __future__ import annotations
 
@@ -63,14 +66,15 @@ MOST_DOCUMENTS = 1000
 # A smaller divisor makes scores infinite.
 _LEAST_REPEAT_PENALTY = 0.01
 
-CHAT, COMPLETION = ("chat",), ("completion",)
-BOTH = CHAT + COMPLETION
+CHAT, COMPLETION, RESPONSES = ("chat",), ("completion",), ("responses",)
+CHATS, BOTH = CHAT + RESPONSES, CHAT + COMPLETION
+ALL = CHATS + COMPLETION
 
 
 _WORDS: Schema = {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MOST_STOPS}
 _CHOICES: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
 _PROMPT: Schema = {"type": "string", "minLength": 1}
-_CHOICE: Schema = {"anyOf": [{"enum": [None, "auto", "none", "required"]}, {"type": "object"}]}
+CHOICE: Schema = {"anyOf": [{"enum": [None, "auto", "none", "required"]}, {"type": "object"}]}
 _TOP = whole(0, MOST_TOP)
 _TOKENS: Schema = {
     "type": ["array", "null"],
@@ -111,11 +115,11 @@ def _tokens(given: list[float]) -> tuple[int, ...]:
     return tuple(map(int, given))
 
 
-_refused = partial(refused, apis=BOTH)
-_ignored = partial(ignored, apis=BOTH)
+_refused = partial(refused, apis=ALL)
+_ignored = partial(ignored, apis=ALL)
 
 
-def _length(name: str, apis: tuple[str, ...] = BOTH) -> Field:
+def _length(name: str, apis: tuple[str, ...] = ALL) -> Field:
     meaning = "the most tokens of an answer; without it, or with -1, the rest of the context"
     schema = {"anyOf": [{"const": -1}, {**LENGTH, "maximum": MOST_WHOLE}]}
     shown = {"anyOf": [{"type": "null"}, {"const": -1}, LENGTH]}
@@ -123,16 +127,16 @@ def _length(name: str, apis: tuple[str, ...] = BOTH) -> Field:
 
 
 def _variable(name: str, schema: Schema, meaning: str, own: Own) -> Field:
-    return Field(name, schema, meaning, CHAT, own, "template_variables", texts=True)
+    return Field(name, schema, meaning, CHATS, own, "template_variables", texts=True)
 
 
 def _drawing(name: str, schema: Schema, own: Own = same, others: str = "") -> list[Field]:
-    field = Field(name, schema, "as in [Sampling](sampling.md)", BOTH, own, sets=f"sampling.{name}")
+    field = Field(name, schema, "as in [Sampling](sampling.md)", ALL, own, sets=f"sampling.{name}")
     return named(f"options.{name} {others}", field)
 
 
 def _form(name: str, schema: Schema, own: Own) -> Field:
-    return Field(name, schema, "as in [Structured answers](structured.md#over-http)", BOTH, own, sets="form")
+    return Field(name, schema, "as in [Structured answers](structured.md#over-http)", ALL, own, sets="form")
 
 
 _OBEYED = (
@@ -156,7 +160,7 @@ _OBEYED = (
         texts=True,
     ),
     _length("options.num_predict"),
-    _length("max_completion_tokens", CHAT),
+    _length("max_completion_tokens", CHATS),
     _length("max_tokens"),
     _length("max_completion_tokens", COMPLETION),
     _length("n_predict"),
@@ -182,7 +186,7 @@ _OBEYED = (
         lambda given: {DOCUMENTS: given},
     ),
     Field("logprobs", FLAG, "log-probabilities of the answer's tokens", CHAT),
-    Field("top_logprobs", _TOP, "how many of the likeliest tokens come with each", CHAT, int),
+    Field("top_logprobs", _TOP, "how many of the likeliest tokens come with each", CHATS, int),
     Field(
         "logprobs",
         {"anyOf": [{"const": False}, _TOP]},
@@ -194,8 +198,8 @@ _OBEYED = (
     Field(
         "tools", OBJECTS, "functions that the model may call, as in [Tools](serve.md#tools)", CHAT, tuple, texts=True
     ),
-    Field("tool_choice", _CHOICE, "whether the model may call them, or must", CHAT, texts=True),
-    Field("parallel_tool_calls", FLAG, "whether an answer may have several calls, or the first only", CHAT),
+    Field("tool_choice", CHOICE, "whether the model may call them, or must", CHAT, texts=True),
+    Field("parallel_tool_calls", FLAG, "whether an answer may have several calls, or the first only", CHATS),
     _form("response_format", RESPONSE_FORMAT, response_format),
     *(_form(name, SCHEMA, asked("schema", name)) for name in ("json_schema", "guided_json")),
     _form("format", SCHEMA, ollama_format),
@@ -203,7 +207,7 @@ _OBEYED = (
     *(_form(name, FORM_TEXT, asked("grammar", name)) for name in ("grammar", "guided_grammar")),
     _form("guided_regex", FORM_TEXT, asked("regex", "guided_regex")),
     _form("guided_choice", _CHOICES, asked("choice", "guided_choice")),
-    Field("model", TEXT, "the served model, by one of its names", BOTH),
+    Field("model", TEXT, "the served model, by one of its names", ALL),
     *_drawing("temperature", number(RANGES["temperature"])),
     # OpenAI allows 0: the likeliest token.
     *_drawing("top_p", number(replace(RANGES["top_p"], above=False)), lambda given: given or LEAST_TOP_P),
@@ -216,29 +220,29 @@ _OBEYED = (
         "logit_bias",
         _BIASES,
         "numbers that are added to the scores of tokens; -100, or false, bans one",
-        BOTH,
+        ALL,
         _biases,
         sets="sampling.logit_bias",
     ),
-    Field("bad_words", _WORDS, "banned words of one token each", BOTH, read_stops, texts=True),
+    Field("bad_words", _WORDS, "banned words of one token each", ALL, read_stops, texts=True),
     *named(
         "options.seed",
         Field(
             "seed",
             whole(-(SEEDS // 2), SEEDS - 1),
             "gives the same text again; with -1 one is drawn",
-            BOTH,
+            ALL,
             read_seed,
         ),
     ),
-    *named("options.stop", Field("stop", STOPS, "texts before which the answer ends", BOTH, read_stops, texts=True)),
-    Field("stop_token_ids", _TOKENS, "tokens before which the answer ends", BOTH, _tokens),
-    Field("min_tokens", whole(0, MOST_WHOLE), "tokens of the answer before which nothing ends it", BOTH, int),
-    Field("ignore_eos", FLAG, "whether the model cannot end the answer", BOTH),
+    *named("options.stop", Field("stop", STOPS, "texts before which the answer ends", ALL, read_stops, texts=True)),
+    Field("stop_token_ids", _TOKENS, "tokens before which the answer ends", ALL, _tokens),
+    Field("min_tokens", whole(0, MOST_WHOLE), "tokens of the answer before which nothing ends it", ALL, int),
+    Field("ignore_eos", FLAG, "whether the model cannot end the answer", ALL),
     *named(
         "n_cmpl", Field("n", whole(1, MOST_CHOICES), "how many answers, one after another", BOTH, int, sets="choices")
     ),
-    Field("stream", FLAG, "events in place of one answer", BOTH),
+    Field("stream", FLAG, "events in place of one answer", ALL),
     Field("stream_options.include_usage", FLAG, "whether the last event has `usage`", BOTH),
 )
 
@@ -246,8 +250,8 @@ _REFUSED = (
     *_refused("grammar_lazy", "a form that begins in the middle of the answer", NO),
     *_refused("grammar_triggers", "a form that begins in the middle of the answer"),
     *_refused("guided_whitespace_pattern", "other blanks in JSON"),
-    *_refused("functions", "`tools`, by their old name", apis=CHAT),
-    *_refused("function_call", "`tool_choice`, by its old name", {"enum": ["auto", "none"]}, apis=CHAT),
+    *_refused("functions", "`tools`, by their old name", apis=CHATS),
+    *_refused("function_call", "`tool_choice`, by its old name", {"enum": ["auto", "none"]}, apis=CHATS),
     *_refused("modalities", "other prompts or answers than text", {"enum": [["text"]]}),
     *_refused("audio images image_data width height steps", "other prompts or answers than text"),
     *_refused("web_search_options moderation", "a service of OpenAI"),
@@ -284,11 +288,11 @@ _REFUSED = (
         "a prompt of another form",
     ),
     *_refused("truncate_prompt_tokens", "a prompt of another form", NO),
-    *_refused("add_special_tokens raw", "a chat's prompt of another form", NO, apis=CHAT),
-    *_refused("add_generation_prompt", "a chat's prompt of another form", YES, apis=CHAT),
+    *_refused("add_special_tokens raw", "a chat's prompt of another form", NO, apis=CHATS),
+    *_refused("add_generation_prompt", "a chat's prompt of another form", YES, apis=CHATS),
     *_refused("add_special_tokens raw", "a completion's prompt of another form", YES, apis=COMPLETION),
     *_refused("continue_final_message", "the rest of the last message", NO),
-    *_refused("echo", "an answer that begins with the last message", NO, apis=CHAT),
+    *_refused("echo", "an answer that begins with the last message", NO, apis=CHATS),
     *_refused("include_stop_str_in_output", "an answer that shows its end", NO),
     *_refused("skip_special_tokens", "an answer that shows control tokens", YES),
     *_refused("include_reasoning", "an answer without its thinking", YES),

@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.server.errors import ApiError
-from edgespec.server.fields import openai
+from edgespec.server.fields import openai, responses
 from edgespec.server.fields.field import Field
 from edgespec.server.json_schema import Schema
 
 # A table for each family of APIs, in the order of docs/guide/fields.md.
-TABLES: Mapping[str, tuple[Field, ...]] = {"OpenAI's chat completions and completions": openai.FIELDS}
+TABLES: Mapping[str, tuple[Field, ...]] = {
+    "OpenAI's chat completions and completions": openai.FIELDS,
+    "OpenAI's responses": responses.FIELDS,
+}
 FIELDS = tuple(field for fields in TABLES.values() for field in fields)
 
 

@@ -1,0 +1,189 @@
+"""The items and tools of OpenAI's Responses API as the messages and tools of a chat: its shapes alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.server.errors import ApiError, unsupported
+from edgespec.server.messages import Message, read_content
+from edgespec.text.conversation.messages import ROLES, THINKING
+
+_JOIN = "__"
+
+
+def flat_name(namespace: object, name: str) -> str:
+    """The name by which the model calls a function: that of its namespace comes first, as Codex writes it."""
+    if not isinstance(namespace, str) or not namespace:
+        return name
+    return f"{namespace.removesuffix(_JOIN)}{_JOIN}{name}"
+
+
+# ------------------------------------------------------------------------------------------------------------ items
+
+
+def read_items(given: str | list[Any]) -> list[Message]:
+    """The messages that the items stand for, in their order. A text is the user's. Raises ApiError."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    found = (_item(each, f"input[{number}]") for number, each in enumerate(given))
+    return [message for message in found if message is not None]
+
+
+def _item(given: Mapping[str, Any], param: str) -> Message | None:
+    kind = given.get("type")
+    if kind is None and "role" in given:
+        kind = "message"
+    read = _ITEMS.get(kind) if isinstance(kind, str) else None
+    if read is None:
+        raise unsupported(param, f"an item of the type {str(kind)[:32]!r} ({param})")
+    return read(given, param)
+
+
+def _message(given: Mapping[str, Any], param: str) -> Message:
+    role = given.get("role")
+    if not isinstance(role, str) or role not in ROLES or role == "tool":
+        raise ApiError(f"the role of {param} must be user, system, developer or assistant", param=param)
+    return {"role": role, "content": read_content(given.get("content"), param)}
+
+
+def _call(given: Mapping[str, Any], param: str) -> Message:
+    return _called(given, given.get("arguments"), param)
+
+
+def _custom_call(given: Mapping[str, Any], param: str) -> Message:
+    """A call of a tool that takes text: an earlier model's, as no tool of this kind is offered here."""
+    return _called(given, json.dumps({"input": given.get("input")}, ensure_ascii=False), param)
+
+
+def _called(given: Mapping[str, Any], arguments: object, param: str) -> Message:
+    name = given.get("name")
+    if not isinstance(name, str) or not name:
+        raise ApiError(f"the call {param} has no name", param=param)
+    function = {"name": flat_name(given.get("namespace"), name), "arguments": arguments}
+    call = {"id": given.get("call_id"), "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _result(given: Mapping[str, Any], param: str) -> Message:
+    return {"role": "tool", "tool_call_id": given.get("call_id"), "content": read_content(given.get("output"), param)}
+
+
+def _reasoning(given: Mapping[str, Any], param: str) -> Message | None:
+    """Thinking that the client has as text. Summaries are not what was thought, and encrypted texts are others'."""
+    parts = given.get("content") or []
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else [None]
+    thought = [text for text in texts if isinstance(text, str)]
+    if len(thought) != len(texts):
+        raise ApiError(f"the content of {param} must be a list of parts with text", param=param)
+    return {"role": "assistant", "content": "", THINKING[0]: "".join(thought)} if thought else None
+
+
+_ITEMS: Mapping[str, Callable[[Mapping[str, Any], str], Message | None]] = {
+    "message": _message,
+    "function_call": _call,
+    "function_call_output": _result,
+    "custom_tool_call": _custom_call,
+    "custom_tool_call_output": _result,
+    "reasoning": _reasoning,
+}
+
+# ------------------------------------------------------------------------------------------------------------ tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """The functions that a model may call, in a chat's form.
+
+    ``namespaces`` has the namespace and the own name of each function that has one, by its flat name. ``warnings``
+    say which tools are left out.
+    """
+
+    functions: tuple[dict[str, Any], ...] = ()
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def read_tools(given: list[Mapping[str, Any]]) -> Offered:
+    """Functions, and those of namespaces; others run at OpenAI or take other things than JSON, and are left out."""
+    tools = [each for tool in given for each in _flat(tool)]
+    known = [each for each in tools if each.kind == "function"]
+    left_out = ", ".join(dict.fromkeys(each.kind for each in tools if each.kind != "function"))
+    return Offered(
+        functions=tuple(each.as_function() for each in known),
+        namespaces={each.flat_name: (each.namespace, each.name) for each in known if each.namespace},
+        warnings=(f"tools of the type {left_out} are left out: only functions are called",) if left_out else (),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    """A tool as the client gives it, the namespace that it is in, and what is to be known of that."""
+
+    given: Mapping[str, Any]
+    namespace: str = ""
+    about: str = ""
+
+    @property
+    def kind(self) -> str:
+        return str(self.given.get("type"))[:32]
+
+    @property
+    def name(self) -> Any:
+        return self.given.get("name")
+
+    @property
+    def flat_name(self) -> Any:
+        return flat_name(self.namespace, self.name) if isinstance(self.name, str) else self.name
+
+    def as_function(self) -> dict[str, Any]:
+        """The tool in a chat's form, which the session checks."""
+        function = {name: value for name, value in self.given.items() if name in _MEMBERS and value is not None}
+        if self.namespace:
+            function["name"] = self.flat_name
+        if self.about:
+            described = function.get("description")
+            function["description"] = f"{self.about}\n\n{described}" if isinstance(described, str) else self.about
+        return {"type": "function", "function": function}
+
+
+_MEMBERS = ("name", "description", "parameters", "strict")
+
+
+def _flat(tool: Mapping[str, Any]) -> list[_Tool]:
+    """The tool, or those of a namespace. The first function has what the client says about the namespace."""
+    if tool.get("type") != "namespace":
+        return [_Tool(tool)]
+    name, inner, about = tool.get("name"), tool.get("tools"), tool.get("description")
+    if (
+        not isinstance(name, str)
+        or not isinstance(inner, list)
+        or not all(isinstance(each, Mapping) for each in inner)
+    ):
+        raise ApiError("a namespace must have a name and a list of tools", param="tools")
+    first = next((each for each in inner if each.get("type") == "function"), None)
+    return [_Tool(each, name, about if each is first and isinstance(about, str) else "") for each in inner]
+
+
+def choose_offered(offered: Offered, choice: Any) -> tuple[tuple[dict[str, Any], ...], Any]:
+    """The functions that an answer may call, and the choice among them in a chat's form. Raises ApiError."""
+    if not isinstance(choice, Mapping):
+        return offered.functions, choice
+    kind = choice.get("type")
+    if kind == "function":
+        return offered.functions, {"type": "function", "function": {"name": _chosen(choice)}}
+    if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {_chosen(each) for each in choice["tools"] if isinstance(each, Mapping)}
+        functions = tuple(each for each in offered.functions if each["function"].get("name") in allowed)
+        return functions, choice.get("mode", "auto")
+    raise ApiError(
+        f"tool_choice must be auto, none, required, a function or allowed_tools, not {str(kind)[:32]!r}",
+        param="tool_choice",
+    )
+
+
+def _chosen(choice: Mapping[str, Any]) -> str | None:
+    name = choice.get("name")
+    return flat_name(choice.get("namespace"), name) if isinstance(name, str) else None
