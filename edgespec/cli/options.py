@@ -96,7 +96,12 @@ class ModelFlags(_Flags):
             autocompletion=suggestions.for_drafter,
         ),
     ] = None
-    context: Annotated[int | None, typer.Option("--context", metavar="N", help="Context length, in tokens.")] = None
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context", metavar="N|auto", help="Tokens of a conversation; auto: as the model and the memory allow."
+        ),
+    ] = None
 
     def resolve(self, **changed: Any) -> Profile:
         """The profile in force with these flags, some of them ``changed``. Raises ProfileError."""

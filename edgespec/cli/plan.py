@@ -133,6 +133,7 @@ def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
     if decided.mode != "plain":
         _print_labelled("depth", f"up to {decided.depth_cap}")
         _print_labelled("exactness", f"{EXACTNESS_WORDS[decided.exactness]} ({decided.exactness})")
+    _print_labelled("context", f"{decided.context_length} tokens")
     if decided.predicted_tokens_per_s is None:
         _print_labelled("predicted", "not measured")
     else:

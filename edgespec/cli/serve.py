@@ -20,6 +20,7 @@ from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.placement.context_length import MOST_TOKENS
 from edgespec.profiles.profile import Profile
 
 if TYPE_CHECKING:
@@ -89,10 +90,11 @@ def serve(
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that has left
     stopped = threading.Event()
     log = LogWriter()
+    most_tokens = MOST_TOKENS if chosen.context == "auto" else chosen.context
     service = Service(
         keeper=ModelKeeper(
             lambda: _load(chosen, state, stopped),
-            context_length=chosen.context,
+            context_length=most_tokens,
             tell=lambda sentence: log.write(f"{_now()} {sentence}"),
         ),
         names=_names(chosen),

@@ -23,6 +23,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "depth_limit": "how many guesses at a time keep plain decoding's text",
         "depth_beyond_limit": "a depth was asked for that would not keep plain decoding's text",
         "near_exactness": "near exactness was asked for, which allows more guesses at a time",
+        "context_chosen": "how long the context is, unless a profile or an option sets a length that the model has",
         "context_limit": "decoding is plain beyond this context length",
         # Verdicts on a way to run.
         "plain_speed": "the measured speed of plain decoding",

@@ -6,6 +6,7 @@ reverse. Both compete with a GPU that holds as many layers of the target as fit,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,12 +33,16 @@ Known = Callable[[ModelFacts], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A model on one device. ``buffers_bytes`` are those of working buffers in the machine's memory."""
+    """A model on one device. ``buffers_bytes`` are those of working buffers in the machine's memory.
+
+    ``position_bytes`` are those of a token in the cache: on the device, and in the machine's memory.
+    """
 
     settings: Settings
     facts: ModelFacts
     footprint: Footprint
     buffers_bytes: int
+    position_bytes: tuple[float, float]
 
     @property
     def name(self) -> str:
@@ -55,6 +60,13 @@ class Placement:
     def memory(self) -> str:
         """The device whose memory holds the device's part."""
         return self.footprint.memory
+
+    def longer(self, positions: int) -> Placement:
+        """The same placement with caches for that many more tokens."""
+        device_bytes, host_bytes = (math.ceil(positions * each) for each in self.position_bytes)
+        own = self.footprint
+        grown = replace(own, device_bytes=own.device_bytes + device_bytes, host_bytes=own.host_bytes + host_bytes)
+        return replace(self, footprint=grown)
 
     def is_of(self, settings: Settings) -> bool:
         """Whether ``settings`` put a model here."""
@@ -90,6 +102,11 @@ class Placements:
     drafters: tuple[Placement, ...] = ()
     gpus: tuple[Device, ...] = ()
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def longer(self, positions: int) -> Placements:
+        """The same places for caches of that many more tokens."""
+        targets, drafters = (tuple(each.longer(positions) for each in one) for one in (self.targets, self.drafters))
+        return replace(self, targets=targets, drafters=drafters)
 
     def room(self, place: Placement) -> bool:
         """Whether the model fits in a GPU's own memory. True for the machine's memory, False for an unknown size."""
@@ -267,6 +284,7 @@ def _placement(model: PreparedModel, device: Device | None) -> Placement:
     split = layers.split(0 if settings.device == HOST else some, model.context_length)
     memory = HOST if device is None else device.memory
     host_bytes = split.host_bytes - model.spared_bytes
+    device_cache, host_cache = (count / model.context_length for count in (split.device_cache, split.host_cache))
     return Placement(
         settings=settings,
         facts=model.facts,
@@ -277,4 +295,5 @@ def _placement(model: PreparedModel, device: Device | None) -> Placement:
             layers=None if some is None else (some, layers.layers),
         ),
         buffers_bytes=estimate_memory(header, model.context_length, bits).buffers_bytes,
+        position_bytes=(device_cache + host_cache, 0.0) if memory == HOST else (device_cache, host_cache),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,15 +25,21 @@ _CONTEXT_OVERHEAD_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes that a model needs: weights, cache for the whole context, and working buffers."""
+    """Bytes that a model needs: weights, a cache for the whole context, of ``positions``, and working buffers."""
 
     weights_bytes: int
     cache_bytes: int
     buffers_bytes: int
+    positions: int
 
     @property
     def total_bytes(self) -> int:
         return self.weights_bytes + self.cache_bytes + self.buffers_bytes
+
+    def for_context(self, positions: int) -> MemoryEstimate:
+        """The same with a cache for another number of tokens."""
+        cache_bytes = math.ceil(self.cache_bytes * positions / self.positions)
+        return replace(self, cache_bytes=cache_bytes, positions=positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +116,7 @@ def estimate_memory(header: GgufHeader, context_length: int, kv_bits_per_element
         weights_bytes=header.tensor_bytes,
         cache_bytes=header.kv_bytes_per_token(kv_bits_per_element) * context_length,
         buffers_bytes=_CONTEXT_OVERHEAD_BYTES + _SCRATCH_BYTES_PER_SCORE * _SCORED_ROWS * header.vocabulary_size,
+        positions=context_length,
     )
 
 

@@ -29,6 +29,7 @@ class PreparedModel:
     """A file in one setting, with caches for ``context_length`` tokens. ``facts`` are those of the loaded model.
 
     ``form`` is what a drafter leaves out of its file. ``in_process``: the model is loaded in a separate process.
+    ``first`` is the same model for the context that it was described for, if that is another one.
     """
 
     file: LocatedModel
@@ -37,13 +38,20 @@ class PreparedModel:
     context_length: int
     form: DraftForm = AS_FILED
     in_process: bool = False
+    first: PreparedModel | None = None
 
     @cached_property
     def memory(self) -> MemoryEstimate:
         """The bytes needed of the machine's own memory."""
+        if self.first is not None:
+            return self.first.memory.for_context(self.context_length)
         needed = memory_needed(self.file, self.settings, self.context_length)
         process_bytes = PROCESS_BYTES if self.in_process else 0  # once, not for each session
         return replace(needed, weights_bytes=needed.weights_bytes - self.spared_bytes + process_bytes)
+
+    def for_context(self, context_length: int) -> PreparedModel:
+        """The same model with caches for another number of tokens."""
+        return replace(self, context_length=context_length, first=self.first or self)
 
     @property
     def is_prepared(self) -> bool:
@@ -131,6 +139,13 @@ class Preparation:
         self.threads = threads
         self.context_length = context_length
         self._prepared: dict[tuple[Path, str, str, str, int | None, bool], Sequence[PreparedModel]] = {}
+
+    def for_context(self, context_length: int) -> Preparation:
+        """The same models with caches for another number of tokens."""
+        other = Preparation(self.profile, self.threads, context_length)
+        for key, models in self._prepared.items():
+            other._prepared[key] = [model.for_context(context_length) for model in models]
+        return other
 
     def target(self, file: LocatedModel) -> PreparedModel:
         """The target in its fastest known setting. Raises what ``choose_runtime`` raises."""

@@ -68,7 +68,7 @@ class Values:
     target: Annotated[str, Check(str.strip, "a MODEL: a catalogue name, a path, or hf:ORG/REPO")]
     draft: Annotated[str, Check(str.strip, 'a MODEL, "auto" or "none"')]
     # The lower bound holds a chat template and a short question; the upper exceeds every model of 2026.
-    context: Annotated[int, Range(128, 1_048_576, "a number of tokens")]
+    context: Auto | Annotated[int, Range(128, 1_048_576, "a number of tokens")]
     # Longer chains are hardly ever accepted whole, and every width up to the maximum must be probed for exactness.
     depth: Auto | Annotated[int, Range(0, 16)]
     depth_policy: _Policy

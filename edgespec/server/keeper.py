@@ -53,8 +53,8 @@ class ModelKeeper:
     ) -> None:
         """``load`` is called on a thread. ``keep_alive_s`` None keeps the model for as long as the server runs.
 
-        ``context_length`` is the one that the model is to be loaded with. ``tell`` gets what a log should say. Raises
-        MemoryLimitError if the server's threads cannot be started.
+        ``context_length`` is the longest that the model may be loaded with. ``tell`` gets what a log should say.
+        Raises MemoryLimitError if the server's threads cannot be started.
         """
         self.threads = Threads()
         self._forms = FormCompiler()
@@ -88,7 +88,7 @@ class ModelKeeper:
 
     @property
     def context_length(self) -> int:
-        """That of the loaded model, in tokens; the one asked for while none is loaded."""
+        """That of the loaded model, in tokens; the longest it may have while none is loaded."""
         return self._context_length if self.engine is None else self.engine.plan.context_length
 
     @property

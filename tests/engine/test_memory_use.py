@@ -127,7 +127,7 @@ def test_the_session_of_ask_is_counted(engine: Engine) -> None:
 
 def test_the_first_session_is_always_allowed() -> None:
     """It was checked when the target was loaded; memory that others took since then does not refuse it."""
-    one = MemoryEstimate(weights_bytes=10, cache_bytes=3, buffers_bytes=2)
+    one = MemoryEstimate(weights_bytes=10, cache_bytes=3, buffers_bytes=2, positions=3)
     used = MemoryUse(allowed_bytes=0, target=one, sessions=0, drafters={}, others={"x": 4})
     used.require_session()
     assert (used.taken_bytes, used.left_bytes) == (19, -19)

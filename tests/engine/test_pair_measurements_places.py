@@ -60,6 +60,7 @@ def place(name: str, device: str, device_bytes: int, host_bytes: int, layers: in
             layers=(layers, 25) if on_card and layers is not None else None,
         ),
         buffers_bytes=GIB // 4,
+        position_bytes=(0.0, 0.0),
     )
 
 

@@ -57,7 +57,7 @@ def failure(load: Load, *args: object, **kwargs: object) -> ProfileError:
     [
         ("target", "qwen2.5-coder-1.5b"),
         ("draft", "auto"),
-        ("context", 4096),
+        ("context", "auto"),
         ("depth", "auto"),
         ("depth_policy", "cost"),
         ("rule", "keyed"),
@@ -96,10 +96,10 @@ DIFFERENCES: dict[str, tuple[str, dict[str, object]]] = {
     "default": ("default", {}),
     "laptop": ("default", {}),
     "laptop-battery": ("laptop", {"draft": "none", "context": 2048}),
-    "desktop": ("default", {"device": "cpu", "draft_device": "cpu", "context": 8192}),
-    "desktop-gpu": ("desktop", {"context": 8192}),
+    "desktop": ("default", {"device": "cpu", "draft_device": "cpu"}),
+    "desktop-gpu": ("default", {}),  # it sets again all that the desktop sets
     "npu": ("laptop", {"context": 2048, "max_memory_fraction": 0.6}),
-    "server": ("default", {"context": 8192, "max_memory_fraction": 0.9}),
+    "server": ("default", {"max_memory_fraction": 0.9}),
 }
 
 
@@ -114,15 +114,14 @@ def test_every_built_in_profile_loads_and_says_where_its_values_are_from(load: L
     assert origins <= {f"built-in {file}.toml" for file in (name, parent, "default")}
     assert f"built-in {parent}.toml" in origins
     for key in differences:
-        if name != "desktop-gpu":
-            assert profile.origins[key] == f"built-in {name}.toml"
+        assert profile.origins[key] == f"built-in {name}.toml"
 
 
 def test_desktop_gpu_resets_the_devices_and_inherits_the_rest(load: Load) -> None:
     profile = load("desktop-gpu")
     assert (profile.device, profile.origins["device"]) == ("auto", "built-in desktop-gpu.toml")
     assert (profile.draft_device, profile.origins["draft_device"]) == ("auto", "built-in desktop-gpu.toml")
-    assert (profile.context, profile.origins["context"]) == (8192, "built-in desktop.toml")
+    assert (profile.context, profile.origins["context"]) == ("auto", "built-in default.toml")
 
 
 def test_a_built_in_profile_names_no_device_but_the_processor(load: Load) -> None:
@@ -152,7 +151,7 @@ def test_a_profile_cannot_be_changed(load: Load) -> None:
 
 
 def test_each_layer_overrides_the_one_below(load: Load, user: Path, project: Path) -> None:
-    assert load("laptop").context == 4096
+    assert load("laptop").context == "auto"
 
     config = user / "config.toml"
     config.write_text("[profile]\ncontext = 1001\n")
@@ -231,11 +230,11 @@ def test_every_key_can_come_from_the_environment_and_from_an_option(
 
 def test_an_empty_variable_and_an_option_not_given_count_as_unset(load: Load) -> None:
     profile = load(environ={"EDGESPEC_CONTEXT": " ", "EDGESPEC_PROFILE": ""}, context=None)
-    assert (profile.name, profile.context) == ("default", 4096)
+    assert (profile.name, profile.context) == ("default", "auto")
 
 
 def test_unrelated_edgespec_variables_are_ignored(load: Load) -> None:
-    assert load(environ={"EDGESPEC_HOME": "/x", "EDGESPEC_SOMETHING": "1"}).context == 4096
+    assert load(environ={"EDGESPEC_HOME": "/x", "EDGESPEC_SOMETHING": "1"}).context == "auto"
 
 
 # ------------------------------------------------------------------------------------ choosing a profile
@@ -328,8 +327,8 @@ def test_an_unknown_key_is_an_error_with_a_suggestion(load: Load, user: Path, pr
         ("target = 3", "target must be a MODEL"),
         ('target = " "', "target must be a MODEL"),
         ("draft = false", 'draft must be a MODEL, "auto" or "none", got false'),
-        ("context = 100", "context must be a number of tokens from 128 to 1048576, got 100"),
-        ('context = "4096"', 'context must be a number of tokens from 128 to 1048576, got "4096"'),
+        ("context = 100", 'context must be "auto" or a number of tokens from 128 to 1048576, got 100'),
+        ('context = "4096"', 'context must be "auto" or a number of tokens from 128 to 1048576, got "4096"'),
         ("context = 4096.0", "got 4096.0"),
         ("depth = 17", 'depth must be "auto" or a whole number from 0 to 16, got 17'),
         ("depth = -1", "got -1"),
@@ -364,7 +363,7 @@ def test_a_wrong_value_names_file_key_what_was_given_and_what_is_allowed(
 
 def test_a_wrong_value_of_a_variable_or_an_option_names_it(load: Load) -> None:
     error = failure(load, environ={"EDGESPEC_CONTEXT": "lots"})
-    assert error.message == 'EDGESPEC_CONTEXT must be a number of tokens from 128 to 1048576, got "lots"'
+    assert error.message == 'EDGESPEC_CONTEXT must be "auto" or a number of tokens from 128 to 1048576, got "lots"'
     assert failure(load, depth="99").message.startswith("--depth must be")
     assert failure(load, max_memory_fraction="7").message.startswith("--max-memory-fraction must be")
     assert failure(load, environ={"EDGESPEC_LOOKUP": "maybe"}).message.endswith('got "maybe"')

@@ -11,6 +11,7 @@ from edgespec.engine.pair.target_setting import PlacedTarget
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import LoadProgress
 from edgespec.interfaces.model import HOST
+from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements, room_for_drafter, with_drafter
 from edgespec.placement.memory import too_large_words
 from edgespec.placement.prepared import Preparation, PreparedModel
@@ -34,21 +35,29 @@ class ChosenDrafter:
     considered: tuple[Rejected, ...] = ()
 
 
-def choose_drafter(target: PlacedTarget, locator: Locator, store: Measurements, tell: LoadProgress) -> ChosenDrafter:
-    """The drafter of a load. Raises what locating raises for a drafter that the profile names.
+def find_drafter_of(target: PlacedTarget, locator: Locator, store: Measurements, tell: LoadProgress) -> FoundDrafter:
+    """The drafter's file. Raises what locating raises for a drafter that the profile names.
 
-    The file is the profile's, else the catalogue's, else the one on this machine that is expected to gain most. It
-    runs where it was measured to draft fastest, before any measurement where its runtime puts it, and not at all if
-    it does not fit next to the target.
+    The profile's, else the catalogue's, else the one on this machine that is expected to gain most.
     """
-    prepare, places = target.prepare, target.places
-    request = _request(prepare)
 
     def search() -> FoundDrafter:
-        can_verify = target.model.facts.can_rewind
+        can_verify, request = target.model.facts.can_rewind, _request(target.prepare, None)
         return DrafterSearch(target, locator, store, request, tell).run() if can_verify else FoundDrafter()
 
-    found = find_drafter(prepare.profile, target.model.file, locator, search)
+    return find_drafter(target.prepare.profile, target.model.file, locator, search)
+
+
+def choose_drafter(
+    target: PlacedTarget, found: FoundDrafter, store: Measurements, context_why: Reason | None
+) -> ChosenDrafter:
+    """The drafter of a load: the file that was found, in its place.
+
+    It runs where it was measured to draft fastest, before any measurement where its runtime puts it, and not at all
+    if it does not fit next to the target. ``context_why`` is the plan's (PlanRequest).
+    """
+    prepare, places = target.prepare, target.places
+    request = _request(prepare, context_why)
     model, off = None, found.off
     if found.file is not None:
         places = with_drafter(places, prepare, found.file)
@@ -62,7 +71,7 @@ def choose_drafter(target: PlacedTarget, locator: Locator, store: Measurements, 
     return ChosenDrafter(model=model, request=request, prepare=prepare, places=places, considered=found.considered)
 
 
-def _request(prepare: Preparation) -> PlanRequest:
+def _request(prepare: Preparation, context_why: Reason | None) -> PlanRequest:
     """What the profile asks for, without a drafting model."""
     profile = prepare.profile
     return PlanRequest(
@@ -72,6 +81,7 @@ def _request(prepare: Preparation) -> PlanRequest:
         copies=profile.lookup,
         weighs_alternatives=profile.depth_policy == "cost",
         mode=profile.mode,
+        context_why=context_why,
     )
 
 

@@ -13,7 +13,7 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.self_check import SelfCheck
 from edgespec.calibration.timing import QUICK, ModelTimes, measure_target
 from edgespec.calibration.width_probe import probe_widths
-from edgespec.engine.pair.drafter_choice import choose_drafter
+from edgespec.engine.pair.drafter_choice import choose_drafter, find_drafter_of
 from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.engine.pair.target_setting import place_target
 from edgespec.errors import InvalidRequestError
@@ -23,6 +23,7 @@ from edgespec.files.progress import Job, Loading, LoadProgress
 from edgespec.hardware.machine import Machine, describe_machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import Model
+from edgespec.placement.context_length import choose_context, least_context
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.placement.settings import choose_threads, other_settings
@@ -71,11 +72,17 @@ def load_pair(
     allowed = _allowed_bytes(profile, machine, limits)
     file = _find_target(profile, locator)
     require_tokenizer(file.tokenizer_path, file.header)  # before a drafter is fetched for it
-    context_length = min(profile.context, file.header.context_length or profile.context)
     store = Measurements(own_home.measurements, machine.fingerprint, machine.power_source, own_home.create)
     threads = choose_threads(profile, machine, limits.max_threads)
-    target = place_target(Preparation(profile, threads, context_length), file, store, allowed)
-    chosen = choose_drafter(target, locator, store, tell)
+    asked = None if profile.context == "auto" else profile.context
+    context = least_context(asked, file.header.context_length)
+    target = place_target(Preparation(profile, threads, context.tokens), file, store, allowed)
+    found = find_drafter_of(target, locator, store, tell)
+    if asked is None:
+        models = [target.model, *([] if found.file is None else [target.prepare.drafter(found.file)])]
+        context = choose_context(file.header.context_length, models, target.places, allowed)
+        target = target.for_context(context.tokens)
+    chosen = choose_drafter(target, found, store, context.why)
     request, whole = chosen.request, _whole(chosen.model, locator)
     measure = _measure(request, store, own_home, tell, calibrate=calibrate)
     pool = ModelPool(

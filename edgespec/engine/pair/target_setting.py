@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.calibration.kinds import PLACE, THREADS, TIMES
 from edgespec.calibration.measurement_store import Measurements
@@ -29,6 +29,16 @@ class PlacedTarget:
     places: Placements
     allowed_bytes: int
     notices: tuple[str, ...]
+
+    def for_context(self, context_length: int) -> PlacedTarget:
+        """The same place, with caches for another number of tokens."""
+        more = context_length - self.model.context_length
+        return replace(
+            self,
+            model=self.model.for_context(context_length),
+            prepare=self.prepare.for_context(context_length),
+            places=self.places.longer(more),
+        )
 
     @property
     def left_bytes(self) -> int:

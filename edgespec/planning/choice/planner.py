@@ -74,7 +74,8 @@ class PlanRequest:
     """What the profile asks for, as far as planning needs it.
 
     ``copies``: copies of the text may be proposed. ``drafters`` are the models that may draft; ``no_model`` is why a
-    requested one does not. ``weighs_alternatives``: the depth policy can value alternatives.
+    requested one does not. ``weighs_alternatives``: the depth policy can value alternatives. ``context_why``: why
+    the context has this length, if no profile or option says so.
     """
 
     depth: int | Literal["auto"]
@@ -85,6 +86,7 @@ class PlanRequest:
     no_model: str | None = None
     weighs_alternatives: bool = False
     mode: ModeRequest = "auto"
+    context_why: Reason | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.sources)) < len(self.sources):
@@ -164,7 +166,7 @@ def make_plan(
     ``costs`` are those of the ranking. With depth "auto" nothing is drafted without a ranking; a requested depth
     needs no ranking.
     """
-    why = list(notes)
+    why = [*notes, *([] if request.context_why is None else [request.context_why])]
     widths = probe.widths if probe is not None else ()
     class_cap = 0 if probe is None else probe.depth_cap
     if target.can_rewind:
