@@ -283,6 +283,7 @@ class AnswerTask:
             content=self.said.content,
             reasoning=self.said.reasoning,
             tool_calls=tuple(self.said.calls),
+            stop_text=self._parts.stop_text if self.finish_reason == "stop" else None,
         )
 
     def abandon(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,10 @@ from edgespec.runtimes.runtime import LoadedModel
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.conversation.conversation import Conversation
-from edgespec.text.conversation.messages import check_messages, check_system
+from edgespec.text.conversation.messages import check_conversation, check_messages, check_system
+from edgespec.text.conversation.tools import check_tools, choose_tools
+from edgespec.text.conversation.variables import check_variables
+from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 # How long the processors are observed before they count as idle.
@@ -207,6 +211,35 @@ class Engine:
         pair = self.pair
         conversation = Conversation(pair.prompts, system, messages, think=think)
         return pair.admit(lambda: Session(pair, conversation, speculation=speculation, owner=owner))
+
+    def prompt_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        budget: RequestBudget | None = None,
+    ) -> int:
+        """Tokens of the prompt that ``Session.generate`` would read, also of one that is longer than the context.
+
+        Raises InvalidRequestError, TemplateError, and what ``budget`` raises.
+        """
+        prompt, earlier, after = check_conversation(None, messages, raw=False)
+        usable, _ = choose_tools(check_tools(tools), tool_choice)
+        turn = Conversation(self.pair.prompts, None).turn(
+            prompt,
+            None,
+            sys.maxsize,
+            raw=False,
+            earlier=earlier,
+            after=after,
+            tools=usable,
+            variables=check_variables(template_variables),
+            keep_all=True,
+            budget=budget,
+        )
+        return len(turn.tokens)
 
     def restore(self, path: Path | str, *, think: bool = True) -> Session:
         """The session that ``Session.save`` wrote to a file; the file stays.

@@ -68,7 +68,8 @@ class Done:
     ``speculation_off`` says why no drafter was used, None if one was; ``speculation_off_code`` is the reason's code
     (interfaces/reasons.py). ``plain_tokens_per_s`` is the measured plain speed; None if it was not timed.
     ``content`` is the text without thinking and calls. ``reasoning`` is the thinking in the text, without its marks;
-    None without thinking. ``tool_calls`` are the calls in the text, which has their marks too.
+    None without thinking. ``tool_calls`` are the calls in the text, which has their marks too. ``stop_text`` is the
+    stop text at which the answer ends; None if it ends at none.
     """
 
     finish_reason: FinishReason
@@ -83,6 +84,7 @@ class Done:
     content: str = ""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_text: str | None = None
 
     @property
     def same_text(self) -> bool:

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edgespec.errors import EdgespecError
+from edgespec.server import counting
 from edgespec.server.answering import LONGEST_REQUEST_S, Answering, Left, Scope, as_api_error
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.faces.face import Face
@@ -124,7 +125,11 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 def make_app(service: Service) -> Guard:
     """The ASGI application."""
-    routes = [*(Route(face.path, _answering(face, service), methods=["POST"]) for face in FACES), *_about(service)]
+    routes = [
+        *(Route(face.path, _answering(face, service), methods=["POST"]) for face in FACES),
+        *counting.routes(service),
+        *_about(service),
+    ]
     paths = frozenset(route.path for route in routes)
     failures: Mapping[Any, Any] = dict.fromkeys((ApiError, EdgespecError, HTTPException, Exception), _failing(paths))
     app: Any = Starlette(routes=routes, exception_handlers=failures)

@@ -27,6 +27,11 @@ RESPONSE_FORMAT: Schema = {
     "required": ["type"],
     "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}},
 }
+OUTPUT_FORMAT: Schema = {
+    "type": ["object", "null"],
+    "required": ["type", "schema"],
+    "properties": {"type": {"enum": ["json_schema"]}, "schema": {"type": "object"}},
+}
 SCHEMA: Schema = {"anyOf": [{"type": ["object", "null"]}, {"type": "string"}, {"const": False}]}
 TEXT: Schema = {"anyOf": [{"type": ["string", "null"]}, {"const": False}]}
 MEMBERS: Schema = {"anyOf": [{"type": ["object", "null"]}, {"const": False}]}
@@ -95,6 +100,11 @@ def _json_schema(member: Mapping[str, Any], name: str) -> AskedForm | None:
     if not isinstance(schema := member.get("schema"), Mapping):
         raise ApiError(f"{name}.schema must be an object", param=f"{name}.schema")
     return _form(f"{name}.schema", schema=schema, lenient=not strict)
+
+
+def output_format(given: Mapping[str, Any]) -> AskedForm | None:
+    """Anthropic's field. Raises ApiError."""
+    return _form("output_config.format.schema", schema=given["schema"])
 
 
 def ollama_format(given: Any) -> AskedForm | None:

@@ -18,7 +18,7 @@ class Request:
     many of the likeliest tokens come with each log-probability; None: no log-probabilities. The session checks
     ``tools`` and ``tool_choice``, whose texts are readable. ``namespaces`` has the namespace and the own name of a
     function, by the name that the model knows. ``warnings`` say what the reader left out. ``repeated`` is what a
-    reply repeats of the request, as JSON.
+    reply repeats of the request, as JSON. ``hide_thinking``: the reply leaves the thinking out.
     """
 
     model: str | None = None
@@ -45,6 +45,7 @@ class Request:
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     repeated: Mapping[str, bytes] = field(default_factory=dict, compare=False)
+    hide_thinking: bool = False
 
     @property
     def is_chat(self) -> bool:

@@ -20,15 +20,10 @@ from edgespec.server.fields.field import Field, Treatment
 from edgespec.server.fields.table import FIELDS, TABLES, body_schema, fields_for, read_fields
 from edgespec.server.json_schema import Schema, fits, wanted
 from edgespec.server.schema import Request
-from tests.server.test_schema import HI, result
-from tests.support.api_fields import API_FIELDS, OTHER_FIELDS
+from tests.server.test_schema import result
+from tests.support.api_fields import API_FIELDS, BODIES, OTHER_FIELDS
 
-PAGE = Path(__file__).parents[2] / "docs/guide/fields.md"
-BODIES: dict[str, dict[str, Any]] = {
-    "chat": {"messages": HI},
-    "completion": {"prompt": "x"},
-    "responses": {"input": "x"},
-}
+PAGES = sorted((Path(__file__).parents[2] / "docs/guide").glob("fields*.md"))
 READERS = {face.name: face.read for face in FACES}
 HEADINGS = {Treatment.OBEYED: "Obeyed", Treatment.REFUSED: "Refused", Treatment.IGNORED: "Without effect"}
 ANY_VALUE: tuple[Any, ...] = (None, True, 0, -3, 1.5, "x", [], ["x"], {}, {"x": 1}, {"type": "x"}, 2**70)
@@ -79,7 +74,7 @@ def test_every_field_that_is_not_obeyed_is_one_of_an_api() -> None:
 
 
 def test_an_obeyed_field_sets_what_a_request_has_and_others_set_nothing() -> None:
-    own = {each.name for each in dataclasses.fields(Request)} | {"top_logprobs", "instructions", "include"}
+    own = {each.name for each in dataclasses.fields(Request)} | {"top_logprobs", "instructions", "include", "system"}
     own |= {f"sampling.{each.name}" for each in dataclasses.fields(Sampling)}
     assert {field.sets or field.name.rpartition(".")[2] for field in known(Treatment.OBEYED)} <= own
     for field in (*known(Treatment.REFUSED), *known(Treatment.IGNORED)):
@@ -113,7 +108,8 @@ def test_the_ranges_of_sampling_are_those_of_requests() -> None:
 
 @pytest.mark.parametrize(("name", "treatment"), list(product(TABLES, Treatment)))
 def test_the_docs_have_the_table(name: str, treatment: Treatment) -> None:
-    (section,) = re.findall(rf"(?ms)^## {name}$(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"))
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    (section,) = re.findall(rf"(?ms)^## {name}$(.*?)(?=^##? |\Z)", pages)
     (table,) = re.findall(rf"(?ms)^### {HEADINGS[treatment]}$(.*?)(?=^### |\Z)", section)
     assert "\n".join(rows(TABLES[name], treatment)) in table
 

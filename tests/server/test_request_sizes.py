@@ -15,6 +15,7 @@ from edgespec.server.fields.table import fields_for
 from edgespec.server.security import Access
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.calls import call_form
+from tests.support.api_fields import BODIES
 from tests.support.call_samples import SAMPLES
 from tests.support.counted_steps import counted_steps
 from tests.support.request_sizes import READERS, TEXTS, prepare
@@ -23,11 +24,6 @@ from tests.support.tiny_models import TinyModels
 # A fixed part makes the ratio smaller; at 2.6 the rest would be far above linear.
 MOST_RATIO = 2.6
 SIZE = 400
-
-ASKED: dict[str, dict[str, Any]] = {
-    "chat": {"messages": [{"role": "user", "content": "hi"}]},
-    "completion": {"prompt": "hi"},
-}
 
 SHAPES: dict[str, Callable[[int], Any]] = {
     "text": lambda n: "ab " * n,
@@ -95,7 +91,7 @@ def check_ratio(opened: tuple[Engine, Session], api: str, body: Callable[[int], 
     engine, session = opened
 
     def steps(size: int) -> float:
-        raw = json.dumps({**ASKED[api], "max_tokens": 1, **body(size)}).encode()
+        raw = json.dumps({**BODIES[api], "max_tokens": 1, **body(size)}).encode()
         return counted_steps(lambda budget: prepare(engine, session, api, raw, budget))
 
     steps(2)  # what is done once for a model
@@ -129,6 +125,35 @@ def test_a_conversation_is_read_in_proportion_to_its_length(opened: tuple[Engine
     check_ratio(opened, "chat", lambda size: {"messages": CONVERSATIONS[shape](size // 4)})
 
 
+def use(number: int) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"call_{number}", "name": "f", "input": {"a": 1}}
+
+
+def results(count: int) -> list[dict[str, Any]]:
+    return [{"type": "tool_result", "tool_use_id": f"call_{number}", "content": "y"} for number in range(count)]
+
+
+BLOCKS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
+    "texts": lambda n: [user([{"type": "text", "text": "x"}] * n)],
+    "calls": lambda n: [user("x"), {"role": "assistant", "content": list(map(use, range(n)))}, user(results(n))],
+    "calls between texts": lambda n: [
+        user("x"),
+        {"role": "assistant", "content": [{"type": "text", "text": "x"}, use(0)] * n},
+        user(results(1)),
+    ],
+    "thinking": lambda n: [
+        user("x"),
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}, {"type": "text", "text": "y"}] * n},
+        user("z"),
+    ],
+}
+
+
+@pytest.mark.parametrize("shape", BLOCKS)
+def test_blocks_are_read_in_proportion_to_their_number(opened: tuple[Engine, Session], shape: str) -> None:
+    check_ratio(opened, "messages", lambda size: {"messages": BLOCKS[shape](size // 4)})
+
+
 def properties(size: int) -> dict[str, Any]:
     names = [f"p{number}" for number in range(size)]
     return {"type": "object", "properties": {name: {"enum": ["a", 1]} for name in names}, "required": names}
@@ -146,7 +171,7 @@ FORMS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("shape", FORMS)
-@pytest.mark.parametrize("api", READERS)
+@pytest.mark.parametrize("api", ["chat", "completion"])
 def test_a_form_is_read_in_proportion_to_its_size(opened: tuple[Engine, Session], api: str, shape: str) -> None:
     check_ratio(opened, api, FORMS[shape])
 

@@ -1,13 +1,15 @@
 """The fields that programs' APIs for text have, by API here and program: their names, as facts.
 
-Read in November 2026 of: the types of openai 3.57; vllm/entrypoints/openai/{chat_completion,completion,responses}/
-protocol.py; tools/server/server-schema.cpp and server-common.cpp of llama.cpp; api/types.go and docs/api.md of
-Ollama; a request of Codex 0.171. A name with a dot is that of a member of an object.
+Read in November 2026 of: the types of openai 3.57 and anthropic 2.14; vLLM's entrypoints/openai/chat_completion,
+completion, responses and anthropic, each protocol.py; tools/server/server-schema.cpp and server-common.cpp of
+llama.cpp; api/types.go, anthropic/anthropic.go and docs/api.md of Ollama; a request of Codex 0.171. A name with a dot
+is that of a member of an object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 _OPENAI = (
     "frequency_penalty logit_bias logprobs max_tokens model n presence_penalty seed stop stream "
@@ -72,6 +74,20 @@ _OLLAMA_RESPONSES = (
     "tool_choice tools top_p truncation stream"
 )
 
+_ANTHROPIC = (
+    "model messages max_tokens system metadata stop_sequences stream temperature top_k top_p tools tool_choice "
+    "thinking.type"
+)
+
+# A request of each API, with what it requires.
+_HI = [{"role": "user", "content": "hi"}]
+BODIES: Mapping[str, Mapping[str, Any]] = {
+    "chat": {"messages": _HI},
+    "completion": {"prompt": "hi"},
+    "responses": {"input": "hi"},
+    "messages": {"messages": _HI},
+}
+
 API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
     "chat": {
         "OpenAI": (
@@ -100,6 +116,16 @@ API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
         "vLLM": _VLLM_RESPONSES.split(),
         "llama.cpp": f"{_LLAMA} {_LLAMA_CHAT} input instructions max_output_tokens tools tool_choice".split(),
         "Ollama": _OLLAMA_RESPONSES.split(),
+    },
+    "messages": {
+        "Anthropic": (
+            f"{_ANTHROPIC} cache_control container diagnostics inference_geo output_config.effort "
+            "output_config.format service_tier speed thinking.budget_tokens thinking.display "
+            "tool_choice.disable_parallel_tool_use user_profile_id workspace_id betas billing_policy "
+            "compaction context_management fallback_credit_token fallbacks mcp_servers thread output_format"
+        ).split(),
+        "vLLM": _ANTHROPIC.split(),
+        "Ollama": f"{_ANTHROPIC} output_config.effort".split(),
     },
 }
 # Clients send these to any server: samplers of koboldcpp, text-generation-webui and transformers, and settings of

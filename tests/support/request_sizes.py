@@ -12,14 +12,14 @@ from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
 from edgespec.server.answers import _generation, without_words
 from edgespec.server.errors import ApiError
-from edgespec.server.faces.openai import read_chat, read_completion
+from edgespec.server.faces.table import FACES
 from edgespec.server.pool import Kept, text_of
 from edgespec.server.strict_json import parse_body
 from edgespec.text.request_budget import RequestBudget
 
 __all__ = ["READERS", "TEXTS", "prepare"]
 
-READERS = {"chat": read_chat, "completion": read_completion}
+READERS = {face.name: face.read for face in FACES}
 
 TEXTS: Mapping[str, str] = {
     "letters": "a",

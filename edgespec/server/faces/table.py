@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from edgespec.server.errors import ApiError
-from edgespec.server.faces import openai, responses
+from edgespec.server.faces import messages, openai, responses
 from edgespec.server.faces.face import Face
 
-FACES: tuple[Face, ...] = (openai.CHAT, openai.COMPLETION, responses.RESPONSES)
+FACES: tuple[Face, ...] = (openai.CHAT, openai.COMPLETION, responses.RESPONSES, messages.MESSAGES)
 
 
 def error_shape(path: str) -> Callable[[ApiError], dict[str, Any]]:

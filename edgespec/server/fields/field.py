@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
+from edgespec.decoding.sampling import RANGES
 from edgespec.files.checked import Range
 from edgespec.server.errors import ApiError
 from edgespec.server.json_schema import Schema, fits, wanted
@@ -131,6 +132,26 @@ def read_stops(given: str | list[str]) -> tuple[str, ...]:
 
 def read_effort(given: str) -> dict[str, Any]:
     return {"reasoning_effort": given, **({SWITCH: False} if given == "none" else {})}
+
+
+# A smaller divisor makes scores infinite.
+_LEAST_REPEAT_PENALTY = 0.01
+_DRAWN: Mapping[str, tuple[Schema, Own]] = {
+    "temperature": (number(RANGES["temperature"]), same),
+    # OpenAI allows 0: the likeliest token.
+    "top_p": (number(replace(RANGES["top_p"], above=False)), lambda given: given or LEAST_TOP_P),
+    "min_p": (number(RANGES["min_p"]), same),
+    "presence_penalty": (number(RANGES["presence_penalty"]), same),
+    "frequency_penalty": (number(RANGES["frequency_penalty"]), same),
+    "repeat_penalty": (number(replace(RANGES["repeat_penalty"], least=_LEAST_REPEAT_PENALTY, above=False)), same),
+    "top_k": (whole(-1, MOST_WHOLE), lambda given: max(int(given), 0)),  # -1 is vLLM's number for all
+}
+
+
+def drawing(name: str, *, apis: tuple[str, ...]) -> Field:
+    """The field of a request that is one of Sampling."""
+    schema, own = _DRAWN[name]
+    return Field(name, schema, "as in [Sampling](sampling.md)", apis, own, f"sampling.{name}")
 
 
 def refused(names: str, meaning: str, unless: Schema = EMPTY, *, apis: tuple[str, ...]) -> list[Field]:

@@ -6,18 +6,16 @@ Most of them mean the same in the Responses API, whose own are in responses.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from edgespec.decoding.logprobs import MOST_TOP
-from edgespec.decoding.sampling import BIASES, MOST_BIASED, RANGES
+from edgespec.decoding.sampling import BIASES, MOST_BIASED
 from edgespec.errors import InvalidRequestError
 from edgespec.server.errors import ApiError, sentence
 from edgespec.server.fields.field import (
     FLAG,
     HOW_LONG,
-    LEAST_TOP_P,
     LENGTH,
     LESS,
     MOST_STOPS,
@@ -34,14 +32,13 @@ from edgespec.server.fields.field import (
     ZERO,
     Field,
     Own,
+    drawing,
     ignored,
     named,
-    number,
     read_effort,
     read_seed,
     read_stops,
     refused,
-    same,
     whole,
 )
 from edgespec.server.forms import (
@@ -63,8 +60,6 @@ from edgespec.text.conversation.variables import DOCUMENTS, check_variables
 MOST_CHOICES = 16
 # A context of 128 000 tokens has room for short ones.
 MOST_DOCUMENTS = 1000
-# A smaller divisor makes scores infinite.
-_LEAST_REPEAT_PENALTY = 0.01
 
 CHAT, COMPLETION, RESPONSES = ("chat",), ("completion",), ("responses",)
 CHATS, BOTH = CHAT + RESPONSES, CHAT + COMPLETION
@@ -88,7 +83,6 @@ _BIASES: Schema = {
     "additionalProperties": False,
     "maxProperties": MOST_BIASED,
 }
-_REPEAT = number(replace(RANGES["repeat_penalty"], least=_LEAST_REPEAT_PENALTY, above=False))
 _VARIABLES: Schema = {"type": ["object", "null"]}
 _EFFORT: Schema = {"anyOf": [FLAG, TEXT]}
 _DOCUMENTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_DOCUMENTS}
@@ -130,9 +124,8 @@ def _variable(name: str, schema: Schema, meaning: str, own: Own) -> Field:
     return Field(name, schema, meaning, CHATS, own, "template_variables", texts=True)
 
 
-def _drawing(name: str, schema: Schema, own: Own = same, others: str = "") -> list[Field]:
-    field = Field(name, schema, "as in [Sampling](sampling.md)", ALL, own, sets=f"sampling.{name}")
-    return named(f"options.{name} {others}", field)
+def _drawing(name: str, others: str = "") -> list[Field]:
+    return named(f"options.{name} {others}", drawing(name, apis=ALL))
 
 
 def _form(name: str, schema: Schema, own: Own) -> Field:
@@ -208,14 +201,13 @@ _OBEYED = (
     _form("guided_regex", FORM_TEXT, asked("regex", "guided_regex")),
     _form("guided_choice", _CHOICES, asked("choice", "guided_choice")),
     Field("model", TEXT, "the served model, by one of its names", ALL),
-    *_drawing("temperature", number(RANGES["temperature"])),
-    # OpenAI allows 0: the likeliest token.
-    *_drawing("top_p", number(replace(RANGES["top_p"], above=False)), lambda given: given or LEAST_TOP_P),
-    *_drawing("min_p", number(RANGES["min_p"])),
-    *_drawing("presence_penalty", number(RANGES["presence_penalty"])),
-    *_drawing("frequency_penalty", number(RANGES["frequency_penalty"])),
-    *_drawing("repeat_penalty", _REPEAT, others="repetition_penalty"),
-    *_drawing("top_k", whole(-1, MOST_WHOLE), lambda given: max(int(given), 0)),  # -1 is vLLM's number for all
+    *_drawing("temperature"),
+    *_drawing("top_p"),
+    *_drawing("min_p"),
+    *_drawing("presence_penalty"),
+    *_drawing("frequency_penalty"),
+    *_drawing("repeat_penalty", others="repetition_penalty"),
+    *_drawing("top_k"),
     Field(
         "logit_bias",
         _BIASES,

@@ -35,14 +35,14 @@ class StopStrings:
             )
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
-        self._stopped = False
+        self.found: str | None = None  # the stop string that ended the text
 
     def feed(self, chunk: str, *, may_end: bool = True) -> tuple[str, bool]:
         """(text that is safe to show, whether a stop string was found). All text after a stop is dropped.
 
         Unless it ``may_end`` the text, a stop string that the chunk completes is text.
         """
-        if self._stopped:
+        if self.found is not None:
             return "", True
         text, before = self._held + chunk, len(self._held)
         found = [
@@ -51,8 +51,9 @@ class StopStrings:
             if (start := text.find(stop, max(0, before + 1 - len(stop)))) >= 0  # not one that was text
         ]
         if found:  # the first end, of the longest
-            self._held, self._stopped = "", True
-            return text[: min(found)[1]], True
+            end, start = min(found)
+            self._held, self.found = "", text[start:end]
+            return text[:start], True
         cut = len(text) - overlap(text, self._stops)
         self._held = text[cut:]
         return text[:cut], False
@@ -74,14 +75,23 @@ class AnswerText:
         self._tokenizer = tokenizer
         self._marks = {**dict.fromkeys(ends.ids, b""), **(marks or {})}
         self._stops = StopStrings(ends.texts)
+        self._ends = ends
+        self._control: str | None = None  # the stop text that is the token which ends the text
         self._early = ends.min_tokens  # tokens to come that no stop string ends
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> tuple[str, bool]:
         """(text that may be shown, whether a stop string is complete)."""
+        if token in self._ends.ids and (control := self._tokenizer.control_token(token)) is not None:
+            self._control = control.text if control.text in self._ends.texts else None
         shown = self._marks[token] if token in self._marks else self._tokenizer.token_bytes(token)
         self._early -= 1
         return self._stops.feed(self._decoder.decode(shown), may_end=self._early < 0)
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop text at which the text ends, also if it is a control token; None if it ends at none."""
+        return self._stops.found if self._control is None else self._control
 
     def flush(self) -> str:
         """The text held back, at the end of the answer."""
@@ -121,6 +131,11 @@ class AnswerParts:
         self._thinking = thinking
         self._calls = None if tools is None else tools.parser()
         self._thoughts = _Thoughts(None if tools is None else tools.parser(bare=False))
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop text at which the answer ends; None if it ends at none."""
+        return self._text.stop_text
 
     @property
     def has_calls(self) -> bool:

@@ -13,9 +13,9 @@ from edgespec.text.plain import mended, plain
 
 Message = dict[str, Any]
 
-# OpenAI's limits: 128 functions, whose names have at most 64 letters, digits, underscores and hyphens.
+# OpenAI's limit of functions, and Anthropic's of the letters, digits, underscores and hyphens in their names.
 MOST_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 # What may be half of a surrogate pair in JSON.
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # A context of 128 000 tokens holds about half of it.
@@ -86,7 +86,7 @@ def _tool(number: int, tool: Any) -> Message:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"tool {number} has no valid name: {name!r:.70}", hint="1 to 64 letters, digits, underscores and hyphens"
+            f"tool {number} has no valid name: {name!r:.70}", hint="1 to 128 letters, digits, underscores and hyphens"
         )
     described = {key: value for key, value in function.items() if value is not None}
     described.setdefault("parameters", {"type": "object", "properties": {}})

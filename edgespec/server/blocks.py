@@ -1,0 +1,199 @@
+"""Anthropic's messages as the conversation that a session reads: text, thinking, calls and results as blocks.
+
+An assistant's blocks keep their order: what it says after its calls is a message behind them. Results that a user's
+message holds become separate messages. Thinking that only another server can read is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.server.errors import ApiError, unsupported
+from edgespec.server.messages import MOST_MESSAGES, Message
+from edgespec.server.strict_json import check_text, check_texts
+from edgespec.text.conversation.messages import THINKING
+
+_BETWEEN = "\n\n"
+_IS_ERROR = "Error: "
+# Claude Code's first line of a system text. Its last part is new in every request, so no cache would fit.
+_HEADER = "x-anthropic-billing-header:"
+# Encrypted by the server that wrote it.
+_UNREADABLE = ("redacted_thinking",)
+
+_TEXT = {"type": "string"}
+_BLOCKS = {"oneOf": [_TEXT, {"type": "array", "items": {"type": "object", "required": ["type"]}}]}
+_MEMBERS = {"role": {"enum": ["user", "assistant", "system"]}, "content": _BLOCKS}
+# The JSON schema of messages.
+MESSAGES = {
+    "type": "array",
+    "items": {"type": "object", "required": list(_MEMBERS), "properties": _MEMBERS},
+    "minItems": 1,
+    "maxItems": MOST_MESSAGES,
+}
+
+
+def read_blocks(given: object) -> list[Message]:
+    """The messages of the field ``messages``, without the field ``system``. Raises ApiError."""
+    if not isinstance(given, list) or not given:
+        raise ApiError("messages must be a list with at least one message", param="messages")
+    if len(given) > MOST_MESSAGES:
+        raise ApiError(f"there are {len(given)} messages; at most {MOST_MESSAGES} are allowed", param="messages")
+    return [own for number, each in enumerate(given) for own in _messages(each, f"messages[{number}]")]
+
+
+def read_system(given: Any) -> str | None:
+    """The system text, as text or as blocks; None if it is empty. Raises ApiError."""
+    texts = [_without_header(text) for text in _texts(given, "system")]
+    return _BETWEEN.join(filter(None, texts)) or None
+
+
+def read_tools(given: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The functions among the tools. The others are run by the server or known to one family of models."""
+    return tuple({"type": "function", "function": _function(tool)} for tool in given if is_function(tool))
+
+
+def is_function(tool: Mapping[str, Any]) -> bool:
+    return tool.get("type") in (None, "custom")
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
+    return {own: tool[name] for own, name in named.items() if tool.get(name) is not None}
+
+
+def read_tool_choice(given: Mapping[str, Any]) -> Any:
+    """Whether the model may call tools, or must, as a session knows it."""
+    kind = given.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": given.get("name")}}
+    return "required" if kind == "any" else kind
+
+
+def _messages(given: object, param: str) -> list[Message]:
+    if not isinstance(given, Mapping):
+        raise ApiError(f"{param} must be an object", param=param)
+    role, content = given.get("role"), given.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise ApiError(f"the role of {param} must be user, assistant or system, not {role!r:.40}", param=param)
+    if isinstance(content, str):
+        return [{"role": role, "content": check_text(content, param)}]
+    blocks = [_block(each, param) for each in _listed(content, param)]
+    return _of_assistant(blocks, param) if role == "assistant" else _of_others(role, blocks, param)
+
+
+def _listed(content: object, param: str) -> list[Any]:
+    if not isinstance(content, list):
+        raise ApiError(f"the content of {param} must be text or a list of blocks", param=param)
+    return content
+
+
+def _block(given: object, param: str) -> tuple[str, Mapping[str, Any]]:
+    """A block and its type."""
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(kind, str):
+        raise ApiError(f"a block of {param} must be an object with a type", param=param)
+    return kind, given
+
+
+def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]], param: str) -> list[Message]:
+    own = [_Said()]
+    for kind, block in blocks:
+        if kind not in ("text", "thinking", "tool_use", *_UNREADABLE):
+            raise _unknown(kind, param)
+        last = own[-1]
+        if (last.calls and kind != "tool_use") or (last.texts and kind == "thinking"):
+            own.append(last := _Said())
+        if kind == "tool_use":
+            last.calls.append(_call(block, param))
+        elif kind not in _UNREADABLE:
+            (last.texts if kind == "text" else last.thoughts).append(_member(block, kind, param))
+    return [each.message() for each in own]
+
+
+@dataclass(slots=True)
+class _Said:
+    """What one message of the assistant says: thoughts, then texts, then calls."""
+
+    thoughts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def message(self) -> Message:
+        thinking = {THINKING[0]: _BETWEEN.join(self.thoughts)} if self.thoughts else {}
+        calls = {"tool_calls": self.calls} if self.calls else {}
+        return {"role": "assistant", "content": "".join(self.texts), **thinking, **calls}
+
+
+def _call(block: Mapping[str, Any], param: str) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": block.get("input")}
+    call: dict[str, Any] = check_texts({"id": block.get("id"), "type": "function", "function": function}, param)
+    return call
+
+
+def _of_others(role: str, blocks: list[tuple[str, Mapping[str, Any]]], param: str) -> list[Message]:
+    own, texts = list[Message](), list[str]()
+
+    def say() -> None:
+        if texts:
+            own.append({"role": role, "content": _BETWEEN.join(texts)})
+            texts.clear()
+
+    for kind, block in blocks:
+        if kind == "tool_result" and role == "user":
+            say()
+            own.append(_result(block, param))
+        else:
+            texts.append(_text(kind, block, param))
+    say()
+    return own or [{"role": role, "content": ""}]
+
+
+def _result(block: Mapping[str, Any], param: str) -> Message:
+    content = block.get("content")
+    text = _BETWEEN.join(_texts("" if content is None else content, param))
+    error = _IS_ERROR if block.get("is_error") else ""
+    return {"role": "tool", "tool_call_id": check_texts(block.get("tool_use_id"), param), "content": error + text}
+
+
+def _texts(given: object, param: str) -> list[str]:
+    """The texts of a content of texts alone."""
+    if isinstance(given, str):
+        return [check_text(given, param)]
+    return [_text(*_block(each, param), param) for each in _listed(given, param)]
+
+
+def _text(kind: str, block: Mapping[str, Any], param: str) -> str:
+    reads = _READABLE.get(kind)
+    if reads is None:
+        raise _unknown(kind, param)
+    return reads(block, param)
+
+
+def _member(block: Mapping[str, Any], name: str, param: str) -> str:
+    text = block.get(name)
+    if not isinstance(text, str):
+        raise ApiError(f"a block of {param} has no {name}", param=param)
+    return check_text(text, param)
+
+
+def _search_result(block: Mapping[str, Any], param: str) -> str:
+    return "\n".join(
+        [_member(block, "title", param), _member(block, "source", param), *_texts(block.get("content"), param)]
+    )
+
+
+_READABLE: Mapping[str, Callable[[Mapping[str, Any], str], str]] = {
+    "text": lambda block, param: _member(block, "text", param),
+    "search_result": _search_result,
+    "tool_reference": lambda block, param: _member(block, "tool_name", param),
+}
+
+
+def _unknown(kind: str, param: str) -> ApiError:
+    return unsupported(param, f"a block of the type {kind[:32]!r} ({param})")
+
+
+def _without_header(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(_HEADER) else text

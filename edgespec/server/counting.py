@@ -1,0 +1,47 @@
+"""``/v1/messages/count_tokens``: how many tokens a conversation's prompt would have."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edgespec.server.answering import LONGEST_REQUEST_S, Left
+from edgespec.server.errors import GoneError
+from edgespec.server.faces.messages import MESSAGES
+from edgespec.server.keeper import LoadedEngine
+from edgespec.server.schema import Request
+from edgespec.server.service import Service
+from edgespec.text.request_budget import RequestBudget
+
+
+def routes(service: Service) -> list[Route]:
+    """The route that counts tokens."""
+    counting = asyncio.Lock()  # one after another: other threads wait while native code reads a long text
+
+    async def count(request: HttpRequest) -> Response:
+        service.access.owner(request.headers)
+        keeper = service.keeper
+        budget = RequestBudget(keeper.context_length, LONGEST_REQUEST_S)
+        try:
+            parsed, _ = await service.bodies.read(request, MESSAGES.read, budget, keeper.threads)
+        except GoneError:
+            return Left()
+        async with counting, keeper.use() as loaded:
+            tokens = await keeper.threads.run(lambda: _tokens(loaded, parsed, budget.left_s))
+        return JSONResponse({"input_tokens": tokens})
+
+    return [Route(f"{MESSAGES.path}/count_tokens", count, methods=["POST"])]
+
+
+def _tokens(loaded: LoadedEngine, request: Request, seconds: float) -> int:
+    # The body's size is bounded: a prompt that is longer than the context is counted too.
+    return loaded.engine.prompt_tokens(
+        request.messages,
+        tools=request.tools,
+        tool_choice=request.tool_choice,
+        template_variables=request.template_variables,
+        budget=RequestBudget(seconds=seconds),
+    )
