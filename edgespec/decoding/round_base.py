@@ -305,6 +305,7 @@ class DecodeStats:
 
     ``cached_tokens`` of the ``prompt_tokens`` were still in the cache. ``guessed_tokens`` of the ``emitted_tokens``
     were proposed by a drafter; ``accepted`` may be more, since a stop string drops accepted tokens behind it.
+    ``reasoning_tokens`` of them are thinking and its marks.
     ``ttft_s`` runs from the request to the first token, ``decode_s`` from there to the last; both are None
     without such a token. ``guessing_rounds`` are the rounds with guesses or a busy drafter; ``guessing_s`` is their
     whole time, plus the drafting time of all other rounds.
@@ -314,6 +315,7 @@ class DecodeStats:
     cached_tokens: int = 0
     emitted_tokens: int = 0
     guessed_tokens: int = 0
+    reasoning_tokens: int = 0
     rounds: int = 0
     proposed: int = 0
     evaluated: int = 0
@@ -391,6 +393,7 @@ class DecodeStats:
             "cached_tokens": self.cached_tokens,
             "emitted_tokens": self.emitted_tokens,
             "guessed_tokens": self.guessed_tokens,
+            "reasoning_tokens": self.reasoning_tokens,
             "rounds": self.rounds,
             "proposed": self.proposed,
             "evaluated": self.evaluated,

@@ -193,7 +193,9 @@ class AnswerTask:
         for position, (token, guessed_by) in enumerate(zip(step.tokens, step.guessed_by, strict=True)):
             self.stats.emitted_tokens += 1
             self.stats.guessed_tokens += guessed_by is not None
+            thought = self._parts.thinks
             found, stopped = self._parts.feed(token)
+            self.stats.reasoning_tokens += thought or self._parts.thinks
             self._unshown.append((token, guessed_by, sum(len(piece.text) for piece in found)))
             self._logprobs += step.logprobs[position : position + 1]
             pieces += found

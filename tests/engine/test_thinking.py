@@ -63,10 +63,12 @@ def test_events_and_done_tell_thinking_from_the_answer(tiny: TinyModels, tmp_pat
             assert "".join(event.text for event in texts if event.reasoning is None) == done.content
             assert [token for event in texts for token in event.token_ids] == list(done.token_ids)
             assert sum(sum(event.lengths) for event in texts) == len(done.text)
+            assert done.stats.reasoning_tokens == done.stats.as_json()["reasoning_tokens"] == 4
         assert session.messages[-1]["content"] == done.text
         assert engine.ask("hello") == "Yes."
         _, raw = read_all(session.generate("hello", raw=True))
         assert (raw.reasoning, raw.content) == (None, raw.text)
+        assert raw.stats.reasoning_tokens == 0
     assert (Text("a").reasoning, done_of(tiny).content) == (None, done_of(tiny).text)
 
 
@@ -81,9 +83,11 @@ def test_a_template_may_open_the_thinking(tiny: TinyModels, tmp_path: Path) -> N
     with tiny.load(path, draft="none") as engine, engine.session() as session:
         done = ask(session, "hello")
         assert (done.reasoning, done.content) == ("so", "yes")
+        assert done.stats.reasoning_tokens == 2
     with tiny.load(tiny.with_template("begins", BEGINS), draft="none") as engine, engine.session() as session:
         done = ask(session, "hello")
         assert done.reasoning == done.text.strip(), "the model never ends its thinking"
+        assert done.stats.reasoning_tokens == done.stats.emitted_tokens == 6
 
 
 # Like gpt-oss's template: it refuses answers with marks, and takes thinking by another name.

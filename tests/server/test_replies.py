@@ -84,6 +84,7 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
         prompt_tokens=20,
         cached_tokens=12,
         emitted_tokens=11,
+        reasoning_tokens=2,
         proposed=9,
         accepted=6,
         ttft_s=0.5,
@@ -94,7 +95,11 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
         "completion_tokens": 11,
         "total_tokens": 31,
         "prompt_tokens_details": {"cached_tokens": 12},
-        "completion_tokens_details": {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 3},
+        "completion_tokens_details": {
+            "reasoning_tokens": 2,
+            "accepted_prediction_tokens": 6,
+            "rejected_prediction_tokens": 3,
+        },
     }
     assert timings([done]) == {
         "cache_n": 12,

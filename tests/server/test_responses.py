@@ -38,7 +38,9 @@ def engine(tiny: TinyModels) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def done(engine: Engine) -> Done:
-    stats = DecodeStats(prompt_tokens=20, cached_tokens=12, emitted_tokens=11, proposed=9, accepted=6)
+    stats = DecodeStats(
+        prompt_tokens=20, cached_tokens=12, emitted_tokens=11, reasoning_tokens=2, proposed=9, accepted=6
+    )
     return Done(
         finish_reason="stop",
         text="x",
@@ -377,7 +379,7 @@ def test_a_reply_has_usage_and_repeats_its_request(done: Done) -> None:
         "input_tokens_details": {"cached_tokens": 12, "cache_write_tokens": 8},
         "output_tokens": 11,
         "output_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": 2,
             "accepted_prediction_tokens": 6,
             "rejected_prediction_tokens": 3,
         },

@@ -241,14 +241,15 @@ def usage(answers: Sequence[Done]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": predictions(answers),
+        "completion_tokens_details": token_details(answers),
     }
 
 
-def predictions(answers: Sequence[Done]) -> dict[str, int]:
-    """Guessed tokens, by OpenAI's names."""
+def token_details(answers: Sequence[Done]) -> dict[str, int]:
+    """Tokens of thinking and guessed ones, by OpenAI's names."""
     accepted = sum(done.stats.accepted for done in answers)
     return {
+        "reasoning_tokens": sum(done.stats.reasoning_tokens for done in answers),
         "accepted_prediction_tokens": accepted,
         "rejected_prediction_tokens": sum(done.stats.proposed for done in answers) - accepted,
     }

@@ -10,7 +10,7 @@ from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.face import Columns, Face, Head
-from edgespec.server.faces.openai import predictions, scored_tokens
+from edgespec.server.faces.openai import scored_tokens, token_details
 from edgespec.server.fields.table import read_fields
 from edgespec.server.items import Offered, choose_offered
 from edgespec.server.messages import conversation_of
@@ -241,7 +241,7 @@ def _usage(done: Done) -> dict[str, Any]:
             "cache_write_tokens": stats.prompt_tokens - stats.cached_tokens,
         },
         "output_tokens": stats.emitted_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0, **predictions([done])},
+        "output_tokens_details": token_details([done]),
         "total_tokens": stats.prompt_tokens + stats.emitted_tokens,
     }
 

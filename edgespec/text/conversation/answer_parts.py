@@ -142,6 +142,11 @@ class AnswerParts:
         """Whether the answer may hold calls, which its pieces' texts leave out."""
         return self._calls is not None
 
+    @property
+    def thinks(self) -> bool:
+        """Whether thinking is open."""
+        return self._thinking is not None and self._thinking.inside
+
     def feed(self, token: int) -> tuple[list[Piece], bool]:
         """(the pieces that are certain, whether a stop string is complete)."""
         text, stopped = self._text.feed(token)

@@ -112,6 +112,12 @@ class ThinkingText:
         self._closed = False
         self._held = ""
 
+    @property
+    def inside(self) -> bool:
+        """Whether thinking is open: its end has not come."""
+        open_before = self._next is Says.MARK and not self._closed and self._without_mark is Says.THOUGHT
+        return self._next is Says.THOUGHT or open_before
+
     def feed(self, text: str) -> list[tuple[str, Says]]:
         """The stretches that are certain, in order; a possible mark is held back."""
         self._held += text
