@@ -263,7 +263,8 @@ class Session:
 
         ``messages`` instead of ``prompt`` are a whole conversation as the caller keeps it: mappings with a role and
         a content, in any order that an agent replays, the user's last or a result. They replace this session's
-        conversation; the caches keep what both share. An assistant's message may hold ``tool_calls`` and
+        conversation; the caches keep what both share. If the assistant's is the last, the answer continues it: events
+        and forms have the new text alone, the message has both. An assistant's message may hold ``tool_calls`` and
         ``reasoning_content``, its thinking, and messages in the role ``tool`` with a ``tool_call_id`` hold results. A
         conversation that outgrows the context loses its oldest turns; with ``keep_all`` it raises PromptTooLongError
         if the prompt alone is too long.

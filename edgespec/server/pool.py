@@ -20,7 +20,7 @@ from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.server.messages import Message
 from edgespec.server.schema import Request
-from edgespec.text.conversation.messages import THINKING
+from edgespec.text.conversation.messages import THINKING, begun
 
 # A caller of one program holds one or two conversations. Memory is the other bound: a session has a whole cache.
 MOST_KEPT = 8
@@ -44,9 +44,11 @@ def text_of(request: Request, answer: str | None = None) -> str:
     if request.prompt is not None:
         return f"raw\0{request.prompt}{answer or ''}"
     shown = [each for each in (request.tools, request.template_variables) if each]
-    return f"{json.dumps(shown) if shown else ''}\0{text_of_messages(request.messages)}" + (
-        "" if answer is None else f"assistant\0{answer}\0"
-    )
+    text = f"{json.dumps(shown) if shown else ''}\0{text_of_messages(request.messages)}"
+    if begun(request.messages) is not None:  # the answer continues the last message
+        text = text.removesuffix("\0")
+        return text if answer is None else f"{text}{answer}\0"
+    return text if answer is None else f"{text}assistant\0{answer}\0"
 
 
 def text_of_messages(messages: Sequence[Message]) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgespec.server.errors import ApiError
 from edgespec.server.forms import AskedForm
 from edgespec.server.messages import Message
+from edgespec.text.conversation.messages import begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,12 @@ class Request:
 
 
 def request_of(found: dict[str, Any]) -> Request:
-    """A Request of what the fields of a body set."""
+    """A Request of what the fields of a body set. Raises ApiError."""
+    continues = begun(found.get("messages", ())) is not None
+    for name, is_so in (("continue_final_message", continues), ("add_generation_prompt", not continues)):
+        if found.pop(name, is_so) != is_so:
+            last = "the assistant's, which is continued" if continues else "not the assistant's"
+            raise ApiError(f"{name} can only be {json.dumps(is_so)} here: the last message is {last}", param=name)
     if found.get("max_tokens") == -1:  # no limit, as in llama.cpp
         del found["max_tokens"]
     return Request(**found)

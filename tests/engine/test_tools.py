@@ -326,7 +326,7 @@ def test_wrong_tools_are_refused(session: Session, tools: Any, choice: Any, said
             [user(), call(), {"role": "tool", "content": None}],
             "the content of message 2 of the conversation must be text",
         ),
-        ([user(), call()], "the last message is the assistant's, and an answer cannot be continued"),
+        ([user(), call()], "the last message is a call, and its result is missing"),
         ([user(), {**call(), "tool_calls": "x"}, result()], "the tool_calls of message 1 are not a list"),
         ([user(), {**call(), "tool_calls": ["x"]}, result()], "a call in message 1 has no function name"),
         ([user(), call(""), result()], "a call in message 1 has no function name"),

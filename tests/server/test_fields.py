@@ -75,6 +75,7 @@ def test_every_field_that_is_not_obeyed_is_one_of_an_api() -> None:
 
 def test_an_obeyed_field_sets_what_a_request_has_and_others_set_nothing() -> None:
     own = {each.name for each in dataclasses.fields(Request)} | {"top_logprobs", "instructions", "include", "system"}
+    own |= {"continue_final_message", "add_generation_prompt"}
     own |= {f"sampling.{each.name}" for each in dataclasses.fields(Sampling)}
     assert {field.sets or field.name.rpartition(".")[2] for field in known(Treatment.OBEYED)} <= own
     for field in (*known(Treatment.REFUSED), *known(Treatment.IGNORED)):

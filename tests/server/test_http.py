@@ -18,7 +18,7 @@ from edgespec.server.errors import ApiError
 from edgespec.server.security import Access
 from tests.engine.answers import plain_text
 from tests.support.http_server import WAIT_S, HeldLoad, Running, running
-from tests.support.tiny_models import TinyModels
+from tests.support.tiny_models import TinyModels, answer
 
 CHAT = "/v1/chat/completions"
 
@@ -57,6 +57,16 @@ def test_the_text_is_that_of_a_session(server: Running, engine: Engine) -> None:
         assert reply["timings"]["draft_n"] >= reply["timings"]["draft_n_accepted"]
         assert reply["timings"]["draft_n"] > 0
         assert reply["seed"] == body.get("seed")
+
+
+def test_the_assistants_last_message_is_continued(server: Running, engine: Engine) -> None:
+    sent = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "the people of"}]
+    with engine.session() as session:
+        expected = answer(session.generate(messages=sent, max_tokens=20)).text
+    body = {"messages": sent, "max_tokens": 20, "temperature": 0}
+    assert text_of(server.post(**body).json()) == expected
+    streamed = events(server.post(**body, stream=True, continue_final_message=True))
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in streamed) == expected
 
 
 def test_a_stop_text_ends_the_answer_in_front_of_it(server: Running) -> None:

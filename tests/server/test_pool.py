@@ -213,3 +213,11 @@ def test_texts_of_chats_and_completions_are_never_beginnings_of_one_another() ->
     assert common_prefix(text_of(chat), text_of(Request(prompt="user\0x"))) == 0
     thoughtless = Request(messages=chat.messages, template_variables={"enable_thinking": False})
     assert common_prefix(text_of(chat), text_of(thoughtless)) == 0, "other variables give another prompt"
+
+
+def test_an_answer_that_continues_a_message_is_one_message_with_it() -> None:
+    asked = {"role": "user", "content": "x"}
+    begun = Request(messages=(asked, {"role": "assistant", "content": "one"}))
+    later = Request(messages=(asked, {"role": "assistant", "content": "one two"}, asked))
+    assert text_of(begun, " two").startswith(text_of(begun))
+    assert text_of(later).startswith(text_of(begun, " two"))

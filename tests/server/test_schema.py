@@ -158,8 +158,6 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("use_beam_search", True),
         ("allowed_token_ids", [1]),
         ("skip_special_tokens", False),
-        ("add_generation_prompt", False),
-        ("continue_final_message", True),
         ("truncate_prompt_tokens", 100),
         ("prompt_logprobs", 0),
         ("echo", True),
@@ -369,13 +367,22 @@ def test_a_late_system_message_is_the_users_at_its_place() -> None:
     assert read_messages([system, late]) == (user("a\n\nb"),)
 
 
+def test_whether_the_last_message_is_continued_may_be_said_as_it_is() -> None:
+    sent = [user("x"), assistant("y")]
+    for more in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+        assert read_chat({"messages": sent, **more}).messages == tuple(sent)
+    for name, wrong in (("continue_final_message", False), ("add_generation_prompt", True)):
+        error = refused(read_chat, {"messages": sent, name: wrong})
+        assert (error.param, error.code) == (name, None)
+
+
 def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_message() -> None:
     assert read_messages([assistant("x"), user("y")]) == (user(""), assistant("x"), user("y"))
     system = {"role": "system", "content": "a"}
     assert read_messages([system, assistant("x"), user("")]) == (system, user(""), assistant("x"), user(""))
     assert read_messages([user(" \n")]) == (user(" \n"),)
     assert read_messages([user("x"), assistant("")]) == (user("x"),), "the place of the answer"
-    assert "cannot be continued" in refused(read_messages, [user("x"), assistant("y")]).message
+    assert read_messages([user("x"), assistant("y")]) == (user("x"), assistant("y")), "the answer continues it"
     refusal = assistant([{"type": "refusal", "refusal": "no"}])
     refused_beside = {"role": "assistant", "content": None, "refusal": "no"}
     assert read_messages([*HI, refusal, *HI])[1] == assistant("no") == read_messages([*HI, refused_beside, *HI])[1]
@@ -396,9 +403,6 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_messa
         [user([{"type": "text"}])],
         [user([{"type": "image_url", "image_url": {"url": "http://x"}}])],
         [user(["a text without a type"])],
-        [assistant("x")],
-        [user("x"), assistant("y")],
-        [{"role": "system", "content": "x"}, assistant("y")],
         [*HI, {**assistant("x"), "reasoning": "\0"}, *HI],
         [user([{"type": "refusal", "text": "x"}])],
         [user("a\0b")],

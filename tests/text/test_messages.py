@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.messages import check_conversation, read_conversation
+from edgespec.text.conversation.messages import begun, check_conversation, read_conversation
 
 Message = dict[str, Any]
 
@@ -120,13 +120,16 @@ def test_unknown_roles_and_contents_that_are_not_text_are_refused(wrong: Any, wh
     assert raised.value.message.startswith(why)
 
 
-def test_the_prompt_is_the_last_users_and_an_empty_last_message_is_the_answers_place() -> None:
+def test_an_assistants_last_message_is_begun_and_an_empty_one_is_the_answers_place() -> None:
     sent = [SYSTEM, user("a"), said("b"), user("c"), said("", "d"), result("d", "fd")]
     assert check_conversation(None, sent, raw=False) == ("c", sent[:3], sent[4:])
     assert check_conversation(None, [user("a"), said("")], raw=False) == ("a", [], [])
-    for last in (said("b"), said("", "b"), said("", reasoning="hm")):
-        with pytest.raises(InvalidRequestError, match="an answer cannot be continued"):
-            check_conversation(None, [user("a"), last], raw=False)
+    for last in (said("b"), said("", reasoning_content="hm")):
+        assert check_conversation(None, [user("a"), last], raw=False) == ("a", [], [last])
+        assert begun([last]) == last
+    assert begun([user("a")]) is begun([said("", "b")]) is begun([]) is None
+    with pytest.raises(InvalidRequestError, match="is a call, and its result is missing"):
+        check_conversation(None, [user("a"), said("", "b")], raw=False)
 
 
 KINDS = [

@@ -18,6 +18,7 @@ from edgespec.errors import TemplateError
 from edgespec.files.home import home
 from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
+from edgespec.text.chat_template.origin import SAID, origins_of
 from edgespec.text.chat_template.template import ABSENT, ChatTemplate
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.messages import read_conversation
@@ -515,6 +516,27 @@ def test_every_pair_of_neighbours_is_in_the_prompt_of_every_real_template(
             text = prompt_of(template, sent, called=called)
             lost += [(name, second, part) for part in ["begin", *one[1], *other[1], "end"] if part not in text]
     assert lost == []
+
+
+def test_an_answer_continues_the_assistants_text_in_every_real_template(
+    templates: dict[str, ModelTemplate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt ends with the text as it is, blanks too, and no mark follows it. All before is there."""
+    monkeypatch.setattr(sandbox, "datetime", Noon)
+    for name, template in templates.items():
+        for text in ("word 1. The answer is", " \n{", "a</s><|im_end|>b", "kestrel kestrel"):
+            for more in ({}, {"reasoning_content": "hm"}):
+                sent = said(("user", "word 7"), ("assistant", "word 8"), ("user", "word 9"))
+                own = read_conversation([*sent, {"role": "assistant", "content": text, **more}])
+                values = {"messages": template.shaped(own, tools=False)}
+                prompt = template.continued(values)
+                assert prompt is not None, name
+                assert prompt.endswith(text), name
+                assert origins_of(prompt[-len(text) :]) == SAID * len(text), name
+                before = prompt[: -len(text)]
+                assert 0 <= before.find("word 7") < before.find("word 8") < before.find("word 9"), name
+                if text.startswith("word"):
+                    assert template.render(values, begins_answer=False).startswith(prompt), name
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])

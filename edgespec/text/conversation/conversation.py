@@ -16,7 +16,7 @@ from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText, Sai
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.ends import Ends
 from edgespec.text.conversation.hole import Hole, hole_tokens
-from edgespec.text.conversation.messages import THINKING, check_messages
+from edgespec.text.conversation.messages import THINKING, begun, check_messages
 from edgespec.text.conversation.model_template import ModelTemplates
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode, first_that_fits, is_far_longer
@@ -103,9 +103,12 @@ class PromptFormat:
         tools: Messages = (),
         variables: Mapping[str, Any] | None = None,
         budget: RequestBudget | None = None,
+        *,
+        continues: bool = False,
     ) -> str:
         """The prompt of a conversation in its usual form, its tools, and the template's own variables.
 
+        With ``continues`` it ends with the content of the last message, the assistant's, and no mark behind it.
         Raises TemplateError, InvalidRequestError, and what ``budget`` raises.
         """
         variables = variables or {}
@@ -127,7 +130,16 @@ class PromptFormat:
             messages = [with_calls_in_text(message, form) for message in messages]
         shaped = template.shaped([dict(message) for message in messages], tools=bool(tools))
         shown = {"tools": tools} if tools else {}
-        return template.render({**variables, **shown, "messages": shaped}, budget)
+        values = {**variables, **shown, "messages": shaped}
+        if not continues:
+            return template.render(values, budget)
+        prompt = template.continued(values, budget)
+        if prompt is None:
+            raise InvalidRequestError(
+                f"{self._name} cannot continue the assistant's message: its chat template does not show it last",
+                hint="end with a user message",
+            )
+        return prompt
 
     def encode(self, prompt: str, budget: RequestBudget | None = None) -> list[int]:
         """Tokens of what ``read`` returned; a begin-of-sequence token is added unless the template wrote one."""
@@ -152,7 +164,8 @@ class Turn:
 
     ``dropped`` old messages were left out because the conversation outgrew the context; ``notice`` says so.
     ``earlier`` replaces the conversation before the message (None: it stays).
-    ``after`` are calls and results that follow the message, ``tools`` what the answer may call.
+    ``after`` are calls and results that follow the message, and what is ``begun`` of the answer.
+    ``tools`` are what the answer may call.
     """
 
     message: str | None
@@ -283,7 +296,8 @@ class Conversation:
     ) -> Turn:
         """The next turn, or ``raw`` text or tokens unchanged, or a ``hole``. ``earlier`` replaces the conversation.
 
-        ``after`` are calls and results that follow the prompt. All messages have been checked. ``variables`` are the
+        ``after`` are calls and results that follow the prompt, and what is ``begun`` of the answer. All messages have
+        been checked. ``variables`` are the
         template's in this turn. With ``keep_all`` no turn is dropped.
 
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError, and what
@@ -352,7 +366,7 @@ class Conversation:
         def read(first: int) -> tuple[str, list[int]]:
             """The prompt, and its tokens, with the kept messages from number ``first`` on."""
             whole = [*head, *kept[first:], {"role": "user", "content": prompt}, *after]
-            asked = self._prompts.read(whole, shown, variables, budget)
+            asked = self._prompts.read(whole, shown, variables, budget, continues=begun(after) is not None)
             return asked, self._encode(asked, budget, own=earlier is None and not shown)
 
         def fits(first: int, room: int) -> bool:
@@ -410,9 +424,11 @@ class Conversation:
         return AnswerParts(AnswerText(self._prompts.tokenizer, ends, shown), thinking=reader, tools=tools)
 
     def thinking(self, turn: Turn) -> tuple[ThinkingMarks, bool] | None:
-        """The marks of the answer's thinking, and whether the template has opened it; None for raw text."""
-        marks = self._prompts.thinking
-        return None if marks is None or turn.message is None else (marks, marks.open_in(turn.text))
+        """The marks of the answer's thinking, and whether the prompt has opened it; None for raw text."""
+        marks, before = self._prompts.thinking, begun(turn.after)
+        if marks is None or turn.message is None:
+            return None
+        return marks, marks.open_in(turn.text) if before is None else marks.left_open_in(before["content"])
 
     def begin(self, turn: Turn, history: list[int]) -> None:
         """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""
@@ -433,7 +449,13 @@ class Conversation:
         if self._prompts.thinks_apart:
             answer["content"] = said.content
             answer |= {THINKING[0]: said.reasoning} if said.reasoning else {}
-        self._messages += [{"role": "user", "content": turn.message}, *turn.after, answer]
+        after = list(turn.after)
+        if begun(after) is not None:
+            before = after.pop()
+            answer |= {
+                name: before[name] + answer.get(name, "") for name in ("content", THINKING[0]) if name in before
+            }
+        self._messages += [{"role": "user", "content": turn.message}, *after, answer]
         # After a stop string the tokens hold more than the text: the text is tokenised again.
         if self._prompts.tokenizer.detokenize(answer_ids) == said.raw:
             self._rendered = turn.text + said.raw

@@ -43,7 +43,7 @@ def read_conversation(messages: object) -> list[Message]:
 def check_conversation(
     prompt: object, messages: Sequence[Mapping[str, Any]], *, raw: bool
 ) -> tuple[str, list[Message], list[Message]]:
-    """The last user message's text, the messages before it and those after it: calls and their results.
+    """The last user message's text, and the messages before and after it: calls and results, and what is ``begun``.
 
     An empty message of the assistant at the end, which some clients send for the answer, is left out. Raises
     InvalidRequestError for a conversation that cannot be answered.
@@ -60,13 +60,19 @@ def check_conversation(
         raise InvalidRequestError(
             "the conversation has no message", hint="give a list with at least one user message"
         )
-    if own[-1]["role"] == "assistant":
+    if own[-1]["role"] == "assistant" and begun(own) is None:
         raise InvalidRequestError(
-            "the last message is the assistant's, and an answer cannot be continued",
-            hint="end with a user message, or with the result of a call, in the role tool",
+            "the last message is a call, and its result is missing",
+            hint="end with the result of the call, in the role tool, or with a user message",
         )
     last = max(index for index, message in enumerate(own) if message["role"] == "user")
     return own[last]["content"], own[:last], own[last + 1 :]
+
+
+def begun(messages: Sequence[Message]) -> Message | None:
+    """The assistant's message at the end, which the answer continues; None if the answer is the next message."""
+    last = messages[-1] if messages else {}
+    return last if last.get("role") == "assistant" and "tool_calls" not in last else None
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

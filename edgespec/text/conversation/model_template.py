@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from edgespec.errors import TemplateError
 from edgespec.text.chat_template.budget import TemplateLimits
+from edgespec.text.chat_template.origin import joined
 from edgespec.text.chat_template.template import ABSENT, ChatTemplate
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.shapes import TRIAL_TOOL, Shapes
@@ -19,6 +20,23 @@ from edgespec.text.request_budget import RequestBudget
 
 # Trials count steps alone: a busy machine must not change what they find. Real templates take up to 8 000.
 _TRIAL = TemplateLimits(steps=30_000, deadline_s=math.inf)
+
+
+# Stands for a content in a rendering: no template writes it.
+_LAST = "kestrel"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts inside a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield str(name)
+            yield from _texts(inner)
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from _texts(inner)
 
 
 class ModelTemplate:
@@ -35,13 +53,36 @@ class ModelTemplate:
         values: Mapping[str, Any],
         budget: RequestBudget | None = None,
         limits: TemplateLimits | None = None,
+        *,
+        begins_answer: bool = True,
     ) -> str:
         """The prompt text; ``values`` are ``messages``, and whatever else the template may read.
 
-        Raises TemplateError, and what ``budget`` raises.
+        With ``begins_answer`` it ends where an answer begins. Raises TemplateError, and what ``budget`` raises.
         """
         given, absent = dict(values), ABSENT if self._takes_none else {}
-        return self._compiled.render(given.pop("messages"), extra=given, budget=budget, limits=limits, absent=absent)
+        return self._compiled.render(
+            given.pop("messages"),
+            add_generation_prompt=begins_answer,
+            extra=given,
+            budget=budget,
+            limits=limits,
+            absent=absent,
+        )
+
+    def continued(self, values: Mapping[str, Any], budget: RequestBudget | None = None) -> str | None:
+        """The prompt text up to the end of the last message's content, which the answer continues.
+
+        A word that no message has stands for the content, so that nothing of the content is trimmed or changed. None
+        if the template does not show the last message once. Raises what ``render`` raises.
+        """
+        *earlier, last = values["messages"]
+        word = _LAST
+        while any(word in text for text in _texts(values)):
+            word += _LAST
+        shown = {**values, "messages": [*earlier, {**last, "content": word}]}
+        parts = self.render(shown, budget, begins_answer=False).split(word)
+        return joined([parts[0], last["content"]]) if len(parts) == 2 else None
 
     def shaped(self, messages: Sequence[Message], *, tools: bool) -> list[Message]:
         """The messages as this template can show them, next to tools or without. Raises TemplateError."""

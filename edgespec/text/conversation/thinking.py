@@ -41,6 +41,10 @@ class ThinkingMarks:
         """Whether a prompt ends inside thinking: some templates write the opening mark."""
         return prompt.rfind(self.opening) > prompt.rfind(self.closing) and prompt.rstrip().endswith(self.opening)
 
+    def left_open_in(self, begun: str) -> bool:
+        """Whether the beginning of an answer ends inside thinking."""
+        return begun.rfind(self.opening) > begun.rfind(self.closing)
+
     def answer_in(self, text: str) -> str:
         """The part of a whole text after its thinking."""
         before, closing, after = text.partition(self.closing)
