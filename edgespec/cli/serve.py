@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,14 +20,18 @@ from edgespec.cli.terminal.log_writer import LogWriter
 from edgespec.cli.terminal.output import ProgressPrinter, State, note
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
-from edgespec.errors import RuntimeUnavailableError
+from edgespec.engine.pair.load import Limits
+from edgespec.errors import InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
+from edgespec.files.home import home
+from edgespec.hardware.machine import describe_machine
 from edgespec.placement.context_length import MOST_TOKENS
 from edgespec.profiles.profile import Profile
+from edgespec.store.store import Store
 
 if TYPE_CHECKING:
     from edgespec.server.run import Server
     from edgespec.server.schema import Request
-    from edgespec.server.service import RequestLine
+    from edgespec.server.service import RequestLine, Service
 
 PORT = 8471
 KEY_VARIABLE = "EDGESPEC_API_KEY"
@@ -56,6 +61,14 @@ def serve(
             "--allow-origin", metavar="ORIGIN", help="Let pages of this origin use the server; may be repeated."
         ),
     ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            metavar="NAME,...|all",
+            help="Serve several models of the store, each loaded by its first request.",
+        ),
+    ] = None,
     log_text: Annotated[bool, typer.Option("--log-text", help="Also log prompts and answers.")] = False,
     flags: DecodingFlags,
 ) -> None:
@@ -64,7 +77,7 @@ def serve(
     Logs one line a request on stderr. Ctrl-C finishes the running answers; a second Ctrl-C ends immediately.
     """
     state = state_of(ctx)
-    chosen = flags.resolve(target=named_once(model, flags))
+    profiles = [flags.resolve(target=name) for name in _targets(models, named_once(model, flags))]
     try:
         import starlette as _starlette  # noqa: F401
         import uvicorn as _uvicorn  # noqa: F401
@@ -73,31 +86,40 @@ def serve(
             f"the server needs a package that is not installed: {error.name}", hint="pip install 'edgespec[serve]'"
         ) from error
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library warns in every child process
-    from edgespec.server.keeper import ModelKeeper
+    from edgespec.server.keeper import ModelKeeper, Shared
+    from edgespec.server.room import Room
     from edgespec.server.run import Server, open_sockets, urls
     from edgespec.server.security import Access
-    from edgespec.server.service import Service
+    from edgespec.server.service import Served, Service
 
     keys = [*(api_key or []), *os.environ.get(KEY_VARIABLE, "").split()]
     access = Access(keys=tuple(keys), origins=tuple(allow_origin or ()))
     access.check_host(host)
-    if len(keys) > 1:  # guesses from one owner's answers would show them to the others, in the counts of right ones
-        chosen = replace(chosen, history=False, learned=False)
-    if chosen.prefixes == "auto":
-        chosen = replace(chosen, prefixes=len(keys) <= 1)
+    profiles = [_for_owners(each, len(keys)) for each in profiles]
     if not state.debug:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # errors are in the request's own line
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that has left
     stopped = threading.Event()
     log = LogWriter()
-    most_tokens = MOST_TOKENS if chosen.context == "auto" else chosen.context
+    allowed = int(describe_machine().available_memory_bytes * profiles[0].max_memory_fraction)
+    shared = Shared(Room(None if models is None else allowed))
+    limits = Limits(ledger=shared.room.ledger)
+    first, *others = [
+        Served(
+            keeper=ModelKeeper(
+                partial(_load, each, state, stopped, limits),
+                context_length=MOST_TOKENS if each.context == "auto" else each.context,
+                tell=lambda sentence: log.write(f"{_now()} {sentence}"),
+                shared=shared,
+            ),
+            names=_names(each) if models is None else (each.target,),
+        )
+        for each in profiles
+    ]
     service = Service(
-        keeper=ModelKeeper(
-            lambda: _load(chosen, state, stopped),
-            context_length=most_tokens,
-            tell=lambda sentence: log.write(f"{_now()} {sentence}"),
-        ),
-        names=_names(chosen),
+        keeper=first.keeper,
+        names=first.names,
+        others=tuple(others),
         access=access,
         log=lambda line: log.write(log_line(line, _now())),
         content=(lambda request, answers: log.write(*texts_of(request, answers))) if log_text else None,
@@ -107,22 +129,54 @@ def serve(
     addresses = " and ".join(f"{url}/v1" for url in urls(sockets))
     try:
         with state.interrupts.during(partial(_stop, server, stopped, log, state.interrupts), forgives=SIGNALS):
-            server.run_to_end(lambda: note(f"serving {service.names[0]} on {addresses}"))
+            server.run_to_end(lambda: note(f"serving {_listed(service)} on {addresses}"))
     finally:
         log.close()
     if server.force_exit:
         raise KeyboardInterrupt
 
 
-def _load(profile: Profile, state: State, stopped: threading.Event) -> Engine:
+def _targets(models: str | None, model: str | None) -> Sequence[str | None]:
+    """The models to serve; None: the profile's. Raises InvalidRequestError, ModelNotFoundError for one not here."""
+    if models is None:
+        return [model]
+    if model is not None:
+        raise InvalidRequestError("the models were named twice", hint="give MODEL or --models NAME,...")
+    here = [stored.name for stored in Store(home()).list() if stored.kind == "model"]
+    names = here if models == "all" else list(dict.fromkeys(filter(None, map(str.strip, models.split(",")))))
+    if not names:
+        raise InvalidRequestError("no model is named to be served", hint="`edgespec pull MODEL` fetches one")
+    for name in names:
+        if name not in here:
+            hint = f"`edgespec pull {name}`; `edgespec models` lists what is there"
+            raise ModelNotFoundError(f"{name[:_LONGEST_PATH]} is not in the store of models", hint=hint)
+    return names
+
+
+def _for_owners(profile: Profile, keys: int) -> Profile:
+    """The profile of a server with so many keys."""
+    if keys > 1:  # guesses from one owner's answers would show them to the others, in the counts of right ones
+        profile = replace(profile, history=False, learned=False)
+    return replace(profile, prefixes=keys <= 1) if profile.prefixes == "auto" else profile
+
+
+def _load(profile: Profile, state: State, stopped: threading.Event, limits: Limits) -> Engine:
+    download = not state.offline and limits.ledger is None  # several models are those of the store
     with ProgressPrinter(quiet=state.quiet) as progress:
-        engine = Engine.load(profile=profile, download=not state.offline, progress=progress, cancelled=stopped.is_set)
+        engine = Engine.load(
+            profile=profile, limits=limits, download=download, progress=progress, cancelled=stopped.is_set
+        )
     note(f"{engine.plan.target.model} is loaded", dim=True)
     return engine
 
 
 def _now() -> str:
     return time.strftime("%H:%M:%S")
+
+
+def _listed(service: Service) -> str:
+    names = [each.names[0] for each in service.models]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _names(profile: Profile) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,6 +105,50 @@ class MemoryUse:
             "drafters": {name: each.weights_bytes for name, each in self.drafters.items()},
             "others": dict(self.others),
         }
+
+
+class MemoryLedger:
+    """The memory that the engines of one program share: each may take what the others leave. Thread-safe."""
+
+    def __init__(self, allowed_bytes: int, make_room: Callable[[int], None] = lambda needed_bytes: None) -> None:
+        """``make_room`` frees engines until so many bytes are left, where it can. The thread that loads calls it."""
+        self.allowed_bytes = allowed_bytes
+        self._make_room = make_room
+        self._lock = threading.Lock()
+        self._taken: dict[int, Callable[[], int]] = {}
+
+    def join(self, engine: object, taken_bytes: Callable[[], int]) -> None:
+        """Count an engine until it leaves: what it takes, and will take once its drafter is loaded."""
+        with self._lock:
+            self._taken[id(engine)] = taken_bytes
+
+    def leave(self, engine: object) -> None:
+        """An engine has freed its memory. Idempotent."""
+        with self._lock:
+            self._taken.pop(id(engine), None)
+
+    def left_beside(self, engine: object) -> int:
+        """What an engine may take: all that the others do not."""
+        with self._lock:
+            others = [taken for number, taken in self._taken.items() if number != id(engine)]
+        return self.allowed_bytes - sum(taken() for taken in others)
+
+    @property
+    def left_bytes(self) -> int:
+        """What no engine takes."""
+        return self.left_beside(None)
+
+    def require(self, name: str, estimates: Iterable[MemoryEstimate]) -> None:
+        """Make room for an engine with these models. Raises MemoryLimitError, and what making room raises."""
+        models = list(estimates)
+        whole = MemoryEstimate(
+            weights_bytes=sum(each.weights_bytes for each in models),
+            cache_bytes=sum(each.cache_bytes for each in models),
+            buffers_bytes=sum(each.buffers_bytes for each in models),
+            positions=max(each.positions for each in models),
+        )
+        self._make_room(whole.total_bytes)
+        require_memory(name, whole, self.left_bytes)
 
 
 def _of_session(estimate: MemoryEstimate) -> int:

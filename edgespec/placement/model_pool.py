@@ -13,7 +13,7 @@ from edgespec.errors import ClosedError
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST
 from edgespec.placement.candidates import Placement, Placements
-from edgespec.placement.memory import MemoryUse, memory_needed, require_memory
+from edgespec.placement.memory import MemoryLedger, MemoryUse, memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.process.settings import WorkerSettings
@@ -49,7 +49,9 @@ class ModelPool:
         places: Placements,
         left_bytes: int,
         worker: WorkerSettings,
+        ledger: MemoryLedger | None = None,
     ) -> None:
+        """``ledger`` counts what other engines take; None for the only engine."""
         self.target = target.file
         self.target_memory = target.memory  # with one session
         self.drafter = drafter
@@ -66,17 +68,37 @@ class ModelPool:
         self._took_s: dict[str, float] = {}  # seconds that their last load took
         self._others: list[LoadedModel] = []
         self._closed = False
+        self._ledger = ledger
+        if ledger is not None:
+            own = weakref.ref(self)
+            ledger.join(self, lambda: 0 if (pool := own()) is None else pool._reserved_bytes)
 
     # ---------------------------------------------------------------------------------------- memory
 
     @property
     def allowed_bytes(self) -> int:
         """The most that all models and sessions may take of the machine's own memory."""
-        return self.left_bytes + self.target_memory.total_bytes
+        own = self.left_bytes + self.target_memory.total_bytes
+        return own if self._ledger is None else min(own, self._ledger.left_beside(self))
+
+    @property
+    def _reserved_bytes(self) -> int:
+        """What the engine takes, its drafter included before it is loaded."""
+        used = self._used(allowed_bytes=0)
+        return used.taken_bytes + self._expected_bytes(used)
+
+    def _expected_bytes(self, used: MemoryUse) -> int:
+        """What the drafter will take in addition to what is ``used``."""
+        if self.drafter is None or self.drafter.file.name in used.drafters:
+            return 0
+        return used.with_drafter(self.drafter.memory).total_bytes
 
     @property
     def memory(self) -> MemoryUse:
         """What the engine takes now: every model loaded or loading, and every open session."""
+        return self._used(self.allowed_bytes)
+
+    def _used(self, allowed_bytes: int) -> MemoryUse:
         with self._lock:
             drafters = [own for model, own in self._drafting.values() if model.begun]
             timed = [own for model, own in self._timed.items() if model.begun and not model.closed]
@@ -84,7 +106,7 @@ class ModelPool:
         # A session may be forgotten during this, on any thread.
         sessions = [reference() for reference in self._sessions]
         return MemoryUse(
-            allowed_bytes=self.allowed_bytes,
+            allowed_bytes=allowed_bytes,
             target=self.target_memory,
             sessions=sum(session is not None and not session.closed for session in sessions),
             drafters={own.file.name: own.memory for own in drafters},
@@ -220,9 +242,7 @@ class ModelPool:
         with self._lock:
             if self._closed:
                 raise ClosedError("this engine is closed")
-            left = used.left_bytes
-            if self.drafter is not None and self.drafter.file.name not in used.drafters:
-                left -= used.with_drafter(self.drafter.memory).total_bytes
+            left = used.left_bytes - self._expected_bytes(used)
             needed: dict[str, int] = {}
             for model in models:
                 once = memory_needed(model.file, model.settings, context_length)
@@ -248,6 +268,8 @@ class ModelPool:
         self._unload()
         for other in others:
             other.close()
+        if self._ledger is not None:
+            self._ledger.leave(self)
 
 
 def _expected_s(drafter: PreparedModel) -> float:

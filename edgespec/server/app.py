@@ -23,7 +23,7 @@ from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.faces.face import Face
 from edgespec.server.faces.table import FACES, error_shape
 from edgespec.server.openapi import document
-from edgespec.server.service import RequestLine, Service
+from edgespec.server.service import RequestLine, Served, Service
 from edgespec.server.streaming import Receive, Send
 from edgespec.text.request_budget import RequestBudget
 
@@ -148,14 +148,13 @@ def make_app(service: Service) -> Guard:
 def _answering(face: Face, service: Service) -> Callable[[HttpRequest], Awaitable[Response]]:
     async def endpoint(request: HttpRequest) -> Response:
         owner = service.access.owner(request.headers)
-        keeper = service.keeper
-        budget = RequestBudget(keeper.context_length, LONGEST_REQUEST_S)
+        budget = RequestBudget(service.context_length, LONGEST_REQUEST_S)
         try:
-            parsed, size = await service.bodies.read(request, face.read, budget, keeper.threads)
+            parsed, size = await service.bodies.read(request, face.read, budget, service.keeper.threads)
         except GoneError:
             return Left()
-        service.check_model(parsed.model, any_model=face.any_model)
-        return Answering(face, service, parsed, owner, size, budget)
+        own = service.check_model(parsed.model, any_model=face.any_model)
+        return Answering(face, own, parsed, owner, size, budget)
 
     return endpoint
 
@@ -164,24 +163,26 @@ def _about(service: Service) -> list[Route]:
     """The routes that say something about the model and the server."""
     created = int(time.time())
 
-    def described(name: str) -> dict[str, Any]:
-        engine = service.keeper.engine
+    def described(model: Service | Served) -> dict[str, Any]:
+        engine = model.keeper.engine
         meta = None if engine is None else {"n_ctx": engine.plan.context_length, "plan": engine.plan.mode}
-        return {"id": name, "object": "model", "created": created, "owned_by": "edgespec", "meta": meta}
+        return {"id": model.names[0], "object": "model", "created": created, "owned_by": "edgespec", "meta": meta}
 
     async def models(request: HttpRequest) -> Response:
         service.access.owner(request.headers)
-        return JSONResponse({"object": "list", "data": [described(service.names[0])]})
+        return JSONResponse({"object": "list", "data": [described(each) for each in service.models]})
 
     async def model(request: HttpRequest) -> Response:
         service.access.owner(request.headers)
-        service.check_model(request.path_params["name"])
-        return JSONResponse(described(service.names[0]))
+        return JSONResponse(described(service.check_model(request.path_params["name"])))
 
     async def health(request: HttpRequest) -> Response:
         state = service.keeper.state
         if service.queue.draining:
             return JSONResponse({"status": "shutting down"}, status_code=503)
+        if service.others:  # each is loaded by the first request for it
+            states = {each.names[0]: each.keeper.state for each in service.models}
+            return JSONResponse({"status": "ok", "models": states})
         if state in ("ready", "unloaded"):  # an unloaded model is loaded by the next request
             return JSONResponse({"status": "ok", "model": state})
         error = service.keeper.error
@@ -212,8 +213,8 @@ def _gauges(service: Service) -> dict[str, int]:
     return {
         "requests_running": service.queue.running,
         "requests_waiting": service.queue.waiting,
-        "sessions_kept": service.keeper.kept_sessions,
+        "sessions_kept": sum(each.keeper.kept_sessions for each in service.models),
         "connections": service.connections(),
-        "model_loaded": int(service.keeper.state == "ready"),
-        "model_loads_total": service.keeper.loads,
+        "model_loaded": sum(each.keeper.state == "ready" for each in service.models),
+        "model_loads_total": sum(each.keeper.loads for each in service.models),
     }

@@ -23,12 +23,12 @@ def routes(service: Service) -> list[Route]:
 
     async def count(request: HttpRequest) -> Response:
         service.access.owner(request.headers)
-        keeper = service.keeper
-        budget = RequestBudget(keeper.context_length, LONGEST_REQUEST_S)
+        budget = RequestBudget(service.context_length, LONGEST_REQUEST_S)
         try:
-            parsed, _ = await service.bodies.read(request, MESSAGES.read, budget, keeper.threads)
+            parsed, _ = await service.bodies.read(request, MESSAGES.read, budget, service.keeper.threads)
         except GoneError:
             return Left()
+        keeper = service.check_model(parsed.model, any_model=MESSAGES.any_model).keeper
         async with counting, keeper.use() as loaded:
             tokens = await keeper.threads.run(lambda: _tokens(loaded, parsed, budget.left_s))
         return JSONResponse({"input_tokens": tokens})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.server.forms import FormCompiler
 from edgespec.server.pool import SessionPool
+from edgespec.server.room import Room
 from edgespec.server.threads import Threads
 
 State = Literal["loading", "ready", "unloaded", "failed"]
@@ -41,6 +43,21 @@ class LoadedEngine:
     given_back: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the keepers of one server share: memory and threads. Raises MemoryLimitError if a thread cannot start."""
+
+    room: Room = field(default_factory=Room)
+    threads: Threads = field(default_factory=Threads)
+    forms: FormCompiler = field(default_factory=FormCompiler)
+
+    def leave(self, keeper: ModelKeeper) -> None:
+        """A keeper has closed. With the last one the threads end."""
+        if self.room.leave(keeper):
+            self.threads.close()
+            self.forms.close()
+
+
 class ModelKeeper:
     """Loads and frees one model. All methods belong to one event loop."""
 
@@ -50,14 +67,17 @@ class ModelKeeper:
         keep_alive_s: float | None = KEEP_ALIVE_S,
         context_length: int = 4096,
         tell: Callable[[str], None] = lambda sentence: None,
+        shared: Shared | None = None,
     ) -> None:
         """``load`` is called on a thread. ``keep_alive_s`` None keeps the model for as long as the server runs.
 
         ``context_length`` is the longest that the model may be loaded with. ``tell`` gets what a log should say.
-        Raises MemoryLimitError if the server's threads cannot be started.
+        ``shared``: with the keepers of the server's other models; None: there are none. Raises MemoryLimitError if
+        the server's threads cannot be started.
         """
-        self.threads = Threads()
-        self._forms = FormCompiler()
+        self._common = Shared() if shared is None else shared
+        self._common.room.join(self)
+        self._idle_since: float | None = None  # by the event loop's clock, while the model is loaded
         self._load = load
         self._keep_alive_s = keep_alive_s
         self._tell = tell
@@ -72,6 +92,42 @@ class ModelKeeper:
         self._closed = False
         self.error: EdgespecError | None = None  # of the last attempt to load
         self.loads = 0
+
+    @property
+    def threads(self) -> Threads:
+        """The threads of the server."""
+        return self._common.threads
+
+    @property
+    def loading(self) -> bool:
+        """See Occupant."""
+        return self._loading is not None
+
+    @property
+    def in_use(self) -> bool:
+        """See Occupant."""
+        return self._loaded is not None and bool(self._users)
+
+    @property
+    def idle_since(self) -> float | None:
+        """See Occupant. A model that is being freed comes first."""
+        if self._freeing is not None and not self._freeing.done():
+            return -math.inf
+        return None if self._loaded is None or self._users else self._idle_since
+
+    async def free(self) -> None:
+        """Free the model if no request uses it, and wait until it is freed."""
+        if self._loaded is not None and not self._users:
+            self.stop_measuring()
+            if self._idle is not None:
+                self._idle.cancel()
+            self._drop(self._loaded)
+        if self._freeing is not None:
+            await asyncio.wait([self._freeing])
+
+    def stop_measuring(self) -> None:
+        """See Occupant."""
+        self._stop_measuring.set()
 
     @property
     def state(self) -> State:
@@ -106,9 +162,10 @@ class ModelKeeper:
 
     async def _load_now(self) -> LoadedEngine:
         try:
-            if self._freeing is not None:  # memory for both may be missing
-                await asyncio.wait([self._freeing])
-            engine = await self.threads.run(self._load, late=lambda engine: engine.close())
+            async with self._common.room.loading():
+                if self._freeing is not None:  # memory for both may be missing
+                    await asyncio.wait([self._freeing])
+                engine = await self.threads.run(self._load, late=lambda engine: engine.close())
         except EdgespecError as error:
             self.error = error
             raise
@@ -118,14 +175,16 @@ class ModelKeeper:
         finally:
             self._loading = None
         self.error, self.loads = None, self.loads + 1
-        self._loaded = LoadedEngine(engine, SessionPool(engine), self.threads, self._forms)
-        self._prepared = self._forms.prepare(engine)
+        self._idle_since = asyncio.get_running_loop().time()
+        self._loaded = LoadedEngine(engine, SessionPool(engine), self.threads, self._common.forms)
+        self._prepared = self._common.forms.prepare(engine)
         self._wait_idle()
         return self._loaded
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[LoadedEngine]:
         """The model for one request, loaded first if it has to be. Raises what loading raises."""
+        await self._common.room.enter(self)
         user = object()
         self._users.add(user)
         self._stop_measuring.set()
@@ -143,6 +202,9 @@ class ModelKeeper:
                 raise
         finally:
             self._users.remove(user)
+            if not self._users:
+                self._idle_since = asyncio.get_running_loop().time()
+                self._common.room.left()
             self._wait_idle()
 
     async def _shared(self, loading: asyncio.Task[LoadedEngine]) -> LoadedEngine:
@@ -175,10 +237,12 @@ class ModelKeeper:
         self._stop_measuring = stop = threading.Event()
         with contextlib.suppress(Exception):  # a measurement; the model is freed all the same
             await asyncio.wait([asyncio.wrap_future(self._prepared)])
-            for sentence in await self.threads.run(lambda: loaded.engine.keep_prefixes(stop)):
-                self._tell(sentence)
-            if loaded.engine.can_calibrate:
-                await self.threads.run(lambda: loaded.engine.calibrate_for(stop=stop))
+            async with self._common.room.measuring(self) as alone:
+                if alone:
+                    for sentence in await self.threads.run(lambda: loaded.engine.keep_prefixes(stop)):
+                        self._tell(sentence)
+                if alone and loaded.engine.can_calibrate:
+                    await self.threads.run(lambda: loaded.engine.calibrate_for(stop=stop))
         if until is None:
             return
         await asyncio.sleep(max(0.0, until - loop.time()))
@@ -202,8 +266,7 @@ class ModelKeeper:
             self._drop(self._loaded)
         if self._freeing is not None:
             await asyncio.wait([self._freeing])
-        self.threads.close()
-        self._forms.close()
+        self._common.leave(self)
 
 
 def _free(loaded: LoadedEngine) -> None:

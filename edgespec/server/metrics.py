@@ -20,8 +20,8 @@ _HELP = {
     "requests_waiting": ("gauge", "Requests that wait for a slot."),
     "sessions_kept": ("gauge", "Conversations kept between requests."),
     "connections": ("gauge", "Open connections."),
-    "model_loaded": ("gauge", "1 if the model is loaded."),
-    "model_loads_total": ("counter", "Times that the model was loaded."),
+    "model_loaded": ("gauge", "Models that are loaded."),
+    "model_loads_total": ("counter", "Times that a model was loaded."),
 }
 
 

@@ -136,24 +136,29 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse the requests that wait, and finish the running ones."""
         self._service.queue.refuse_waiting()
-        self._service.keeper.stop_loading()
+        for each in self._service.models:
+            each.keeper.stop_loading()
         await super().shutdown(sockets)
 
     def run_to_end(self, on_listening: Callable[[], None] = lambda: None) -> None:
-        """Serve until ``stop``. The model is loaded in the background. Raises what the first load raises."""
+        """Serve until ``stop``. The only model is loaded in the background; several are by their first requests.
+
+        Raises what the first load of the only model raises.
+        """
         asyncio.run(self._run(on_listening))
         if self.load_error is not None:
             raise self.load_error
 
     async def _run(self, on_listening: Callable[[], None]) -> None:
-        keeper = self._service.keeper
-        loading = keeper.start()
-        loading.add_done_callback(lambda _: self._check_first_load())
+        if not self._service.others:
+            loading = self._service.keeper.start()
+            loading.add_done_callback(lambda _: self._check_first_load())
         on_listening()
         try:
             await self.serve(sockets=self._own_sockets)
         finally:
-            await keeper.close()
+            for each in self._service.models:
+                await each.keeper.close()
 
     def _check_first_load(self) -> None:
         error = self._service.keeper.error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgespec.engine.events import Done
 from edgespec.server.bodies import BodyReader
@@ -32,12 +32,28 @@ class RequestLine:
     kept_in_part: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
-class Service:
-    """What the routes share. ``names``: the model's own name first, then others that clients may use for it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model that is served. ``names``: its own name first, then others that clients may use for it."""
 
     keeper: ModelKeeper
     names: tuple[str, ...]
+
+    def is_named(self, name: str) -> bool:
+        """Whether clients may use the name. Capital letters make no difference, and neither does ``:latest``."""
+        return name.lower().removesuffix(":latest") in map(str.lower, self.names)
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """What the routes share, and the model that a request is for: ``keeper`` and ``names`` are those of a Served.
+
+    ``others`` are the server's further models.
+    """
+
+    keeper: ModelKeeper
+    names: tuple[str, ...]
+    others: tuple[Served, ...] = ()
     access: Access = field(default_factory=Access)
     queue: RequestQueue = field(default_factory=RequestQueue)
     bodies: BodyReader = field(default_factory=BodyReader)
@@ -46,11 +62,29 @@ class Service:
     content: Callable[[Request, list[Done]], None] | None = None
     connections: Callable[[], int] = lambda: 0
 
-    def check_model(self, name: str | None, *, any_model: bool = False) -> None:
-        """Raise ApiError with status 404 for a model that is not served. No name means the served one.
+    @property
+    def models(self) -> tuple[Served, ...]:
+        """Every model that is served, this one first."""
+        return (Served(keeper=self.keeper, names=self.names), *self.others)
 
-        With ``any_model`` every name does. Capital letters make no difference, and neither does Ollama's ``:latest``.
+    @property
+    def context_length(self) -> int:
+        """The longest context of a model, which bounds a body before its model is known."""
+        return max(each.keeper.context_length for each in self.models)
+
+    def check_model(self, name: str | None, *, any_model: bool = False) -> Service:
+        """The service of the model with this name. No name means the only one; with ``any_model`` every name does.
+
+        Raises ApiError with status 404 for a model that is not served, and for no name among several models.
         """
-        if name and not any_model and name.lower().removesuffix(":latest") not in map(str.lower, self.names):
-            message = f"the model {name[:64]!r} is not served here; the served model is {self.names[0]!r}"
-            raise ApiError(message, status=404, param="model", code="model_not_found")
+        models = self.models
+        if len(models) == 1 and (any_model or not name):
+            return self
+        for each in models:
+            if name and each.is_named(name):
+                others = tuple(other for other in models if other is not each)
+                return replace(self, keeper=each.keeper, names=each.names, others=others)
+        served = "the served model is" if len(models) == 1 else "the served models are"
+        served += f" {', '.join(repr(each.names[0]) for each in models)}"
+        message = f"the model {name[:64]!r} is not served here; {served}" if name else f"name a model; {served}"
+        raise ApiError(message, status=404, param="model", code="model_not_found")

@@ -9,16 +9,20 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
+from edgespec.cli.options import resolve_profile
+from edgespec.cli.serve import _for_owners
+from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment
 from tests.support.http_server import WAIT_S, wait_until
-from tests.support.tiny_models import TinyModels
+from tests.support.tiny_models import TinyModels, put_into_store
 
-SERVING = re.compile(r"serving (\S+) on http://[\d.]+:(\d+)/v1")
+SERVING = re.compile(r"serving (.+) on http://[\d.]+:(\d+)/v1")
 
 
 class Program:
@@ -168,6 +172,42 @@ def test_a_key_from_the_environment_is_needed(tiny: TinyModels, tmp_path: Path) 
         for key in env["EDGESPEC_API_KEY"].split():
             found = httpx.get(address, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
             assert found.status_code == 200
+
+
+@pytest.mark.slow
+def test_models_of_the_store_are_served_by_name(tiny: TinyModels, tmp_path: Path) -> None:
+    place = Home(tmp_path / "home")
+    for name, path in (("one", tiny.target), ("two", tiny.ending)):
+        put_into_store(place, name, path.read_bytes())
+    env = {"EDGESPEC_HOME": str(place.root)}
+    with serving(tiny, tmp_path / "log", "--models", "all", "--draft", "none", env=env) as program:
+        assert "serving one and two on http://" in program.err
+        assert [each["id"] for each in program.get("/v1/models").json()["data"]] == ["one", "two"]
+        assert program.chat(model="two").json()["model"] == "two"
+        assert program.chat(model=str(tiny.target)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--models", "none-such"), ("none-such is not in the store", "edgespec pull none-such")),
+        (("--models", "/etc/passwd"), ("is not in the store",)),
+        (("--models", "all"), ("no model is named", "edgespec pull")),
+        (("--models", " , "), ("no model is named",)),
+        (("--models", "one", "two"), ("named twice", "--models")),
+        (("--models", "one", "--target", "two"), ("named twice",)),
+    ],
+)
+def test_wrong_models_are_one_sentence(here: InProcess, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    here("serve", *arguments).failed_well(*words)
+
+
+def test_beginnings_are_kept_on_disk_with_at_most_one_key_unless_the_profile_says() -> None:
+    usual = resolve_profile(None)
+    assert [_for_owners(usual, keys).prefixes for keys in (0, 1, 2)] == [True, True, False]
+    assert _for_owners(replace(usual, prefixes=True), 2).prefixes is True
+    assert _for_owners(replace(usual, prefixes=False), 0).prefixes is False
+    assert (_for_owners(usual, 1).history, _for_owners(usual, 2).history) == ("auto", False)
 
 
 def test_a_port_in_use_is_reported_with_its_holder(here: InProcess) -> None:

@@ -24,6 +24,7 @@ from edgespec.hardware.machine import Machine, describe_machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import Model
 from edgespec.placement.context_length import choose_context, least_context
+from edgespec.placement.memory import MemoryLedger
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.placement.settings import choose_threads, other_settings
@@ -45,14 +46,20 @@ S = TypeVar("S")  # a runtime's settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that the engine may use of the machine; None: the profile decides."""
+    """The most that the engine may use of the machine; None: the profile decides.
+
+    ``ledger``: what several engines of one program share.
+    """
 
     max_memory_bytes: int | None = None
     max_threads: int | None = None
+    ledger: MemoryLedger | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
+            if each.name == "ledger":
+                continue
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidRequestError(f"{each.name} must be a whole number of at least 1, not {value!r:.40}")
 
@@ -84,6 +91,9 @@ def load_pair(
         target = target.for_context(context.tokens)
     chosen = choose_drafter(target, found, store, context.why)
     request, whole = chosen.request, _whole(chosen.model, locator)
+    if limits.ledger is not None:
+        models = [target.model, *([] if chosen.model is None else [chosen.model])]
+        limits.ledger.require(file.name, [each.memory for each in models])
     measure = _measure(request, store, own_home, tell, calibrate=calibrate)
     pool = ModelPool(
         chosen.prepare,
@@ -93,6 +103,7 @@ def load_pair(
         chosen.places,
         target.left_bytes,
         worker or WorkerSettings(),
+        limits.ledger,
     )
     model, widths = _open_target(target.model, request, store, measure, tell, locator.job)
     try:
@@ -127,7 +138,10 @@ def load_pair(
 
 
 def _allowed_bytes(profile: Profile, machine: Machine, limits: Limits) -> int:
-    allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
+    if limits.ledger is not None:  # as if it were the only engine: what others take is counted there
+        allowed = limits.ledger.allowed_bytes
+    else:
+        allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
     return allowed if limits.max_memory_bytes is None else min(allowed, limits.max_memory_bytes)
 
 

@@ -1,0 +1,371 @@
+"""Several models on one server: by exact names, loaded by their first request, the one idle longest makes room."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.pair.load import Limits
+from edgespec.errors import MemoryLimitError
+from edgespec.placement.memory import MemoryEstimate, MemoryLedger
+from edgespec.server.errors import ApiError
+from edgespec.server.faces.table import FACES
+from edgespec.server.keeper import ModelKeeper, Shared
+from edgespec.server.room import MOST_LOADING, Room
+from edgespec.server.run import Server, open_sockets
+from edgespec.server.service import Served, Service
+from tests.support.http_server import WAIT_S, Running, wait_until
+from tests.support.tiny_models import TinyModels, answer
+
+GIB = 2**30
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+def test_each_engine_may_take_what_the_others_leave() -> None:
+    ledger, one, other = MemoryLedger(10), object(), object()
+    ledger.join(one, lambda: 3)
+    ledger.join(other, lambda: 4)
+    assert (ledger.left_bytes, ledger.left_beside(one), ledger.left_beside(other)) == (3, 6, 7)
+    ledger.leave(one)
+    ledger.leave(one)
+    assert (ledger.left_bytes, ledger.left_beside(other)) == (6, 10)
+
+
+def test_room_is_asked_for_once_and_what_does_not_fit_is_refused_with_the_numbers() -> None:
+    asked: list[int] = []
+    ledger = MemoryLedger(4 * GIB, asked.append)
+    model = MemoryEstimate(weights_bytes=GIB, cache_bytes=GIB, buffers_bytes=GIB, positions=1)
+    ledger.require("tiny", [model])
+    with pytest.raises(MemoryLimitError, match=r"tiny needs about 6.00 GiB .* 4.00 GiB may be used"):
+        ledger.require("tiny", [model, model])
+    assert asked == [3 * GIB, 6 * GIB]
+    MemoryLedger(3 * GIB).require("tiny", [model])
+
+
+def test_engines_with_one_ledger_count_each_other(tiny: TinyModels) -> None:
+    ledger = MemoryLedger(GIB)
+    with tiny.load(limits=Limits(ledger=ledger), draft="none") as one:
+        alone = ledger.left_bytes
+        assert alone == GIB - one.memory["taken_bytes"]
+        assert one.memory["allowed_bytes"] == GIB
+        with tiny.load(tiny.ending, limits=Limits(ledger=ledger), draft="none") as other:
+            assert other.memory["allowed_bytes"] == alone
+            assert one.memory["allowed_bytes"] == GIB - other.memory["taken_bytes"]
+            with one.session(), one.session():
+                assert ledger.left_bytes == GIB - one.memory["taken_bytes"] - other.memory["taken_bytes"]
+        assert ledger.left_bytes == alone
+    assert ledger.left_bytes == GIB
+
+
+def test_a_drafter_is_counted_before_it_is_loaded(tiny: TinyModels) -> None:
+    ledger = MemoryLedger(GIB)
+    with tiny.load(limits=Limits(ledger=ledger)) as engine:
+        drafter = engine.pair.pool.drafter
+        assert drafter is not None
+        assert engine.memory["drafters"] == {}
+        before = ledger.left_bytes
+        engine.load_drafter()
+        assert len(engine.memory["drafters"]) == 1
+        assert ledger.left_bytes == before == GIB - engine.memory["taken_bytes"]
+
+
+# -------------------------------------------------------------------------------------------------------------- room
+
+
+@dataclass
+class Model:
+    """A keeper that only says what it does; it takes all memory while it is loaded."""
+
+    room: Room
+    loading: bool = False
+    in_use: bool = False
+    idle_since: float | None = None
+    freed: int = 0
+    stopped: int = 0
+
+    def __post_init__(self) -> None:
+        self.room.join(self)
+
+    def stop_measuring(self) -> None:
+        self.stopped += 1
+
+    async def free(self) -> None:
+        self.freed += 1
+        self.idle_since = None
+        assert self.room.ledger is not None
+        self.room.ledger.leave(self)
+
+    def takes(self, count: int, idle_since: float | None) -> Model:
+        assert self.room.ledger is not None
+        self.room.ledger.join(self, lambda: count)
+        self.idle_since = idle_since
+        self.in_use = idle_since is None
+        return self
+
+
+async def room_for(room: Room, needed: int) -> None:
+    """A load that needs so many bytes."""
+    assert room.ledger is not None
+    estimate = MemoryEstimate(weights_bytes=needed, cache_bytes=0, buffers_bytes=0, positions=1)
+    async with room.loading():
+        await asyncio.to_thread(room.ledger.require, "new", [estimate])
+
+
+@pytest.mark.anyio
+async def test_the_models_that_are_idle_longest_make_room_and_no_more_of_them() -> None:
+    room = Room(10)
+    models = [Model(room).takes(3, since) for since in (2.0, 1.0, 3.0)]
+    await room_for(room, 4)
+    assert [model.freed for model in models] == [0, 1, 0]
+    await room_for(room, 1)
+    assert [model.freed for model in models] == [0, 1, 0]
+    with pytest.raises(MemoryLimitError):
+        await room_for(room, 11)
+    assert [model.freed for model in models] == [1, 1, 1]
+
+
+@pytest.mark.anyio
+async def test_a_load_waits_for_a_model_in_use_and_later_requests_wait_behind_it() -> None:
+    room = Room(10)
+    used, new = Model(room).takes(10, None), Model(room)
+    waiting = asyncio.create_task(room_for(room, 10))
+    await asyncio.sleep(0.05)
+    later = asyncio.create_task(room.enter(used))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    assert not later.done(), "it would keep the model in use for ever"
+    used.in_use, used.idle_since = False, 5.0
+    room.left()
+    await asyncio.wait_for(asyncio.gather(waiting, later), 5)
+    assert used.freed == 1
+    await room.enter(new)
+
+
+@pytest.mark.anyio
+async def test_one_model_is_loaded_one_waits_and_further_ones_are_refused_for_a_while() -> None:
+    room, order = Room(10), list[str]()
+
+    async def load(name: str, release: asyncio.Event) -> None:
+        async with room.loading():
+            order.append(name)
+            await release.wait()
+
+    release = asyncio.Event()
+    loads = [asyncio.create_task(load(name, release)) for name in "ab"]
+    models = [Model(room, loading=True), Model(room, loading=True), Model(room), Model(room).takes(1, 1.0)]
+    await asyncio.sleep(0.01)
+    assert order == ["a"]
+    assert len(loads) == MOST_LOADING
+    for model in (models[0], models[3]):
+        await room.enter(model)
+    with pytest.raises(ApiError) as raised:
+        await room.enter(models[2])
+    assert (raised.value.status, raised.value.code, raised.value.retry_s) == (503, "loading", 5)
+    release.set()
+    await asyncio.gather(*loads)
+    assert order == ["a", "b"]
+
+
+@pytest.mark.anyio
+async def test_nothing_is_measured_beside_another_model_and_a_request_for_any_ends_it() -> None:
+    room = Room(10)
+    one, other = Model(room), Model(room)
+    async with room.measuring(one) as alone:
+        assert alone
+        second = asyncio.create_task(measured(room, other))
+        await asyncio.sleep(0.01)
+        assert not second.done(), "one at a time"
+        await room.enter(other)
+        assert (one.stopped, other.stopped) == (1, 0)
+    assert await second
+    other.in_use = True
+    async with room.measuring(one) as alone:
+        assert not alone
+    assert room.leave(one) is False
+    assert room.leave(other) is True
+
+
+async def measured(room: Room, model: Model) -> bool:
+    async with room.measuring(model) as alone:
+        return alone
+
+
+# ---------------------------------------------------------------------------------------------------------- over HTTP
+
+
+@contextmanager
+def serving(loads: dict[str, Callable[[Limits], Engine]], allowed_bytes: int, **settings: Any) -> Iterator[Running]:
+    """A server of several models by name."""
+    shared = Shared(Room(allowed_bytes))
+    limits = Limits(ledger=shared.room.ledger)
+
+    def served(name: str, load: Callable[[Limits], Engine]) -> Served:
+        return Served(keeper=ModelKeeper(lambda: load(limits), None, shared=shared, **settings), names=(name,))
+
+    first, *others = [served(name, load) for name, load in loads.items()]
+    lines: list[Any] = []
+    service = Service(keeper=first.keeper, names=first.names, others=tuple(others), log=lines.append)
+    sockets = open_sockets("127.0.0.1", 0)
+    server = Server(service, sockets)
+    thread = threading.Thread(target=server.run_to_end, daemon=True)
+    thread.start()
+    try:
+        yield Running(service, server, sockets[0].getsockname()[1], lines)
+    finally:
+        server.stop()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def loads(tiny: TinyModels) -> dict[str, Callable[[Limits], Engine]]:
+    def load(path: Path) -> Callable[[Limits], Engine]:
+        return lambda limits: tiny.load(path, limits=limits, draft="none", depth=0, lookup=False)
+
+    return {"one": load(tiny.target), "two": load(tiny.ending), "three": load(tiny.stranger)}
+
+
+def states(server: Running) -> dict[str, str]:
+    with server.client() as client:
+        found: dict[str, str] = client.get("/health").json()["models"]
+    return found
+
+
+def test_each_model_answers_to_its_name_and_to_no_other(loads: dict[str, Any]) -> None:
+    with serving(loads, GIB) as server, server.client() as client:
+        assert states(server) == {"one": "unloaded", "two": "unloaded", "three": "unloaded"}
+        assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["one", "two", "three"]
+        assert server.chat("hello", model="two", max_tokens=4).json()["model"] == "two"
+        assert states(server) == {"one": "unloaded", "two": "ready", "three": "unloaded"}
+        assert server.chat("hello", model="ONE:latest", max_tokens=4).json()["model"] == "one"
+        assert client.get("/v1/models/two").json()["meta"]["n_ctx"] > 0
+        assert client.get("/v1/models/three").json()["meta"] is None
+        for name in ("four", "default", "/etc/passwd", "../one", "one.gguf", "hf:org/repo", None, ""):
+            refused = server.chat("hello", model=name, max_tokens=4)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+            assert "'one', 'two', 'three'" in refused.json()["error"]["message"]
+        assert client.get("/v1/models/four").status_code == 404
+        metrics = client.get("/metrics").text
+        assert "edgespec_model_loaded 2" in metrics
+        assert "edgespec_model_loads_total 2" in metrics
+
+
+def test_tokens_are_counted_by_the_model_that_is_named(loads: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "hello the people"}]}
+    with serving(loads, GIB) as server, server.client() as client:
+        path = "/v1/messages/count_tokens"
+        counts = {name: client.post(path, json={**body, "model": name}).json() for name in ("one", "three")}
+        assert counts["one"]["input_tokens"] < counts["three"]["input_tokens"], "another vocabulary"
+        assert client.post(path, json={**body, "model": "claude"}).status_code == 404
+
+
+def test_agents_names_for_models_are_refused_where_several_are_served(loads: dict[str, Any]) -> None:
+    with serving(loads, GIB) as server, server.client() as client:
+        for face in FACES:
+            if face.any_model:
+                body = {"model": "an-agents-own", "messages": [{"role": "user", "content": "hi"}], "input": "hi"}
+                assert client.post(face.path, json={**body, "max_tokens": 4}).status_code in (400, 404)
+
+
+def test_the_model_idle_longest_makes_room_and_comes_back(tiny: TinyModels, loads: dict[str, Any]) -> None:
+    with tiny.load(draft="none") as engine:
+        each = engine.memory["taken_bytes"]
+    with serving(loads, int(2.5 * each)) as server:
+        expected = {name: text(server, name) for name in ("one", "two")}
+        assert states(server) == {"one": "ready", "two": "ready", "three": "unloaded"}
+        assert text(server, "one") == expected["one"]
+        assert text(server, "three")
+        assert states(server) == {"one": "ready", "two": "unloaded", "three": "ready"}
+        assert text(server, "two") == expected["two"]
+        assert states(server) == {"one": "unloaded", "two": "ready", "three": "ready"}
+
+
+def text(server: Running, name: str) -> str:
+    reply = server.chat("hello the people", model=name, max_tokens=16)
+    assert reply.status_code == 200, reply.text
+    content: str = reply.json()["choices"][0]["message"]["content"]
+    return content
+
+
+def test_a_model_that_never_fits_is_an_error_and_the_others_answer(tiny: TinyModels, loads: dict[str, Any]) -> None:
+    own: dict[str, Any] = {"draft": "none", "depth": 0, "context": 16384}
+    loads = {**loads, "large": lambda limits: tiny.load(tiny.slow, limits=limits, **own)}
+    with tiny.load(draft="none") as engine:
+        each = engine.memory["taken_bytes"]
+    with serving(loads, int(1.5 * each)) as server:
+        refused = server.chat("hello", model="large", max_tokens=4)
+        assert refused.status_code in (500, 503)
+        assert "may be used" in refused.json()["error"]["message"]
+        assert text(server, "one")
+        assert states(server)["large"] == "failed"
+
+
+def test_a_load_changes_no_token_of_a_running_answer(tiny: TinyModels, loads: dict[str, Any]) -> None:
+    slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
+    with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine, engine.session() as session:
+        alone = answer(session.generate("hello the people", max_tokens=300)).content
+    begun, released = threading.Event(), threading.Event()
+
+    def held(limits: Limits) -> Engine:
+        begun.set()
+        assert released.wait(WAIT_S)
+        return loads["two"](limits)  # type: ignore[no-any-return]
+
+    with serving({**slow, "two": held}, 4 * GIB) as server:
+        server.chat("hello", model="slow", max_tokens=1)
+        running = server.asking("hello the people", model="slow", max_tokens=300, temperature=0)
+        wait_until(lambda: server.service.queue.running == 1)
+        second = server.asking("hello", model="two", max_tokens=4)
+        assert begun.wait(WAIT_S)
+        assert not running.done()
+        released.set()
+        assert second.result(WAIT_S).status_code == 200
+        assert running.result(WAIT_S).json()["choices"][0]["message"]["content"] == alone
+
+
+def test_the_server_ends_while_a_load_waits_for_room(tiny: TinyModels, loads: dict[str, Any]) -> None:
+    slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
+    with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine:
+        only = engine.memory["taken_bytes"]
+    with serving({**slow, "two": loads["two"]}, only + 1) as server:
+        server.chat("hello", model="slow", max_tokens=1)
+        running = server.asking("hello the people", model="slow", max_tokens=200)
+        wait_until(lambda: server.service.queue.running == 1)
+        waiting = server.asking("hello", model="two", max_tokens=4)
+        wait_until(lambda: server.service.others[0].keeper.state == "loading")
+        server.server.stop()
+        assert waiting.result(WAIT_S).status_code == 503
+        assert running.result(WAIT_S).status_code == 200
+
+
+def test_a_client_may_leave_while_its_model_waits(loads: dict[str, Any]) -> None:
+    release = threading.Event()
+
+    def held(limits: Limits) -> Engine:
+        assert release.wait(WAIT_S)
+        return loads["two"](limits)  # type: ignore[no-any-return]
+
+    with serving({"one": loads["one"], "two": held}, GIB) as server:
+        body = {"model": "two", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        with server.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/chat/completions", json=body, timeout=0.3)
+        release.set()
+        server.wait_until(lambda: states(server)["two"] == "ready")
+        assert text(server, "two")
+
+
+def test_one_model_has_no_ledger() -> None:
+    assert Room().ledger is None
+    assert Service(keeper=SimpleNamespace(), names=("tiny",)).others == ()  # type: ignore[arg-type]
