@@ -154,7 +154,7 @@ def _targets(models: str | None, model: str | None) -> Sequence[str | None]:
 
 
 def _for_owners(profile: Profile, keys: int) -> Profile:
-    """The profile of a server with so many keys."""
+    """The profile of a server with this number of keys."""
     if keys > 1:  # guesses from one owner's answers would show them to the others, in the counts of right ones
         profile = replace(profile, history=False, learned=False)
     return replace(profile, prefixes=keys <= 1) if profile.prefixes == "auto" else profile

@@ -111,14 +111,14 @@ class MemoryLedger:
     """The memory that the engines of one program share: each may take what the others leave. Thread-safe."""
 
     def __init__(self, allowed_bytes: int, make_room: Callable[[int], None] = lambda needed_bytes: None) -> None:
-        """``make_room`` frees engines until so many bytes are left, where it can. The thread that loads calls it."""
+        """``make_room`` frees engines until that number of bytes is left, where it can, on the thread that loads."""
         self.allowed_bytes = allowed_bytes
         self._make_room = make_room
         self._lock = threading.Lock()
         self._taken: dict[int, Callable[[], int]] = {}
 
     def join(self, engine: object, taken_bytes: Callable[[], int]) -> None:
-        """Count an engine until it leaves: what it takes, and will take once its drafter is loaded."""
+        """Count an engine until it leaves: its bytes, with those of its drafter before that is loaded."""
         with self._lock:
             self._taken[id(engine)] = taken_bytes
 

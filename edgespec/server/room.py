@@ -42,7 +42,7 @@ class Room:
     """What the keepers of a server's models agree on. All methods belong to one event loop."""
 
     def __init__(self, allowed_bytes: int | None = None) -> None:
-        """``allowed_bytes``: what all models may take together; None for one model, whose engine finds out itself."""
+        """``allowed_bytes``: what all models may take together; None for one model, whose engine decides."""
         self.ledger = None if allowed_bytes is None else MemoryLedger(allowed_bytes, self._make_room)
         self._occupants: list[Occupant] = []
         self._loading = asyncio.Lock()
@@ -94,7 +94,7 @@ class Room:
         return [other for other in self._occupants if other is not occupant]
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Called by the thread that loads: free models until so many bytes are left, if there are others."""
+        """Called by the thread that loads: free models until these bytes are left, if there are others."""
         assert self._loop is not None
         asyncio.run_coroutine_threadsafe(self._made(needed_bytes), self._loop).result()
 

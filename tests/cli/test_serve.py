@@ -176,14 +176,15 @@ def test_a_key_from_the_environment_is_needed(tiny: TinyModels, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_models_of_the_store_are_served_by_name(tiny: TinyModels, tmp_path: Path) -> None:
-    place = Home(tmp_path / "home")
-    for name, path in (("one", tiny.target), ("two", tiny.ending)):
+    place, names = Home(tmp_path / "home"), ["gemma3-270m", "smollm2-135m"]
+    for name, path in zip(names, (tiny.target, tiny.ending), strict=True):
         put_into_store(place, name, path.read_bytes())
     env = {"EDGESPEC_HOME": str(place.root)}
     with serving(tiny, tmp_path / "log", "--models", "all", "--draft", "none", env=env) as program:
-        assert "serving one and two on http://" in program.err
-        assert [each["id"] for each in program.get("/v1/models").json()["data"]] == ["one", "two"]
-        assert program.chat(model="two").json()["model"] == "two"
+        assert "serving gemma3-270m and smollm2-135m on http://" in program.err
+        assert [each["id"] for each in program.get("/v1/models").json()["data"]] == names
+        for name in names:
+            assert program.chat(model=name).json().get("model") == name
         assert program.chat(model=str(tiny.target)).status_code == 404
 
 
@@ -199,7 +200,8 @@ def test_models_of_the_store_are_served_by_name(tiny: TinyModels, tmp_path: Path
     ],
 )
 def test_wrong_models_are_one_sentence(here: InProcess, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    here("serve", *arguments).failed_well(*words)
+    usage = "no model" in words[0] or "twice" in words[0]
+    here("serve", *arguments).failed_well(*words, code=2 if usage else 1)
 
 
 def test_beginnings_are_kept_on_disk_with_at_most_one_key_unless_the_profile_says() -> None:

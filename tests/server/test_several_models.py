@@ -116,7 +116,7 @@ class Model:
 
 
 async def room_for(room: Room, needed: int) -> None:
-    """A load that needs so many bytes."""
+    """A load that needs these bytes."""
     assert room.ledger is not None
     estimate = MemoryEstimate(weights_bytes=needed, cache_bytes=0, buffers_bytes=0, positions=1)
     async with room.loading():
@@ -179,7 +179,7 @@ async def test_one_model_is_loaded_one_waits_and_further_ones_are_refused_for_a_
 
 
 @pytest.mark.anyio
-async def test_nothing_is_measured_beside_another_model_and_a_request_for_any_ends_it() -> None:
+async def test_nothing_is_measured_while_another_model_runs_and_a_request_for_any_ends_it() -> None:
     room = Room(10)
     one, other = Model(room), Model(room)
     async with room.measuring(one) as alone:
