@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import BIASES, Sampling
 from edgespec.engine.answer import Generation
-from edgespec.engine.events import Done, Text
+from edgespec.engine.events import Done, Event, Reading, Round, Text
 from edgespec.errors import (
     ClosedError,
     ConstraintError,
@@ -25,6 +25,7 @@ from edgespec.errors import (
 )
 from edgespec.server.errors import ApiError, GoneError, unsupported
 from edgespec.server.fields.openai import MOST_CHOICES
+from edgespec.server.guessed import Guessed, Token
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.pool import Kept, text_of
 from edgespec.server.schema import Request
@@ -60,12 +61,19 @@ class ScoredToken:
 @dataclass(frozen=True, slots=True)
 class Part:
     """More of an answer: its text, its thinking without marks, its calls, and its tokens if their probabilities were
-    asked for."""
+    asked for.
+
+    For requests that ask who guessed: ``guessed`` has the tokens of text or thinking, ``round`` what was proposed and
+    accepted in the round that they are of, and ``reading`` how much of the prompt is read.
+    """
 
     content: str = ""
     reasoning: str = ""
     tokens: tuple[ScoredToken, ...] = ()
     calls: tuple[ToolCall, ...] = ()
+    guessed: tuple[Token, ...] = ()
+    round: tuple[int, int] | None = None
+    reading: Reading | None = None
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -257,19 +265,44 @@ class TokenScores:
         return ScoredToken(data, offset, logprob, top)
 
 
+class _Parts:
+    """What an answer's events say to the client of a request."""
+
+    def __init__(self, request: Request, scores: TokenScores) -> None:
+        self._request, self._scores = request, scores
+        self._guessed = Guessed() if request.show_tokens else None
+        self._round: tuple[int, int] | None = None  # not yet said
+
+    def of(self, event: Event) -> Part:
+        """What the event says; an empty part if nothing."""
+        if isinstance(event, Text):
+            return self._said(event)
+        if isinstance(event, ToolCall):
+            return Part(calls=(event,)) if self._request.parallel_tool_calls or event.index == 0 else Part()
+        if self._guessed is None:
+            return Part()
+        before, self._round = self._round, None
+        if isinstance(event, Round):
+            self._round = event.record.proposed, event.record.accepted
+        return Part(round=before, reading=event if isinstance(event, Reading) else None)
+
+    def _said(self, event: Text) -> Part:
+        content = event.text if event.reasoning is None else ""
+        part = Part(content, event.reasoning or "", self._scores.of(event.logprobs))
+        if self._guessed is None:
+            return part
+        before, self._round = self._round, None
+        return replace(part, guessed=self._guessed.of(event), round=before)
+
+
 async def _one(request: Request, held: _Held, sampling: Sampling, index: int, reader: Reader) -> Done:
     generation, scores = await held.begin(sampling)
     await reader.begin(index, generation.prompt_tokens)
+    parts = _Parts(request, scores)
     async for event in generation:
-        if isinstance(event, Text):
-            content = event.text if event.reasoning is None else ""
-            part = Part(content, event.reasoning or "", scores.of(event.logprobs))
-            if part != Part():
-                await reader.part(index, part)
-        elif isinstance(event, ToolCall):
-            if request.parallel_tool_calls or event.index == 0:
-                await reader.part(index, Part(calls=(event,)))
-        elif isinstance(event, Done):
+        if (part := parts.of(event)) != Part():
+            await reader.part(index, part)
+        if isinstance(event, Done):
             if event.finish_reason == "cancelled":  # not by the client, which would have ended this call
                 raise ClosedError("the answer was ended: the model is being freed")
             held.said(event.text)

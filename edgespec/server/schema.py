@@ -17,11 +17,12 @@ from edgespec.text.conversation.messages import begun
 class Request:
     """One request, checked. ``prompt`` is set for a completion, ``messages`` for a chat.
 
-    ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``: how
-    many of the likeliest tokens come with each log-probability; None: no log-probabilities. The session checks
-    ``tools`` and ``tool_choice``, whose texts are readable. ``namespaces`` has the namespace and the own name of a
-    function, by the name that the model knows. ``warnings`` say what the reader left out. ``repeated`` is what a
-    reply repeats of the request, as JSON. ``hide_thinking``: the reply leaves the thinking out.
+    ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``:
+    how many of the likeliest tokens come with each log-probability; None: no log-probabilities. ``show_tokens``: a
+    stream says who guessed its tokens. The session checks ``tools`` and ``tool_choice``, whose texts are readable.
+    ``namespaces`` has the namespace and the own name of a function, by the name that the model knows. ``warnings``
+    say what the reader left out. ``repeated`` is what a reply repeats of the request, as JSON. ``hide_thinking``:
+    the reply leaves the thinking out.
     """
 
     model: str | None = None
@@ -39,6 +40,7 @@ class Request:
     choices: int = 1
     stream: bool = False
     include_usage: bool = False
+    show_tokens: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     tools: tuple[Any, ...] = ()

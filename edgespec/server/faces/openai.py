@@ -44,6 +44,7 @@ class _Chunks:
         self._is_chat = request.is_chat
         self._echo = _echo(request)
         self._include_usage = request.include_usage
+        self._show_tokens = request.show_tokens
         self._head: Head | None = None
         self._index: int | None = None  # of the answer that has begun
 
@@ -55,14 +56,17 @@ class _Chunks:
 
     def part(self, index: int, part: Part) -> bytes:
         if self._is_chat:
-            return self._chunk(_delta(index, _delta_of(part), part=part))
+            return self._chunk(_delta(index, _delta_of(part), part=part), **_guesses_of(part))
         # A completion has no field for thinking.
         return self._chunk(_text(index, part, None)) if part.content or part.tokens else b""
 
     def end(self, index: int, done: Done) -> bytes:
         """The chunk with the reason for the end, the seed and the timings."""
         head, choice = self._known_head(), self._ended(index, finish_reason(done))
-        return self._chunk(choice, seed=done.sampling.seed, timings=timings([done]), **head.own)
+        own = head.own
+        if self._show_tokens:
+            own = {"edgespec": {**own.get("edgespec", {}), **_why_not(done)}}
+        return self._chunk(choice, seed=done.sampling.seed, timings=timings([done]), **own)
 
     def finish(self, answers: Sequence[Done]) -> bytes:
         used = self._chunk(usage=usage(answers)) if self._include_usage else b""
@@ -92,6 +96,23 @@ class _Chunks:
     def _chunk(self, *choices: dict[str, Any], **more: Any) -> bytes:
         usage = {"usage": None} if self._include_usage and "usage" not in more else {}
         return _event(_wrap(self._known_head(), self._kind, list(choices), **more, **usage))
+
+
+def _guesses_of(part: Part) -> dict[str, Any]:
+    """Who guessed the part's tokens, and how far the prompt is read, for a request that asked."""
+    found: dict[str, Any] = {}
+    if part.guessed:
+        found["tokens"] = part.guessed
+    if part.round is not None:
+        found["round"] = dict(zip(("proposed", "accepted"), part.round, strict=True))
+    if part.reading is not None:
+        found["reading"] = {"tokens": part.reading.tokens, "of": part.reading.of}
+    return {"edgespec": found} if found else {}
+
+
+def _why_not(done: Done) -> dict[str, Any]:
+    """Why a drafter did not guess, in words and as a code."""
+    return {"speculation_off": done.speculation_off, "speculation_off_code": done.speculation_off_code}
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -238,6 +238,13 @@ _OBEYED = (
     ),
     Field("stream", FLAG, "events in place of one answer", ALL),
     Field("stream_options.include_usage", FLAG, "whether the last event has `usage`", BOTH),
+    Field(
+        "edgespec.tokens",
+        FLAG,
+        "whether events say who guessed, as in [Guesses](serve.md#guesses)",
+        CHAT,
+        sets="show_tokens",
+    ),
 )
 
 _REFUSED = (
