@@ -340,6 +340,22 @@ STEPS: tuple[Step, ...] = (
         every(limits(("different", "==", [])), each(p.all_rows_drawn)),
     ),
     Step(
+        "forms",
+        "Answers of 300 random schemas and calls of 100 random sets of tools are valid, and masks follow steps back.",
+        (("benchmarks/forms_checked.py",),),
+        limits(
+            ("strict/refused", "==", []),
+            ("strict/finished", ">=", 270),
+            ("strict/invalid", "==", []),
+            ("lenient/accepted_strictly", "==", 0),
+            ("lenient/without_warning", "==", []),
+            ("tools/finished_share", ">=", 0.9),
+            ("tools/invalid", "==", []),
+            ("cursors/steps", "==", 100_000),
+            ("cursors/different", "==", []),
+        ),
+    ),
+    Step(
         "requests-short",
         "Whole requests with short prompts are 1.08 times faster, and the first token is at most 2 % later.",
         requests("short"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.interfaces.drawing import are_allowed
 from edgespec.runtimes.native.library import LEVELS, DrawnStruct, DrawRequestStruct, EntryStruct, load
 from edgespec.runtimes.native.model import NativeSettings, load_native
 from edgespec.runtimes.native.weights import HeadRows
@@ -122,7 +123,10 @@ def _forward(
 
 
 def _draw(library: Any, chance: random.Random, findings: Findings) -> None:
-    """One draw at every level: the same code and the same result, whatever the scores and the request."""
+    """One draw at every level: the same code and the same result, whatever the scores and the request.
+
+    Drawn tokens are allowed ones.
+    """
     count = chance.choice((1, 2, 3, 15, 16, 17, 64, 65, 200, 5000))
     scores = np.random.default_rng(chance.getrandbits(32)).standard_normal(count).astype(np.float32)
     with np.errstate(over="ignore"):
@@ -141,6 +145,9 @@ def _draw(library: Any, chance: random.Random, findings: Findings) -> None:
         chance.choice((1, 2, 8, 0, 9)),
         chance.randint(0, 2),
     )
+    mask = _mask(chance, count)
+    if mask is not None:
+        asked.mask, asked.mask_words = mask.ctypes.data, len(mask)
     scratch = np.empty(max(1, library.api.es_draw_scratch(count)), dtype=np.uint8)
     found = set()
     for level in library.levels:
@@ -149,5 +156,18 @@ def _draw(library: Any, chance: random.Random, findings: Findings) -> None:
         ids = tuple(drawn.ids[: drawn.count]) if code == 0 else ()
         found.add((code, ids, repr(drawn.mass) if code == 0 else ""))
         findings.unless(code != 0 or drawn.count <= asked.wanted, "more tokens than were asked for")
+        allowed = mask is None or bool(are_allowed(mask, np.array(ids, dtype=np.int64)).all())
+        findings.unless(allowed, "a token that the mask forbids")
     findings.unless(len(found) == 1, f"levels differ: {found}")
     findings.counts["draws"] += 1
+
+
+def _mask(chance: random.Random, count: int) -> np.ndarray[Any, np.dtype[np.uint32]] | None:
+    """None, or a mask that allows none, few, half or all tokens, and may be too short or too long."""
+    kind = chance.randrange(6)
+    if not kind:
+        return None
+    words = max(0, (count + 31) // 32 + chance.choice((0, 0, -1, 1, 3)))
+    few = [chance.choice((0, 0, 0, 1 << chance.randrange(32))) for _ in range(words)]
+    own = {1: [0] * words, 2: few, 3: [2**32 - 1] * words}.get(kind, [chance.getrandbits(32) for _ in range(words)])
+    return np.array(own, dtype=np.uint32)

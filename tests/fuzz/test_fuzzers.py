@@ -10,7 +10,7 @@ from tests.fuzz.__main__ import FUZZERS
 from tests.fuzz.findings import MOST_KEPT, Findings
 from tests.support.kernel_calls import require_native
 
-ROUNDS = {"kernels": 2, "scheduler": 6, "tool-calls": 200, "gguf": 50, "forgotten": 3, "server": 3}
+ROUNDS = {"kernels": 2, "scheduler": 6, "tool-calls": 200, "forms": 12, "gguf": 50, "forgotten": 3, "server": 3}
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_several_fields_may_name_one_form_and_not_two() -> None:
     ("field", "value", "param"),
     [
         ("response_format", "json", "response_format"),
-        ("response_format", {"type": "yaml"}, "response_format"),
+        ("response_format", {"type": 3}, "response_format"),
         ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
         ("response_format", {"type": "json_schema", "json_schema": {}}, "response_format.json_schema.schema"),
         (
@@ -127,6 +127,13 @@ def test_several_fields_may_name_one_form_and_not_two() -> None:
 def test_a_form_that_cannot_be_read_is_refused_by_its_name(field: str, value: Any, param: str) -> None:
     error = refused(read_chat, {"messages": HI, field: value})
     assert (error.param, error.status) == (param, 400)
+
+
+@pytest.mark.parametrize("kind", ["yaml", "grammar", ""])
+def test_a_response_format_of_another_type_is_refused_with_a_code(kind: str) -> None:
+    error = refused(read_chat, {"messages": HI, "response_format": {"type": kind}})
+    assert (error.param, error.code) == ("response_format", "unsupported_parameter")
+    assert json.dumps(kind) in error.message
 
 
 # ---------------------------------------------------------------------------------------------------- the answers

@@ -48,10 +48,10 @@ def nothing(given: Any) -> None:
 class Field:
     """One field of the bodies of ``apis``. A name with a dot is that of a member of an object.
 
-    ``schema`` is what it may be; values outside an ``enum`` ask for what is not supported. ``own`` is what a value
-    means here, None if nothing. ``sets`` names what it becomes, by default the field's own name: a field of Request,
-    or behind ``sampling.`` one of Sampling. Of several fields that set the same, the first of the table counts, of
-    template variables for each name; forms of the answer must be equal.
+    ``schema`` is what it may be; values outside an ``enum``, also of a member, ask for what is not supported. ``own``
+    is what a value means here, None if nothing. ``sets`` names what it becomes, by default the field's own name: a
+    field of Request, or behind ``sampling.`` one of Sampling. Of several fields that set the same, the first of the
+    table counts, of template variables for each name; forms of the answer must be equal.
     Absent and null mean the default of what is set. ``shown`` is another schema for the OpenAPI document, or False if
     that leaves the field out. With ``texts`` the field's texts reach the model.
     """
@@ -84,11 +84,18 @@ class Field:
         return self.own(given)
 
     def _refusal(self, name: str, given: Any) -> ApiError:
-        if self.treatment is Treatment.REFUSED or "enum" in self.schema:
+        if self.treatment is Treatment.REFUSED or "enum" in self.schema or fits(_of_any_value(self.schema), given):
             only = "" if self.schema is EMPTY else f", only {wanted(self.schema)}"
             message = f"{name} {_told(given)} is not supported{only} ({self.meaning})"
             return ApiError(message, param=name, code="unsupported_parameter")
         return ApiError(f"{name} must be {wanted(self.schema)}, not {_told(given)}", param=name)
+
+
+def _of_any_value(schema: Schema) -> Schema:
+    """The schema, whose members may have other texts than those of an ``enum``."""
+    own = schema.get("properties", {})
+    members = {name: {"type": "string"} if "enum" in each else each for name, each in own.items()}
+    return {**schema, "properties": members}
 
 
 def _told(given: Any) -> str:

@@ -89,7 +89,7 @@ class _Calls:
                 arguments = self._joined(*self._parameters(number, schema))
                 yield from self._values(number, schema, lenient=lenient)
             else:
-                yield f"{arguments}: {_json(_closed(schema), lenient=lenient)}"
+                yield f"{arguments}: {_json(closed(schema), lenient=lenient)}"
             name = function["name"]
             written = [self._call(call, name, arguments) for call in form.heads or (form.call,)]
             yield f"call{number}: " + " | ".join(written)
@@ -153,7 +153,7 @@ def _json(schema: Mapping[str, Any], spacing: Spacing = "line", *, lenient: bool
     return "%json " + json.dumps({**schema, "x-guidance": {**SPACINGS[spacing], "lenient": lenient}})
 
 
-def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of arguments: an object, with the named properties only unless it says otherwise."""
     closed = {} if any(key in schema for key in _COMPOSED) else {"additionalProperties": False}
     return {"type": "object", **closed, **schema}
