@@ -18,8 +18,9 @@ from edgespec.files.gguf.header import read_header
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.grammar import compiled as module
 from edgespec.text.grammar.after_thinking import AfterThinking
-from edgespec.text.grammar.compiled import MOST_LEVELS, MOST_NAMES, MOST_RULES, FormCursor, Forms
+from edgespec.text.grammar.compiled import FormCursor, Forms
 from edgespec.text.grammar.form import MOST_BYTES, Form, form_of
+from edgespec.text.grammar.size import MOST_LEVELS, MOST_NAMES, MOST_RULES
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from tests.support.tiny_models import TinyModels
 
@@ -259,12 +260,56 @@ def test_a_schema_whose_references_lead_too_deep_is_refused_before_native_code_f
 
 def test_names_of_one_object_and_rules_of_a_grammar_have_a_limit(forms: Forms) -> None:
     assert (MOST_NAMES, MOST_RULES, MOST_LEVELS) == (3000, 500, 2000)
-    with pytest.raises(InvalidRequestError, match="an object has more than 3000 names"):
+    with pytest.raises(InvalidRequestError, match="its objects have more names than one of 3000"):
         forms.compiled(made(schema={"properties": {f"p{number}": {} for number in range(3001)}}))
     rules = "".join(f'r{number} ::= "a" r{number + 1}\n' for number in range(498))
     assert forms.compiled(made(grammar=f'root ::= r0\n{rules}r498 ::= "b"\n')).cursor().mask.any()
     with pytest.raises(InvalidRequestError, match="more than 500 rules"):
         forms.compiled(made(grammar=f'root ::= r0\n{rules}r498 ::= "b" r499\nr499 ::= "c"\n'))
+
+
+def combined(count: int) -> dict[str, Any]:
+    return {"type": "string", "allOf": [{"pattern": f"^[a-z]*x{number}"} for number in range(count)]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"schema": combined(20)}, "it may combine 20 patterns"),
+        ({"schema": {"pattern": "a", "anyOf": combined(20)["allOf"]}}, "it may combine 21 patterns"),
+        ({"schema": {"$defs": {"a": combined(20)}, "$ref": "#/$defs/a"}}, "it may combine 20 patterns"),
+        ({"grammar": f"start: A\nA: {' & '.join(f'/.*a{number}.*/' for number in range(20))}"}, "expressions"),
+        ({"schema": {"patternProperties": {f"^a{n:03}": {} for n in range(300)}}}, "more than 100 patternProperties"),
+        ({"schema": {"multipleOf": 1000003}}, "too many remainders"),
+        ({"schema": {"allOf": [{"multipleOf": prime} for prime in (7, 11, 13, 17, 19, 23)]}}, "too many remainders"),
+        ({"schema": {"multipleOf": 1e22}}, "too many remainders"),
+        ({"grammar": 'start: %json {"type": "integer", "multipleOf": 1000003}'}, "too many remainders"),
+        ({"schema": {"properties": {f"q{i}": {f"p{n}": 1 for n in range(1000)} for i in range(10)}}}, "more names"),
+    ],
+)
+def test_forms_that_would_take_llguidance_seconds_are_refused_before(
+    forms: Forms, asked: dict[str, Any], said: str
+) -> None:
+    for lenient in (False, True):
+        with pytest.raises(InvalidRequestError, match=said):
+            forms.compiled(made(**asked, lenient=lenient))
+
+
+def test_what_schemas_of_programs_hold_is_within_the_limits(forms: Forms) -> None:
+    cents = {"type": "number", "multipleOf": 0.01}
+    many = {
+        "type": "object",
+        "properties": {
+            **{f"price{number}": cents for number in range(50)},
+            **{f"code{number}": {"type": "string", "pattern": f"^[A-Z]{{{number + 1}}}$"} for number in range(50)},
+            "minutes": {"type": "integer", "multipleOf": 15},
+            "kind": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^x"}]},
+        },
+    }
+    assert forms.compiled(made(schema=many)).cursor().mask.any()
+    both = {"type": "string", "allOf": [{"pattern": "^[a-z]+$"}, {"pattern": "^.{2,5}$"}]}
+    assert forms.compiled(made(schema=both)).cursor().mask.any()
+    assert forms.compiled(made(grammar='start: "a && b" | "&&&&&&&&&&&&&&&&&&"')).cursor().mask.any()
 
 
 def test_a_lenient_schema_leaves_keywords_out_and_says_which(forms: Forms, tokenizer: GgufTokenizer) -> None:
@@ -310,6 +355,23 @@ def test_the_latest_forms_are_kept_and_compiled_once(
     for number in range(module._MOST_KEPT):
         forms.compiled(made(regex=f"b{number}"))
     assert forms.compiled(made(regex="a")) is not first
+
+
+def test_kept_forms_have_a_limit_of_bytes_and_the_latest_one_is_kept_whatever_its_size(
+    tokenizer: GgufTokenizer,
+) -> None:
+    forms = Forms(tokenizer, tokenizer.vocabulary_size)
+    small = forms.compiled(made(regex="a"))
+    large = [made(choice=[name * (module._MOST_KEPT_BYTES // 3)]) for name in "xyz"]
+    for form in large[:2]:
+        forms.compiled(form)
+    assert forms.compiled(made(regex="a")) is small
+    forms.compiled(large[2])
+    assert large[0] not in forms._kept
+    assert forms.compiled(made(regex="a")) is small
+    whole = made(choice=["w" * 40 + name * (module._MOST_KEPT_BYTES // 4) for name in "abcde"])
+    assert forms.compiled(whole) is forms.compiled(whole)
+    assert list(forms._kept) == [whole]
 
 
 def test_without_llguidance_the_error_says_how_to_install_it(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,20 +20,16 @@ from edgespec.errors import ConstraintError, InvalidRequestError, RuntimeUnavail
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.drawing import UintArray
 from edgespec.text.grammar.form import SPACINGS, Form, lark_text
+from edgespec.text.grammar.size import MOST_STATES, check_size
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# A server's clients send a handful of schemas again and again. With MOST_BYTES each they have 16 MB of text.
-_MOST_KEPT = 64
+# A server's clients send a handful of schemas again and again. A compiled form has up to 400 times the bytes of its
+# text (measured with 1 to 250 kB of schema), so that all of these take at most 64 MB.
+_MOST_KEPT, _MOST_KEPT_BYTES = 64, 160 * 1024
 _LONGEST_SAID = 300
-# Compiling takes time by the square of the names of one object, and of the rules of a GBNF grammar.
-MOST_NAMES, MOST_RULES = 3000, 500
-# References of a schema times its depth: native code follows them down its stack, which has room for about 5000.
-MOST_LEVELS = 2000
-# Where a grammar holds a schema.
-_INNER_SCHEMA = re.compile(r"%json\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +132,12 @@ class Forms:
         made = _compile(form, self._vocabulary, self._tokenizer.stop_ids)
         with self._lock:
             self._kept[form] = made
-            while len(self._kept) > _MOST_KEPT:
+            while len(self._kept) > _MOST_KEPT or self._kept_bytes() > max(_MOST_KEPT_BYTES, len(form.text)):
                 self._kept.popitem(last=False)
         return made
+
+    def _kept_bytes(self) -> int:
+        return sum(len(form.text) for form in self._kept)
 
 
 class _AsRead:
@@ -191,44 +189,17 @@ def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledF
     from llguidance import LLMatcher, LLParserLimits
 
     try:
-        _check_size(form)
+        check_size(form)
         grammar = _grammar(form)
     except Exception as error:  # converters raise what they like for a hostile text
         raise _refused(form, str(error)) from error
-    limits = LLParserLimits(verbose_errors=False)
+    limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES)
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
         raise _refused(form, matcher.get_error())
     return CompiledForm(form, tuple(map(_said, matcher.get_grammar_warnings())), matcher, stop_ids)
-
-
-def _check_size(form: Form) -> None:
-    """Raise ValueError for a form that would take native code too long, or end the process."""
-    if form.kind == "schema":
-        _check_schema(json.loads(form.text))
-    elif form.kind not in ("choice", "regex"):
-        for found in _INNER_SCHEMA.finditer(form.text):
-            _check_schema(json.JSONDecoder().raw_decode(form.text, found.end())[0])
-        if form.text.count("::=") > MOST_RULES:
-            raise ValueError(f"it has more than {MOST_RULES} rules")
-
-
-def _check_schema(schema: Any) -> None:
-    references, deepest, left = set[str](), 0, [(schema, 1)]
-    while left:
-        value, depth = left.pop()
-        deepest = max(deepest, depth)
-        if isinstance(value, dict):
-            if len(value) > MOST_NAMES:
-                raise ValueError(f"an object has more than {MOST_NAMES} names")
-            references.update(each for name, each in value.items() if name == "$ref" and isinstance(each, str))
-            left += [(each, depth + 1) for each in value.values()]
-        elif isinstance(value, list):
-            left += [(each, depth + 1) for each in value]
-    if len(references) * deepest > MOST_LEVELS:
-        raise ValueError(f"it has {len(references)} references and {deepest} levels, which may lead too deep")
 
 
 def _grammar(form: Form) -> str:
