@@ -17,7 +17,7 @@ from edgespec.text.grammar.form import Form
 
 # Of llguidance's lexer, each about 1 kB.
 MOST_STATES = 50_000
-# Time grows by the square of an object's names, to 0.9 s with so many of them optional.
+# Time grows by the square of an object's names, to 0.9 s for this number of optional ones.
 MOST_NAMES, FEW_NAMES = 3000, 100
 # And by the square of the rules of a GBNF grammar.
 MOST_RULES = 500
@@ -78,7 +78,7 @@ def _check_patterns(objects: list[Mapping[str, Any]]) -> None:
 
 
 def _joins(value: Mapping[str, Any]) -> bool:
-    """Whether another schema of the same value has keywords beside it."""
+    """Whether another schema of the same value is joined with other keywords."""
     return any(key in value for key in _JOINS) and any(
         key in value for key in ("pattern", "format", "properties", "additionalProperties", "items", "prefixItems")
     )
