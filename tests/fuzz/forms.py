@@ -1,4 +1,4 @@
-"""Cursors of random schemas that go on and back: the masks are those of fresh cursors."""
+"""Cursors of random schemas take tokens and give them back: the masks are those of fresh cursors."""
 
 from __future__ import annotations
 

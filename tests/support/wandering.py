@@ -1,4 +1,4 @@
-"""A cursor that goes on and back at random, held against a fresh one behind the same tokens."""
+"""A cursor that takes tokens and gives them back at random, held against a fresh one behind the same tokens."""
 
 from __future__ import annotations
 
