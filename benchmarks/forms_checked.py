@@ -3,8 +3,8 @@
     python -m benchmarks.forms_checked [--schemas N] [--lenient N] [--tools N] [--steps N] [--max-tokens N]
 
 A tiny model of random weights answers at temperature 1, bound to each schema of random_schemas.py, and calls one of
-each set of tools. What is written is checked by the jsonschema package. Cursors also take tokens and give them back, and
-their masks are held against those of fresh ones. Prints one JSON object.
+each set of tools. What is written is checked by the jsonschema package. Cursors also take tokens and give them back,
+and their masks are held against those of fresh ones. Prints one JSON object.
 """
 
 from __future__ import annotations
