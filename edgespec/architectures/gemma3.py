@@ -14,7 +14,9 @@ from edgespec.architectures.shape import (
     Scales,
     Sizes,
     decoder_layer,
+    every_but,
     one_rope,
+    windows_by_pattern,
 )
 
 PERIOD = 6  # every sixth layer sees all positions, unless the file says otherwise
@@ -24,26 +26,13 @@ _SCALE = 8.0
 
 
 def _windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
-    """The pattern is a period of layers without a window, or one bool for each layer: whether it has one.
-
-    With a period, layer i has no window if i + 1 is a multiple of it, as in llama.cpp.
-    """
-    window = facts.integer("attention.sliding_window", 0)
-    pattern = facts.value("attention.sliding_window_pattern")
-    if not isinstance(pattern, tuple):
-        pattern = _pattern(facts.integer("attention.sliding_window_pattern", PERIOD, least=1), sizes.layers)
-    if len(pattern) != sizes.layers:
-        raise facts.wrong(f"its sliding_window_pattern lists {len(pattern)} of {sizes.layers} layers")
-    return tuple(window if narrow else 0 for narrow in pattern)
-
-
-def _pattern(period: int, layers: int) -> tuple[bool, ...]:
-    return tuple((layer + 1) % period != 0 for layer in range(layers))
+    return windows_by_pattern(facts, sizes, period=PERIOD)
 
 
 def _ropes(facts: Facts) -> tuple[Rope, ...]:
     """Layers with a window rotate by another base, without scaling."""
-    return (*one_rope(facts), Rope(base=facts.number("rope.freq_base_swa", DEFAULT_ROPE_BASE)))
+    (full,) = one_rope(facts)
+    return full, Rope(base=facts.number("rope.freq_base_swa", DEFAULT_ROPE_BASE), magnitude=full.magnitude)
 
 
 def _scales(_facts: Facts, sizes: Sizes) -> Scales:
@@ -77,7 +66,7 @@ def _as_llama_cpp_reads(facts: Mapping[str, object], *, is_multimodal: bool) -> 
         found |= {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": _SCALE}
     found |= {key: facts[key] for key in found.keys() & facts.keys()}
     pattern = facts.get("gemma3.attention.sliding_window_pattern")
-    if isinstance(pattern, tuple) and pattern == _pattern(PERIOD, len(pattern)):  # Ollama wrote one bool for each
+    if isinstance(pattern, tuple) and pattern == every_but(PERIOD, len(pattern)):  # Ollama wrote one bool for each
         found["gemma3.attention.sliding_window_pattern"] = PERIOD
     return found
 

@@ -20,6 +20,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 
 DEFAULT_ROPE_BASE = 10_000.0  # llama.cpp's, for a file that states none
+_YARN_FAST, _YARN_SLOW = 32.0, 1.0  # llama.cpp's
 
 Length: TypeAlias = Literal["width", "queries", "keys", "head", "inner"]
 """A length by its name in ``Sizes``."""
@@ -133,6 +134,7 @@ def _matrix(name: str, rows: Length, columns: Length) -> TensorForm:
 _QKV = (_matrix("attn_q", "queries", "width"), _matrix("attn_k", "keys", "width"), _matrix("attn_v", "keys", "width"))
 _GATED = (_matrix("ffn_gate", "inner", "width"), _matrix("ffn_up", "inner", "width"))
 _HEAD_NORMS = (_vector("attn_q_norm", "head"), _vector("attn_k_norm", "head"))
+_JOINED_NORMS = (_vector("attn_q_norm", "queries"), _vector("attn_k_norm", "keys"))
 
 
 def decoder_layer(
@@ -140,48 +142,87 @@ def decoder_layer(
     qkv: tuple[TensorForm, ...] = _QKV,
     gated: tuple[TensorForm, ...] = _GATED,
     head_norms: bool = False,
+    joined_norms: bool = False,
+    pre_norms: bool = True,
     post_norms: bool = False,
+    feed_forward_norm: str = "ffn_norm",
 ) -> tuple[TensorForm, ...]:
     """The tensors of a layer in the order of computation.
 
-    ``head_norms``: each head's query and key are normalised. ``post_norms``: so is what each half of the layer adds.
+    ``head_norms``: each head's query and key are normalised, with ``joined_norms`` all of a row's as one vector.
+    ``pre_norms``: so is what each half of the layer reads, ``post_norms``: what it adds. ``feed_forward_norm``: the
+    tensor of the second half's norm.
     """
     return (
-        _vector("attn_norm", "width"),
-        *(*qkv, *(_HEAD_NORMS if head_norms else ())),
+        *([_vector("attn_norm", "width")] if pre_norms else ()),
+        *(*qkv, *(_HEAD_NORMS if head_norms else _JOINED_NORMS if joined_norms else ())),
         _matrix("attn_output", "width", "queries"),
         *([_vector("post_attention_norm", "width")] if post_norms else ()),
-        _vector("ffn_norm", "width"),
+        *([TensorForm(feed_forward_norm, {"ffn_norm": "width"})] if pre_norms else ()),
         *(*gated, _matrix("ffn_down", "width", "inner")),
         *([_vector("post_ffw_norm", "width")] if post_norms else ()),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rope:
-    """Rotary position embedding (Su et al., 2021): angles are position / scale / base**(2i / length) / factors[i].
+class Yarn:
+    """YaRN (Peng et al., 2023): pairs that turn more than ``fast`` times within the original context keep their
+    frequency, those of less than ``slow`` turns are scaled, and those between are mixed."""
 
-    ``factors`` is the tensor with the divisors, ``long_factors`` the one that replaces it in contexts longer than the
-    model's original one.
+    original_context: int
+    fast: float = _YARN_FAST
+    slow: float = _YARN_SLOW
+
+    def kept(self, base: float, length: int) -> tuple[float, ...]:
+        """The share of the unscaled frequency that each pair of a head's leading ``length`` elements keeps."""
+
+        def pair_of(turns: float) -> float:
+            return length * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        first, last = max(0, math.floor(pair_of(self.fast))), min(length - 1, math.ceil(pair_of(self.slow)))
+        spread = max(0.001, last - first)  # llama.cpp's bound for pairs at the same distance
+        return tuple(1.0 - min(1.0, max(0.0, (pair - first) / spread)) for pair in range(length // 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary position embedding (Su et al., 2021): angles are position / base**(2i / length) / divisors[i].
+
+    Divisors are ``scale``, mixed with 1 by ``yarn``, times those in the tensor ``factors``; ``long_factors`` replaces
+    it in contexts longer than the model's original one. Cosines and sines are multiplied by ``magnitude``.
     """
 
     base: float
     scale: float = 1.0
     factors: str | None = None
     long_factors: str | None = None
+    yarn: Yarn | None = None
+    magnitude: float = 1.0
+
+    def divisors(self, length: int) -> tuple[float, ...]:
+        """What scaling divides the frequency of each pair of a head's leading ``length`` elements by."""
+        if self.yarn is None:
+            return (self.scale,) * (length // 2)
+        return tuple(1.0 / (kept + (1.0 - kept) / self.scale) for kept in self.yarn.kept(self.base, length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
     """What the embedding, the outputs of both halves of a layer, attention scores and logits are multiplied by.
 
-    ``score`` None: by one over the root of a head's length.
+    ``score`` None: by one over the root of a head's length. ``score_cap`` and ``logit_cap``: c, where a score x
+    becomes c tanh(x / c); 0 for none. ``temperature``: t, where queries are multiplied by 1 + t ln(1 + n) once
+    ``span`` tokens came n times before them; 0 for none.
     """
 
     embedding: float = 1.0
     residual: float = 1.0
     score: float | None = None
     logit: float = 1.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    temperature: float = 0.0
+    span: int = 1
 
 
 def no_windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
@@ -192,29 +233,88 @@ def no_windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
     return (0,) * sizes.layers
 
 
+def windows_by_pattern(facts: Facts, sizes: Sizes, *, period: int, default: int = 0) -> tuple[int, ...]:
+    """The window of each layer. The pattern is a period, or one bool for each layer: whether it has a window.
+
+    With a period, layer i has no window if i + 1 is a multiple of it, as in llama.cpp. ``period`` and ``default``, a
+    window in positions, are for a file that states none.
+    """
+    window = facts.integer("attention.sliding_window", default)
+    pattern = facts.value("attention.sliding_window_pattern")
+    if not isinstance(pattern, tuple):
+        pattern = every_but(facts.integer("attention.sliding_window_pattern", period, least=1), sizes.layers)
+    if len(pattern) != sizes.layers:
+        raise facts.wrong(f"its sliding_window_pattern lists {len(pattern)} of {sizes.layers} layers")
+    return tuple(window if narrow else 0 for narrow in pattern)
+
+
+def every_but(period: int, layers: int) -> tuple[bool, ...]:
+    """False for every layer whose number, counted from 1, is a multiple of ``period``."""
+    return tuple((layer + 1) % period != 0 for layer in range(layers))
+
+
+def all_turn(_facts: Facts, sizes: Sizes) -> tuple[bool, ...]:
+    """Every layer rotates its queries and keys."""
+    return (True,) * sizes.layers
+
+
 def one_rope(facts: Facts) -> tuple[Rope, ...]:
     """The rope of layers that see all positions. Raises UnsupportedError, ModelFileError."""
-    is_long = LONG_FACTORS in facts.tensors
+    is_long, is_yarn = LONG_FACTORS in facts.tensors, facts.value("rope.scaling.type") == "yarn"
+    scale = _rope_scale(facts, is_long=is_long)
     return (
         Rope(
             base=facts.number("rope.freq_base", DEFAULT_ROPE_BASE),
-            scale=_rope_scale(facts, is_long=is_long),
+            scale=scale,
             factors=SHORT_FACTORS if is_long else ROPE_FACTORS if ROPE_FACTORS in facts.tensors else None,
             long_factors=LONG_FACTORS if is_long else None,
+            yarn=_yarn(facts) if is_yarn else None,
+            magnitude=facts.number("rope.scaling.attn_factor", 1.0)
+            * _yarn_magnitude(facts, scale if is_yarn else 1.0),
         ),
     )
 
 
+_YARN = "rope.scaling.yarn_"
+
+
+def _yarn(facts: Facts) -> Yarn:
+    for key in ("ext_factor", "attn_factor"):
+        if facts.value(_YARN + key) not in (None, 1.0):
+            raise UnsupportedError(f"its {_YARN}{key} is {facts.value(_YARN + key)!r:.40}")
+    return Yarn(
+        original_context=facts.integer(
+            "rope.scaling.original_context_length", facts.integer("context_length"), least=1
+        ),
+        fast=facts.number(_YARN + "beta_fast", _YARN_FAST),
+        slow=facts.number(_YARN + "beta_slow", _YARN_SLOW),
+    )
+
+
+def _yarn_magnitude(facts: Facts, scale: float) -> float:
+    """1 + ln(scale) / 10, divided by the same with the file's factor of the logarithm, as in llama.cpp."""
+
+    def growth(factor: float) -> float:
+        return 1.0 + 0.1 * factor * math.log(max(1.0, scale))
+
+    multiplier = facts.number(_YARN + "log_multiplier") if facts.value(_YARN + "log_multiplier") else 0.0
+    return growth(1.0) / growth(multiplier)
+
+
 def _rope_scale(facts: Facts, *, is_long: bool) -> float:
     kind = facts.value("rope.scaling.type")
-    if kind not in (None, "none", "linear") and not (is_long and kind == "longrope"):
+    if kind not in (None, "none", "linear", "yarn") and not (is_long and kind == "longrope"):
         raise UnsupportedError(f"its rope scaling is {kind!r:.40}")
     # A factor without a type is linear; rope.scale_linear is its old name. llama.cpp writes 0 for no scaling.
-    key = "rope.scaling.factor" if kind == "linear" or facts.value("rope.scaling.factor") is not None else None
+    key = (
+        "rope.scaling.factor"
+        if kind in ("linear", "yarn") or facts.value("rope.scaling.factor") is not None
+        else None
+    )
     key = key or "rope.scale_linear"
     if kind == "none" or facts.value(key) == 0:
         return 1.0
-    return facts.number(key, None if kind == "linear" else 1.0)
+    return facts.number(key, None if kind in ("linear", "yarn") else 1.0)
 
 
 def no_scales(_facts: Facts, _sizes: Sizes) -> Scales:
@@ -234,15 +334,15 @@ class Completion(Protocol):
 class SavedForm:
     """How transformers saves models of an architecture.
 
-    ``classes``: transformers' classes, with the model type of each. Of the classes in ``multimodal`` the text model
-    is only a part of the folder. ``activation`` is the member of config.json that may have one of ``activations``,
-    ``defaults`` what a config.json may leave out, ``keys`` the GGUF's keys that hold members of the same value.
-    ``norm_offset`` is what llama.cpp expects added to the weights of every norm. ``needs_biases``: every matrix that
-    may have a bias has one. ``keeps_windows``: llama.cpp computes its sliding windows. ``rotates_part``: the leading
-    elements of a head alone may be rotated.
+    ``classes``: transformers' classes, with the model type of each; without any, folders are not converted. Of the
+    classes in ``multimodal`` the text model is only a part of the folder. ``activation`` is the member of config.json
+    that may have one of ``activations``, ``defaults`` what a config.json may leave out, ``keys`` the GGUF's keys that
+    hold members of the same value. ``norm_offset`` is what llama.cpp expects added to the weights of every norm.
+    ``needs_biases``: every matrix that may have a bias has one. ``keeps_windows``: llama.cpp computes its sliding
+    windows. ``rotates_part``: the leading elements of a head alone may be rotated.
     """
 
-    classes: Mapping[str, str]
+    classes: Mapping[str, str] = field(default_factory=dict)
     multimodal: frozenset[str] = frozenset()
     activation: str = "hidden_act"
     activations: frozenset[str] = frozenset({"silu", "swish"})
@@ -262,7 +362,8 @@ class Architecture:
     ``biases``: the matrices that may have one. ``neighbours``: rotary embedding pairs neighbouring elements of a head
     instead of halves. ``rope_tensors``: divisors of the rotary angles that the file may hold. ``gelu``: the gate is
     GELU (tanh form) instead of SiLU. ``windows`` returns the positions that a row of each layer sees, 0 for all;
-    ``ropes`` the rope of layers that see all, then that of the others if it differs. ``scales_tokens_only``:
+    ``ropes`` the rope of layers that see all, then that of the others if it differs, ``turns`` the layers that rotate
+    at all. ``caps``: its scores are capped, and ``scales`` says how. ``scales_tokens_only``:
     llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of another converter needs.
     """
 
@@ -275,7 +376,9 @@ class Architecture:
     gelu: bool = False
     windows: Callable[[Facts, Sizes], tuple[int, ...]] = no_windows
     ropes: Callable[[Facts], tuple[Rope, ...]] = one_rope
+    turns: Callable[[Facts, Sizes], tuple[bool, ...]] = all_turn
     scales: Callable[[Facts, Sizes], Scales] = no_scales
+    caps: bool = False
     scales_tokens_only: bool = False
     completed: Completion | None = None
 
@@ -304,19 +407,21 @@ class Part:
 class Layer:
     """The parts of a layer by role, as llama.cpp names them where each is a tensor.
 
-    ``window``: the positions that a row sees, its own counted, 0 for all. ``rope`` is an index into the ropes.
+    ``window``: the positions that a row sees, its own counted, 0 for all. ``rope`` is an index into the ropes. Where
+    nothing ``turns`` it has no meaning.
     """
 
     parts: Mapping[str, Part]
     window: int
     rope: int
+    turns: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Everything about a model except its weights. ``rows``: of the embedding and of the head. The embedding is also
-    the head if ``tied``. ``rope_length``: the leading elements of a head that are rotated; ``rope_magnitude``
-    multiplies their cosines and sines. Contexts of more than ``original_context`` tokens use the long factors.
+    the head if ``tied``. ``rope_length``: the leading elements of a head that are rotated. Contexts of more than
+    ``original_context`` tokens use the long factors.
     """
 
     architecture: Architecture
@@ -326,13 +431,26 @@ class Shape:
     layers: tuple[Layer, ...]
     ropes: tuple[Rope, ...]
     rope_length: int
-    rope_magnitude: float
     original_context: int
     norm_epsilon: float
-    embedding_scale: float
-    residual_scale: float
-    score_scale: float
-    logit_scale: float
+    scales: Scales
+
+    @property
+    def score_scale(self) -> float:
+        """What a query's product with a key is multiplied by."""
+        return 1.0 / math.sqrt(self.sizes.head) if self.scales.score is None else self.scales.score
+
+    def query_factors(self) -> tuple[float, ...]:
+        """What queries are multiplied by, by the number of spans before them; none if by nothing."""
+        if not self.scales.temperature:
+            return ()
+        spans = (self.sizes.context - 1) // self.scales.span + 1
+        return tuple(1.0 + self.scales.temperature * math.log1p(number) for number in range(spans))
+
+    @property
+    def joins_heads(self) -> bool:
+        """Whether the norms of queries and keys are those of a row's heads as one vector."""
+        return any(form.parts.get("attn_q_norm") == "queries" for form in self.architecture.layer)
 
     def in_context(self, tokens: int) -> Shape:
         """The same model with a context of ``tokens``, and with only the rope factors that apply to it."""
@@ -366,12 +484,12 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
     Raises UnsupportedError for a property that is not computed here, ModelFileError for a file that contradicts
     itself.
     """
-    _refuse_variants(facts)
+    _refuse_variants(architecture, facts)
     sizes = read_sizes(facts)
     rope_length = facts.integer("rope.dimension_count", sizes.head)
     if not 0 < rope_length <= sizes.head or rope_length % 2:
         raise facts.wrong(f"{rope_length} of {sizes.head} elements of a head cannot be rotated")
-    ropes, scales = architecture.ropes(facts), architecture.scales(facts, sizes)
+    ropes = architecture.ropes(facts)
     shape = Shape(
         architecture=architecture,
         sizes=sizes,
@@ -380,13 +498,9 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
         layers=_layers(architecture, sizes, facts, len(ropes)),
         ropes=ropes,
         rope_length=rope_length,
-        rope_magnitude=facts.number("rope.scaling.attn_factor", 1.0),
         original_context=facts.integer("rope.scaling.original_context_length", sizes.context),
         norm_epsilon=facts.number("attention.layer_norm_rms_epsilon"),
-        embedding_scale=scales.embedding,
-        residual_scale=scales.residual,
-        score_scale=1.0 / math.sqrt(sizes.head) if scales.score is None else scales.score,
-        logit_scale=scales.logit,
+        scales=architecture.scales(facts, sizes),
     )
     _check_tensors(shape, facts)
     return shape
@@ -414,13 +528,13 @@ def read_sizes(facts: Facts) -> Sizes:
     )
 
 
-def _refuse_variants(facts: Facts) -> None:
+def _refuse_variants(architecture: Architecture, facts: Facts) -> None:
     if facts.integer("expert_count", 0):
         raise UnsupportedError("it is a mixture of experts")
     if facts.value("attention.causal") is False:
         raise UnsupportedError("its attention is not causal")
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if facts.value(cap):
+        if facts.value(cap) and not architecture.caps:
             raise UnsupportedError(f"it has {cap}")
 
 
@@ -430,8 +544,11 @@ def _layers(architecture: Architecture, sizes: Sizes, facts: Facts, ropes: int) 
             parts=MappingProxyType(dict(layer_parts(architecture, sizes, facts.tensors, number))),
             window=window,
             rope=1 if window and ropes > 1 else 0,
+            turns=turns,
         )
-        for number, window in enumerate(architecture.windows(facts, sizes))
+        for number, (window, turns) in enumerate(
+            zip(architecture.windows(facts, sizes), architecture.turns(facts, sizes), strict=True)
+        )
     )
 
 

@@ -5,11 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from edgespec.architectures import gemma3, granite, llama, phi3, qwen2, qwen3
+from edgespec.architectures import (
+    ernie4_5,
+    exaone4,
+    gemma2,
+    gemma3,
+    glm4,
+    granite,
+    llama,
+    mistral3,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    seed_oss,
+    smollm3,
+)
 from edgespec.architectures.shape import Architecture, UnsupportedError
 
+_MODULES = (
+    *(llama, qwen2, qwen3, gemma3, phi3, granite),
+    *(smollm3, mistral3, gemma2, olmo2, glm4, exaone4, seed_oss, ernie4_5),
+)
+
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {each.ARCHITECTURE.name: each.ARCHITECTURE for each in (llama, qwen2, qwen3, gemma3, phi3, granite)}
+    {each.ARCHITECTURE.name: each.ARCHITECTURE for each in _MODULES}
 )
 
 PLAIN = llama.ARCHITECTURE.name

@@ -32,6 +32,28 @@ static void remember(const struct step *step, size_t layer, size_t kv_head, cons
     step->level->to_halves(value, head_length, values, 1);
 }
 
+void normalise_joined_heads(const struct step *step, const struct es_layer *layer)
+{
+    const struct es_model *model = step->model;
+    size_t queries = query_length(model), keys = (size_t)(model->kv_heads * model->head_length);
+    float epsilon = (float)model->norm_epsilon;
+    for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
+        for (size_t r = own.begin; r < own.end; r++) {
+            float *query = step->batch->projected + r * projected_length(model), *key = query + queries;
+            step->level->normalise(query, layer->query_norm, epsilon, queries, query);
+            step->level->normalise(key, layer->key_norm, epsilon, keys, key);
+        }
+}
+
+/* Of a query at that position. */
+static double query_factor(const struct es_model *model, size_t position)
+{
+    if (!model->query_factors)
+        return 1.0;
+    size_t number = position / (size_t)model->query_span, last = (size_t)model->query_factor_count - 1;
+    return model->query_factors[number < last ? number : last];
+}
+
 static void place_head(const struct step *step, size_t number, size_t head, size_t r)
 {
     const struct es_model *model = step->model;
@@ -39,10 +61,13 @@ static void place_head(const struct step *step, size_t number, size_t head, size
     size_t head_length = (size_t)model->head_length, heads = (size_t)model->heads, kv_heads = (size_t)model->kv_heads;
     float *at = step->batch->projected + r * projected_length(model) + head * head_length;
     const float *norm = head < heads ? layer->query_norm : layer->key_norm;
-    if (norm)
+    if (norm && !layer->joins_heads)
         step->level->normalise(at, norm, (float)model->norm_epsilon, head_length, at);
-    rotate(model, rotation_of(step, (size_t)layer->rope_table, r), at);
-    if (head >= heads)
+    if (layer->rope_table >= 0)
+        rotate(model, rotation_of(step, (size_t)layer->rope_table, r), at);
+    if (head < heads)
+        scale_row(query_factor(model, step->rows->row[r].position), head_length, at);
+    else
         remember(step, number, head - heads, &step->rows->row[r], at, at + kv_heads * head_length);
 }
 
@@ -128,6 +153,7 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
         .own_from = row->tree ? row->start / TILE_ROWS * TILE_ROWS : SIZE_MAX,
     };
     struct attention_query queries[MOST_QUERIES];
+    float scale = (float)model->score_scale, cap = (float)model->score_cap;
     size_t taken = 0, end = group->first + group->count;
     for (size_t r = group->first; r < end; r++, row++) {
         const struct seen seen = seen_by(step, number, r);
@@ -152,14 +178,14 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
                 query.standing = batch->standing + part;
             }
             if (taken == MOST_QUERIES) {
-                step->level->attend(&cache, (float)model->score_scale, taken, queries);
+                step->level->attend(&cache, scale, cap, taken, queries);
                 taken = 0;
             }
             queries[taken++] = query;
         }
     }
     if (taken)
-        step->level->attend(&cache, (float)model->score_scale, taken, queries);
+        step->level->attend(&cache, scale, cap, taken, queries);
     for (size_t r = group->first; r < end && !blocks; r++)
         quantise_mixed(step, r, first, count);
 }

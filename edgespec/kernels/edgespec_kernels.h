@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 11
+#define ES_ABI 12
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
@@ -67,14 +67,14 @@ struct es_matrix {
 enum es_activation { ES_SWIGLU = 0, ES_GEGLU = 1 };
 
 struct es_layer {
-    const float *attention_norm;
-    const float *feed_forward_norm;
+    const float *attention_norm, *feed_forward_norm;           /* of a half layer's input; or null */
     const float *attention_post_norm, *feed_forward_post_norm; /* of a half layer's output, before it is added; or null */
-    const float *query_norm, *key_norm;                        /* [head_length], of each head; or null */
+    const float *query_norm, *key_norm;                        /* of each head, or of a row's heads as one; or null */
     struct es_matrix query, key, value, output;
     struct es_matrix gate, up, down;
     int64_t window;     /* positions that a row sees, its own counted; 0: all before it */
-    int64_t rope_table; /* which of the model's frequencies */
+    int64_t rope_table; /* which of the model's frequencies; -1: nothing is rotated */
+    int64_t joins_heads; /* query_norm and key_norm are those of a row's heads as one vector */
 };
 
 struct es_model {
@@ -87,8 +87,12 @@ struct es_model {
     double residual_scale;  /* of a half layer's output, before it is added */
     double score_scale;     /* of a query's product with a key */
     double logit_scale;     /* of what enters the head */
-    double rope_magnitude;  /* of all cosines and sines */
+    double score_cap;       /* c: a query's scaled product x with a key becomes c tanh(x / c); 0: no cap */
+    double logit_cap;       /* the same of the scores */
+    const float *query_factors; /* [query_factor_count]: of queries at positions i * query_span and on; or null */
+    int64_t query_factor_count, query_span;
     int64_t rope_tables;
+    const double *rope_magnitudes;  /* [rope_tables], of a table's cosines and sines */
     const double *rope_frequencies; /* [rope_tables][rope_length / 2], radians for each position */
     const double *long_frequencies; /* the same for caches of more than `original_context` positions; or null */
     int64_t original_context;
@@ -255,15 +259,16 @@ ES_EXPORT int32_t es_normalise(const float *x, const float *weight, double epsil
 ES_EXPORT int32_t es_exponential(const float *x, int64_t length, float *y, int32_t level);
 ES_EXPORT int32_t es_swiglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
 ES_EXPORT int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
+ES_EXPORT int32_t es_cap(float *x, int64_t length, float most, int32_t level); /* of any length, in place */
 ES_EXPORT int32_t es_dequantise(int64_t type, const uint8_t *row, int64_t columns, float *y);
 /* For tests: the cosine and the sine of each angle, [count][2]. */
 ES_EXPORT void es_turns(const double *angles, int64_t count, float *y);
 /* For tests: quantised activations, a struct activation_block for each 32 of x. */
 ES_EXPORT int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t level);
 /* For tests: attention of `queries` heads, each [head_length]; query i sees positions seen[i][0] .. seen[i][1] - 1 of
- * one cache, as if those from own_from on, a multiple of 16, were its own. */
+ * one cache, as if those from own_from on, a multiple of 16, were its own. A `cap` of 0 is none. */
 ES_EXPORT int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length,
-                            const float *queries, const int64_t *seen, int64_t count, int64_t own_from, float *out,
-                            int32_t level);
+                            const float *queries, const int64_t *seen, int64_t count, int64_t own_from, float cap,
+                            float *out, int32_t level);
 
 #endif

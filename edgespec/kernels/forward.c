@@ -6,14 +6,6 @@
 #include "forward_step.h"
 #include "threads.h"
 
-static void scale_row(double scale, size_t length, float *row)
-{
-    if (scale == 1.0)
-        return;
-    for (size_t k = 0; k < length; k++)
-        row[k] *= (float)scale;
-}
-
 static void turn(const struct step *step, size_t row)
 {
     const struct es_model *model = step->model;
@@ -23,7 +15,7 @@ static void turn(const struct step *step, size_t row)
         float *rotation = rotation_of(step, table, row);
         for (size_t i = 0; i < pairs; i++)
             turn_of((double)step->rows->row[row].position * frequencies[i], rotation + 2 * i);
-        scale_row(model->rope_magnitude, 2 * pairs, rotation);
+        scale_row(model->rope_magnitudes[table], 2 * pairs, rotation);
     }
 }
 
@@ -49,7 +41,7 @@ enum { NO_LAYER = -2, AFTER_NORM = -1 };
 struct joint {
     bool adds;              /* the previous half's output, which add_product left in `added` */
     const float *post_norm; /* of that; or null */
-    const float *norm;      /* of the next half's input */
+    const float *norm;      /* of the next half's input; or null */
     size_t first, count;    /* rows, which become `normed`'s rows 0 .. count - 1 */
     int64_t layer;          /* the previous one, whose scored rows are kept where that was asked for; NO_LAYER: none */
     bool ends;              /* the next half is the head */
@@ -91,7 +83,10 @@ static void join_row(const struct step *step, const struct joint *joint, size_t 
     bool keeps = joint->layer != NO_LAYER && r >= unscored;
     if (keeps)
         keep_row(row, joint->layer, hidden, columns);
-    step->level->normalise(hidden, joint->norm, (float)step->model->norm_epsilon, columns, floats);
+    if (joint->norm)
+        step->level->normalise(hidden, joint->norm, (float)step->model->norm_epsilon, columns, floats);
+    else
+        memcpy(floats, hidden, columns * sizeof *floats);
     if (keeps && joint->ends)
         keep_row(row, AFTER_NORM, floats, columns);
     if (joint->ends)
@@ -296,6 +291,22 @@ static void score(const struct step *step, const struct head_run *run)
     multiply(step, run->products, run->product_count, &input, run->rows);
 }
 
+/* Parts of a row's scores, each for one thread: of 150 000 scores, 5 000. */
+enum { CAP_PARTS = 32 };
+
+static void cap_scores(const struct step *step)
+{
+    size_t scored = step->rows->scored, first = step->rows->count - scored;
+    const struct pool_work work = {.count = scored * CAP_PARTS, .least = 1, .worth = 1};
+    for (struct pool_items own = divide(step, work); pool_take(&own);)
+        for (size_t item = own.begin; item < own.end; item++) {
+            size_t r = item / CAP_PARTS, part = item % CAP_PARTS;
+            size_t rows = step->rows->row[first + r].sequence->head_rows, begin = rows * part / CAP_PARTS;
+            step->level->cap(step->batch->scores_of[r] + begin, rows * (part + 1) / CAP_PARTS - begin,
+                             (float)step->model->logit_cap);
+        }
+}
+
 /* Waits at a barrier before `work`; returns from forward_on if the forward was cancelled. */
 #define THEN(work)                            \
     do {                                      \
@@ -330,6 +341,8 @@ void forward_on(void *context, int thread)
                               .count = step->rows->count};
         THEN(join_rows(step, joint));
         THEN(project(step, layer));
+        if (layer->joins_heads)
+            THEN(normalise_joined_heads(step, layer));
         THEN(place_heads(step, number));
         if (number + 1 == (size_t)model->layers && batch->leaves_rows) {
             if (!step->rows->scored)
@@ -363,6 +376,8 @@ void forward_on(void *context, int thread)
         THEN(join_rows(step, joint));
         for (size_t run = 0; run < batch->head_run_count; run++)
             THEN(score(step, &batch->head_runs[run]));
+        if (model->logit_cap != 0.0)
+            THEN(cap_scores(step));
     }
     if (thread == 0)
         batch->finished = true;

@@ -18,6 +18,14 @@ static inline struct pool_items divide(const struct step *step, struct pool_work
     return pool_divide(step->batch->pool, step->thread, work);
 }
 
+static inline void scale_row(double scale, size_t length, float *row)
+{
+    if (scale == 1.0)
+        return;
+    for (size_t k = 0; k < length; k++)
+        row[k] *= (float)scale;
+}
+
 /* Shares of rows, and of heads of rows, that are large enough to divide: about 20 us. */
 enum { WORTH_ROWS = 16, WORTH_HEADS = 512 };
 
@@ -31,6 +39,9 @@ static inline float *rotation_of(const struct step *step, size_t table, size_t r
 {
     return step->batch->rotation + (table * ES_MOST_TOKENS + row) * (size_t)step->model->rope_length;
 }
+
+/* Normalises a row's queries as one vector, and its keys. */
+void normalise_joined_heads(const struct step *step, const struct es_layer *layer);
 
 /* Normalises and turns queries and keys by their positions, and puts keys and values into the cache or the tree. */
 void place_heads(const struct step *step, size_t layer);

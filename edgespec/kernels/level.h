@@ -85,8 +85,10 @@ struct level {
     void (*exponential)(const float *x, size_t length, float *y);
     /* The nearest halves, ties to even, x[i] to to[i * apart]. length: as above. */
     void (*to_halves)(const float *x, size_t length, uint16_t *to, size_t apart);
-    /* Softmax attention of up to MOST_QUERIES queries over one key-value head. */
-    void (*attend)(const struct attention_cache *cache, float scale, size_t count,
+    /* x = most tanh(x / most); NaN for what is not finite. */
+    void (*cap)(float *x, size_t length, float most);
+    /* Softmax attention of up to MOST_QUERIES queries over one key-value head. A `cap` of 0 is none. */
+    void (*attend)(const struct attention_cache *cache, float scale, float cap, size_t count,
                    const struct attention_query *queries);
     /* Merges blocks to attend's bits for a query over all of them: sums[block][length] and their states. */
     void (*merge_blocks)(const float *sums, const struct standing *standing, size_t blocks, size_t length, float *out);
@@ -118,7 +120,7 @@ struct level {
 /* A level's complete table of the functions in row_*.h, with its quantiser. */
 #define EVERY_ROW_FUNCTION(quantises)                                                                            \
     .normalise = normalise, .quantise = quantises, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
-    .to_halves = to_halves, .attend = attend, .merge_blocks = merge_blocks, .coarsen = coarsen, .argmax = argmax, \
+    .cap = cap_values, .to_halves = to_halves, .attend = attend, .merge_blocks = merge_blocks, .coarsen = coarsen, .argmax = argmax, \
     .draw = draw
 
 /* EDGESPEC_HAS_... tells which levels were built. */

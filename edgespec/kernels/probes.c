@@ -35,6 +35,17 @@ int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, i
     ON_LEVEL(geglu(gate, up, (size_t)length, y));
 }
 
+int32_t es_cap(float *x, int64_t length, float most, int32_t number)
+{
+    const struct level *level = level_of(number);
+    if (!level || length < 1)
+        return ES_BAD_REQUEST;
+    unsigned mode = float_mode_set();
+    level->cap(x, (size_t)length, most);
+    float_mode_restore(mode);
+    return ES_OK;
+}
+
 int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t number)
 {
     ON_LEVEL(quantise(x, (size_t)length / BLOCK, (struct activation_block *)(void *)blocks, 1));
@@ -49,7 +60,7 @@ void es_turns(const double *angles, int64_t count, float *y)
 }
 
 int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length, const float *queries,
-                  const int64_t *seen, int64_t count, int64_t own_from, float *out, int32_t number)
+                  const int64_t *seen, int64_t count, int64_t own_from, float cap, float *out, int32_t number)
 {
     const struct level *level = level_of(number);
     if (!level || head_length < TILE_ROWS || head_length % TILE_ROWS || count < 1 || count > MOST_QUERIES ||
@@ -82,7 +93,7 @@ int32_t es_attend(const float *keys, const float *values, int64_t positions, int
             .own_values = view.values + own,
         };
     unsigned mode = float_mode_set();
-    level->attend(&view, 1.0f / sqrtf((float)length), (size_t)count, query);
+    level->attend(&view, 1.0f / sqrtf((float)length), cap, (size_t)count, query);
     float_mode_restore(mode);
     free(cache);
     return ES_OK;

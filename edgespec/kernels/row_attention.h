@@ -9,6 +9,7 @@
 
 #include "lanes.h"
 #include "level.h"
+#include "row_cap.h"
 #include "unrolled.h"
 
 /* Queries and tiles of keys that are computed together: a key serves all queries and an element of a query all tiles.
@@ -297,7 +298,7 @@ static inline void open_values(const struct attention_cache *cache, const struct
 }
 
 /* One block of positions, for queries that have the same keys and values there. */
-static void attend_block(const struct attention_cache *cache, size_t start, float scale, size_t count,
+static void attend_block(const struct attention_cache *cache, size_t start, float scale, float cap, size_t count,
                          const struct attention_query *queries, struct merging *standing)
 {
     _Alignas(64) float weights[MOST_QUERIES][ATTENTION_BLOCK], opened[OPENED];
@@ -327,6 +328,9 @@ static void attend_block(const struct attention_cache *cache, size_t start, floa
     for (const struct query_group *group = groups; group < end; group++)
         for (size_t i = 0, q = group->first; i < (size_t)group->count; i++, q++) {
             struct standing block;
+            size_t from = group->from[i] / LANES * LANES, to = (group->to[i] + LANES - 1) / LANES * LANES;
+            if (cap != 0.0f)
+                cap_values(weights[q] + from, to - from, cap);
             soften(weights[q], group->from[i], group->to[i], &block.largest, &block.total);
             meet(&standing[q], block, queries[q].first >= start);
         }
@@ -346,7 +350,7 @@ static inline void divide_sums(float *out, size_t length, float by)
         lanes_store(out + d, lanes_div(lanes_load(out + d), total));
 }
 
-static void attend(const struct attention_cache *cache, float scale, size_t count,
+static void attend(const struct attention_cache *cache, float scale, float cap, size_t count,
                    const struct attention_query *queries)
 {
     struct merging standing[MOST_QUERIES];
@@ -361,7 +365,7 @@ static void attend(const struct attention_cache *cache, float scale, size_t coun
             next = q + 1;
             while (next < count && (shared || queries[next].own_keys == queries[q].own_keys))
                 next++;
-            attend_block(cache, start, scale, next - q, queries + q, standing + q);
+            attend_block(cache, start, scale, cap, next - q, queries + q, standing + q);
         }
     }
     for (size_t q = 0; q < count; q++)

@@ -12,7 +12,7 @@ from edgespec.architectures.table import ARCHITECTURES, CLASSES, MODEL_TYPES, fi
 
 PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
 
-# Where "llama" is the name of a runtime or of SentencePiece vocabularies, and "qwen2" that of a pre-tokenizer.
+# Where "llama" is the name of a runtime or of SentencePiece vocabularies, and others are those of pre-tokenizers.
 RUNTIMES = {
     "cli/doctor.py",
     "export/perplexity.py",
@@ -26,7 +26,10 @@ RUNTIMES = {
     "runtimes/llama/runtime.py",
 }
 VOCABULARIES = {"export/huggingface/tokenizer.py", "text/tokenizers/vocabulary.py"}
-PRE_TOKENIZERS = {"export/huggingface/pretokenizers.py", "text/tokenizers/word_splits.py"}
+PRE_TOKENIZERS = {
+    "export/huggingface/pretokenizers.py": {"qwen2"},
+    "text/tokenizers/word_splits.py": {"qwen2", "exaone4", "glm4"},
+}
 
 
 def named_in(path: Path) -> set[str]:
@@ -36,11 +39,11 @@ def named_in(path: Path) -> set[str]:
 
 
 def test_no_other_module_names_an_architecture() -> None:
-    allowed = dict.fromkeys(RUNTIMES | VOCABULARIES, "llama") | dict.fromkeys(PRE_TOKENIZERS, "qwen2")
+    allowed = {**{module: {"llama"} for module in RUNTIMES | VOCABULARIES}, **PRE_TOKENIZERS}
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.parent.name != "architectures":
             module = path.relative_to(PACKAGE).as_posix()
-            assert named_in(path) <= {allowed.get(module)}, module
+            assert named_in(path) <= allowed.get(module, set()), module
 
 
 def test_every_architecture_is_found_by_its_name_its_classes_and_its_model_types() -> None:

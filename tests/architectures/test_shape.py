@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ from edgespec.architectures.shape import (
     Architecture,
     Facts,
     Rope,
+    Scales,
     Shape,
     Sizes,
     TensorForm,
     UnsupportedError,
+    Yarn,
     decoder_layer,
     layer_parts,
     read_shape,
@@ -76,12 +79,7 @@ def test_a_shape_lists_every_tensor_of_the_file() -> None:
     assert (shape.sizes, shape.rows, shape.tied) == (SIZES, 300, False)
     assert shape.tensors() == tensors(ARCHITECTURES["llama"])
     assert (shape.ropes, shape.rope_length, shape.original_context) == ((Rope(base=10000.0),), 16, 128)
-    assert (shape.embedding_scale, shape.residual_scale, shape.score_scale, shape.logit_scale) == (
-        1.0,
-        1.0,
-        0.25,
-        1.0,
-    )
+    assert (shape.scales, shape.score_scale) == (Scales(), 0.25)
 
 
 def test_numbers_for_each_layer_are_read_if_all_are_the_same() -> None:
@@ -149,3 +147,98 @@ def test_a_value_that_cannot_be_is_refused_with_its_key(changes: dict[str, Any],
     with pytest.raises(ModelFileError, match=words) as caught:
         shape_of(metadata(**changes))
     assert len(caught.value.message) < 150
+
+
+# ------------------------------------------------------------------------------------------------- single families
+
+
+def family_shape(architecture: str, layers: int = 8, **changes: Any) -> Shape:
+    """A shape of that family, whose tensors fit."""
+    found = ARCHITECTURES[architecture]
+    stated = {key.replace("llama.", f"{architecture}."): value for key, value in metadata(**changes).items()}
+    stated[f"{architecture}.block_count"] = layers
+    sizes = replace(SIZES, layers=layers)
+    parts = [part for number in range(layers) for _, part in layer_parts(found, sizes, (), number)]
+    rows = {"token_embd.weight": (64, 300), "output_norm.weight": (64,)}
+    facts = Facts(Path("x.gguf"), architecture, stated, rows | {part.tensor: part.shape for part in parts})
+    return read_shape(found, facts, 300)
+
+
+def test_every_fourth_layer_of_smollm3_rotates_nothing() -> None:
+    assert [layer.turns for layer in family_shape("smollm3").layers] == [True, True, True, False] * 2
+    assert all(layer.turns for layer in family_shape("mistral3").layers)
+
+
+def test_windows_are_in_every_other_layer_of_gemma2_and_in_three_of_four_of_olmo3() -> None:
+    assert [layer.window for layer in family_shape("gemma2", 4).layers] == [4096, 0, 4096, 0]
+    assert [layer.window for layer in family_shape("gemma2", 4, attention__sliding_window=32).layers] == [
+        32,
+        0,
+        32,
+        0,
+    ]
+    assert [layer.window for layer in family_shape("olmo2", 4, attention__sliding_window=32).layers] == [
+        32,
+        32,
+        32,
+        0,
+    ]
+    assert not any(layer.window for layer in family_shape("olmo2", 4).layers)
+
+
+def test_the_largest_exaone4_rotates_in_its_windows_alone() -> None:
+    large = family_shape("exaone4", 64).layers
+    assert [(layer.window, layer.turns) for layer in large[:4]] == [(4096, True)] * 3 + [(0, False)]
+    assert all((layer.window, layer.turns) == (0, True) for layer in family_shape("exaone4").layers)
+    with pytest.raises(UnsupportedError, match="sliding window of 32"):
+        family_shape("exaone4", attention__sliding_window=32)
+
+
+def test_caps_are_those_of_the_file_or_llama_cpps() -> None:
+    scales = family_shape("gemma2").scales
+    assert (scales.score_cap, scales.logit_cap) == (50.0, 30.0)
+    scales = family_shape("gemma2", attn_logit_softcapping=20.0, final_logit_softcapping=10.0).scales
+    assert (scales.score_cap, scales.logit_cap) == (20.0, 10.0)
+    with pytest.raises(UnsupportedError, match="final_logit_softcapping"):
+        family_shape("llama", final_logit_softcapping=10.0)
+
+
+def test_yarn_keeps_fast_pairs_scales_slow_ones_and_mixes_those_between() -> None:
+    yarn = Yarn(original_context=4096)
+    kept = yarn.kept(10_000.0, 128)
+    assert kept[0] == 1.0
+    assert kept[-1] == 0.0
+    assert list(kept) == sorted(kept, reverse=True)
+    assert 10 < sum(0 < each < 1 for each in kept) < 40
+    divisors = Rope(base=10_000.0, scale=8.0, yarn=yarn).divisors(128)
+    assert (divisors[0], divisors[-1]) == (1.0, 8.0)
+    assert Rope(base=10_000.0, scale=8.0).divisors(4) == (8.0, 8.0)
+
+
+def test_yarn_of_a_file_has_its_context_betas_and_magnitude() -> None:
+    stated = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0}
+    (rope,) = family_shape("llama", **stated, rope__scaling__original_context_length=64).ropes
+    assert rope.yarn == Yarn(original_context=64, fast=32.0, slow=1.0)
+    assert rope.magnitude == pytest.approx(1 + 0.1 * math.log(8))
+    (rope,) = family_shape("mistral3", **stated, rope__scaling__yarn_log_multiplier=1.0).ropes
+    assert rope.yarn == Yarn(original_context=128)
+    assert rope.magnitude == 1.0
+    (rope,) = family_shape("mistral3", **stated, rope__scaling__yarn_beta_fast=4.0).ropes
+    assert rope.yarn == Yarn(original_context=128, fast=4.0)
+    with pytest.raises(UnsupportedError, match=r"yarn_ext_factor is 0\.5"):
+        family_shape("llama", **stated, rope__scaling__yarn_ext_factor=0.5)
+
+
+def test_queries_of_mistral3_grow_with_the_contexts_before_them() -> None:
+    stated = {"attention__temperature_scale": 0.5, "rope__scaling__original_context_length": 50}
+    factors = family_shape("mistral3", **stated).query_factors()
+    assert factors == pytest.approx((1.0, 1 + 0.5 * math.log(2), 1 + 0.5 * math.log(3)))
+    assert family_shape("mistral3").query_factors() == ()
+    with pytest.raises(ModelFileError, match="original_context_length"):
+        family_shape("mistral3", attention__temperature_scale=0.5)
+
+
+def test_positions_of_several_dimensions_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="several dimensions"):
+        family_shape("glm4", rope__dimension_sections=(8, 12, 12, 0))
+    assert family_shape("glm4", rope__dimension_sections=(8, 0, 0, 0)).ropes

@@ -20,6 +20,7 @@ from edgespec.export.onnx.tables import ALIGNMENT, Stored, TablePlan, plan_table
 from edgespec.files.gguf.header import read_header
 from tests.export.models import write_model
 from tests.support.provenance import described
+from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_onnx import (
     ARCHITECTURES,
     VOCABULARY_SIZE,
@@ -322,17 +323,46 @@ def test_the_plan_states_the_conversion_of_each_part(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_is_refused_by_the_onnx_export(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidRequestError, match="is gemma2, and edgespec computes llama, qwen2, qwen3, gemma3"
+        InvalidRequestError, match="is gemma, and edgespec computes llama, qwen2, qwen3, gemma3"
     ) as raised:
-        describe_model(read_header(write_model(tmp_path / "a.gguf", "gemma2")))
+        describe_model(read_header(write_model(tmp_path / "a.gguf", "gemma")))
     assert "--to gguf" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "says"),
+    [
+        ("smollm3", {"layers": 4}, "layers without a rotation"),
+        ("exaone4", {}, "layers without a norm of their input"),
+        ("olmo2", {}, "layers without a norm of their input"),
+        ("gemma2", {}, "caps of scores"),
+        (
+            "mistral3",
+            {
+                "settings": {
+                    "attention.temperature_scale": 0.1,
+                    "rope.scaling.type": "yarn",
+                    "rope.scaling.factor": 2.0,
+                    "rope.scaling.original_context_length": 64,
+                }
+            },
+            "factors of queries",
+        ),
+    ],
+)
+def test_what_the_graph_has_no_operators_for_is_refused_by_name(
+    tmp_path: Path, architecture: str, more: dict[str, Any], says: str
+) -> None:
+    path = write_tiny_gguf(tmp_path / "a.gguf", architecture=architecture, width=128, **more)
+    with pytest.raises(InvalidRequestError, match=f"the ONNX graph has no {says}"):
+        describe_model(read_header(path))
 
 
 @pytest.mark.parametrize(
     ("more", "error", "says"),
     [
         ({"extra_tensor": "blk.0.attn_sinks.weight"}, InvalidRequestError, "attn_sinks"),
-        ({"extra": {"rope.scaling.type": "yarn"}}, InvalidRequestError, "yarn"),
+        ({"extra": {"rope.scaling.type": "spiral"}}, InvalidRequestError, "spiral"),
         ({"extra": {"final_logit_softcapping": 30.0}}, InvalidRequestError, "it has final_logit_softcapping"),
         ({"extra": {"rope.scaling.factor": float("nan")}}, ModelFileError, "factor is nan: a positive number"),
         ({"extra": {"rope.scaling.factor": -1.0}}, ModelFileError, "factor is -1.0: a positive number"),
@@ -375,7 +405,7 @@ def test_rope_tables_hold_cosines_and_sines_of_the_angles() -> None:
     factors = np.array([1, 2], dtype=np.float32)
     divided, _ = rope_tables(Rope(base=100.0), np.array([7]), 4, factors)
     np.testing.assert_allclose(divided, np.cos([[7, 0.35]]), rtol=1e-6)
-    larger = rope_tables(Rope(base=100.0), np.array([0, 1, 7]), 4, magnitude=1.5)
+    larger = rope_tables(Rope(base=100.0, magnitude=1.5), np.array([0, 1, 7]), 4)
     np.testing.assert_allclose(larger, 1.5 * np.array([cosines, sines]), rtol=1e-6)
 
 

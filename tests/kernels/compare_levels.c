@@ -215,9 +215,10 @@ static void compare_attention(void)
         fill(values, POSITIONS * LONGEST, 1.0f);
         fill(queries, QUERIES * LONGEST, 4.0f);
         for (int64_t count = 1; count <= QUERIES; count++) {
-            (void)es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, portable,
+            float cap = count % 2 ? 0.0f : 3.0f;
+            (void)es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, cap, portable,
                             ES_PORTABLE);
-            int32_t code = es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, found,
+            int32_t code = es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, cap, found,
                                      level_tested);
             expect("attention", length, code, portable, found, (size_t)(count * length) * sizeof *found);
         }
@@ -350,13 +351,15 @@ static void compare_models(void)
 {
     static float norm[EMBEDDING];
     static double frequencies[HEAD / 2];
+    static const double magnitude = 1.19;
+    static const float factors[3] = {1.0f, 1.5f, 2.0f};
     for (int i = 0; i < EMBEDDING; i++)
         norm[i] = 1.0f;
     for (int i = 0; i < HEAD / 2; i++)
         frequencies[i] = 1.0 / (1 + i);
     for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
         const struct format *format = &formats[f];
-        struct es_layer layer = {
+        struct es_layer layer[2] = {{
             .attention_norm = norm,
             .feed_forward_norm = norm,
             .query = matrix_of(format, HEADS * HEAD, EMBEDDING, -1),
@@ -366,19 +369,24 @@ static void compare_models(void)
             .gate = matrix_of(format, FEED_FORWARD, EMBEDDING, -1),
             .up = matrix_of(format, FEED_FORWARD, EMBEDDING, -1),
             .down = matrix_of(format, EMBEDDING, FEED_FORWARD, -1),
-        };
+        }};
+        layer[1] = layer[0];
+        layer[1].query_norm = layer[1].key_norm = layer[1].attention_post_norm = norm;
+        layer[1].joins_heads = 1;
+        layer[1].rope_table = -1;
         struct es_model model = {
-            .layers = 1, .embedding = EMBEDDING, .heads = HEADS, .kv_heads = KV_HEADS, .head_length = HEAD,
+            .layers = 2, .embedding = EMBEDDING, .heads = HEADS, .kv_heads = KV_HEADS, .head_length = HEAD,
             .feed_forward = FEED_FORWARD, .vocabulary = VOCABULARY, .rope_length = HEAD, .rope = ES_ROPE_HALVES,
             .norm_epsilon = 1e-5, .embedding_scale = 12.0, .residual_scale = 0.22, .score_scale = 0.125,
-            .logit_scale = 0.3, .rope_magnitude = 1.19, .rope_tables = 1,
-            .rope_frequencies = frequencies, .layer = &layer, .output_norm = norm,
+            .logit_scale = 0.3, .score_cap = 5.0, .logit_cap = 2.0, .query_factors = factors, .query_factor_count = 3,
+            .query_span = 4, .rope_magnitudes = &magnitude, .rope_tables = 1,
+            .rope_frequencies = frequencies, .layer = layer, .output_norm = norm,
             .head = matrix_of(format, VOCABULARY, EMBEDDING, -1),
             .embedding_rows = file_rows(format, VOCABULARY, EMBEDDING, -1), .embedding_type = format->type,
         };
         compare_forwards(&model, format->type);
-        const struct es_matrix *own[] = {&layer.query, &layer.key, &layer.value, &layer.output,
-                                         &layer.gate,  &layer.up,  &layer.down,  &model.head};
+        const struct es_matrix *own[] = {&layer->query, &layer->key, &layer->value, &layer->output,
+                                         &layer->gate,  &layer->up,  &layer->down,  &model.head};
         for (size_t i = 0; i < sizeof own / sizeof *own; i++)
             free((void *)(uintptr_t)own[i]->tiles);
         free((void *)(uintptr_t)model.embedding_rows);

@@ -40,6 +40,21 @@ def test_attention_equals_numpys_softmax_attention_within_rounding(
         assert np.abs(out - expected).max() < bound
 
 
+@pytest.mark.parametrize("head_length", [16, 80])
+def test_capped_attention_equals_numpys_with_equal_bits_on_every_level(
+    library: NativeLibrary, level: str, head_length: int
+) -> None:
+    keys, values = cache(head_length)
+    queries = some_queries(len(SEEN), head_length)
+    found = attend(library, level, keys, values, queries, SEEN, cap=3.0)
+    for query, seen, out in zip(queries.astype(np.float64), SEEN, found, strict=True):
+        scores = 3 * np.tanh(keys[:seen].astype(np.float64) @ query / np.sqrt(head_length) / 3)
+        weights = np.exp(scores)
+        assert np.abs(out - weights / weights.sum() @ values[:seen]).max() < 1e-3
+    assert same_bits(found, attend(library, "portable", keys, values, queries, SEEN, cap=3.0))
+    assert not same_bits(found, attend(library, level, keys, values, queries, SEEN))
+
+
 @pytest.mark.parametrize("head_length", LENGTHS)
 def test_every_level_computes_the_portable_levels_attention_bits(
     library: NativeLibrary, fast: str, head_length: int

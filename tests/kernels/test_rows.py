@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from edgespec.runtimes.native.library import NativeLibrary
-from tests.support.kernel_calls import Floats, exponential, geglu, normalise, quantise, same_bits, swiglu
+from tests.support.kernel_calls import Floats, capped, exponential, geglu, normalise, quantise, same_bits, swiglu
 
 
 def normal(seed: int, count: int) -> Floats:
@@ -240,3 +240,22 @@ def test_a_row_length_that_is_not_a_multiple_of_32_is_refused(library: NativeLib
     for length in (0, 16, 33, -32):
         assert library.api.es_exponential(x.ctypes.data, length, x.ctypes.data, 0) != 0
     assert library.api.es_exponential(x.ctypes.data, 32, x.ctypes.data, 99) != 0
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 33, 256])
+@pytest.mark.parametrize("most", [0.5, 30.0, 50.0])
+def test_a_cap_equals_numpys_tangent_with_equal_bits_on_every_level(
+    library: NativeLibrary, level: str, length: int, most: float
+) -> None:
+    x = (np.random.default_rng(length).standard_normal(length) * 2 * most).astype(np.float32)
+    found = capped(library, level, x, most)
+    expected = most * np.tanh(x.astype(np.float64) / most)
+    assert np.abs(found - expected).max() <= 2.0**-21 * most  # a few roundings of numbers up to the cap
+    assert same_bits(found, capped(library, "portable", x, most))
+
+
+def test_a_cap_of_huge_scores_is_the_cap_and_of_none_that_are_finite_nan(library: NativeLibrary, level: str) -> None:
+    x = np.array([0.0, 1e30, -1e30, np.inf, -np.inf, np.nan], np.float32)
+    found = capped(library, level, x, 30.0)
+    assert found[:3].tolist() == [0.0, 30.0, -30.0]
+    assert np.isnan(found[3:]).all()

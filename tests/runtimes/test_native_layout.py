@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.architectures.shape import Rope as RopeForm
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader, TensorInfo
@@ -44,7 +45,7 @@ def test_a_layouts_numbers_come_from_the_files_header(header: GgufHeader) -> Non
     assert (layout.embedding, layout.heads, layout.kv_heads, layout.head_length) == (64, 4, 2, 16)
     assert (layout.feed_forward, layout.vocabulary, len(layout.layers)) == (128, header.vocabulary_size, 2)
     assert (layout.rope_length, layout.rope_pairs) == (16, 0)
-    assert layout.ropes == (Rope(base=10000.0, scale=1.0),)
+    assert layout.ropes == (Rope(form=RopeForm(base=10000.0)),)
     assert layout.norm_epsilon == pytest.approx(1e-5)
     assert layout.head.tensor.name == "output.weight"
     assert (layout.layers[1].down.rows, layout.layers[1].down.columns) == (64, 128)
@@ -54,7 +55,7 @@ def test_a_layouts_numbers_come_from_the_files_header(header: GgufHeader) -> Non
 def test_linear_rope_scaling_and_a_missing_rope_base_are_read(header: GgufHeader) -> None:
     changed = with_metadata(header, rope__scaling__type="linear", rope__scaling__factor=4.0, rope__freq_base=None)
     layout = read_layout(changed)
-    assert layout.ropes == (Rope(base=10000.0, scale=4.0),)
+    assert layout.ropes == (Rope(form=RopeForm(base=10000.0, scale=4.0)),)
 
 
 def test_tied_heads_and_biases_are_read_into_the_layout(header: GgufHeader) -> None:
@@ -92,7 +93,7 @@ def test_the_layout_of_gemma3_has_windows_except_in_every_sixth_layer(tmp_path: 
     layout = read_layout(header)
     assert [layer.window for layer in layout.layers] == [*[30] * 5, 0, *[30] * 5, 0, 30]
     assert [layer.rope_table for layer in layout.layers] == [*[1] * 5, 0, *[1] * 5, 0, 1]
-    assert layout.ropes == (Rope(base=1e6, scale=1.0), Rope(base=10000.0, scale=1.0))
+    assert layout.ropes == (Rope(form=RopeForm(base=1e6)), Rope(form=RopeForm(base=10000.0)))
     assert (layout.activation, layout.embedding_scale, layout.score_scale) == (GEGLU, 8.0, 0.25)
     insane = {**header.metadata, "gemma3.attention.sliding_window_pattern": 0}
     with pytest.raises(ModelFileError, match="pattern"):
@@ -116,7 +117,7 @@ UNSUPPORTED: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "mixture": lambda h: with_metadata(h, expert_count=8),
     "window": lambda h: with_metadata(h, attention__sliding_window=512),
     "causal": lambda h: with_metadata(h, attention__causal=False),
-    "scaling": lambda h: with_metadata(h, rope__scaling__type="yarn"),
+    "scaling": lambda h: with_metadata(h, rope__scaling__type="spiral"),
     "longrope": lambda h: with_metadata(h, rope__scaling__type="longrope"),
     "final_logit_softcapping": lambda h: with_metadata(h, final_logit_softcapping=30.0),
     "Q3_K": lambda h: with_tensor(h, "blk.0.attn_q.weight", type_name="Q3_K"),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.architectures.shape import Rope as RopeForm
 from edgespec.errors import ForwardError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import TensorInfo
@@ -33,9 +34,10 @@ LIBRARY = require_native()
 Doubles = NDArray[np.float64]
 Change = Callable[[ModelLayout], ModelLayout]
 
+QUERY_FACTORS = (1.0, 1.5, 2.0, 2.5)
 ORIGINAL = 256  # positions of the original context
 LONG = 300
-WITHOUT_FACTORS = (Rope(base=1e4, scale=1.0),)
+WITHOUT_FACTORS = (Rope(form=RopeForm(base=1e4)),)
 
 
 def changing(**numbers: Any) -> Change:
@@ -48,6 +50,18 @@ def with_long_factors(layout: ModelLayout) -> ModelLayout:
     return replace(layout, ropes=ropes, original_context=ORIGINAL)
 
 
+def with_magnitude(layout: ModelLayout) -> ModelLayout:
+    return replace(
+        layout, ropes=tuple(replace(rope, form=replace(rope.form, magnitude=1.19)) for rope in layout.ropes)
+    )
+
+
+def without_rotation(layout: ModelLayout) -> ModelLayout:
+    """Nothing is rotated in the first layer."""
+    first, *others = layout.layers
+    return replace(layout, layers=(replace(first, rope_table=None), *others))
+
+
 def with_everything(layout: ModelLayout) -> ModelLayout:
     return replace(
         with_long_factors(layout),
@@ -55,7 +69,11 @@ def with_everything(layout: ModelLayout) -> ModelLayout:
         residual_scale=0.22,
         score_scale=0.05,
         logit_scale=1 / 6,
-        rope_magnitude=1.19,
+        score_cap=3.0,
+        logit_cap=2.0,
+        query_factors=QUERY_FACTORS,
+        query_span=20,
+        ropes=with_magnitude(with_long_factors(layout)).ropes,
     )
 
 
@@ -64,7 +82,11 @@ NUMBERS: dict[str, Change] = {
     "residual scale": changing(residual_scale=0.22),
     "score scale": changing(score_scale=0.05),
     "logit scale": changing(logit_scale=1 / 6),
-    "rope magnitude": changing(rope_magnitude=1.19),
+    "score cap": changing(score_cap=3.0),
+    "logit cap": changing(logit_cap=2.0),
+    "query factors": changing(query_factors=QUERY_FACTORS, query_span=20),
+    "rope magnitude": with_magnitude,
+    "no rotation in one layer": without_rotation,
     "a part of each head rotated, in neighbours": changing(rope_length=24, rope_pairs=0, ropes=WITHOUT_FACTORS),
     "a part of each head rotated, in halves": changing(rope_length=24, rope_pairs=1, ropes=WITHOUT_FACTORS),
     "long factors": with_long_factors,
@@ -107,12 +129,12 @@ def normalised(x: Doubles, weight: Doubles, epsilon: float) -> Doubles:
 def turned(path: Path, layout: ModelLayout, heads: Doubles, context: int) -> Doubles:
     """heads (positions, heads, length) by their positions."""
     (rope,), length = layout.ropes, layout.rope_length
-    frequencies = rope.base ** (-np.arange(0, length, 2) / length) / rope.scale
+    frequencies = rope.form.base ** (-np.arange(0, length, 2) / length) / rope.form.scale
     factors = rope.long_factors if rope.long_factors and context > layout.original_context else rope.factors
     if factors is not None:
         frequencies = frequencies / read(path, factors)
     angles = np.arange(len(heads))[:, None, None] * frequencies
-    cosine, sine = np.cos(angles) * layout.rope_magnitude, np.sin(angles) * layout.rope_magnitude
+    cosine, sine = np.cos(angles) * rope.form.magnitude, np.sin(angles) * rope.form.magnitude
     pairs = np.arange(length).reshape((2, -1) if layout.rope_pairs else (-1, 2))
     first, second = pairs if layout.rope_pairs else pairs.T
     x, y, out = heads[..., first], heads[..., second], heads.copy()
@@ -120,14 +142,22 @@ def turned(path: Path, layout: ModelLayout, heads: Doubles, context: int) -> Dou
     return out
 
 
+def capped(scores: Doubles, cap: float) -> Doubles:
+    return cap * np.tanh(scores / cap) if cap else scores
+
+
 def attention(path: Path, layout: ModelLayout, layer: LayerTensors, x: Doubles, context: int) -> Doubles:
     shape = (len(x), -1, layout.head_length)
     query, key, value = (
         (x @ read(path, weight.tensor).T).reshape(shape) for weight in (layer.query, layer.key, layer.value)
     )
-    query, key = (turned(path, layout, heads, context) for heads in (query, key))
+    if layer.rope_table is not None:
+        query, key = (turned(path, layout, heads, context) for heads in (query, key))
+    if layout.query_factors:
+        query = query * np.array(layout.query_factors)[np.arange(len(x)) // layout.query_span][:, None, None]
     key, value = (np.repeat(heads, layout.heads // layout.kv_heads, axis=1) for heads in (key, value))
     scores = np.einsum("qhd,khd->hqk", query, key) * layout.score_scale
+    scores = capped(scores, layout.score_cap)
     scores[:, ~np.tri(len(x), dtype=bool)] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -144,7 +174,7 @@ def plain_scores(path: Path, layout: ModelLayout, tokens: list[int], context: in
         gate, up = (normed @ read(path, weight.tensor).T for weight in (layer.gate, layer.up))
         x = x + layout.residual_scale * (gate / (1 + np.exp(-gate)) * up) @ read(path, layer.down.tensor).T
     normed = normalised(x, read(path, layout.output_norm), layout.norm_epsilon)
-    return normed @ read(path, layout.head.tensor).T * layout.logit_scale
+    return capped(normed @ read(path, layout.head.tensor).T * layout.logit_scale, layout.logit_cap)
 
 
 @pytest.mark.parametrize("context", [ORIGINAL, LONG])
@@ -166,7 +196,7 @@ def test_scores_equal_a_plain_computation(file: Path, what: str, context: int) -
 
 def test_neutral_numbers_change_no_bit(file: Path) -> None:
     tokens = some_tokens(file, 60)
-    neutral = changing(residual_scale=1.0, logit_scale=1.0, rope_magnitude=1.0, original_context=ORIGINAL)
+    neutral = changing(residual_scale=1.0, logit_scale=1.0, query_factors=(1.0,), original_context=ORIGINAL)
     with load_native(file, NativeSettings()) as plain, loaded(file, neutral) as same:
         with same.open(LONG) as sequence:
             assert sequence.angles == ""

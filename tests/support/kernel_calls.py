@@ -185,6 +185,12 @@ def geglu(library: NativeLibrary, level: str, gate: Floats, up: Floats) -> Float
     return y
 
 
+def capped(library: NativeLibrary, level: str, x: Floats, most: float) -> Floats:
+    y = x.copy()
+    checked(library.api.es_cap(y.ctypes.data, len(y), most, LEVELS[level]))
+    return y
+
+
 def attend(
     library: NativeLibrary,
     level: str,
@@ -195,6 +201,7 @@ def attend(
     *,
     first: list[int] | None = None,
     own_from: int = 2**40,
+    cap: float = 0.0,
 ) -> Floats:
     """keys, values (positions, length), queries (n, length) -> (n, length).
 
@@ -214,6 +221,7 @@ def attend(
             seen.ctypes.data,
             len(queries),
             own_from,
+            cap,
             out.ctypes.data,
             LEVELS[level],
         )

@@ -37,11 +37,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma3 Q8_0": {"quant": "Q8_0", **_WINDOWED, "window": 100},
     "phi3 F32": {"quant": "F32", "architecture": "phi3", "heads": 4, "kv_heads": 4},
     "phi3 Q8_0": {"quant": "Q8_0", "architecture": "phi3"},
+    "olmo2 Q8_0": {"quant": "Q8_0", "architecture": "olmo2", "layers": 5, "window": 40},
+    "gemma2 Q8_0": {"quant": "Q8_0", "architecture": "gemma2", "layers": 3, "window": 60},
 }
 
 # llama.cpp divides the scores by logit_scale.
 _SCALES = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.05, "logit_scale": 1.25}
 _LONG_ROPE = {"rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": 1.19}
+
+_YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+    "rope.scaling.yarn_beta_fast": 8.0,
+    "rope.scaling.yarn_beta_slow": 2.0,
+}
 
 # More models, compared with llama.cpp only.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -67,6 +77,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "architecture": "granite",
         "settings": dict.fromkeys(_SCALES, 0.0) | {"logit_scale": 2.0},
     },
+    "smollm3": {"architecture": "smollm3", "layers": 5},
+    "mistral3": {"architecture": "mistral3"},
+    "mistral3 of long contexts": {
+        "architecture": "mistral3",
+        "settings": {**_YARN, "rope.scaling.yarn_log_multiplier": 0.7, "attention.temperature_scale": 0.5},
+    },
+    "mistral3 with YaRN alone": {"architecture": "mistral3", "settings": _YARN},
+    "llama with YaRN": {"settings": {name: _YARN[name] for name in list(_YARN)[:3]}},
+    "gemma2 F32": {"architecture": "gemma2", "layers": 4, "window": 40},
+    "gemma2 of stated caps": {
+        "architecture": "gemma2",
+        "settings": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
+    },
+    "olmo2 F32": {"architecture": "olmo2"},
+    "olmo2 with windows and YaRN": {
+        "architecture": "olmo2",
+        "layers": 5,
+        "window": 40,
+        "settings": {name: _YARN[name] for name in list(_YARN)[:3]},
+    },
+    "glm4": {"architecture": "glm4", "rope_length": 16},
+    "exaone4": {"architecture": "exaone4"},
+    "seed_oss": {"architecture": "seed_oss"},
+    "ernie4_5": {"architecture": "ernie4_5"},
     "phi3 that rotates a part": {"architecture": "phi3", "rope_length": 24},
     "phi3 of long contexts": {
         "architecture": "phi3",

@@ -100,7 +100,7 @@ def write_tiny_gguf(
     """Write a model to ``path`` and return the path.
 
     The layers have the tensors that the architecture declares, with random weights; biases only where it always has
-    them. gemma3 has an always tied head. ``window``: a sliding window.
+    them. gemma2 and gemma3 have an always tied head. ``window``: a sliding window.
 
     ``vocabulary`` holds the word pieces between the special and byte tokens and the two chat tokens; the end of
     sequence is ``<|im_end|>``. ``extra_tokens`` unused tokens pad the end of the table. With ``end_scale`` 0 greedy
@@ -151,12 +151,12 @@ def write_tiny_gguf(
         writer.add_chat_template(chat_template)
 
     random = np.random.default_rng(seed)
-    is_gemma = architecture == "gemma3"
+    is_gemma = architecture in ("gemma2", "gemma3")
     written = {layer: number for number, layer in enumerate(each for each in range(layers) if each not in leave_out)}
 
     # Padding rows are zero and not drawn: the same seed gives the same model with any padding.
     padding, rows = ((0, extra_tokens), (0, 0)), len(tokens) - extra_tokens
-    # Entries of about 1; gemma3 scales by sqrt(width) itself, and its head is the embedding.
+    # Entries of about 1; gemma scales by sqrt(width) itself, and its head is the embedding.
     embedding = _normal(random, rows, width, 3.0 if is_gemma else np.sqrt(width))
     if is_gemma:
         embedding *= np.maximum(_head_scales(types[:rows], eos, end_scale), 0.1)[:, None]

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from edgespec.architectures import table
 from edgespec.architectures.shape import Sizes, layer_parts
 from edgespec.architectures.table import find
 from edgespec.files.gguf.records import GGML_TYPES
@@ -29,7 +28,8 @@ __all__ = [
     "write_tiny_model",
 ]
 
-ARCHITECTURES = tuple(table.ARCHITECTURES)
+# Architectures that the export has the operators for, with any settings.
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "phi3", "granite")
 # llama.cpp has no models of these with another head width than embedding divided by heads.
 _SQUARE = ("qwen2", "phi3")
 _SETTINGS = {

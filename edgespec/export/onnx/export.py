@@ -296,7 +296,7 @@ def _rope_rows(
     at_once = max(1, _CHUNK_WEIGHTS // half)
     for first in range(0, positions, at_once):
         some = np.arange(first, min(first + at_once, positions))
-        yield rope_tables(table.rope, some, shape.rope_length, factors, magnitude=shape.rope_magnitude)[which]
+        yield rope_tables(table.rope, some, shape.rope_length, factors)[which]
 
 
 def _rope_factors(reader: _Reader, rope: Rope) -> npt.NDArray[np.float32] | None:

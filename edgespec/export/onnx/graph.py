@@ -104,7 +104,7 @@ class GraphBuilder:
                 normed, residual = self._add_and_norm(fed, residual, f"blk.{number + 1}.attn_norm")
             else:
                 normed, _ = self._add_and_norm(self._last_rows(fed), self._last_rows(residual), "output_norm")
-        logits, scale = self._plan.head, self._shape.logit_scale
+        logits, scale = self._plan.head, self._shape.scales.logit
         if scale == 1.0:
             self._matrix(normed, logits, "logits")
         else:
@@ -114,7 +114,7 @@ class GraphBuilder:
         """What half of a layer adds: its output, normalised if the layer has that norm, and scaled."""
         if norm.rpartition(".")[2] in layer.parts:
             values = self._norm(values, norm)
-        return self._scaled(values, self._shape.residual_scale, f"{values}.scaled")
+        return self._scaled(values, self._shape.scales.residual, f"{values}.scaled")
 
     def _scaled(self, values: str, scale: float, out: str) -> str:
         return values if scale == 1.0 else self._add("Mul", [values, self._number(scale)], out)
@@ -128,7 +128,7 @@ class GraphBuilder:
         else:
             values = self._unpacked(rows, table)
             values = self._add("Reshape", [values, self._integers((0, 0, width))], "embedding.values")
-        return self._scaled(values, self._shape.embedding_scale, "embedding.scaled")
+        return self._scaled(values, self._shape.scales.embedding, "embedding.scaled")
 
     def _unpacked(self, rows: str, table: Table) -> str:
         assert table.bits is not None

@@ -27,6 +27,8 @@ def describe_model(header: GgufHeader) -> Shape:
             raise UnsupportedError(f"its heads have {shape.sizes.head} elements, not a multiple of {_HEAD_MULTIPLE}")
         if shape.rope_length != shape.sizes.head:
             raise UnsupportedError(f"it rotates {shape.rope_length} of the {shape.sizes.head} elements of a head")
+        if (part := _without_operators(shape)) is not None:
+            raise UnsupportedError(f"the ONNX graph has no {part}")
     except UnsupportedError as error:
         raise InvalidRequestError(
             f"{header.path.name} cannot be exported to ONNX: {error}",
@@ -35,24 +37,34 @@ def describe_model(header: GgufHeader) -> Shape:
     return shape
 
 
+def _without_operators(shape: Shape) -> str | None:
+    """What of this model the graph lacks, in a few words; None if it has all."""
+    lacking = {
+        "layers without a rotation": not all(layer.turns for layer in shape.layers),
+        "layers without a norm of their input": not all("attn_norm" in layer.parts for layer in shape.layers),
+        "norms of all heads as one": shape.joins_heads,
+        "caps of scores": bool(shape.scales.score_cap or shape.scales.logit_cap),
+        "factors of queries": bool(shape.scales.temperature),
+    }
+    return next((part for part, is_lacking in lacking.items() if is_lacking), None)
+
+
 def rope_tables(
     rope: Rope,
     positions: npt.NDArray[np.int64],
     length: int,
     factors: npt.NDArray[np.float32] | None = None,
-    *,
-    magnitude: float = 1.0,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Cosines and sines at ``positions`` (P,), each float32 (P, length / 2), times the ``magnitude``.
+    """Cosines and sines at ``positions`` (P,), each float32 (P, length / 2).
 
     ``factors`` is float32 (length / 2,): the rope's divisors of the angles.
     """
     exponents = np.arange(0, length, 2, dtype=np.float64) / length
     with np.errstate(all="ignore"):  # an implausible base gives NaN or infinity, which the caller checks
-        frequencies = 1 / rope.scale * np.float64(rope.base) ** -exponents
+        frequencies = np.float64(rope.base) ** -exponents / rope.divisors(length)
         if factors is not None:
             frequencies = frequencies / factors.astype(np.float64)
         # In float64: the float32 product of a late position and a frequency has an error of 0.01 radian.
         angles = positions.astype(np.float64)[:, None] * frequencies
-        cosines, sines = magnitude * np.cos(angles), magnitude * np.sin(angles)
+        cosines, sines = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
         return cosines.astype(np.float32), sines.astype(np.float32)

@@ -93,7 +93,7 @@ class _Reader:
         sizes, architecture = shape.sizes, shape.architecture
         embedding_rows = self._weights(EMBEDDING, rows, sizes.width)
         head = embedding_rows if shape.tied else self._weights(HEAD, rows, sizes.width)
-        embedding_scale = shape.embedding_scale
+        scales, embedding_scale = shape.scales, shape.scales.embedding
         if trimmed is not None:
             embedding_rows = self._table(trimmed.embedding, header.vocabulary_size, sizes.width)
             tokens_only = architecture.scales_tokens_only  # then the manifest has the architecture's scale as well
@@ -109,8 +109,7 @@ class _Reader:
             rope_pairs=_NEIGHBOURS if architecture.neighbours else _HALVES,
             ropes=tuple(
                 Rope(
-                    base=rope.base,
-                    scale=rope.scale,
+                    form=rope,
                     factors=self._optional(rope.factors),
                     long_factors=self._optional(rope.long_factors),
                 )
@@ -118,10 +117,14 @@ class _Reader:
             ),
             norm_epsilon=shape.norm_epsilon,
             embedding_scale=embedding_scale,
-            residual_scale=shape.residual_scale,
+            residual_scale=scales.residual,
             score_scale=shape.score_scale,
-            logit_scale=shape.logit_scale,
-            rope_magnitude=shape.rope_magnitude,
+            logit_scale=scales.logit,
+            score_cap=scales.score_cap,
+            logit_cap=scales.logit_cap,
+            query_factors=shape.query_factors(),
+            query_span=scales.span,
+            joins_heads=shape.joins_heads,
             original_context=shape.original_context,
             activation=GEGLU if architecture.gelu else SWIGLU,
             layers=tuple(map(self._layer, shape.layers)),
@@ -136,7 +139,7 @@ class _Reader:
         norms: dict[str, Any] = {
             name: self._floats(parts[role].tensor) if role in parts else None for name, role in _NORMS.items()
         }
-        return LayerTensors(**matrices, **norms, window=layer.window, rope_table=layer.rope)
+        return LayerTensors(**matrices, **norms, window=layer.window, rope_table=layer.rope if layer.turns else None)
 
     def _matrix(self, part: Part) -> WeightTensor:
         assert part.columns is not None

@@ -29,7 +29,7 @@ NOTE_NAME = "not_built.txt"
 DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 11
+ABI = 12
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE, NONE_ALLOWED = range(6)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
@@ -71,6 +71,7 @@ class Layer(ctypes.Structure):
         ("down", Matrix),
         ("window", c_int64),
         ("rope_table", c_int64),
+        ("joins_heads", c_int64),
     )
 
 
@@ -153,8 +154,13 @@ class NativeModelStruct(ctypes.Structure):
         ("residual_scale", c_double),
         ("score_scale", c_double),
         ("logit_scale", c_double),
-        ("rope_magnitude", c_double),
+        ("score_cap", c_double),
+        ("logit_cap", c_double),
+        ("query_factors", c_void_p),
+        ("query_factor_count", c_int64),
+        ("query_span", c_int64),
         ("rope_tables", c_int64),
+        ("rope_magnitudes", c_void_p),
         ("rope_frequencies", c_void_p),
         ("long_frequencies", c_void_p),
         ("original_context", c_int64),
@@ -189,7 +195,7 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_multiply": (c_int32, (POINTER(Matrix), _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_attend": (
         c_int32,
-        (_FLOATS, _FLOATS, c_int64, c_int64, _FLOATS, _IDS, c_int64, c_int64, _FLOATS, c_int32),
+        (_FLOATS, _FLOATS, c_int64, c_int64, _FLOATS, _IDS, c_int64, c_int64, c_float, _FLOATS, c_int32),
     ),
 }
 # Calls of microseconds. They keep the lock: getting it back from a busy Python thread takes milliseconds.
@@ -215,6 +221,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_normalise": (c_int32, (_FLOATS, _FLOATS, c_double, c_int64, _FLOATS, c_int32)),
     "es_exponential": (c_int32, (_FLOATS, c_int64, _FLOATS, c_int32)),
     "es_swiglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
+    "es_cap": (c_int32, (_FLOATS, c_int64, c_float, c_int32)),
     "es_geglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_dequantise": (c_int32, (c_int64, _BYTES, c_int64, _FLOATS)),
     "es_turns": (None, (c_void_p, c_int64, _FLOATS)),
@@ -403,6 +410,7 @@ def _sound_levels(calls: Any, levels: list[str]) -> tuple[str, ...]:
             seen.ctypes.data,
             len(seen),
             _NOWHERE,
+            0.0,  # no cap
             out.ctypes.data,
             LEVELS[name],
         )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.architectures.shape import Rope as RopeForm
 from edgespec.files.gguf.records import GGML_TYPES, TensorInfo
 
 # The types with kernels, by their numbers in GGUF and in the kernels.
@@ -80,8 +81,8 @@ class WeightTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTensors:
-    attention_norm: TensorInfo
-    feed_forward_norm: TensorInfo
+    attention_norm: TensorInfo | None
+    feed_forward_norm: TensorInfo | None
     attention_post_norm: TensorInfo | None
     feed_forward_post_norm: TensorInfo | None
     query_norm: TensorInfo | None
@@ -94,7 +95,7 @@ class LayerTensors:
     up: WeightTensor
     down: WeightTensor
     window: int
-    rope_table: int
+    rope_table: int | None
 
     @property
     def matrices(self) -> Mapping[str, WeightTensor]:
@@ -112,13 +113,12 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Parameters of the rotary frequencies base ** -(2i / rope_length) / scale / factors[i].
+    """A rotary embedding, with the tensors of its divisors.
 
     ``long_factors`` replace ``factors`` in contexts longer than the model's original one.
     """
 
-    base: float
-    scale: float
+    form: RopeForm
     factors: TensorInfo | None = None
     long_factors: TensorInfo | None = None
 
@@ -130,12 +130,14 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
-    """A model's numbers and tensors. A layer's ``rope_table`` is an index into ``ropes``, its ``window`` the number
-    of positions that a row sees, 0 for all.
+    """A model's numbers and tensors. A layer's ``rope_table`` is an index into ``ropes``, None where nothing is
+    rotated, its ``window`` the number of positions that a row sees, 0 for all. ``joins_heads``: the norms of queries
+    and keys are those of a row's heads as one vector.
 
     Factors: ``embedding_scale`` of what enters the first layer, ``score_scale`` of a query's product with a key,
-    ``residual_scale`` of what each half of a layer adds, ``logit_scale`` of the scores, ``rope_magnitude`` of all
-    cosines and sines. Of a head the first ``rope_length`` elements are rotated; in a context of more than
+    ``residual_scale`` of what each half of a layer adds, ``logit_scale`` of the scores, ``query_factors[i]`` of
+    queries at positions from i * ``query_span`` on. ``score_cap`` and ``logit_cap``: c, where a score x becomes
+    c tanh(x / c), 0 for none. Of a head the first ``rope_length`` elements are rotated; in a context of more than
     ``original_context`` tokens by the ropes' long factors, if there are any.
     """
 
@@ -153,7 +155,11 @@ class ModelLayout:
     residual_scale: float = 1.0
     score_scale: float
     logit_scale: float = 1.0
-    rope_magnitude: float = 1.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    query_factors: tuple[float, ...] = ()
+    query_span: int = 1
+    joins_heads: bool = False
     original_context: int = 0
     activation: int
     layers: tuple[LayerTensors, ...]

@@ -34,7 +34,16 @@ from edgespec.runtimes.thread import WorkerThread, map_on_threads
 _TILE_ROWS = 16
 _LINE_BYTES = 64  # alignment of matrices
 
-_OPTIONAL_NORMS = ("attention_post_norm", "feed_forward_post_norm", "query_norm", "key_norm")
+_NORMS = (
+    "attention_norm",
+    "feed_forward_norm",
+    "attention_post_norm",
+    "feed_forward_post_norm",
+    "query_norm",
+    "key_norm",
+)
+
+_NO_ROPE = -1  # in place of a table's number
 
 # Rows laid out at a time, in tiles of 16: a few megabytes, so that a large head is divided among threads, and
 # little of the file is in memory together with its copy.
@@ -95,14 +104,13 @@ class NativeWeights:
         long_ropes = tuple(rope.at_length for rope in layout.ropes)
         layers = (Layer * len(layout.layers))()
         for layer, tensors in zip(layers, layout.layers, strict=True):
-            layer.attention_norm = self._floats(tensors.attention_norm)
-            layer.feed_forward_norm = self._floats(tensors.feed_forward_norm)
             for name, weight in tensors.matrices.items():
                 setattr(layer, name, self._matrix(weight))
-            for name in _OPTIONAL_NORMS:
+            for name in _NORMS:
                 norm = getattr(tensors, name)
                 setattr(layer, name, None if norm is None else self._floats(norm))
-            layer.window, layer.rope_table = tensors.window, tensors.rope_table
+            layer.window, layer.joins_heads = tensors.window, layout.joins_heads
+            layer.rope_table = _NO_ROPE if tensors.rope_table is None else tensors.rope_table
         return NativeModelStruct(
             layers=len(layout.layers),
             embedding=layout.embedding,
@@ -119,7 +127,12 @@ class NativeWeights:
             residual_scale=layout.residual_scale,
             score_scale=layout.score_scale,
             logit_scale=layout.logit_scale,
-            rope_magnitude=layout.rope_magnitude,
+            score_cap=layout.score_cap,
+            logit_cap=layout.logit_cap,
+            query_factors=self._keep(np.array(layout.query_factors, np.float32)) if layout.query_factors else None,
+            query_factor_count=len(layout.query_factors),
+            query_span=layout.query_span,
+            rope_magnitudes=self._keep(np.array([rope.form.magnitude for rope in layout.ropes])),
             rope_tables=len(layout.ropes),
             rope_frequencies=self._frequencies(layout, layout.ropes),
             long_frequencies=None if long_ropes == layout.ropes else self._frequencies(layout, long_ropes),
@@ -155,13 +168,15 @@ class NativeWeights:
         factors = None if rope.factors is None else _read_floats(self.files, rope.factors).astype(np.float64)
         if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
             raise ValueError("rope factors must be finite and positive")
-        frequencies = np.array([_power(rope.base, -pair, rope_length) for pair in range(0, rope_length, 2)])
+        frequencies = np.array([_power(rope.form.base, -pair, rope_length) for pair in range(0, rope_length, 2)])
         with np.errstate(over="ignore"):
-            frequencies /= rope.scale
+            frequencies /= rope.form.divisors(rope_length)
             if factors is not None:
                 frequencies /= factors
         if not np.isfinite(frequencies).all():
-            raise ValueError(f"a rope base of {rope.base} scaled by {rope.scale} gives no finite frequencies")
+            raise ValueError(
+                f"a rope base of {rope.form.base} scaled by {rope.form.scale} gives no finite frequencies"
+            )
         return frequencies
 
     def lay_rows_out(self, weight: WeightTensor, ids: IdArray, tiles: int) -> None:

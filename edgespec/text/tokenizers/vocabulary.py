@@ -134,12 +134,12 @@ class Vocabulary:
             raise ModelFileError(header.path, f"tokens {twice} and {self.ids[self.texts[twice]]} have the same text")
         stated = StatedKinds(header, fills_in=all(map(self._has_fill_in, _OLDER_KEYS)))
         self.kinds: list[int] = list(stated.kinds) or [Kind.NORMAL] * len(self.texts)
+        self.split = WORD_SPLITS.get(str(header.metadata.get("tokenizer.ggml.pre"))) if self.model == BPE else None
         bos, eos = _DEFAULT_ENDS[self.model]
-        self.bos = self._token_named("bos", bos)
+        self.bos = self._token_named("bos", bos if self.split is None or self.split.has_bos else None)
         self.eos = self._token_named("eos", eos)
         self._fill_in = dict[str, int | None]()
         self.stop_ids = self._find_stops(stated)
-        self.split = WORD_SPLITS.get(str(header.metadata.get("tokenizer.ggml.pre"))) if self.model == BPE else None
         usual = self.split is None or self.split.adds_bos
         self.adds_bos = self.bos is not None and self._flag("add_bos_token", usual)
         self.adds_blank = self.model == SENTENCEPIECE and self._flag("add_space_prefix", True)

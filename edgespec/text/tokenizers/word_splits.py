@@ -25,13 +25,13 @@ _SIGNS_AND_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 @dataclass(frozen=True, slots=True)
 class WordSplit:
     """``whole_words``: a word that is a token becomes this token, without merges. ``adds_bos``: raw text begins with
-    a
-    begin-of-sequence token unless the file says otherwise.
+    a begin-of-sequence token unless the file says otherwise. ``has_bos``: there is one even if the file names none.
     """
 
     patterns: tuple[str, ...]
     whole_words: bool = False
     adds_bos: bool = False
+    has_bos: bool = True
 
 
 _QWEN_2 = WordSplit((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}|{_BLANKS}",))
@@ -39,6 +39,10 @@ _QWEN_3_5 = WordSplit((rf"{_CONTRACTIONS}|{_MARKED_WORD}|\p{{N}}|{_UNMARKED_SIGN
 _LLAMA_3 = WordSplit(
     (rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_BLANKS}",), whole_words=True, adds_bos=True
 )
+_DBRX = WordSplit(_LLAMA_3.patterns)
+_CHATGLM = WordSplit(_LLAMA_3.patterns, has_bos=False)
+_GLM_4 = WordSplit(_LLAMA_3.patterns, whole_words=True, has_bos=False)
+_SEED = WordSplit((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}",))
 _TEKKEN = WordSplit(
     (rf"{_SMALL_WORD}|{_CAPITAL_WORD}|\p{{N}}|{_SIGNS_AND_SLASH}|{_BLANKS}",), whole_words=True, adds_bos=True
 )
@@ -54,6 +58,7 @@ WORD_SPLITS: Mapping[str, WordSplit] = {
     "olmo": WordSplit((_GPT_2,)),
     "exaone4": WordSplit((_GPT_2,)),
     "smollm": _DIGITS_APART,
+    "exaone": _DIGITS_APART,
     "starcoder": _DIGITS_APART,
     "refact": _DIGITS_APART,
     "qwen2": _QWEN_2,
@@ -66,6 +71,11 @@ WORD_SPLITS: Mapping[str, WordSplit] = {
     "llama-v3": _LLAMA_3,
     "falcon3": _LLAMA_3,
     "lfm2": _LLAMA_3,
+    "dbrx": _DBRX,
+    "smaug-bpe": _DBRX,
+    "chatglm-bpe": _CHATGLM,
+    "glm4": _GLM_4,
+    "seed-coder": _SEED,
     "tekken": _TEKKEN,
     "gpt-4o": _GPT_4O,
     "llama4": _GPT_4O,

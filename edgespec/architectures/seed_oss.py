@@ -1,0 +1,12 @@
+"""seed_oss: llama with biases, and another name for the feed-forward's norm."""
+
+from __future__ import annotations
+
+from edgespec.architectures.shape import Architecture, SavedForm, decoder_layer
+
+ARCHITECTURE = Architecture(
+    name="seed_oss",
+    saved=SavedForm(),
+    layer=decoder_layer(feed_forward_norm="post_attention_norm"),
+    biases=frozenset({"attn_q", "attn_k", "attn_v"}),
+)
