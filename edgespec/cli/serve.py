@@ -61,6 +61,10 @@ def serve(
             "--allow-origin", metavar="ORIGIN", help="Let pages of this origin use the server; may be repeated."
         ),
     ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option("--alias", metavar="NAME", help="Name that clients see and use for the model; may be repeated."),
+    ] = None,
     models: Annotated[
         str | None,
         typer.Option(
@@ -72,12 +76,12 @@ def serve(
     log_text: Annotated[bool, typer.Option("--log-text", help="Also log prompts and answers.")] = False,
     flags: DecodingFlags,
 ) -> None:
-    """Serve a model over HTTP, with OpenAI's interface.
+    """Serve a model over HTTP, with the interfaces of OpenAI and Anthropic.
 
     Logs one line a request on stderr. Ctrl-C finishes the running answers; a second Ctrl-C ends immediately.
     """
     state = state_of(ctx)
-    profiles = [flags.resolve(target=name) for name in _targets(models, named_once(model, flags))]
+    profiles = [flags.resolve(target=name) for name in _targets(models, named_once(model, flags), alias or ())]
     try:
         import starlette as _starlette  # noqa: F401
         import uvicorn as _uvicorn  # noqa: F401
@@ -112,7 +116,7 @@ def serve(
                 tell=lambda sentence: log.write(f"{_now()} {sentence}"),
                 shared=shared,
             ),
-            names=_names(each) if models is None else (each.target,),
+            names=_names(each, alias or ()) if models is None else (each.target,),
         )
         for each in profiles
     ]
@@ -136,12 +140,14 @@ def serve(
         raise KeyboardInterrupt
 
 
-def _targets(models: str | None, model: str | None) -> Sequence[str | None]:
+def _targets(models: str | None, model: str | None, aliases: Sequence[str]) -> Sequence[str | None]:
     """The models to serve; None: the profile's. Raises InvalidRequestError, ModelNotFoundError for one not here."""
     if models is None:
         return [model]
     if model is not None:
         raise InvalidRequestError("the models were named twice", hint="give MODEL or --models NAME,...")
+    if aliases:
+        raise InvalidRequestError("several models have no alias", hint="give MODEL --alias NAME")
     here = [stored.name for stored in Store(home()).list() if stored.kind == "model"]
     names = here if models == "all" else list(dict.fromkeys(filter(None, map(str.strip, models.split(",")))))
     if not names:
@@ -179,11 +185,14 @@ def _listed(service: Service) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _names(profile: Profile) -> tuple[str, ...]:
+def _names(profile: Profile, aliases: Sequence[str]) -> tuple[str, ...]:
     """The name that clients see, and the others that they may use for the model."""
+    for alias in aliases:
+        if not alias.strip() or not alias.isprintable():
+            raise InvalidRequestError(f"{alias!r:.40} is not a name for a model", hint="for example --alias coder")
     given = profile.target
     name = Path(given).stem if given.endswith(".gguf") or (os.sep in given and not given.startswith("hf:")) else given
-    return tuple(dict.fromkeys((name, given, "default")))
+    return tuple(dict.fromkeys((*aliases, name, given, "default")))
 
 
 def _stop(server: Server, stopped: threading.Event, log: LogWriter, interrupts: Interrupts) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -162,19 +163,27 @@ def _answering(face: Face, service: Service) -> Callable[[HttpRequest], Awaitabl
 def _about(service: Service) -> list[Route]:
     """The routes that say something about the model and the server."""
     created = int(time.time())
+    created_at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def described(model: Service | Served) -> dict[str, Any]:
         engine = model.keeper.engine
         meta = None if engine is None else {"n_ctx": engine.plan.context_length, "plan": engine.plan.mode}
-        return {"id": model.names[0], "object": "model", "created": created, "owned_by": "edgespec", "meta": meta}
+        name = model.names[0]
+        openai = {"id": name, "object": "model", "created": created, "owned_by": "edgespec", "meta": meta}
+        return {**openai, "type": "model", "display_name": name, "created_at": created_at}  # Anthropic's members
 
     async def models(request: HttpRequest) -> Response:
         service.access.owner(request.headers)
-        return JSONResponse({"object": "list", "data": [described(each) for each in service.models]})
+        data = [described(each) for each in service.models]
+        page = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}  # Anthropic's members
+        return JSONResponse({"object": "list", "data": data, **page})
 
     async def model(request: HttpRequest) -> Response:
         service.access.owner(request.headers)
         return JSONResponse(described(service.check_model(request.path_params["name"])))
+
+    async def alive(request: HttpRequest) -> Response:
+        return Response()  # Claude Code asks before its first request
 
     async def health(request: HttpRequest) -> Response:
         state = service.keeper.state
@@ -201,6 +210,7 @@ def _about(service: Service) -> list[Route]:
         return JSONResponse(document())
 
     return [
+        Route("/", alive, methods=["HEAD"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/health", health),

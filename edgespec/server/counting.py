@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from edgespec.server.answering import LONGEST_REQUEST_S, Left
 from edgespec.server.errors import GoneError
-from edgespec.server.faces.messages import MESSAGES
+from edgespec.server.faces.messages import COUNT, MESSAGES
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.schema import Request
 from edgespec.server.service import Service
@@ -33,7 +33,7 @@ def routes(service: Service) -> list[Route]:
             tokens = await keeper.threads.run(lambda: _tokens(loaded, parsed, budget.left_s))
         return JSONResponse({"input_tokens": tokens})
 
-    return [Route(f"{MESSAGES.path}/count_tokens", count, methods=["POST"])]
+    return [Route(COUNT, count, methods=["POST"])]
 
 
 def _tokens(loaded: LoadedEngine, request: Request, seconds: float) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from edgespec import __version__
 from edgespec.server.faces.face import ERROR, Face
+from edgespec.server.faces.messages import COUNT, MESSAGES
 from edgespec.server.faces.table import FACES
 from edgespec.server.fields.table import body_schema
 
@@ -17,6 +18,10 @@ def document() -> dict[str, Any]:
         "info": {"title": "edgespec", "version": __version__},
         "paths": {
             **{face.path: {"post": _answers(face)} for face in FACES},
+            COUNT: {"post": _counts()},
+            "/": {
+                "head": {"summary": "200 while the server runs.", "responses": {"200": {"description": "It runs."}}}
+            },
             "/v1/models": {"get": _get("The served model.", "models", 401)},
             "/v1/models/{name}": {
                 "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
@@ -30,14 +35,18 @@ def document() -> dict[str, Any]:
             "schemas": {
                 "error": ERROR,
                 **{name: schema for face in FACES for name, schema in _schemas(face).items()},
+                "count": _object("input_tokens"),
                 "models": _object("object", "data"),
                 "model": _object("id", "object", "created", "owned_by"),
                 "health": _object("status"),
                 "document": _object("openapi", "info", "paths"),
             },
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"header": []}],
     }
 
 
@@ -66,6 +75,17 @@ def _answers(face: Face) -> dict[str, Any]:
         "responses": {
             "200": {"description": "The answer, or its events.", "content": content},
             **_errors(400, 401, 403, 404, 413, 429, 500, 503, 504, schema=f"{face.name}-error"),
+        },
+    }
+
+
+def _counts() -> dict[str, Any]:
+    return {
+        "summary": "Count the tokens of a conversation's prompt, as Anthropic's API does.",
+        "requestBody": {"required": True, "content": _json(MESSAGES.name)},
+        "responses": {
+            "200": {"description": "Their number.", "content": _json("count")},
+            **_errors(400, 401, 403, 413, 429, 500, 503, schema=f"{MESSAGES.name}-error"),
         },
     }
 

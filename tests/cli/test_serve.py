@@ -164,14 +164,20 @@ def test_a_model_that_does_not_load_ends_the_server(tiny: TinyModels, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_key_from_the_environment_is_needed(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_key_from_the_environment_is_needed_and_an_alias_is_the_models_name(
+    tiny: TinyModels, tmp_path: Path
+) -> None:
     env = {"EDGESPEC_API_KEY": "first-long-key second-long-key"}
-    with serving(tiny, tmp_path / "log", tiny.target, "--draft", "none", "--host", "0.0.0.0", env=env) as program:
+    options = ("--draft", "none", "--host", "0.0.0.0", "--alias", "coder", "--alias", "writer")
+    with serving(tiny, tmp_path / "log", tiny.target, *options, env=env) as program:
         address = program.url + "/v1/models"
         assert httpx.get(address, trust_env=False).status_code == 401
         for key in env["EDGESPEC_API_KEY"].split():
             found = httpx.get(address, headers={"Authorization": f"Bearer {key}"}, trust_env=False)
-            assert found.status_code == 200
+            assert [model["id"] for model in found.json()["data"]] == ["coder"]
+            for name, status in (("Coder", 200), ("writer", 200), ("target", 200), ("another", 404)):
+                headers = {"Authorization": f"Bearer {key}"}
+                assert httpx.get(f"{address}/{name}", headers=headers, trust_env=False).status_code == status
 
 
 @pytest.mark.slow
@@ -195,6 +201,7 @@ def test_models_of_the_store_are_served_by_name(tiny: TinyModels, tmp_path: Path
         (("--models", "/etc/passwd"), ("is not in the store",)),
         (("--models", "all"), ("no model is named", "edgespec pull")),
         (("--models", " , "), ("no model is named",)),
+        (("--models", "all", "--alias", "coder"), ("no alias", "MODEL --alias NAME")),
         (("--models", "one", "two"), ("named twice", "--models")),
         (("--models", "one", "--target", "two"), ("named twice",)),
     ],
@@ -230,6 +237,7 @@ def test_a_port_in_use_is_reported_with_its_holder(here: InProcess) -> None:
         (("--host", "203.0.113.7", "--api-key", "a-long-key"), ("203.0.113.7",)),
         (("--host", "nowhere.invalid", "--api-key", "a-long-key"), ("nowhere.invalid is not a host",)),
         (("--profile", "nothing"), ("nothing",)),
+        (("--alias", " "), ("not a name",)),
     ],
 )
 def test_wrong_options_get_a_sentence(here: InProcess, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -171,6 +171,16 @@ def test_a_growing_conversation_beyond_the_context_is_not_read_again_at_every_tu
         assert len(other.messages) < len(sent)
 
 
+def test_the_tokens_of_a_prompt_are_counted_also_beyond_the_context(engine: Engine) -> None:
+    sent = [SYSTEM, user("hello")]
+    with engine.session() as session:
+        found = answer(session.generate(messages=sent, max_tokens=1, template_variables={"enable_thinking": False}))
+    assert engine.prompt_tokens(sent, template_variables={"enable_thinking": False}) == found.stats.prompt_tokens
+    assert engine.prompt_tokens([*sent, user("word " * 9000)]) > engine.plan.context_length
+    with pytest.raises(InvalidRequestError, match="unknown role"):
+        engine.prompt_tokens([{"role": "other", "content": "x"}])
+
+
 def test_messages_in_front_of_the_known_ones_are_read(engine: Engine) -> None:
     with engine.session() as session, engine.session() as other:
         first = answer(session.generate(messages=[user("hello")], max_tokens=5))

@@ -22,19 +22,19 @@ def marker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mode", ["serial", "pipelined"])
 @pytest.mark.parametrize(
-    ("stop", "text"),
+    ("stop", "text", "found_stop"),
     [
-        ((), "Sure!userMore please"),
-        (("<|im_start|>",), "Sure!"),
-        (("More", "<|im_start|>"), "Sure!"),
-        (("!", "<|im_start|>"), "Sure"),
-        (("<|im_start|>user",), "Sure!userMore please"),
-        (("<|im_start|> ",), "Sure!userMore please"),
-        (("<|im_end|>", "<s>"), "Sure!userMore please"),
+        ((), "Sure!userMore please", None),
+        (("<|im_start|>",), "Sure!", "<|im_start|>"),
+        (("More", "<|im_start|>"), "Sure!", "<|im_start|>"),
+        (("!", "<|im_start|>"), "Sure", "!"),
+        (("<|im_start|>user",), "Sure!userMore please", None),
+        (("<|im_start|> ",), "Sure!userMore please", None),
+        (("<|im_end|>", "<s>"), "Sure!userMore please", "<|im_end|>"),
     ],
 )
 def test_a_stop_text_that_is_a_hidden_token_ends_the_answer_at_it(
-    tiny: TinyModels, marker: Path, stop: tuple[str, ...], text: str, mode: str
+    tiny: TinyModels, marker: Path, stop: tuple[str, ...], text: str, found_stop: str | None, mode: str
 ) -> None:
     with tiny.load(marker, draft=str(marker), depth=4, mode=mode) as engine:
         for prompt, raw in (("Hi", False), ("x", True)):
@@ -43,6 +43,7 @@ def test_a_stop_text_that_is_a_hidden_token_ends_the_answer_at_it(
                 with engine.session() as session:
                     events, done = read_all(session.generate(prompt, raw=raw, stop=stop, depth=depth))
                 assert (done.text, shown(events), done.finish_reason) == (text, text, "stop")
+                assert done.stop_text == found_stop
                 found.append(done.token_ids)
             assert found[0] == found[1] == found[2]
 

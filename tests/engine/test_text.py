@@ -25,7 +25,7 @@ def test_stop_strings_that_span_tokens_end_the_answer(engine: Engine, depth: int
                 events, done = read_all(session.generate("hello world", max_tokens=60, depth=depth, stop=[stop]))
                 assert done.text == full.text[: full.text.index(stop)]
                 assert shown(events) == done.text
-                assert done.finish_reason == "stop"
+                assert (done.finish_reason, done.stop_text) == ("stop", stop)
                 assert full.token_ids[: len(done.token_ids)] == done.token_ids
                 # The answer ended with the token that completed the stop string.
                 tokenizer = engine.tokenizer
@@ -39,7 +39,7 @@ def test_text_held_back_for_a_stop_string_is_shown_at_the_end(engine: Engine, se
     _, done = read_all(session.generate("hello world", max_tokens=40, stop=[almost, "\0"]))
     assert done.text == full.text
     assert done.token_ids == full.token_ids
-    assert done.finish_reason == "length"
+    assert (done.finish_reason, done.stop_text) == ("length", None)
 
 
 @pytest.mark.parametrize("depth", [0, 5])

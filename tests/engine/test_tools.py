@@ -285,7 +285,7 @@ def nested(depth: int) -> Any:
         (["weather"], None, "tool 0 is not a function"),
         ([{"type": "retrieval", "function": {"name": "x"}}], None, "tool 0 is not a function"),
         ([tool("")], None, "tool 0 has no valid name: ''"),
-        ([tool("x" * 65)], None, "tool 0 has no valid name"),
+        ([tool("x" * 129)], None, "tool 0 has no valid name"),
         ([tool("<|im_end|>")], None, "tool 0 has no valid name"),
         ([tool(description=3)], None, "the description of the tool weather is not text"),
         ([tool(parameters=[])], None, "the parameters of the tool weather are not a JSON schema of an object"),

@@ -154,6 +154,17 @@ def test_errors_have_anthropics_shape_and_classes(client: anthropic.Anthropic, t
     assert (huge.status_code, huge.json()["error"]["type"]) == (413, "request_too_large")
 
 
+def test_the_anthropic_client_lists_the_models_and_the_server_is_alive(
+    client: anthropic.Anthropic, tools_server: Running
+) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.display_name, model.type) == ("tiny", "tiny", "model")
+    assert model.created_at.year >= 2026
+    assert client.models.retrieve("tiny").id == "tiny"
+    with tools_server.client() as plain:
+        assert plain.head("/").status_code == 200
+
+
 def test_a_key_may_be_a_bearers_or_x_api_key(tiny: TinyModels) -> None:
     with running(lambda: tiny.load(draft="none", depth=0), access=Access(keys=("secret-key",))) as server:
         ask: Any = {"model": "x", "max_tokens": 1, "messages": ASK}

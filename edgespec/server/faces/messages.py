@@ -189,12 +189,15 @@ def error_json(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": _TYPES.get(HTTPStatus(error.status), usual), "message": message}}
 
 
+_PATH = "/v1/messages"
+COUNT = f"{_PATH}/count_tokens"
+
 _TEXT = {"type": "string"}
 _ERROR = {"type": _TEXT, "message": _TEXT}
 
 MESSAGES = Face(
     name="messages",
-    path="/v1/messages",
+    path=_PATH,
     about="Answer a conversation, as Anthropic's API does.",
     reply=("id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"),
     read=read_messages,
@@ -210,6 +213,6 @@ MESSAGES = Face(
         },
     },
     id_prefix="msg_",
-    own_paths=("/v1/messages/",),
+    own_paths=(f"{_PATH}/",),
     any_model=True,
 )
