@@ -97,7 +97,8 @@ class AnswerTask:
     ``read`` to the reader.
 
     ``history`` are the turn's tokens; the loop adds the answer's tokens. ``said`` and ``said_ids`` are what the
-    reader got. The task has no reference to its reader, so a forgotten reader is noticed and the task is abandoned.
+    reader got. ``grow`` lets the caches hold a number of tokens, or raises MemoryLimitError. The task has no
+    reference to its reader, so a forgotten reader is noticed and the task is abandoned.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class AnswerTask:
         parts: AnswerParts,
         notices: Sequence[str],
         started: float,
+        grow: Callable[[int], None],
     ) -> None:
         self.turn, self.ends, self.bound = turn, ends, bound
         self.sampling, self.seed_is_fresh = sampling, seed_is_fresh
@@ -125,6 +127,7 @@ class AnswerTask:
         self._parts = parts
         self._notices = notices
         self._started = started
+        self._grow = grow
         self._first_token_at: float | None = None
         self._unshown: list[tuple[int, str | None, int]] = []  # token, its drafter, characters of text
         self._logprobs: list[TokenLogprob] = []  # of the same tokens, if asked for
@@ -180,7 +183,8 @@ class AnswerTask:
             self._show(rest)
 
     def _take(self, step: Step) -> bool:
-        """Show one step's tokens; True if the answer is complete."""
+        """Show one step's tokens; True if the answer is complete. Raises MemoryLimitError."""
+        self._grow(len(self.history))
         now = time.perf_counter()
         if self._first_token_at is None:
             self._first_token_at = now

@@ -36,6 +36,7 @@ from edgespec.hardware.machine import Machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.policy import DepthPolicy
+from edgespec.placement.cache_rooms import CacheRoom
 from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
 from edgespec.profiles.profile import Profile
@@ -210,7 +211,7 @@ class Engine:
         check_messages(messages)
         pair = self.pair
         conversation = Conversation(pair.prompts, system, messages, think=think)
-        return pair.admit(lambda: Session(pair, conversation, speculation=speculation, owner=owner))
+        return pair.admit(lambda room: Session(pair, conversation, room, speculation=speculation, owner=owner))
 
     def prompt_tokens(
         self,
@@ -253,11 +254,11 @@ class Engine:
         pair = self.pair
         with SavedSession(check_path(path), pair) as saved:
 
-            def make() -> Session:
+            def make(room: CacheRoom) -> Session:
                 own = saved.conversation(think=think)
-                return Session(pair, own, target=saved.open_cache(), notices=saved.notices)
+                return Session(pair, own, room, target=saved.open_cache(), notices=saved.notices)
 
-            return pair.admit(make)
+            return pair.admit(make, saved.cached_tokens)
 
     def ask(
         self,
@@ -297,10 +298,11 @@ class Engine:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What the models and open sessions take of the machine's memory, in bytes, by name; caches count in full.
+        """What the models and open sessions take of the machine's memory, in bytes, by name.
 
-        ``allowed_bytes``, ``taken_bytes``, ``left_bytes``; ``sessions`` and ``session_bytes`` of each;
-        ``target_weights_bytes``; ``drafters`` and ``others`` by name. What a graphics card holds is not counted.
+        ``allowed_bytes``, ``taken_bytes``, ``left_bytes``; ``sessions``, their number, ``caches_bytes``, what they
+        take, and ``session_bytes``, what a new one takes; ``target_weights_bytes``; ``drafters`` and ``others`` by
+        name. Caches of the native kernels count as far as they are filled. What a graphics card holds is not counted.
         """
         return self.pair.pool.memory.as_json()
 

@@ -175,6 +175,11 @@ class SavedSession:
         """The saved conversation."""
         return Conversation.of(self._pair.prompts, self._state, think=think)
 
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens the cache will hold."""
+        return 0 if self._why_not is not None else self._cached
+
     def open_cache(self) -> Sequence | None:
         """A new Sequence of the target with the saved cache; None if the tokens must be read again.
 

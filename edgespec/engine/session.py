@@ -38,6 +38,7 @@ from edgespec.interfaces.drafting import DraftRequest
 from edgespec.interfaces.model import Model, SavableSequence, Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
+from edgespec.placement.cache_rooms import CacheRoom
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import OwnProcess, WorkerThread
@@ -65,19 +66,21 @@ class Session:
         self,
         pair: LoadedPair,
         conversation: Conversation,
+        room: CacheRoom,
         *,
         speculation: Speculation | None = None,
         target: TokenSequence | None = None,
         notices: tuple[str, ...] = (),
         owner: str = "",
     ) -> None:
-        """``target`` holds the beginning of the conversation's history; None opens an empty one.
+        """``room`` says what the caches may hold. ``target`` holds the history's beginning; None opens an empty one.
 
         ``notices`` are for the reader of the first answer. ``owner`` is that of ``Engine.session``.
         """
         self._pair = pair
         self._speculation = speculation
         self._conversation = conversation
+        self._room = room
         self._notices = notices
         self._owner = owner
         # Re-entrant: a Generation's destructor may call ``cancel`` inside a locked block of the same thread.
@@ -139,14 +142,15 @@ class Session:
         The cache is copied where the runtime can (the native kernels); elsewhere the branch reads the conversation
         again. Raises ClosedError, MemoryLimitError, InvalidRequestError during an answer.
         """
-        return self._pair.admit(self._copy)
+        return self._pair.admit(self._copy, self._target.length if self._target_model.facts.can_fork else 0)
 
-    def _copy(self) -> Session:
+    def _copy(self, room: CacheRoom) -> Session:
         self._settle_forgotten()
         self._reopen_if_broken()
         fork = self._target.fork if self._target_model.facts.can_fork else lambda: None
         conversation, target = self._when_free(lambda _stop: (self._conversation.copy(), fork()))
-        return Session(self._pair, conversation, speculation=self._speculation, target=target, owner=self._owner)
+        speculation, owner = self._speculation, self._owner
+        return Session(self._pair, conversation, room, speculation=speculation, target=target, owner=owner)
 
     def save(self, path: Path | str) -> int:
         """Write the conversation and its cache to a file, for ``Engine.restore``. Returns the file's size in bytes.
@@ -292,10 +296,11 @@ class Session:
 
         ``budget`` bounds the work before the first token, as a server does it for requests from anywhere.
 
-        Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, RuntimeUnavailableError
-        for a form without llguidance, and everything else from the iteration: ConstraintError if the answer can no
-        longer keep its form. The turn joins the conversation when its answer ends for any reason, unless its reader
-        got no token.
+        Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, MemoryLimitError if the
+        prompt does not fit beside other sessions, RuntimeUnavailableError for a form without llguidance, and
+        everything else from the iteration: MemoryLimitError if the answer outgrows the memory, ConstraintError if it
+        can no longer keep its form. The turn joins the conversation when its answer ends for any reason, unless its
+        reader got no token.
         """
         started, budget = time.perf_counter(), budget or RequestBudget()
         with self._lock:
@@ -332,6 +337,7 @@ class Session:
         except CancelledError:
             turn = Turn(message=None, text="", tokens=[])
         self._reopen_if_broken()
+        self._pair.grow(self._room, len(turn.tokens))
         task = self._make_answer(turn, max_tokens, sampling, ends, compiled, depth, logprobs, started)
         start, cancel = partial(self._start, task, budget), partial(self._cancel, task)
         return Generation(task, start=start, cancel=cancel, settle=partial(self._settle, task))
@@ -390,6 +396,7 @@ class Session:
                 *([] if form is None else form.warnings),
             ],
             started=started,
+            grow=partial(pair.grow, self._room),
         )
 
     def _bound(self, turn: Turn, form: CompiledForm) -> Bound:
@@ -631,6 +638,7 @@ class Session:
                 answer = self._active
                 self.cancel()  # again: an answer may have begun in between
             with contextlib.ExitStack() as parts:  # in reverse order; a Ctrl-C in one close skips no other
+                parts.callback(self._room.close)
                 parts.callback(self._target.close)
                 parts.callback(self._drafts.close)
                 if self._draft_thread is not None:

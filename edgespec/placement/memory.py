@@ -23,15 +23,22 @@ _SCORED_ROWS = 64
 # Largest allocation seen for a llama.cpp context, without cache and scores, for models of 0.1 to 2 billion weights.
 _CONTEXT_OVERHEAD_BYTES = 64 * 2**20
 
+# Tokens of a cache that are counted at a time. A choice: 29 MB of the default target's, and seconds of an answer.
+STEP_POSITIONS = 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes that a model needs: weights, a cache for the whole context, of ``positions``, and working buffers."""
+    """Bytes that a model needs: weights, a cache for the whole context, of ``positions``, and working buffers.
+
+    ``grows``: the runtime's caches take memory only where they are filled.
+    """
 
     weights_bytes: int
     cache_bytes: int
     buffers_bytes: int
     positions: int
+    grows: bool
 
     @property
     def total_bytes(self) -> int:
@@ -39,58 +46,108 @@ class MemoryEstimate:
 
     def for_context(self, positions: int) -> MemoryEstimate:
         """The same with a cache for another number of tokens."""
-        cache_bytes = math.ceil(self.cache_bytes * positions / self.positions)
-        return replace(self, cache_bytes=cache_bytes, positions=positions)
+        return replace(self, cache_bytes=self._filled(positions), positions=positions)
+
+    def session_bytes(self, tokens: int) -> int:
+        """What a session takes whose cache holds ``tokens``, counted in steps, and its working buffers."""
+        filled = self._filled(min(in_steps(tokens), self.positions)) if self.grows else self.cache_bytes
+        return filled + self.buffers_bytes
+
+    def _filled(self, positions: int) -> int:
+        return math.ceil(self.cache_bytes * positions / self.positions)
+
+
+def in_steps(tokens: int) -> int:
+    """The tokens that are counted for a cache of ``tokens``: whole steps, at least one."""
+    return max(1, math.ceil(tokens / STEP_POSITIONS)) * STEP_POSITIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
     """What the models and caches of one engine take of the machine's own memory, in bytes.
 
-    ``target`` and ``drafters`` (by name) are those loaded or loading, each with one session's cache. Every one of the
-    ``sessions`` has a cache of each, counted at the whole context's size: it is reserved, and filled as the
-    conversation grows. One session is always reserved. ``others`` are models to be timed or compared.
+    ``target`` and ``drafters`` (by name) are those loaded or loading, each with one session's cache. Every session
+    has a cache of each, and ``sessions`` are the tokens that each session's caches may hold. One session is always
+    reserved. ``others`` are models to be timed or compared.
     """
 
     allowed_bytes: int
     target: MemoryEstimate
-    sessions: int
+    sessions: tuple[int, ...]
     drafters: Mapping[str, MemoryEstimate]
     others: Mapping[str, int]
 
+    def session_bytes(self, tokens: int) -> int:
+        """What a session takes whose caches hold ``tokens``."""
+        return self.target.session_bytes(tokens) + self._drafting_bytes(tokens)
+
+    def _drafting_bytes(self, tokens: int) -> int:
+        return sum(each.session_bytes(tokens) for each in self.drafters.values())
+
     @property
-    def session_bytes(self) -> int:
-        """What each session takes."""
-        return sum(_of_session(each) for each in (self.target, *self.drafters.values()))
+    def caches_bytes(self) -> int:
+        """What the sessions take."""
+        return sum(map(self.session_bytes, self.sessions or (0,)))
 
     @property
     def taken_bytes(self) -> int:
         weights = sum(each.weights_bytes for each in (self.target, *self.drafters.values()))
-        return weights + max(1, self.sessions) * self.session_bytes + sum(self.others.values())
+        return weights + self.caches_bytes + sum(self.others.values())
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What is taken, and what one conversation may still take that fills the context."""
+        return self.taken_bytes + max(0, self.session_bytes(self.target.positions) - self.caches_bytes)
 
     @property
     def left_bytes(self) -> int:
         """What may still be used; negative if less is free than was expected."""
         return self.allowed_bytes - self.taken_bytes
 
-    def with_drafter(self, drafter: MemoryEstimate) -> MemoryEstimate:
-        """What another drafter takes: weights, and a cache for each session."""
-        many = max(1, self.sessions)
-        return replace(drafter, cache_bytes=many * drafter.cache_bytes, buffers_bytes=many * drafter.buffers_bytes)
+    def require_drafter(self, name: str, drafter: MemoryEstimate) -> None:
+        """Raise MemoryLimitError if another drafter, with a cache for each session, does not fit."""
+        require_memory(name, self._for_each_session(drafter), self.left_bytes)
 
-    def require_session(self) -> None:
-        """Raise MemoryLimitError, with the numbers, if another session does not fit."""
-        if not self.sessions or self.session_bytes <= self.left_bytes:
+    def drafter_bytes(self, drafter: MemoryEstimate) -> int:
+        """What another drafter takes: weights, and a cache for each session."""
+        return self._for_each_session(drafter).total_bytes
+
+    def _for_each_session(self, drafter: MemoryEstimate) -> MemoryEstimate:
+        many = self.sessions or (0,)
+        buffers_bytes = len(many) * drafter.buffers_bytes
+        cache_bytes = sum(map(drafter.session_bytes, many)) - buffers_bytes
+        return replace(drafter, cache_bytes=cache_bytes, buffers_bytes=buffers_bytes)
+
+    def require_session(self, tokens: int) -> None:
+        """Raise MemoryLimitError, with the numbers, if another session does not fit, whose caches hold ``tokens``."""
+        if self.sessions:
+            needed, drafting = self.session_bytes(tokens), self._drafting_bytes(tokens)
+            self._require(
+                "another session needs", needed, drafting, "close a session, or load with a smaller context"
+            )
+
+    def require_growth(self, held: int, tokens: int) -> None:
+        """Raise MemoryLimitError, with the numbers, if a session's caches of ``held`` cannot grow to ``tokens``.
+
+        The only session always can: it was checked when the models were loaded.
+        """
+        if len(self.sessions) > 1:
+            needed = self.session_bytes(tokens) - self.session_bytes(held)
+            drafting = self._drafting_bytes(tokens) - self._drafting_bytes(held)
+            asked = f"a conversation of {tokens} tokens needs"
+            self._require(asked, needed, drafting, "close another session, or begin a new conversation")
+
+    def _require(self, asked: str, needed: int, drafting: int, hint: str) -> None:
+        if needed <= self.left_bytes:
             return
-        drafting = sum(_of_session(each) for each in self.drafters.values())
         share = f", of which the drafter's cache takes {gib(drafting)}" if drafting else ""
+        count = len(self.sessions)
         raise MemoryLimitError(
-            f"another session needs about {gib(self.session_bytes)}{share}, and {gib(self.left_bytes)} of "
-            f"{gib(self.allowed_bytes)} are left: the models and {self.sessions} open "
-            f"session{'' if self.sessions == 1 else 's'} take {gib(self.taken_bytes)}",
-            needed_bytes=self.session_bytes,
+            f"{asked} about {gib(needed)} more{share}, and {gib(self.left_bytes)} of {gib(self.allowed_bytes)} are "
+            f"left: the models and {count} open session{'' if count == 1 else 's'} take {gib(self.taken_bytes)}",
+            needed_bytes=needed,
             available_bytes=max(0, self.left_bytes),
-            hint="close a session, or load with a smaller context",
+            hint=hint,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -99,8 +156,9 @@ class MemoryUse:
             "allowed_bytes": self.allowed_bytes,
             "taken_bytes": self.taken_bytes,
             "left_bytes": self.left_bytes,
-            "sessions": self.sessions,
-            "session_bytes": self.session_bytes,
+            "sessions": len(self.sessions),
+            "session_bytes": self.session_bytes(0),
+            "caches_bytes": self.caches_bytes,
             "target_weights_bytes": self.target.weights_bytes,
             "drafters": {name: each.weights_bytes for name, each in self.drafters.items()},
             "others": dict(self.others),
@@ -146,13 +204,10 @@ class MemoryLedger:
             cache_bytes=sum(each.cache_bytes for each in models),
             buffers_bytes=sum(each.buffers_bytes for each in models),
             positions=max(each.positions for each in models),
+            grows=False,
         )
         self._make_room(whole.total_bytes)
         require_memory(name, whole, self.left_bytes)
-
-
-def _of_session(estimate: MemoryEstimate) -> int:
-    return estimate.cache_bytes + estimate.buffers_bytes
 
 
 def estimate_memory(header: GgufHeader, context_length: int, kv_bits_per_element: float) -> MemoryEstimate:
@@ -162,6 +217,7 @@ def estimate_memory(header: GgufHeader, context_length: int, kv_bits_per_element
         cache_bytes=header.kv_bytes_per_token(kv_bits_per_element) * context_length,
         buffers_bytes=_CONTEXT_OVERHEAD_BYTES + _SCRATCH_BYTES_PER_SCORE * _SCORED_ROWS * header.vocabulary_size,
         positions=context_length,
+        grows=False,
     )
 
 
@@ -172,7 +228,8 @@ def memory_needed(file: LocatedModel, settings: Settings, context_length: int) -
     """
     runtime = runtime_of(settings)
     bits = runtime.cache_bits(settings)
-    whole = replace(estimate_memory(file.header, context_length, bits), weights_bytes=file.weight_bytes)
+    estimate = estimate_memory(file.header, context_length, bits)
+    whole = replace(estimate, weights_bytes=file.weight_bytes, grows=runtime.cache_grows)
     if not runtime.has_own_memory(settings.device):
         return whole
     split = layer_bytes(file.header, bits).split(settings.gpu_layers, context_length)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from edgespec.errors import ClosedError
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST
+from edgespec.placement.cache_rooms import CacheRooms
 from edgespec.placement.candidates import Placement, Placements
 from edgespec.placement.memory import MemoryLedger, MemoryUse, memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
@@ -23,13 +23,6 @@ from edgespec.runtimes.runtime import LoadedModel
 # of two 2-core machines: 1.12 GB in 0.3 s, and 0.49 GB in 1.6 s (docs/results/native.md). For other runtimes a guess,
 # until the first load.
 _MAPPED_BYTES_PER_S, _PREPARED_BYTES_PER_S = 3.7e9, 0.3e9
-
-
-class OpenSession(Protocol):
-    """A session whose caches are counted."""
-
-    @property
-    def closed(self) -> bool: ...
 
 
 class ModelPool:
@@ -58,7 +51,7 @@ class ModelPool:
         self.whole_drafter = whole_drafter
         self.places = places
         self.left_bytes = left_bytes
-        self._sessions: tuple[weakref.ref[OpenSession], ...] = ()
+        self.rooms = CacheRooms(_use_of(weakref.ref(self)))
         self._timed: weakref.WeakKeyDictionary[BackgroundModel, PreparedModel] = weakref.WeakKeyDictionary()
         self._compared: dict[str, int] = {}
         self._prepare = prepare
@@ -83,15 +76,15 @@ class ModelPool:
 
     @property
     def _reserved_bytes(self) -> int:
-        """What the engine takes, its drafter included before it is loaded."""
+        """What the engine takes and keeps for a conversation, its drafter included before it is loaded."""
         used = self._used(allowed_bytes=0)
-        return used.taken_bytes + self._expected_bytes(used)
+        return used.reserved_bytes + self._expected_bytes(used)
 
     def _expected_bytes(self, used: MemoryUse) -> int:
         """What the drafter will take in addition to what is ``used``."""
         if self.drafter is None or self.drafter.file.name in used.drafters:
             return 0
-        return used.with_drafter(self.drafter.memory).total_bytes
+        return max(used.drafter_bytes(self.drafter.memory), self.drafter.memory.total_bytes)
 
     @property
     def memory(self) -> MemoryUse:
@@ -103,20 +96,13 @@ class ModelPool:
             drafters = [own for model, own in self._drafting.values() if model.begun]
             timed = [own for model, own in self._timed.items() if model.begun and not model.closed]
             compared = dict(self._compared)
-        # A session may be forgotten during this, on any thread.
-        sessions = [reference() for reference in self._sessions]
         return MemoryUse(
             allowed_bytes=allowed_bytes,
             target=self.target_memory,
-            sessions=sum(session is not None and not session.closed for session in sessions),
+            sessions=self.rooms.positions,
             drafters={own.file.name: own.memory for own in drafters},
             others=compared | {f"{own.file.name} on {own.settings.device}": own.memory.total_bytes for own in timed},
         )
-
-    def count_session(self, session: OpenSession) -> None:
-        """Count the caches of a session until it is closed or forgotten. The caller serialises the calls."""
-        alive = [reference for reference in self._sessions if (own := reference()) is not None and not own.closed]
-        self._sessions = (*alive, weakref.ref(session))
 
     # -------------------------------------------------------------------------------------- drafters
 
@@ -285,5 +271,16 @@ def _check_memory(reference: weakref.ref[ModelPool], drafter: PreparedModel) -> 
         raise ClosedError("this engine is closed")
     used = pool.memory
     others = {name: memory for name, memory in used.drafters.items() if name != drafter.file.name}
-    used = replace(used, drafters=others)
-    require_memory(drafter.file.name, used.with_drafter(drafter.memory), used.left_bytes)
+    replace(used, drafters=others).require_drafter(drafter.file.name, drafter.memory)
+
+
+def _use_of(reference: weakref.ref[ModelPool]) -> Callable[[], MemoryUse]:
+    """What the pool counts, without keeping it alive. Raises ClosedError without a pool."""
+
+    def use() -> MemoryUse:
+        pool = reference()
+        if pool is None:
+            raise ClosedError("this engine is closed")
+        return pool.memory
+
+    return use

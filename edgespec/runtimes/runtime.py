@@ -125,6 +125,8 @@ class Runtime(ABC):
     name: ClassVar[str]
     # The class of its settings, which a worker process rebuilds from their fields.
     settings_type: ClassVar[type[Any]]
+    # Whether its caches take memory only where they are filled, not for the whole context when they are opened.
+    cache_grows: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, file: LocatedModel, device: str) -> None:

@@ -181,8 +181,16 @@ class _Held:
         self._kept = self._loaded.pool.take(self._owner, text_of(self._request))
 
     async def begin(self, sampling: Sampling) -> tuple[Generation, TokenScores]:
-        """Begin an answer."""
-        return await self._steps.run(partial(self._begin, sampling))
+        """Begin an answer. If memory has no room for its prompt, wait for the end of those that are running."""
+        loaded = self._loaded
+        while True:
+            loaded.given_back.clear()
+            try:
+                return await self._steps.run(partial(self._begin, sampling))
+            except MemoryLimitError:
+                if not loaded.engine.pair.answering:
+                    raise
+                await loaded.given_back.wait()
 
     def _begin(self, sampling: Sampling) -> tuple[Generation, TokenScores]:
         request, kept = self._request, self._kept

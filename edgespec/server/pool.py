@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
-from edgespec.errors import EdgespecError, MemoryLimitError
+from edgespec.errors import EdgespecError
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.server.messages import Message
 from edgespec.server.schema import Request
@@ -78,6 +78,7 @@ class SessionPool:
         self._kept: list[Kept] = []  # the least recently used first
         self._closed = False
         self._users = set[object]()
+        engine.pair.make_room = self._drop_oldest
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -118,12 +119,7 @@ class SessionPool:
                 self._kept.remove(nearest)  # no other request may use it during the copy
         if nearest is not None and (copied := self._copied(nearest)) is not None:
             return copied
-        while True:
-            try:
-                return Kept(self._engine.session(owner=owner), owner)
-            except MemoryLimitError:
-                if not self._drop_oldest():
-                    raise
+        return Kept(self._engine.session(owner=owner), owner)
 
     def _copied(self, source: Kept) -> Kept | None:
         """A copy of a session that was removed from the kept ones, and is kept again; None without memory for it."""

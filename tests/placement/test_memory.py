@@ -91,7 +91,7 @@ def test_a_real_llama_context_stays_within_its_estimate(tiny: Path, header: Gguf
     assert estimate.cache_bytes < grown < estimate.total_bytes
 
 
-ESTIMATE = MemoryEstimate(weights_bytes=3 * GIB, cache_bytes=GIB, buffers_bytes=GIB // 2, positions=4096)
+ESTIMATE = MemoryEstimate(weights_bytes=3 * GIB, cache_bytes=GIB, buffers_bytes=GIB // 2, positions=4096, grows=False)
 
 
 def test_an_estimate_equal_to_the_allowed_bytes_fits() -> None:

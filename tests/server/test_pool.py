@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.pair.load import Limits
 from edgespec.engine.session import Session
 from edgespec.errors import ClosedError, MemoryLimitError
 from edgespec.interfaces.counted_text import common_prefix
@@ -106,7 +107,7 @@ def test_a_new_session_serves_where_there_is_no_memory_for_a_copy(
     pool: SessionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def branch(_own: Session) -> Session:
-        raise _full()
+        raise MemoryLimitError("full", needed_bytes=1, available_bytes=0)
 
     first = kept(pool, "a", SYSTEM + "x" * 2 * len(SYSTEM))
     monkeypatch.setattr(Session, "branch", branch)
@@ -144,28 +145,35 @@ def test_many_conversations_of_one_owner_leave_the_only_one_of_another(engine: E
     pool.close()
 
 
-def test_kept_sessions_are_closed_if_memory_is_short(
-    engine: Engine, pool: SessionPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = kept(pool, "a", "first text")
-    real = engine.session
+@pytest.fixture
+def full(tiny: TinyModels) -> Iterator[Engine]:
+    """An engine in whose memory two sessions fit that fill one step each, or one that fills two."""
+    settings = {"draft": "none", "lookup": False, "runtime": "native"}
+    with tiny.load(**settings) as engine:  # type: ignore[arg-type]
+        one = engine.pair.pool.target_memory
+    limits = Limits(max_memory_bytes=one.weights_bytes + 2 * one.session_bytes(0))
+    with tiny.load(limits=limits, **settings) as engine:  # type: ignore[arg-type]
+        yield engine
 
-    def session(**settings: object) -> object:
-        if not first.session.closed:
-            raise MemoryLimitError("full", needed_bytes=1, available_bytes=0)
-        return real(**settings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine, "session", session)
-    found = pool.take("b", "other")
+def test_kept_sessions_are_closed_if_memory_is_short(full: Engine) -> None:
+    pool = SessionPool(full, most_kept=8)
+    first, second = (kept(pool, owner, f"text {owner}") for owner in "ab")
+    third = pool.take("c", "other")
     assert first.session.closed
-    found.session.close()
-    monkeypatch.setattr(engine, "session", lambda **_: (_ for _ in ()).throw(_full()))
-    with pytest.raises(MemoryLimitError):
-        pool.take("b", "other")
-
-
-def _full() -> MemoryLimitError:
-    return MemoryLimitError("full", needed_bytes=1, available_bytes=0)
+    assert not second.session.closed, "it was used later"
+    answer(third.session.generate("a" * 1200, raw=True, max_tokens=2))  # the only other session makes room
+    assert second.session.closed
+    assert len(pool) == 0
+    with pytest.raises(MemoryLimitError, match="another session needs"):
+        pool.take("d", "no session is kept")
+    third.session.close()
+    fourth, fifth = (pool.take(owner, "text") for owner in "de")
+    with pytest.raises(MemoryLimitError, match=r"a conversation of 120\d tokens needs"):
+        fourth.session.generate("a" * 1200, raw=True, max_tokens=2)
+    assert answer(fourth.session.generate("a", raw=True, max_tokens=2)).text
+    for each in (fourth, fifth):
+        each.session.close()
 
 
 def test_a_request_counts_as_a_user_until_it_ends_however_it_ends(pool: SessionPool) -> None:

@@ -16,6 +16,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
 from edgespec.errors import MemoryLimitError
+from edgespec.placement.cache_rooms import CacheRoom
 from edgespec.server import answering, app, streaming
 from edgespec.server.answers import _session
 from edgespec.server.forms import FormCompiler
@@ -257,20 +258,18 @@ def test_more_requests_than_memory_holds_sessions_wait_for_one(
 ) -> None:
     engine = slow.service.keeper.engine
     assert engine is not None
-    pool, session = slow.service.keeper._loaded.pool, engine.session  # type: ignore[union-attr]
-    refusals, opened, opening = list[int](), list[Session](), threading.Lock()
+    pool, rooms = slow.service.keeper._loaded.pool, engine.pair.pool.rooms  # type: ignore[union-attr]
+    refusals, open_room = list[int](), rooms.open
     while pool._drop_oldest():  # sessions of other tests would serve
         pass
 
-    def limited(**settings: Any) -> Session:
-        with opening:
-            if used := [each for each in opened if not each.closed]:
-                refusals.append(len(used))
-                raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
-            opened.append(session(**settings))
-            return opened[-1]
+    def limited(tokens: int) -> CacheRoom:
+        if used := rooms.positions:
+            refusals.append(len(used))
+            raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
+        return open_room(tokens)
 
-    monkeypatch.setattr(engine, "session", limited)
+    monkeypatch.setattr(rooms, "open", limited)
     answers = [slow.asking(text * 1500, max_tokens=2) for text in ("one ", "two ", "three ")]
     assert [answer.result(WAIT_S).status_code for answer in answers] == [200, 200, 200]
     assert refusals
@@ -308,6 +307,37 @@ def test_requests_that_wait_for_memory_get_it_in_their_order(server: Running, en
     pool.memory = 0
     found = asyncio.run(asyncio.wait_for(several(4), 10.0))
     assert [type(each) for each in found] == [MemoryLimitError] * 4, "no request could give memory back"
+
+
+def test_a_prompt_that_memory_has_no_room_for_waits_for_the_running_answers(
+    slow: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = slow.service.keeper.engine
+    assert engine is not None
+    rooms, refusals = engine.pair.pool.rooms, list[int]()
+    grow = rooms.grow
+
+    def limited(room: CacheRoom, tokens: int) -> None:
+        if not refusals:
+            refusals.append(tokens)
+            raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
+        grow(room, tokens)
+
+    monkeypatch.setattr(rooms, "grow", limited)
+    first = slow.asking("one", max_tokens=900)
+    slow.wait_until(lambda: engine.pair.answering)
+    second = slow.asking("two " * 1500, max_tokens=2)
+    assert second.result(WAIT_S).status_code == 200
+    assert first.result(WAIT_S).status_code == 200
+    assert refusals
+    monkeypatch.setattr(rooms, "grow", lambda *_: limited_always())
+    refused = slow.asking("three " * 1500, max_tokens=2).result(WAIT_S)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["message"] == "memory is short"
+
+
+def limited_always() -> None:
+    raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
 
 
 def test_an_empty_message_and_a_conversation_of_the_assistants_are_answered(server: Running) -> None:

@@ -20,7 +20,7 @@ from edgespec.engine.pair.drafter_gain import judge_drafter
 from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.engine.prefixes.prefixes import Prefixes
-from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError
+from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, MemoryLimitError
 from edgespec.files.home import Home
 from edgespec.files.model_file import KeptSettings
 from edgespec.files.progress import Loading, LoadProgress
@@ -28,7 +28,8 @@ from edgespec.hardware.machine import Machine, power_source
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.interfaces.policy import AnswerPolicy, DepthPolicy
-from edgespec.placement.model_pool import ModelPool, OpenSession
+from edgespec.placement.cache_rooms import CacheRoom
+from edgespec.placement.model_pool import ModelPool
 from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import PlanRequest, make_plan
@@ -48,7 +49,8 @@ from edgespec.text.grammar.compiled import CompiledForm, Forms
 from edgespec.text.grammar.form import Form
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
-S = TypeVar("S", bound=OpenSession)
+S = TypeVar("S")  # a session
+T = TypeVar("T")
 
 # How often a callback hears of a wait, which its exception ends.
 _TELL_AGAIN_S = 0.2
@@ -122,6 +124,8 @@ class LoadedPair:
         # Weak references to methods that end a running calibration, and that free the memory only it needs.
         self.on_new_power: Callable[[], Callable[[], None] | None] = lambda: None
         self.on_answer: Callable[[], Callable[[], None] | None] = lambda: None
+        # Closes a conversation that is not in use, if memory is short; False if there is none.
+        self.make_room: Callable[[], bool] = lambda: False
         stored = StoredTexts.open(profile, home, target.header)
         self._notices += stored.notices
         self.answers = stored.answers  # the history of answers; None if it is off
@@ -183,16 +187,34 @@ class LoadedPair:
         with self.lock:  # no session may be added during the loop
             return any(session.answering for session in self.sessions)
 
-    def admit(self, make: Callable[[], S]) -> S:
-        """The session that ``make`` opens, if there is memory for it. Raises ClosedError, MemoryLimitError."""
-        with self.lock:
-            if self.closed:
-                raise ClosedError("this engine is closed")
-            self.pool.memory.require_session()
-            session = make()
-            self.sessions.add(session)
-            self.pool.count_session(session)
-        return session
+    def admit(self, make: Callable[[CacheRoom], S], tokens: int = 0) -> S:
+        """The session that ``make`` opens, if there is memory for it. Its caches begin with ``tokens``.
+
+        Raises ClosedError, MemoryLimitError.
+        """
+
+        def admitted() -> S:
+            with self.lock:
+                if self.closed:
+                    raise ClosedError("this engine is closed")
+                session = make(self.pool.rooms.open(tokens))
+                self.sessions.add(session)
+            return session
+
+        return self._with_room(admitted)
+
+    def grow(self, room: CacheRoom, tokens: int) -> None:
+        """Let a session's caches hold that many tokens. Takes no lock of the pair. Raises MemoryLimitError."""
+        self._with_room(lambda: room.grow(tokens))
+
+    def _with_room(self, take: Callable[[], T]) -> T:
+        """What ``take`` returns. If memory is short, conversations that are not in use are given up first."""
+        while True:
+            try:
+                return take()
+            except MemoryLimitError:
+                if not self.make_room():
+                    raise
 
     def speculation(self) -> Speculation:
         """The current plan."""

@@ -64,6 +64,7 @@ class NativeRuntime(Runtime):
 
     name: ClassVar[str] = "native"
     settings_type: ClassVar[type[Any]] = NativeSettings
+    cache_grows = True
 
     def check(self, file: LocatedModel, device: str) -> None:
         if device.lower() != HOST:
