@@ -187,7 +187,10 @@ def _thinking(given: Mapping[str, Any], where: str) -> Message:
 
 
 def _name_results(messages: list[Message]) -> None:
-    """Give each result the name of the function it comes from; one without an id answers the first open call."""
+    """Give each result the name of the function it comes from.
+
+    One without an id answers the first open call, of the function that it names if there is one.
+    """
     names, still_open, before = dict[str, str](), dict[str, None](), ""
     for message in messages:
         if message["role"] != "tool" and before != "assistant":
@@ -198,7 +201,8 @@ def _name_results(messages: list[Message]) -> None:
         if (before := message["role"]) == "tool":
             answered, own_name = message.pop("tool_call_id"), message.pop("name")
             if answered is None:
-                answered = next(iter(still_open), _NO_CALL)
+                of_name = (each for each in still_open if names[each] == own_name)
+                answered = next(of_name, next(iter(still_open), _NO_CALL))
             still_open.pop(answered, None)
             message["tool_call_id"] = answered
             name = names.get(answered, own_name)
