@@ -79,7 +79,8 @@ class ModelKeeper:
         self._common.room.join(self)
         self._idle_since: float | None = None  # by the event loop's clock, while the model is loaded
         self._load = load
-        self._keep_alive_s = keep_alive_s
+        self._usual_s = self._keep_alive_s = keep_alive_s
+        self._until: float | None = None  # the loop's time at which the idle model is freed
         self._tell = tell
         self._context_length = context_length
         self._loading: asyncio.Task[LoadedEngine] | None = None
@@ -90,6 +91,7 @@ class ModelKeeper:
         self._prepared = Future[None]()  # the vocabulary for forms, which takes a processor for a second
         self._stop_measuring = threading.Event()
         self._closed = False
+        self.on_load: Callable[[Engine], None] = lambda engine: None  # told of each engine that is loaded
         self.error: EdgespecError | None = None  # of the last attempt to load
         self.loads = 0
 
@@ -148,6 +150,24 @@ class ModelKeeper:
         return self._context_length if self.engine is None else self.engine.plan.context_length
 
     @property
+    def expires_in_s(self) -> float | None:
+        """Seconds until the loaded model is freed if no request comes; None if it is kept."""
+        if self._until is None:  # in use
+            return self._keep_alive_s
+        return max(0.0, self._until - asyncio.get_running_loop().time())
+
+    def keep(self, seconds: float) -> None:
+        """For how long the loaded model stays without a request; infinite: always.
+
+        With 0 it is freed as soon as no request uses it. A model that is loaded again stays for the usual time.
+        """
+        if self._loaded is not None:
+            self._keep_alive_s = None if math.isinf(seconds) else seconds
+            if not self._users:
+                self._stop_measuring.set()
+                self._wait_idle()
+
+    @property
     def kept_sessions(self) -> int:
         return 0 if self._loaded is None else len(self._loaded.pool)
 
@@ -174,7 +194,8 @@ class ModelKeeper:
             raise self.error from error
         finally:
             self._loading = None
-        self.error, self.loads = None, self.loads + 1
+        self.error, self.loads, self._keep_alive_s = None, self.loads + 1, self._usual_s
+        self.on_load(engine)
         self._idle_since = asyncio.get_running_loop().time()
         self._loaded = LoadedEngine(engine, SessionPool(engine), self.threads, self._common.forms)
         self._prepared = self._common.forms.prepare(engine)
@@ -188,6 +209,7 @@ class ModelKeeper:
         user = object()
         self._users.add(user)
         self._stop_measuring.set()
+        self._until = None
         if self._idle is not None:
             self._idle.cancel()
         try:
@@ -224,15 +246,15 @@ class ModelKeeper:
     def _wait_idle(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
-            self._idle = None
+            self._idle = self._until = None
         if not self._users and self._loaded is not None and not self._closed:
-            self._idle = asyncio.create_task(self._be_idle(self._loaded))
+            self._idle = asyncio.create_task(self._be_idle(self._loaded, self._keep_alive_s))
 
-    async def _be_idle(self, loaded: LoadedEngine) -> None:
+    async def _be_idle(self, loaded: LoadedEngine, keep_alive_s: float | None) -> None:
         """Keep what conversations shared, measure the machine, then free the model."""
         loop = asyncio.get_running_loop()
-        until = None if self._keep_alive_s is None else loop.time() + self._keep_alive_s
-        delay = CALIBRATE_AFTER_S if self._keep_alive_s is None else min(CALIBRATE_AFTER_S, self._keep_alive_s)
+        self._until = until = None if keep_alive_s is None else loop.time() + keep_alive_s
+        delay = CALIBRATE_AFTER_S if keep_alive_s is None else min(CALIBRATE_AFTER_S, keep_alive_s)
         await asyncio.sleep(delay)
         self._stop_measuring = stop = threading.Event()
         with contextlib.suppress(Exception):  # a measurement; the model is freed all the same
@@ -241,7 +263,7 @@ class ModelKeeper:
                 if alone:
                     for sentence in await self.threads.run(lambda: loaded.engine.keep_prefixes(stop)):
                         self._tell(sentence)
-                if alone and loaded.engine.can_calibrate:
+                if alone and loaded.engine.can_calibrate and keep_alive_s != 0:
                     await self.threads.run(lambda: loaded.engine.calibrate_for(stop=stop))
         if until is None:
             return

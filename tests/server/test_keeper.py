@@ -380,3 +380,38 @@ def test_the_queue_has_room_for_a_few_programs() -> None:
     assert queue._most_waiting_of_one == MOST_WAITING_OF_ONE == 16
     assert queue._most_waiting_bytes == MOST_WAITING_BYTES == 64_000_000
     assert (MOST_RUNNING, MOST_WAITING, LONGEST_WAIT_S) == (4, 64, 600.0)
+
+
+@pytest.mark.anyio
+async def test_a_request_says_how_long_the_model_stays() -> None:
+    loads = Loads()
+    keeper = ModelKeeper(loads, keep_alive_s=60.0)
+    keeper.keep(0)  # nothing is loaded
+    async with keeper.use():
+        keeper.keep(0)
+        assert keeper.expires_in_s == 0
+        await asyncio.sleep(0.02)
+        assert keeper.state == "ready", "a model in use is not freed"
+    await until(lambda: keeper.state == "unloaded")
+    await use(keeper)
+    await until(lambda: keeper.expires_in_s != 60.0)
+    assert keeper.expires_in_s is not None
+    assert 50 < keeper.expires_in_s < 60, "a model that is loaded again stays for the usual time"
+    keeper.keep(float("inf"))
+    await until(lambda: keeper.expires_in_s is None)
+    keeper.keep(0)
+    await until(lambda: keeper.state == "unloaded")
+    await keeper.close()
+    assert len(loads.engines) == 2
+
+
+@pytest.mark.anyio
+async def test_a_shorter_stay_ends_the_measurement_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "CALIBRATE_AFTER_S", 0.0)
+    keeper = ModelKeeper(Loads(can_calibrate=True), keep_alive_s=None)
+    engine = await use(keeper)
+    await until(engine.measuring.is_set)
+    keeper.keep(0)
+    await until(lambda: engine.stopped is not None and engine.closed)
+    assert engine.stopped is True
+    await keeper.close()
