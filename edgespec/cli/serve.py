@@ -26,6 +26,7 @@ from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.context_length import MOST_TOKENS
 from edgespec.profiles.profile import Profile
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def serve(
                 context_length=MOST_TOKENS if each.context == "auto" else each.context,
                 tell=lambda sentence: log.write(f"{_now()} {sentence}"),
                 shared=shared,
+                locate=None if models is None else partial(Locator(store=Store(home())).locate, each.target),
             ),
             names=_names(each, alias or ()) if models is None else (each.target,),
         )

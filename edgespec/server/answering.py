@@ -9,13 +9,13 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from edgespec.engine.events import Done
 from edgespec.errors import EdgespecError
 from edgespec.server.answers import Reader, decode
 from edgespec.server.errors import ApiError, GoneError, api_error
-from edgespec.server.faces.face import Face, Head
+from edgespec.server.faces.face import Face, Head, WithoutAnswer
 from edgespec.server.forms import Asked
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.replies import fingerprint
@@ -87,14 +87,14 @@ class Answering(Response):
         await send_reply(send, reply, threads)
 
     async def _decode(self, reader: Reader) -> list[Done]:
-        service = self._service
+        service, began = self._service, time.perf_counter()
         try:
             async with (
                 asyncio.timeout(self._budget.left_s),
                 service.queue.turn(self._size, self._owner if len(service.access.keys) > 1 else None),
                 service.keeper.use() as loaded,
             ):
-                warnings = await self._compiled(loaded)
+                waited_s, warnings = time.perf_counter() - began, await self._compiled(loaded)
                 self._kept_in_part = bool(warnings)
                 self._head = Head(
                     id=self._face.id_prefix + uuid.uuid4().hex,
@@ -102,7 +102,10 @@ class Answering(Response):
                     model=service.names[0],
                     fingerprint=fingerprint(loaded.engine.plan),
                     warnings=(*self._request.warnings, *warnings),
+                    waited_s=waited_s,
                 )
+                if self._request.keep_alive_s is not None:
+                    service.keeper.keep(self._request.keep_alive_s)
                 return await decode(self._request, self._owner, loaded, reader, self._budget)
         except TimeoutError:
             message = f"the answer took longer than {LONGEST_REQUEST_S:.0f} s"
@@ -113,6 +116,24 @@ class Answering(Response):
         request = self._request
         asked = Asked(form=request.form, tools=request.tools, tool_choice=request.tool_choice)
         return await loaded.forms.compile(loaded.engine, asked, self._owner, self._budget)
+
+
+async def without_answer(face: Face, service: Service, request: Request) -> Response:
+    """The reply to a request that asks for no answer: the model is loaded, or freed if it is not to stay.
+
+    Raises ApiError if the API has no such requests, and what loading raises.
+    """
+    if face.without_answer is None:
+        raise ApiError("there is nothing to answer", param=face.asks)
+    keeper, seconds = service.keeper, request.keep_alive_s
+    if seconds == 0:
+        keeper.keep(0)
+    else:
+        async with keeper.use():
+            if seconds is not None:
+                keeper.keep(seconds)
+    done: WithoutAnswer = "unload" if seconds == 0 else "load"
+    return JSONResponse(face.without_answer(request, service.names[0], int(time.time()), done))
 
 
 def as_api_error(error: Exception, param: str | None = None) -> ApiError:

@@ -19,10 +19,11 @@ from starlette.routing import Route
 
 from edgespec.errors import EdgespecError
 from edgespec.server import counting
-from edgespec.server.answering import LONGEST_REQUEST_S, Answering, Left, Scope, as_api_error
+from edgespec.server.answering import LONGEST_REQUEST_S, Answering, Left, Scope, as_api_error, without_answer
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.faces.face import Face
 from edgespec.server.faces.table import FACES, error_shape
+from edgespec.server.ollama_routes import ollama_routes
 from edgespec.server.openapi import document
 from edgespec.server.service import RequestLine, Served, Service
 from edgespec.server.streaming import Receive, Send
@@ -130,6 +131,7 @@ def make_app(service: Service) -> Guard:
         *(Route(face.path, _answering(face, service), methods=["POST"]) for face in FACES),
         *counting.routes(service),
         *_about(service),
+        *ollama_routes(service),
     ]
     paths = frozenset(route.path for route in routes)
     failures: Mapping[Any, Any] = dict.fromkeys((ApiError, EdgespecError, HTTPException, Exception), _failing(paths))
@@ -155,6 +157,8 @@ def _answering(face: Face, service: Service) -> Callable[[HttpRequest], Awaitabl
         except GoneError:
             return Left()
         own = service.check_model(parsed.model, any_model=face.any_model)
+        if not parsed.wants_answer:
+            return await without_answer(face, own, parsed)
         return Answering(face, own, parsed, owner, size, budget)
 
     return endpoint
@@ -182,9 +186,6 @@ def _about(service: Service) -> list[Route]:
         service.access.owner(request.headers)
         return JSONResponse(described(service.check_model(request.path_params["name"])))
 
-    async def alive(request: HttpRequest) -> Response:
-        return Response()  # Claude Code asks before its first request
-
     async def health(request: HttpRequest) -> Response:
         state = service.keeper.state
         if service.queue.draining:
@@ -210,7 +211,6 @@ def _about(service: Service) -> list[Route]:
         return JSONResponse(document())
 
     return [
-        Route("/", alive, methods=["HEAD"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/health", health),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request as HttpRequest
 
 from edgespec.server.errors import RETRY_S, ApiError, GoneError
-from edgespec.server.schema import Reader, Request
 from edgespec.server.strict_json import parse_body
 from edgespec.server.threads import Threads
 from edgespec.text.request_budget import RequestBudget
+
+T = TypeVar("T")
 
 # A larger body is parsed on a thread: this takes a few milliseconds, in which no other answer is sent.
 MOST_PARSED_BYTES = 65_536
@@ -40,9 +43,9 @@ class BodyReader:
         return sum(each.size for each in self._large)
 
     async def read(
-        self, request: HttpRequest, read: Reader, budget: RequestBudget, threads: Threads
-    ) -> tuple[Request, int]:
-        """The request in the body, and the body's size.
+        self, request: HttpRequest, read: Callable[[Mapping[str, Any]], T], budget: RequestBudget, threads: Threads
+    ) -> tuple[T, int]:
+        """What ``read`` makes of the object in the body, and the body's size.
 
         Raises ApiError with status 413 beyond the budget and 429 beyond the limit of all, and GoneError.
         """

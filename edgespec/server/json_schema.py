@@ -66,7 +66,14 @@ _KEYWORDS: Mapping[str, _Check] = {
 }
 
 
-_WORDS = {"null": "", "boolean": "true or false", "string": "text", "array": "a list", "object": "an object"}
+_WORDS = {
+    "null": "",
+    "boolean": "true or false",
+    "number": "a number",
+    "string": "text",
+    "array": "a list",
+    "object": "an object",
+}
 
 
 def wanted(schema: Schema) -> str:

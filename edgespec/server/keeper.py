@@ -14,6 +14,7 @@ from typing import Literal
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
+from edgespec.files.model_file import LocatedModel
 from edgespec.server.forms import FormCompiler
 from edgespec.server.pool import SessionPool
 from edgespec.server.room import Room
@@ -68,17 +69,20 @@ class ModelKeeper:
         context_length: int = 4096,
         tell: Callable[[str], None] = lambda sentence: None,
         shared: Shared | None = None,
+        locate: Callable[[], LocatedModel] | None = None,
     ) -> None:
         """``load`` is called on a thread. ``keep_alive_s`` None keeps the model for as long as the server runs.
 
         ``context_length`` is the longest that the model may be loaded with. ``tell`` gets what a log should say.
-        ``shared``: with the keepers of the server's other models; None: there are none. Raises MemoryLimitError if
-        the server's threads cannot be started.
+        ``shared``: with the keepers of the server's other models; None: there are none. ``locate`` finds the
+        model's file before it is loaded, on a thread; None: only loading does, which may fetch it. Raises
+        MemoryLimitError if the server's threads cannot be started.
         """
         self._common = Shared() if shared is None else shared
         self._common.room.join(self)
         self._idle_since: float | None = None  # by the event loop's clock, while the model is loaded
         self._load = load
+        self.locate = locate
         self._usual_s = self._keep_alive_s = keep_alive_s
         self._until: float | None = None  # the loop's time at which the idle model is freed
         self._tell = tell

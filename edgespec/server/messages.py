@@ -34,6 +34,8 @@ _MEMBERS = {"role": {"enum": list(ROLES)}, "content": {"oneOf": [{"type": "null"
 _MESSAGE = {"type": "object", "required": ["role"], "properties": _MEMBERS}
 # The JSON schema of messages.
 MESSAGES = {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MOST_MESSAGES}
+# Of Ollama's: without messages the model is only loaded.
+OLLAMA_MESSAGES = {"oneOf": [{"type": "null"}, {"type": "array", "items": _MESSAGE, "maxItems": MOST_MESSAGES}]}
 
 
 def read_messages(given: object) -> tuple[Message, ...]:
@@ -52,6 +54,31 @@ def conversation_of(messages: Sequence[Message], param: str) -> tuple[Message, .
     except InvalidRequestError as error:
         raise ApiError(sentence(error), param=param) from None
     return (*earlier, {"role": "user", "content": prompt}, *after)
+
+
+def read_ollama_messages(given: object) -> tuple[Message, ...]:
+    """The conversation of a client of Ollama's, maybe without a message. Raises ApiError.
+
+    Roles are in small or capital letters, and a result has the ``tool_name`` of the function.
+    """
+    if not isinstance(given, list):
+        raise ApiError("messages must be a list", param="messages")
+    return (
+        read_messages([_as_openai(each, f"messages[{number}]") for number, each in enumerate(given)]) if given else ()
+    )
+
+
+def _as_openai(given: object, param: str) -> object:
+    if not isinstance(given, Mapping):
+        return given
+    if given.get("images"):
+        raise unsupported(param, f"an image ({param})")
+    role, name = given.get("role"), given.get("tool_name")
+    return {
+        **given,
+        **({"role": role.lower()} if isinstance(role, str) else {}),
+        **({} if name is None else {"name": name}),
+    }
 
 
 def _message(given: object, param: str) -> Message:

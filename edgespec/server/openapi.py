@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec import __version__
+from edgespec.server.faces import ollama
 from edgespec.server.faces.face import ERROR, Face
 from edgespec.server.faces.messages import COUNT, MESSAGES
 from edgespec.server.faces.table import FACES
 from edgespec.server.fields.table import body_schema
+from edgespec.server.ollama_routes import NOT_SERVED, RUNNING
 
 
 def document() -> dict[str, Any]:
@@ -19,9 +21,6 @@ def document() -> dict[str, Any]:
         "paths": {
             **{face.path: {"post": _answers(face)} for face in FACES},
             COUNT: {"post": _counts()},
-            "/": {
-                "head": {"summary": "200 while the server runs.", "responses": {"200": {"description": "It runs."}}}
-            },
             "/v1/models": {"get": _get("The served model.", "models", 401)},
             "/v1/models/{name}": {
                 "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
@@ -30,6 +29,7 @@ def document() -> dict[str, Any]:
             "/health": {"get": _get("200 once the server answers.", "health", 503, own=True)},
             "/metrics": {"get": _text("Counters, for Prometheus.", "text/plain", 401)},
             "/openapi.json": {"get": _get("This document.", "document")},
+            **_ollama(),
         },
         "components": {
             "schemas": {
@@ -40,6 +40,11 @@ def document() -> dict[str, Any]:
                 "model": _object("id", "object", "created", "owned_by"),
                 "health": _object("status"),
                 "document": _object("openapi", "info", "paths"),
+                "ollama-error": ollama.ERROR,
+                "ollama-name": {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]},
+                "ollama-version": _object("version"),
+                "ollama-models": _object("models"),
+                "ollama-model": _object("details", "model_info", "capabilities"),
             },
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer"},
@@ -48,6 +53,30 @@ def document() -> dict[str, Any]:
         },
         "security": [{}, {"key": []}, {"header": []}],
     }
+
+
+def _ollama() -> dict[str, Any]:
+    """The routes of Ollama's API that are not a face's."""
+    error, digest = "ollama-error", {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
+    found: dict[str, Any] = {
+        "/": {
+            "get": _text(RUNNING, "text/plain"),
+            "head": {"summary": "200 while the server runs.", "responses": {"200": {"description": "It runs."}}},
+        },
+        "/api/version": {"get": _get("The version of Ollama's API.", "ollama-version", error=error)},
+        "/api/tags": {"get": _get("The served model.", "ollama-models", 401, 503, error=error)},
+        "/api/ps": {"get": _get("The model while it is loaded.", "ollama-models", 401, 503, error=error)},
+        "/api/show": {
+            "post": {
+                **_get("What the model is and can do.", "ollama-model", 401, 404, 413, 429, 503, error=error),
+                "requestBody": {"required": True, "content": _json("ollama-name")},
+            }
+        },
+    }
+    for path, (method, why) in NOT_SERVED.items():
+        own = {"summary": why, "responses": _errors(400, 401, 403, 501, schema=error)}
+        found[path] = {method.lower(): own, **({"parameters": [digest]} if "{digest}" in path else {})}
+    return found
 
 
 def _object(*names: str) -> dict[str, Any]:
@@ -90,11 +119,11 @@ def _counts() -> dict[str, Any]:
     }
 
 
-def _get(about: str, schema: str, *errors: int, own: bool = False) -> dict[str, Any]:
+def _get(about: str, schema: str, *errors: int, own: bool = False, error: str = "error") -> dict[str, Any]:
     """``own``: errors have this schema too."""
     found = {"description": about, "content": _json(schema)}
-    failures = {str(status): found for status in errors} if own else _errors(*errors)
-    return {"summary": about, "responses": {"200": found, **failures, **_errors(400, 403)}}
+    failures = {str(status): found for status in errors} if own else _errors(*errors, schema=error)
+    return {"summary": about, "responses": {"200": found, **failures, **_errors(400, 403, schema=error)}}
 
 
 def _text(about: str, kind: str, *errors: int) -> dict[str, Any]:

@@ -22,7 +22,8 @@ class Request:
     stream says who guessed its tokens. The session checks ``tools`` and ``tool_choice``, whose texts are readable.
     ``namespaces`` has the namespace and the own name of a function, by the name that the model knows. ``warnings``
     say what the reader left out. ``repeated`` is what a reply repeats of the request, as JSON. ``hide_thinking``:
-    the reply leaves the thinking out.
+    the reply leaves the thinking out. ``keep_alive_s``: for how long the model stays loaded after the answer;
+    infinite: always; None: as before.
     """
 
     model: str | None = None
@@ -47,6 +48,7 @@ class Request:
     tool_choice: Any = None
     parallel_tool_calls: bool = True
     echo: bool = False
+    keep_alive_s: float | None = None
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     repeated: Mapping[str, bytes] = field(default_factory=dict, compare=False)
@@ -55,6 +57,11 @@ class Request:
     @property
     def is_chat(self) -> bool:
         return self.prompt is None
+
+    @property
+    def wants_answer(self) -> bool:
+        """Whether there is something to answer; other requests load or free the model."""
+        return self.prompt is not None or bool(self.messages)
 
 
 def request_of(found: dict[str, Any]) -> Request:

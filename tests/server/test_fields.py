@@ -24,6 +24,9 @@ from tests.server.test_schema import result
 from tests.support.api_fields import API_FIELDS, BODIES, OTHER_FIELDS
 
 PAGES = sorted((Path(__file__).parents[2] / "docs/guide").glob("fields*.md"))
+# Fields of which a reader makes something else before there is a request.
+READ_FIRST = {"top_logprobs", "instructions", "include", "system", "raw"}
+READ_FIRST |= {"continue_final_message", "add_generation_prompt"}
 READERS = {face.name: face.read for face in FACES}
 HEADINGS = {Treatment.OBEYED: "Obeyed", Treatment.REFUSED: "Refused", Treatment.IGNORED: "Without effect"}
 ANY_VALUE: tuple[Any, ...] = (None, True, 0, -3, 1.5, "x", [], ["x"], {}, {"x": 1}, {"type": "x"}, 2**70)
@@ -74,8 +77,7 @@ def test_every_field_that_is_not_obeyed_is_one_of_an_api() -> None:
 
 
 def test_an_obeyed_field_sets_what_a_request_has_and_others_set_nothing() -> None:
-    own = {each.name for each in dataclasses.fields(Request)} | {"top_logprobs", "instructions", "include", "system"}
-    own |= {"continue_final_message", "add_generation_prompt"}
+    own = {each.name for each in dataclasses.fields(Request)} | READ_FIRST
     own |= {f"sampling.{each.name}" for each in dataclasses.fields(Sampling)}
     assert {field.sets or field.name.rpartition(".")[2] for field in known(Treatment.OBEYED)} <= own
     for field in (*known(Treatment.REFUSED), *known(Treatment.IGNORED)):

@@ -2,8 +2,8 @@
 
 Read in November 2026 of: the types of openai 3.57 and anthropic 2.14; vLLM's entrypoints/openai/chat_completion,
 completion, responses and anthropic, each protocol.py; tools/server/server-schema.cpp and server-common.cpp of
-llama.cpp; api/types.go, anthropic/anthropic.go and docs/api.md of Ollama; a request of Codex 0.171. A name with a dot
-is that of a member of an object.
+llama.cpp; api/types.go, anthropic/anthropic.go and docs/api.md of Ollama, and the types of its client 0.6.3; a
+request of Codex 0.171. A name with a dot is that of a member of an object.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ _OLLAMA = (
     "options.frequency_penalty options.mirostat options.mirostat_tau options.mirostat_eta "
     "options.penalize_newline options.stop options.numa options.num_ctx options.num_batch options.num_gpu "
     "options.main_gpu options.low_vram options.f16_kv options.logits_all options.vocab_only options.use_mmap "
-    "options.use_mlock options.num_thread"
+    "options.use_mlock options.num_thread options.embedding_only"
 )
+_OLLAMA_GENERATE = f"{_OLLAMA} prompt suffix system template context raw images width height steps"
 _OPENAI_RESPONSES = (
     "access_programs background background_options context_management conversation image include input "
     "instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls "
@@ -86,6 +87,8 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "completion": {"prompt": "hi"},
     "responses": {"input": "hi"},
     "messages": {"messages": _HI},
+    "ollama-chat": {"messages": _HI},
+    "ollama-generate": {"prompt": "hi"},
 }
 
 API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
@@ -108,7 +111,7 @@ API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
         "OpenAI": f"{_OPENAI} best_of echo prompt suffix".split(),
         "vLLM": f"{_VLLM} prompt suffix prompt_embeds".split(),
         "llama.cpp": f"{_LLAMA} prompt".split(),
-        "Ollama": (f"{_OLLAMA} prompt suffix system template context raw images width height steps").split(),
+        "Ollama": _OLLAMA_GENERATE.split(),
     },
     "responses": {
         "OpenAI": _OPENAI_RESPONSES.split(),
@@ -127,6 +130,8 @@ API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
         "vLLM": _ANTHROPIC.split(),
         "Ollama": f"{_ANTHROPIC} output_config.effort".split(),
     },
+    "ollama-chat": {"Ollama": f"{_OLLAMA} messages tools".split()},
+    "ollama-generate": {"Ollama": _OLLAMA_GENERATE.split()},
 }
 # Clients send these to any server: samplers of koboldcpp, text-generation-webui and transformers, and settings of
 # Qwen's and GLM's own servers.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part
@@ -28,6 +28,9 @@ ERROR: Schema = {
     "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
 }
 
+# What a request that asks for no answer did with the model, in Ollama's words.
+WithoutAnswer: TypeAlias = Literal["load", "unload"]
+
 EVENTS = "text/event-stream; charset=utf-8"
 LINES = "application/x-ndjson"
 
@@ -36,7 +39,8 @@ LINES = "application/x-ndjson"
 class Head:
     """What is known of a reply once its request is accepted.
 
-    ``created``: seconds since 1970. ``model``: the served name. ``warnings``: what was not obeyed.
+    ``created``: seconds since 1970. ``model``: the served name. ``warnings``: what was not obeyed. ``waited_s``:
+    seconds from the request until its turn had come and the model was loaded.
     """
 
     id: str
@@ -44,6 +48,7 @@ class Head:
     model: str
     fingerprint: str
     warnings: tuple[str, ...] = ()
+    waited_s: float = 0.0
 
     @property
     def own(self) -> dict[str, Any]:
@@ -81,6 +86,8 @@ class Face:
     Errors of ``path`` and of the paths that begin with one of ``own_paths`` have the shape of ``error``. ``asks`` is
     the field with the prompt. ``columns`` are the log-probabilities of a part, for ``whole``. An API with
     ``any_model`` answers to every name while one model is served: agents have fixed names for models.
+    ``without_answer`` is the reply to a request that only loads or frees the model, from the request, the served
+    name, the time in seconds since 1970 and what was done; None if the API has no such requests.
     """
 
     name: str
@@ -97,4 +104,5 @@ class Face:
     id_prefix: str = ""
     media_type: str = EVENTS
     own_paths: tuple[str, ...] = ()
+    without_answer: Callable[[Request, str, int, WithoutAnswer], dict[str, Any]] | None = None
     any_model: bool = False

@@ -6,10 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from edgespec.server.errors import ApiError
-from edgespec.server.faces import messages, openai, responses
+from edgespec.server.faces import messages, ollama, openai, responses
 from edgespec.server.faces.face import Face
 
-FACES: tuple[Face, ...] = (openai.CHAT, openai.COMPLETION, responses.RESPONSES, messages.MESSAGES)
+FACES: tuple[Face, ...] = (
+    openai.CHAT,
+    openai.COMPLETION,
+    responses.RESPONSES,
+    messages.MESSAGES,
+    ollama.CHAT,
+    ollama.GENERATE,
+)
 
 
 def error_shape(path: str) -> Callable[[ApiError], dict[str, Any]]:

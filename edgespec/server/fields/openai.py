@@ -320,7 +320,8 @@ _IGNORED = (
     ),
     *_ignored(
         "backend_sampling options.num_batch options.num_gpu options.main_gpu options.num_thread options.numa "
-        "options.low_vram options.f16_kv options.use_mmap options.use_mlock options.vocab_only options.logits_all",
+        "options.low_vram options.f16_kv options.use_mmap options.use_mlock options.vocab_only options.logits_all "
+        "options.embedding_only",
         "the machine, which the server knows",
     ),
     *_ignored(

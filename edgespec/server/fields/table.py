@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.server.errors import ApiError
-from edgespec.server.fields import messages, openai, responses
+from edgespec.server.fields import messages, ollama, openai, responses
 from edgespec.server.fields.field import Field
 from edgespec.server.json_schema import Schema
 
@@ -21,6 +21,7 @@ TABLES: Mapping[str, tuple[Field, ...]] = {
     "OpenAI's chat completions and completions": openai.FIELDS,
     "OpenAI's responses": responses.FIELDS,
     "Anthropic's messages": messages.FIELDS,
+    "Ollama's chat and generate": ollama.FIELDS,
 }
 FIELDS = tuple(field for fields in TABLES.values() for field in fields)
 

@@ -1,0 +1,125 @@
+"""The routes of Ollama's API that say something about the model, and those that this server does not have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from edgespec.engine.engine import Engine
+from edgespec.server.answering import LONGEST_REQUEST_S, Left
+from edgespec.server.errors import ApiError, GoneError
+from edgespec.server.faces import ollama_about
+from edgespec.server.keeper import ModelKeeper
+from edgespec.server.model_card import ModelCard, card_before_loading, card_of
+from edgespec.server.service import Served, Service
+from edgespec.text.request_budget import RequestBudget
+
+Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+
+# What the root answers: clients look whether a server is Ollama's.
+RUNNING = "Ollama is running"
+
+_STORE = "models are not changed over HTTP"
+_EMBEDDINGS = "embeddings are not supported: the served model answers in text"
+# Routes that are not served, with their methods, and what to do instead.
+NOT_SERVED: Mapping[str, tuple[str, str]] = {
+    "/api/pull": ("POST", f"{_STORE}: use `edgespec pull MODEL`, then `edgespec serve MODEL`"),
+    "/api/push": ("POST", f"{_STORE}, and edgespec publishes none: `edgespec export MODEL` writes the files"),
+    "/api/create": ("POST", f"{_STORE}: use `edgespec export MODEL` to write one in another form"),
+    "/api/copy": ("POST", f"{_STORE}: use `edgespec serve MODEL` with the name of a file"),
+    "/api/delete": ("DELETE", f"{_STORE}: use `edgespec models rm MODEL`"),
+    "/api/blobs/{digest}": ("POST", f"{_STORE}: use `edgespec pull MODEL`"),
+    "/api/embed": ("POST", _EMBEDDINGS),
+    "/api/embeddings": ("POST", _EMBEDDINGS),
+}
+
+
+class _Cards:
+    """The cards of the served models, also while they are not loaded."""
+
+    def __init__(self, service: Service) -> None:
+        self._cards = dict[ModelKeeper, ModelCard]()
+        for each in service.models:
+            each.keeper.on_load = partial(self._loaded, each.keeper)
+
+    def _loaded(self, keeper: ModelKeeper, engine: Engine) -> None:
+        self._cards[keeper] = card_of(engine)
+
+    async def of(self, keeper: ModelKeeper) -> ModelCard:
+        """The model's card. Waits for the first loading if the file is not known before. Raises what both raise."""
+        if keeper not in self._cards:
+            if keeper.locate is None:
+                async with keeper.use():
+                    pass
+            else:
+                card = await keeper.threads.run(partial(card_before_loading, keeper.locate, keeper.context_length))
+                self._cards.setdefault(keeper, card)
+        return self._cards[keeper]
+
+
+def ollama_routes(service: Service) -> list[Route]:
+    """All but those that answer."""
+    cards = _Cards(service)
+
+    async def root(request: HttpRequest) -> Response:  # Claude Code asks for its head before the first request
+        return PlainTextResponse(RUNNING)
+
+    async def version(request: HttpRequest) -> Response:
+        return JSONResponse(ollama_about.version())
+
+    async def tags(request: HttpRequest) -> Response:
+        service.access.owner(request.headers)
+        return JSONResponse(
+            {"models": [ollama_about.listed(each.names[0], await cards.of(each.keeper)) for each in service.models]}
+        )
+
+    async def ps(request: HttpRequest) -> Response:
+        service.access.owner(request.headers)
+        loaded = [(each, engine) for each in service.models if (engine := each.keeper.engine) is not None]
+        return JSONResponse(
+            {"models": [_running(each, engine, await cards.of(each.keeper)) for each, engine in loaded]}
+        )
+
+    async def show(request: HttpRequest) -> Response:
+        service.access.owner(request.headers)
+        budget = RequestBudget(service.context_length, LONGEST_REQUEST_S)
+        try:
+            name, _ = await service.bodies.read(request, ollama_about.read_show, budget, service.keeper.threads)
+        except GoneError:
+            return Left()
+        return JSONResponse(ollama_about.shown(name, await cards.of(service.check_model(name).keeper)))
+
+    return [
+        Route("/", root),
+        Route("/api/version", version),
+        Route("/api/tags", tags),
+        Route("/api/ps", ps),
+        Route("/api/show", show, methods=["POST"]),
+        *(Route(path, _not_served(service, why), methods=[method]) for path, (method, why) in NOT_SERVED.items()),
+    ]
+
+
+def _running(served: Served, engine: Engine, card: ModelCard) -> dict[str, Any]:
+    memory, left_s = engine.memory, served.keeper.expires_in_s
+    on_gpu = max(0, card.weight_bytes - memory["target_weights_bytes"])
+    return ollama_about.running(
+        served.names[0],
+        card,
+        memory_bytes=memory["taken_bytes"] + on_gpu,
+        gpu_bytes=on_gpu,
+        expires_at=None if left_s is None else time.time() + left_s,
+    )
+
+
+def _not_served(service: Service, why: str) -> Endpoint:
+    async def endpoint(request: HttpRequest) -> Response:
+        service.access.owner(request.headers)
+        raise ApiError(why, status=501, code="not_implemented")
+
+    return endpoint
