@@ -53,8 +53,10 @@ def body_schema(api: str) -> Schema:
     for field in fields_for(api):
         if shown := field.schema if field.shown is True else field.shown:
             outer, _, name = field.name.rpartition(".")
-            inside = found.setdefault(outer, {"type": ["object", "null"], "properties": {}}) if outer else None
-            (found if inside is None else inside["properties"])[name] = shown
+            if outer:  # a copy: the object may be a field too, with a schema
+                inside = found.get(outer, {"type": ["object", "null"]})
+                name, shown = outer, {**inside, "properties": {**inside.get("properties", {}), name: shown}}
+            found[name] = shown
     return {
         "type": "object",
         "properties": found,
