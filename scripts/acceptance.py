@@ -477,6 +477,12 @@ STEPS: tuple[Step, ...] = (
         ),
     ),
     Step(
+        "ollama-programs",
+        "langchain-ollama and llm work unchanged, and get the texts of chat completions.",
+        (("benchmarks/ollama_programs.py",),),
+        limits(("holds/*", "==", True)),
+    ),
+    Step(
         "mixed-traffic",
         "For an hour every client of a server gets the text it gets alone, and the server keeps nothing.",
         (("benchmarks/mixed_traffic.py", "--minutes", "60"),),
