@@ -76,8 +76,8 @@ class TinyModels:
         """A thousand tokens of prompt take about a second."""
         return self._make("slow", heads=8, kv_heads=4, width=512, layers=6, context_length=16384)
 
-    def with_template(self, name: str, template: str | list[dict[str, str]]) -> Path:
-        return self._make(name, chat_template=template)
+    def with_template(self, name: str, template: str | list[dict[str, str]], **settings: object) -> Path:
+        return self._make(name, chat_template=template, **settings)
 
     def broken_inside(self) -> Path:
         """A file with a valid header whose weights llama.cpp refuses: one announced layer is missing."""

@@ -34,7 +34,7 @@ FIELDS = (
     Field(
         "input",
         _ITEMS,
-        "the conversation, as in [Responses](serve.md#responses)",
+        "the conversation, as in [Responses](agents.md#responses)",
         RESPONSES,
         read_items,
         "messages",
