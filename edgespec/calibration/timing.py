@@ -20,12 +20,12 @@ import numpy as np
 from edgespec.calibration.self_check import self_check
 from edgespec.calibration.width_probe import STEP_TOKENS, WidthProber, probe_tokens
 from edgespec.files.checked import Range
-from edgespec.interfaces.model import FrequentHeadSequence, Model, ModelFacts, Sequence
+from edgespec.interfaces.model import FrequentHeadSequence, Model, ModelFacts, SavableSequence, Sequence
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
-from edgespec.planning.cost.widths import POSITIONS, WidthProbe, probe_starts
+from edgespec.planning.cost.widths import MOST_CONTEXT, POSITIONS, WidthProbe, probe_starts
 
 # Timed widths: every width of a chain, then enough to show where the curve bends.
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
@@ -115,7 +115,11 @@ class ModelTimes:
     @property
     def draft_cost(self) -> DraftCost:
         """What drafting with this model costs, token by token."""
-        return DraftCost(token_s=self.curves.curves[0].plain_s, lag_token_s=self.prompt_token_s)
+        curves = self.curves
+        position_s = curves.position_s
+        near_s = curves.curves[0].plain_s
+        empty_s = max(near_s - position_s * curves.contexts[0], 0.1 * near_s)
+        return DraftCost(token_s=empty_s, position_s=position_s, lag_token_s=self.prompt_token_s)
 
     def cost_for(self, drafter: ModelFacts) -> DraftCost:
         """What drafting with this model costs, in one forward if ``drafter`` is a one-pass drafter."""
@@ -130,22 +134,27 @@ def measure_target(
     """T(w) and width classes, in steps; yields the fraction done. Raises what a forward raises.
 
     One walk through the contexts serves both: widths are compared at each context, and timed at the first and the
-    last (at each, if the scope asks for that). Rows that are bit-equal by construction get a self-check instead.
+    last (at each, if the scope asks for that). Rows that are bit-equal by construction get a self-check instead, and
+    their last context is not read but filled with zeros, so that it can be longer.
     """
     by_construction = model.facts.bit_equal_by_construction
-    starts = probe_starts(context_length, to_end=scope.to_end and not by_construction)
+    length = min(context_length, MOST_CONTEXT)
+    starts = probe_starts(length, to_end=scope.to_end and not by_construction)
     timed = starts if scope.every_context else sorted({starts[0], starts[-1]})
     end = starts[-1] + POSITIONS
     widest = max(*scope.widths, POSITIONS)
+    far = length - widest
     widths = tuple(width for width in scope.widths if width <= context_length)
     rows: list[tuple[float, ...]] = []
     reached = 0  # comparing widths moves back and forth; progress does not
-    with closing(model.open(end + widest)) as sequence:
+    with closing(model.open(max(end + widest, length))) as sequence:
+        if by_construction and isinstance(sequence, SavableSequence) and far > starts[-1]:
+            timed = [*(timed if scope.every_context else timed[:1]), far]
         prober = WidthProber(sequence, end, model.facts.vocabulary_size, complete=scope.complete)
         checked = None
         if by_construction:
             checked = yield from _without_progress(self_check(sequence, model.facts.vocabulary_size))
-        for start in timed if by_construction else starts:
+        for start in [start for start in timed if start in starts] if by_construction else starts:
             for _ in prober.read_to(start) if by_construction else prober.steps_at(start):
                 reached = max(reached, min(sequence.length, end))
                 yield reached / end
@@ -154,6 +163,10 @@ def measure_target(
                     sequence, prober.tokens, start, widths, scope.repetitions, clock, reached / end
                 )
                 rows.append(row)
+        if far in timed and isinstance(sequence, SavableSequence):
+            _fill(sequence, far)
+            row = yield from _time_widths(sequence, prober.tokens, far, widths, scope.repetitions, clock, 0.9)
+            rows.append(row)
         prompt_s = yield from _time_prompt(sequence, prober.tokens, clock)
     times = ModelTimes(
         contexts=tuple(timed),
@@ -175,6 +188,13 @@ def _without_progress(steps: Generator[float, None, T]) -> Generator[float, None
         yield 0.0
 
 
+def _fill(sequence: SavableSequence, length: int) -> None:
+    """Fill the cache with zeros: a forward takes as long after any text."""
+    count, size = sequence.part_sizes(length)
+    sequence.rewind(0)
+    sequence.restore(itertools.repeat(bytes(size), count), length)
+
+
 def measure_drafter(
     model: Model, context_length: int, scope: Scope = QUICK, *, clock: Clock = time.perf_counter
 ) -> Generator[float, None, ModelTimes]:
@@ -182,18 +202,24 @@ def measure_drafter(
     start = probe_starts(context_length)[0]
     wanted = DRAFTER_WIDTHS if model.facts.mask_id is None else ONE_PASS_WIDTHS
     widths = tuple(width for width in wanted if start + width <= context_length)
-    tokens = probe_tokens(start + max(STEP_TOKENS, *widths), model.facts.vocabulary_size)
-    with closing(model.open(start + max(STEP_TOKENS, *widths))) as sequence:
+    size = start + max(STEP_TOKENS, *widths)
+    longest = min(context_length, model.facts.trained_context_length or context_length, MOST_CONTEXT)
+    far, rows = longest - max(widths), list[tuple[float, ...]]()
+    tokens = probe_tokens(size, model.facts.vocabulary_size)
+    with closing(model.open(max(size, longest))) as sequence:
         if start:
             sequence.forward(tokens[:start], 0)
         yield 0.3
-        row = yield from _time_widths(sequence, tokens, start, widths, scope.repetitions, clock, 0.5)
+        rows.append((yield from _time_widths(sequence, tokens, start, widths, scope.repetitions, clock, 0.5)))
+        if isinstance(sequence, SavableSequence) and far > start:
+            _fill(sequence, far)
+            rows.append((yield from _time_widths(sequence, tokens, far, widths, scope.repetitions, clock, 0.7)))
         yield 0.8
         prompt_s = yield from _time_prompt(sequence, tokens, clock)
     return ModelTimes(
-        contexts=(start,),
+        contexts=(start, far)[: len(rows)],
         widths=widths,
-        forward_s=(row,),
+        forward_s=tuple(rows),
         prompt_token_s=statistics.median(prompt_s),
         repetitions=scope.repetitions,
     )

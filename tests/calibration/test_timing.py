@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import edgespec.calibration.timing as module
 from edgespec.calibration.timing import (
     CONTENTION_S,
+    DRAFTER_WIDTHS,
     FULL,
     FULL_REPETITIONS,
     PLAIN_REPETITIONS,
@@ -29,10 +32,16 @@ from edgespec.calibration.timing import (
 )
 from edgespec.errors import ForwardError
 from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.widths import POSITIONS, WIDEST, WidthProbe, exact_length, probe_starts
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve
+from edgespec.planning.cost.widths import MOST_CONTEXT, POSITIONS, WIDEST, WidthProbe, exact_length, probe_starts
+from edgespec.runtimes.native.model import NativeSettings
+from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
+from tests.support.loading import load_native
 from tests.support.timed_model import Price, TimedModel, by_width
+from tests.support.tiny_gguf import write_tiny_gguf
 
 T = TypeVar("T")
 
@@ -104,6 +113,79 @@ def test_timed_widths_stay_within_the_context(context_length: int, widths: tuple
     times, _ = target(TimedModel(), context_length)
     assert times.widths == widths
     assert times.contexts == (0,)
+
+
+def test_no_measurement_reads_more_than_8192_tokens() -> None:
+    assert MOST_CONTEXT == 8192
+    model = TimedModel()
+    times, probe = target(model, 32_768, FULL)
+    assert times.contexts == tuple(probe_starts(MOST_CONTEXT, to_end=True))
+    assert probe.context_range[1] == exact_length(probe, model.facts) == MOST_CONTEXT
+    assert probe.covers(32_768), "longer texts are decoded plainly"
+
+
+@pytest.mark.parametrize(("context_length", "last"), [(32_768, 8160), (4096, 4064), (300, 268), (120, 96)])
+def test_the_kernels_are_timed_in_a_long_context_that_is_not_read(
+    tmp_path: Path, context_length: int, last: int
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", quant="Q8_0", width=128, context_length=context_length)
+    reads = list[int]()
+    with load_native(path, NativeSettings(threads=1)) as model:
+        opened = model.open
+
+        def watched(length: int) -> NativeSequence:
+            sequence = opened(length)
+            forward = sequence.forward
+
+            def counted(tokens: abc.Sequence[int], rows: int) -> Rows:
+                reads.append(len(tokens) if rows == 0 else 0)
+                return forward(tokens, rows)
+
+            sequence.forward = counted  # type: ignore[method-assign]
+            return sequence
+
+        model.open = watched  # type: ignore[assignment,method-assign]
+        (times, probe), told = finish(measure_target(model, context_length))
+        assert times.contexts == tuple(sorted({96, last}))
+        assert times.curves.contexts == times.contexts
+        assert exact_length(probe, model.facts) is None
+        assert sum(reads) < 1100, "96 tokens, and the prompt that is timed three times"
+        assert told == sorted(told)
+        whole, _ = finish(measure_target(model, context_length, replace(FULL, repetitions=1)))
+        assert whole[0].contexts == tuple(sorted({*probe_starts(context_length), max(last, 96)}))
+        drafting, _ = finish(measure_drafter(model, context_length))
+        far = min(context_length, MOST_CONTEXT) - max(DRAFTER_WIDTHS)
+        assert drafting.contexts == ((96, far) if far > 96 else (96,))
+
+
+def test_a_drafters_token_costs_more_in_a_longer_context() -> None:
+    times = ModelTimes(
+        contexts=(100, 1100),
+        widths=(1,),
+        forward_s=((0.02,), (0.03,)),
+        prompt_token_s=0.001,
+        repetitions=5,
+    )
+    cost = times.draft_cost
+    assert cost.position_s == pytest.approx(1e-5)
+    assert [cost.at(length).token_s for length in (100, 1100, 10_100)] == pytest.approx([0.02, 0.03, 0.12])
+    assert cost.at(1100).seconds(3) == pytest.approx(0.09)
+    assert cost.scaled(2.0).at(1100).token_s == pytest.approx(0.06)
+    assert FREE.at(5000) is FREE
+    falling = replace(times, forward_s=((0.03,), (0.02,))).draft_cost
+    assert (falling.position_s, falling.token_s) == (0.0, 0.02), "a longer context is never faster"
+
+
+def test_a_curve_is_a_line_over_the_context() -> None:
+    low, high = (Curve(widths=(1, 2), forward_s=seconds) for seconds in ((0.1, 0.2), (0.2, 0.4)))
+    curves = ContextCurves(contexts=(100, 1100), curves=(low, high))
+    assert curves.at(50) == curves.at(100) == low
+    assert curves.at(1100) == high
+    assert curves.at(600).forward_s == pytest.approx((0.15, 0.3))
+    assert curves.at(2100).forward_s == pytest.approx((0.3, 0.6)), "beyond the last, too"
+    assert curves.position_s == pytest.approx(1e-4)
+    alone = ContextCurves(contexts=(100,), curves=(low,))
+    assert (alone.at(9000), alone.position_s) == (low, 0.0)
 
 
 def test_occasional_interruptions_do_not_change_the_measured_times() -> None:

@@ -143,7 +143,7 @@ def test_a_calibration_stores_times_widths_and_contention(
     assert all_closed(sequences)
     times = engine.measurements.target_times()
     assert times is not None
-    assert (times.contexts, times.repetitions) == ((96, 250), QUICK.repetitions)
+    assert (times.contexts, times.repetitions) == ((96, 268), QUICK.repetitions)
 
 
 def test_a_second_calibration_repeats_no_measurement(engine: Engine, sequences: list[ProcessorSequence]) -> None:

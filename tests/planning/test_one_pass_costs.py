@@ -186,7 +186,7 @@ def test_the_policy_names_the_length_of_a_one_pass_chain() -> None:
             )
         )
     assert allowance.depth == allowance.chain == 7, "right guesses lengthen the chain"
-    price = control.price("model", answer._times)
+    price = control.price("model", answer._times, 100)
     assert price is not None
     assert price.seconds(7) == pytest.approx(GROWING.scaled(0.5).seconds(7), rel=0.1), "as calibrated"
     for _ in range(90):
@@ -202,7 +202,7 @@ def test_a_slow_one_pass_forward_raises_the_price_of_drafting_and_a_long_one_tha
     expected_s = control.costs.drafts["model"].seconds(5, 3)
     for _ in range(5):
         assert control.learn_price(record(draft_s=3 * expected_s), 1.0, 3, 5)
-    price = control.price("model", times)
+    price = control.price("model", times, 100)
     assert price is not None
     assert price.seconds(5, 3) == pytest.approx(3 * expected_s, rel=0.01)
     assert not control._slow_reading, "three tokens say nothing about reading a text"

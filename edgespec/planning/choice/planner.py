@@ -17,7 +17,7 @@ from edgespec.planning.choice.ranking import MODES, Pair, rank, reasons
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE
-from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
+from edgespec.planning.cost.widths import MOST_CONTEXT, WIDEST, WidthProbe, exact_length
 
 ModeRequest = Literal["auto", "serial", "pipelined"]
 
@@ -291,9 +291,8 @@ def _cap_and_level(
         if request.depth != "auto":
             why.append(Reason("depth_asked", f"{guesses(wanted)} at a time, as asked for"))
     if class_cap > 0 and request.sources and longest is not None and longest < request.context_length:
-        said = (
-            f"beyond {longest} tokens of context decoding is plain: widths were compared up to there "
-            "(`edgespec calibrate` without --quick compares them to the end)"
-        )
+        said = f"beyond {longest} tokens of context decoding is plain: widths were compared up to there"
+        if longest < (most := min(request.context_length, MOST_CONTEXT)):
+            said += f" (`edgespec calibrate` without --quick compares them up to {most})"
         why.append(Reason("context_limit", said))
     return min(wanted, class_cap), "W"

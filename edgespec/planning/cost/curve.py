@@ -10,7 +10,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Float sums differ in their last digits: a token late by this share of its time is in time.
 _SAME_MOMENT = 1e-9
@@ -82,35 +82,47 @@ class ContextCurves:
             raise ValueError("all curves have the same widths")
 
     def at(self, context_length: int) -> Curve:
-        """The curve at a context length: linear between measured lengths, constant outside."""
+        """The curve at a context length: linear between measured lengths and beyond, constant before the first."""
         contexts, curves = self.contexts, self.curves
-        if context_length <= contexts[0]:
+        if context_length <= contexts[0] or len(contexts) == 1:
             return curves[0]
-        for index in range(1, len(contexts)):
-            if context_length <= contexts[index]:
-                share = (context_length - contexts[index - 1]) / (contexts[index] - contexts[index - 1])
-                low, high = curves[index - 1], curves[index]
-                return Curve(
-                    widths=low.widths,
-                    forward_s=tuple(a + share * (b - a) for a, b in zip(low.forward_s, high.forward_s, strict=True)),
-                )
-        return curves[-1]
+        index = min(bisect.bisect_left(contexts, context_length), len(contexts) - 1)
+        share = (context_length - contexts[index - 1]) / (contexts[index] - contexts[index - 1])
+        low, high = curves[index - 1], curves[index]
+        return Curve(
+            widths=low.widths,
+            forward_s=tuple(a + share * (b - a) for a, b in zip(low.forward_s, high.forward_s, strict=True)),
+        )
+
+    @property
+    def position_s(self) -> float:
+        """Seconds that each token of context adds to a plain forward."""
+        apart = self.contexts[-1] - self.contexts[0]
+        return max(0.0, self.curves[-1].plain_s - self.curves[0].plain_s) / apart if apart else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCost:
     """Seconds that a proposal costs, without its verification.
 
-    ``token_s`` for each drafter forward, ``round_s`` once a proposal, ``lag_token_s`` for each token that the drafter
-    has to read first (its prefill, or what was decoded while it was off). ``one_pass``: the time of the forward in
+    ``token_s`` for each drafter forward, and ``position_s`` more for each token of context before it (``at``),
+    ``round_s`` once a proposal, ``lag_token_s`` for each token that the drafter has to read first (its prefill, or
+    what was decoded while it was off). ``one_pass``: the time of the forward in
     which a one-pass drafter (drafters/one_pass.py) drafts all tokens, by the tokens drafted and read in it; it has no
     ``token_s``.
     """
 
     token_s: float = 0.0
+    position_s: float = 0.0
     round_s: float = 0.0
     lag_token_s: float = 0.0
     one_pass: Curve | None = None
+
+    def at(self, context_length: int) -> DraftCost:
+        """The cost after that many tokens of context."""
+        if not self.position_s:
+            return self
+        return replace(self, token_s=self.token_s + self.position_s * context_length, position_s=0.0)
 
     def seconds(self, depth: int, lag: int = 0) -> float:
         """Seconds of drafting ``depth`` tokens, ``lag`` tokens behind; depth 0 drafts nothing."""
@@ -138,6 +150,7 @@ class DraftCost:
         """The same drafter, ``factor`` times as slow."""
         return DraftCost(
             token_s=factor * self.token_s,
+            position_s=factor * self.position_s,
             round_s=factor * self.round_s,
             lag_token_s=factor * self.lag_token_s,
             one_pass=None if self.one_pass is None else self.one_pass.scaled(factor),

@@ -18,6 +18,10 @@ BORDERS = (256, 512, 1024)
 
 POSITIONS = 12
 
+# Tokens of context that a measurement reads or fills at most: reading more takes the 1.5B minutes on two slow cores.
+# Beyond, the times are a line over the context, as those of attention are.
+MOST_CONTEXT = 8192
+
 
 _FIRST_START = 96
 

@@ -128,7 +128,7 @@ class AnswerDepth:
             return self._allow_model(source, cost, lag, unread)
 
     def _price(self, source: str) -> DraftCost | None:
-        cost = self._control.price(source, self._times)
+        cost = self._control.price(source, self._times, self._context)
         return cost.scaled(1.0 + self._load.others) if cost and self._load.others else cost
 
     def allow_free(self, source: str) -> Allowance:
@@ -345,7 +345,7 @@ class AnswerDepth:
                     self._seen.widths.append(times.off)
                 if record.width == 1 and record.company == ALONE:
                     control.plain.record(record.verify_s)
-                cost = control.price(record.source or "", times) or FREE
+                cost = control.price(record.source or "", times, self._context) or FREE
                 forwards = max(1, self._asked or record.draft_forwards)
                 expected_s = self._now[0] * record.width + cost.seconds(forwards, self._read)
                 if seen is None or not 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * expected_s:
@@ -360,7 +360,7 @@ class AnswerDepth:
             spent_s = record.verify_s if asked_only else record.round_s
             self.ledger.spent_s += charged(spent_s, usual_s * shown, others)
             # Reading was paid for by the purchase; the forward that read the text also drafted the first token.
-            drafter = control.price(control.model, times)
+            drafter = control.price(control.model, times, self._context)
             first_s = 0.0 if drafter is None else drafter.seconds(max(1, self._asked))
             read_s = 0.0 if drafter is None or record.overlapped else max(0.0, record.sync_s - first_s)
             working_s = record.round_s - read_s

@@ -124,11 +124,12 @@ class DepthState:
             lengths = tuple(self.lengths.known)
             return History(lengths=lengths, greedy=self.modes[False].sums, sampled=self.modes[True].sums)
 
-    def price(self, source: str, times: LiveTimes) -> DraftCost | None:
-        """Current cost of drafting with ``source``; None if it was not measured."""
+    def price(self, source: str, times: LiveTimes, context_length: int) -> DraftCost | None:
+        """Current cost of drafting with ``source`` after that many tokens; None if it was not measured."""
         cost = self.costs.drafts.get(source)
         if cost is None or cost == FREE:
             return cost
+        cost = cost.at(context_length)
         slower = max(times.factor, times.latest)
         token = slower * statistics.median((1.0, *self._slow))
         reading = slower * statistics.median(self._slow_reading) if self._slow_reading else token
@@ -147,7 +148,7 @@ class DepthState:
         cost = self.costs.model_cost
         if cost is None or cost == FREE or not record.draft_forwards:
             return None  # a read that was stopped early does not report how many tokens it read
-        reading, drafting = drafting_slowness(cost, record, slower, read, asked)
+        reading, drafting = drafting_slowness(cost.at(record.context_length), record, slower, read, asked)
         if reading is not None and read >= LEAST_READ:
             self._slow_reading.append(reading)
         self._slow.append(drafting)
