@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -48,6 +49,7 @@ def serve(
         str, typer.Option("--host", help="Address to serve on; others than this machine's need a key.")
     ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to serve on; 0: any free one.")] = PORT,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the server's page in the browser.")] = False,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -133,9 +135,16 @@ def serve(
     sockets = open_sockets(host, port)
     server = Server(service, sockets)
     addresses = " and ".join(f"{url}/v1" for url in urls(sockets))
+
+    def listening() -> None:
+        note(f"serving {_listed(service)} on {addresses}")
+        if open_page:  # on a thread: a browser takes seconds to start
+            page = page_address(urls(sockets)[0])
+            threading.Thread(target=_open, args=(page, log), name="edgespec-open", daemon=True).start()
+
     try:
         with state.interrupts.during(partial(_stop, server, stopped, log, state.interrupts), forgives=SIGNALS):
-            server.run_to_end(lambda: note(f"serving {_listed(service)} on {addresses}"))
+            server.run_to_end(listening)
     finally:
         log.close()
     if server.force_exit:
@@ -205,6 +214,24 @@ def _stop(server: Server, stopped: threading.Event, log: LogWriter, interrupts: 
     elif interrupts.leaving and not server.force_exit:
         server.stop()
     stopped.set()  # after the stop: a load that ends now has not failed
+
+
+def page_address(url: str) -> str:
+    """The address of the page for a browser on this machine."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:") + "/"
+
+
+def _open(page: str, log: LogWriter) -> None:
+    """Open the page, or say its address. A browser in the terminal would hide the log: only a named one is used."""
+    try:
+        found = webbrowser.get()
+        opened = (bool(os.environ.get("BROWSER")) or type(found) is not webbrowser.GenericBrowser) and found.open(
+            page
+        )
+    except webbrowser.Error:
+        opened = False
+    if not opened:
+        log.write(f"no browser was found; the page is {page}")
 
 
 def log_line(line: RequestLine, now: str) -> str:

@@ -25,6 +25,7 @@ from edgespec.server.faces.face import Face
 from edgespec.server.faces.table import FACES, error_shape
 from edgespec.server.ollama_routes import ollama_routes
 from edgespec.server.openapi import document
+from edgespec.server.page import root_route
 from edgespec.server.service import RequestLine, Served, Service
 from edgespec.server.streaming import Receive, Send
 from edgespec.text.request_budget import RequestBudget
@@ -130,6 +131,7 @@ def make_app(service: Service) -> Guard:
     routes = [
         *(Route(face.path, _answering(face, service), methods=["POST"]) for face in FACES),
         *counting.routes(service),
+        root_route(),
         *_about(service),
         *ollama_routes(service),
     ]

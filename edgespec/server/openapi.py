@@ -28,6 +28,7 @@ def document() -> dict[str, Any]:
             },
             "/health": {"get": _get("200 once the server answers.", "health", 503, own=True)},
             "/metrics": {"get": _text("Counters, for Prometheus.", "text/plain", 401)},
+            "/": {"get": _text("A page for browsers; other clients get a line of text.", "text/html")},
             "/openapi.json": {"get": _get("This document.", "document")},
             **_ollama(),
         },

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from edgespec.cli.options import resolve_profile
-from edgespec.cli.serve import _for_owners
+from edgespec.cli.serve import _for_owners, page_address
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment
 from tests.support.http_server import WAIT_S, wait_until
@@ -247,3 +247,28 @@ def test_wrong_options_get_a_sentence(here: InProcess, arguments: tuple[str, ...
 def test_without_its_packages_the_server_names_the_command(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     here("serve").failed_well("uvicorn", "pip install 'edgespec[serve]'")
+
+
+@pytest.mark.slow
+def test_open_starts_the_browser_with_the_page(tiny: TinyModels, tmp_path: Path) -> None:
+    browser, told = tmp_path / "browser", tmp_path / "told"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}.part && mv {told}.part {told}\n')
+    browser.chmod(0o755)
+    with serving(tiny, tmp_path / "log", tiny.target, "--open", env={"BROWSER": f"{browser} %s"}) as program:
+        wait_until(told.exists)
+        assert told.read_text() == f"{program.url}/\n"
+        page = program.get("/", headers={"accept": "text/html"})
+        assert page.text.startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+def test_without_a_browser_open_says_the_address_of_the_page(tiny: TinyModels, tmp_path: Path) -> None:
+    nothing = {"PATH": str(tmp_path), "DISPLAY": "", "WAYLAND_DISPLAY": "", "BROWSER": ""}
+    with serving(tiny, tmp_path / "log", tiny.target, "--open", env=nothing) as program:
+        wait_until(lambda: f"no browser was found; the page is {program.url}/" in program.err)
+
+
+def test_the_page_of_a_server_on_every_address_is_on_this_machine() -> None:
+    assert page_address("http://0.0.0.0:8471") == "http://127.0.0.1:8471/"
+    assert page_address("http://[::]:8471") == "http://[::1]:8471/"
+    assert page_address("http://192.168.1.5:8471") == "http://192.168.1.5:8471/"
