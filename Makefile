@@ -1,5 +1,5 @@
 # `make chat` on a fresh clone is all it takes. Nothing here prints to stdout but the programs it starts.
-.PHONY: help setup chat demo test test-fast test-vulkan test-neon test-sanitized fuzz wheels acceptance docs lint clean
+.PHONY: help setup chat demo test test-fast test-vulkan test-page test-neon test-sanitized fuzz wheels acceptance docs lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -9,6 +9,7 @@ help:
 	@echo 'make test        ruff, mypy, import-linter and the tests, with a short pass over real models'
 	@echo 'make test-fast   the tests alone, without real models and without those that take long'
 	@echo 'make test-vulkan tests on a second device; what it needs is in docs/vulkan.md'
+	@echo "make test-page   the server's page in a real Chromium; see docs/guide/page.md"
 	@echo "make test-neon   the kernels for 64-bit ARM in an emulator, held against this processor's; see docs/kernels.md"
 	@echo "make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers"
 	@echo 'make fuzz        random work for minutes each: kernels (also under the sanitizers), scheduler, files, sessions, server'
@@ -55,6 +56,9 @@ test: lint
 test-fast:
 	@sh scripts/setup.sh dev
 	$(TWO_AT_ONCE) -m 'not models and not slow' $(ARGS)
+
+test-page:
+	@exec sh scripts/test_page.sh $(ARGS)
 
 test-vulkan:
 	@sh scripts/test_vulkan.sh $(ARGS)
