@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgespec.engine.engine import Engine
@@ -21,9 +21,6 @@ from edgespec.server.service import Served, Service
 from edgespec.text.request_budget import RequestBudget
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
-
-# What the root answers: clients look whether a server is Ollama's.
-RUNNING = "Ollama is running"
 
 _STORE = "models are not changed over HTTP"
 _EMBEDDINGS = "embeddings are not supported: the served model answers in text"
@@ -67,9 +64,6 @@ def ollama_routes(service: Service) -> list[Route]:
     """All but those that answer."""
     cards = _Cards(service)
 
-    async def root(request: HttpRequest) -> Response:  # Claude Code asks for its head before the first request
-        return PlainTextResponse(RUNNING)
-
     async def version(request: HttpRequest) -> Response:
         return JSONResponse(ollama_about.version())
 
@@ -96,7 +90,6 @@ def ollama_routes(service: Service) -> list[Route]:
         return JSONResponse(ollama_about.shown(name, await cards.of(service.check_model(name).keeper)))
 
     return [
-        Route("/", root),
         Route("/api/version", version),
         Route("/api/tags", tags),
         Route("/api/ps", ps),

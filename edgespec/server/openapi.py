@@ -10,7 +10,8 @@ from edgespec.server.faces.face import ERROR, Face
 from edgespec.server.faces.messages import COUNT, MESSAGES
 from edgespec.server.faces.table import FACES
 from edgespec.server.fields.table import body_schema
-from edgespec.server.ollama_routes import NOT_SERVED, RUNNING
+from edgespec.server.ollama_routes import NOT_SERVED
+from edgespec.server.page import RUNNING
 
 
 def document() -> dict[str, Any]:
@@ -28,7 +29,6 @@ def document() -> dict[str, Any]:
             },
             "/health": {"get": _get("200 once the server answers.", "health", 503, own=True)},
             "/metrics": {"get": _text("Counters, for Prometheus.", "text/plain", 401)},
-            "/": {"get": _text("A page for browsers; other clients get a line of text.", "text/html")},
             "/openapi.json": {"get": _get("This document.", "document")},
             **_ollama(),
         },
@@ -61,7 +61,7 @@ def _ollama() -> dict[str, Any]:
     error, digest = "ollama-error", {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
     found: dict[str, Any] = {
         "/": {
-            "get": _text(RUNNING, "text/plain"),
+            "get": _text(f"A page for browsers, for other clients a line: {RUNNING}.", "text/plain text/html"),
             "head": {"summary": "200 while the server runs.", "responses": {"200": {"description": "It runs."}}},
         },
         "/api/version": {"get": _get("The version of Ollama's API.", "ollama-version", error=error)},
@@ -127,8 +127,8 @@ def _get(about: str, schema: str, *errors: int, own: bool = False, error: str = 
     return {"summary": about, "responses": {"200": found, **failures, **_errors(400, 403, schema=error)}}
 
 
-def _text(about: str, kind: str, *errors: int) -> dict[str, Any]:
-    found = {"description": about, "content": {kind: {"schema": {"type": "string"}}}}
+def _text(about: str, kinds: str, *errors: int) -> dict[str, Any]:
+    found = {"description": about, "content": {kind: {"schema": {"type": "string"}} for kind in kinds.split()}}
     return {"summary": about, "responses": {"200": found, **_errors(400, 403, *errors)}}
 
 

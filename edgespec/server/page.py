@@ -11,7 +11,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-# What the root answers to everything else: Ollama's clients look whether a server is Ollama's.
+# What the root answers to everything else. Ollama's clients look whether a server is Ollama's, and Claude Code asks
+# for its head before its first request.
 RUNNING = "Ollama is running"
 
 _FILE = Path(__file__).with_name("page.html")
