@@ -257,6 +257,6 @@ def log_line(line: RequestLine, now: str) -> str:
 
 def texts_of(request: Request, answers: list[Done]) -> list[str]:
     """What was asked and the answers, without control characters."""
-    asked = request.prompt if request.prompt is not None else request.messages[-1]["content"]
+    asked = request.messages[-1]["content"] if request.is_chat else str(request.prompt)
     texts = (f"> {asked}", *(f"< {done.text}" for done in answers))
     return ["".join(each if each.isprintable() or each == "\n" else "?" for each in text) for text in texts]

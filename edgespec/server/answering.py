@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import MutableMapping
+from collections.abc import Hashable, MutableMapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -75,7 +75,7 @@ class Answering(Response):
 
     async def _answer(self, scope: Scope, send: Send, stream: EventStream | None) -> None:
         face, collected, threads = self._face, Collected(self._face.columns), self._service.keeper.threads
-        work = self._decode(collected if stream is None else stream)
+        work = self._decode(_client(scope, self._owner), collected if stream is None else stream)
         answers = await (work if stream is None else stream.kept_alive(work))
         scope["edgespec.answers"], scope["edgespec.in_part"] = tuple(answers), self._kept_in_part
         if (content := self._service.content) is not None:
@@ -86,11 +86,12 @@ class Answering(Response):
         reply = face.whole(self._request, self._known_head(), collected.parts, collected.scored, answers)
         await send_reply(send, reply, threads)
 
-    async def _decode(self, reader: Reader) -> list[Done]:
+    async def _decode(self, client: Hashable, reader: Reader) -> list[Done]:
         service, began = self._service, time.perf_counter()
         try:
             async with (
                 asyncio.timeout(self._budget.left_s),
+                service.keystrokes.turn(client, self._request.hole) as turn,
                 service.queue.turn(self._size, self._owner if len(service.access.keys) > 1 else None),
                 service.keeper.use() as loaded,
             ):
@@ -106,7 +107,7 @@ class Answering(Response):
                 )
                 if self._request.keep_alive_s is not None:
                     service.keeper.keep(self._request.keep_alive_s)
-                return await decode(self._request, self._owner, loaded, reader, self._budget)
+                return await decode(self._request, self._owner, loaded, reader, self._budget, turn)
         except TimeoutError:
             message = f"the answer took longer than {LONGEST_REQUEST_S:.0f} s"
             raise ApiError(message, status=504, code="timeout") from None
@@ -134,6 +135,13 @@ async def without_answer(face: Face, service: Service, request: Request) -> Resp
                 keeper.keep(seconds)
     done: WithoutAnswer = "unload" if seconds == 0 else "load"
     return JSONResponse(face.without_answer(request, service.names[0], int(time.time()), done))
+
+
+def _client(scope: Scope, owner: str) -> Hashable:
+    """The program that asks: the owner of its key, its address, its name and the path."""
+    address = scope.get("client")
+    name = next((value for key, value in scope["headers"] if key == b"user-agent"), b"")
+    return owner, None if address is None else address[0], name, scope["path"]
 
 
 def as_api_error(error: Exception, param: str | None = None) -> ApiError:

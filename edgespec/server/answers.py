@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from edgespec.server.errors import ApiError, GoneError, unsupported
 from edgespec.server.fields.openai import MOST_CHOICES
 from edgespec.server.guessed import Guessed, Token
 from edgespec.server.keeper import LoadedEngine
+from edgespec.server.keystrokes import KeyTurn, Lines
 from edgespec.server.pool import Kept, text_of
 from edgespec.server.schema import Request
 from edgespec.server.threads import Steps
@@ -127,25 +128,31 @@ def without_words(sampling: Sampling, words: Sequence[str], tokenizer: Tokenizer
 
 
 async def decode(
-    request: Request, owner: str, loaded: LoadedEngine, reader: Reader, budget: RequestBudget
+    request: Request, owner: str, loaded: LoadedEngine, reader: Reader, budget: RequestBudget, turn: KeyTurn
 ) -> list[Done]:
     """Decode all answers to ``request`` and tell ``reader``. Raises EdgespecError, and what ``reader`` raises.
 
+    ``turn`` ends it if a newer request replaces it.
     A cancelled call ends immediately. Its step ends within one forward, and the session goes back to the pool.
     """
     engine = loaded.engine
     usual = replace(engine.file_sampling, rule=engine.profile.rule)
     if request.seed is None and not sampling_for(usual, request, 0).greedy:  # a greedy answer has no seed
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
-    samplings = [sampling_for(usual, request, index) for index in range(request.choices)]
-    async with _session(request, owner, loaded, budget) as held:
-        return [await _one(request, held, sampling, index, reader) for index, sampling in enumerate(samplings)]
+    samplings = [sampling_for(usual, request, index) for index in range(request.answers)]
+    async with _session(request, owner, loaded, budget, turn) as held:
+        return [
+            await _one(request.of(index), held, sampling, index, reader) for index, sampling in enumerate(samplings)
+        ]
 
 
 class _Held:
     """A session of the pool in the hands of one request. What may take long are steps on the server's threads."""
 
-    def __init__(self, request: Request, owner: str, loaded: LoadedEngine, budget: RequestBudget) -> None:
+    def __init__(
+        self, request: Request, owner: str, loaded: LoadedEngine, budget: RequestBudget, turn: KeyTurn
+    ) -> None:
+        self.turn = turn
         self._budget = budget
         self._request = request
         self._owner = owner
@@ -156,6 +163,8 @@ class _Held:
         self._kept: Kept | None = None
         self._answer: Generation | None = None
         self._said: str | None = None  # the whole text of the answer
+        turn.holds_session = True
+        self._ending.callback(self._call_soon, turn.left.set)
 
     async def take(self) -> None:
         """Take a session, or open one.
@@ -180,21 +189,28 @@ class _Held:
     def _take(self) -> None:
         self._kept = self._loaded.pool.take(self._owner, text_of(self._request))
 
-    async def begin(self, sampling: Sampling) -> tuple[Generation, TokenScores]:
+    async def begin(self, request: Request, sampling: Sampling) -> tuple[Generation, TokenScores]:
         """Begin an answer. If memory has no room for its prompt, wait for the end of those that are running."""
         loaded = self._loaded
         while True:
+            self.turn.check()
             loaded.given_back.clear()
             try:
-                return await self._steps.run(partial(self._begin, sampling))
+                return await self._steps.run(partial(self._begin, request, sampling))
             except MemoryLimitError:
                 if not loaded.engine.pair.answering:
                     raise
                 await loaded.given_back.wait()
 
-    def _begin(self, sampling: Sampling) -> tuple[Generation, TokenScores]:
-        request, kept = self._request, self._kept
+    def end_answer(self) -> None:
+        """End the answer within one forward: its last event says that it was cancelled."""
+        if self._kept is not None:
+            self._kept.session.cancel()
+
+    def _begin(self, request: Request, sampling: Sampling) -> tuple[Generation, TokenScores]:
+        kept = self._kept
         assert kept is not None
+        self._request = request
         tokenizer = self._loaded.engine.tokenizer
         sampling = without_words(sampling, request.bad_words, tokenizer)
         self._answer = _generation(request, kept, sampling, self._budget)
@@ -229,14 +245,19 @@ class _Held:
                     self._loaded.pool.give(kept)
 
     def _wake_next(self) -> None:
+        self._call_soon(self._loaded.given_back.set)
+
+    def _call_soon(self, call: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the event loop was closed
-            self._loop.call_soon_threadsafe(self._loaded.given_back.set)
+            self._loop.call_soon_threadsafe(call)
 
 
 @asynccontextmanager
-async def _session(request: Request, owner: str, loaded: LoadedEngine, budget: RequestBudget) -> AsyncIterator[_Held]:
+async def _session(
+    request: Request, owner: str, loaded: LoadedEngine, budget: RequestBudget, turn: KeyTurn
+) -> AsyncIterator[_Held]:
     """A session of the pool, which goes back unless it is broken. A cancelled call does not wait for that."""
-    held = _Held(request, owner, loaded, budget)
+    held = _Held(request, owner, loaded, budget, turn)
     try:
         await held.take()
         yield held
@@ -304,15 +325,27 @@ class _Parts:
 
 
 async def _one(request: Request, held: _Held, sampling: Sampling, index: int, reader: Reader) -> Done:
-    generation, scores = await held.begin(sampling)
+    generation, scores = await held.begin(request, sampling)
     await reader.begin(index, generation.prompt_tokens)
-    parts = _Parts(request, scores)
+    parts, lines = _Parts(request, scores), Lines(request.indent, request.line_ms)
+    held.turn.end_answer = held.end_answer
+    held.turn.check()
     async for event in generation:
-        if (part := parts.of(event)) != Part():
+        part = parts.of(event)
+        if request.suffix is not None and part.content:
+            part = replace(part, content=lines.feed(part.content))
+            if lines.ended:
+                held.end_answer()
+        if part != Part():
             await reader.part(index, part)
         if isinstance(event, Done):
-            if event.finish_reason == "cancelled":  # not by the client, which would have ended this call
+            held.turn.check()
+            if lines.ended:
+                event = replace(event, finish_reason="length")
+            elif event.finish_reason == "cancelled":  # not by the client, which would have ended this call
                 raise ClosedError("the answer was ended: the model is being freed")
+            elif rest := lines.flush():
+                await reader.part(index, Part(rest))
             held.said(event.text)
             await reader.end(index, event)
             return event
@@ -332,6 +365,7 @@ def _generation(request: Request, kept: Kept, sampling: Sampling, budget: Reques
         **({} if request.form is None else request.form.form.arguments),
     }
     if request.prompt is not None:
+        settings |= {"suffix": request.suffix, "files": request.files}
         return kept.session.generate(request.prompt, raw=True, **settings)
     settings |= {name: getattr(request, name) for name in ("tools", "tool_choice", "template_variables")}
     return kept.session.generate(messages=request.messages, keep_all=True, **settings)

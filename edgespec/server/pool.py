@@ -41,6 +41,8 @@ class Kept:
 
 def text_of(request: Request, answer: str | None = None) -> str:
     """A request as one text that is a prefix of any continuation's text."""
+    if (hole := request.hole) is not None:  # what is after the hole is short, and is read again at every key
+        return f"hole\0{json.dumps(hole.files)}\0{hole.before}"
     if request.prompt is not None:
         return f"raw\0{request.prompt}{answer or ''}"
     shown = [each for each in (request.tools, request.template_variables) if each]

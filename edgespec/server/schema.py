@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from edgespec.server.errors import ApiError
 from edgespec.server.forms import AskedForm
 from edgespec.server.messages import Message
+from edgespec.text.conversation.hole import Hole
 from edgespec.text.conversation.messages import begun
+
+Prompt: TypeAlias = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request, checked. ``prompt`` is set for a completion, ``messages`` for a chat.
 
+    A prompt is a text or tokens; ``further`` ones are answered too, ``choices`` each.
+
+    ``suffix`` is the text after a hole that the answer fills, ``files`` are other files' names and texts. Such an
+    answer ends before a line with fewer than ``indent`` blanks, and ``line_ms`` after its first token behind a line.
+    With ``prompt_only`` the prompt is read for later, and nothing is answered. ``reply_fields``: what of the reply is
+    sent; None: all.
     ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``:
     how many of the likeliest tokens come with each log-probability; None: no log-probabilities. ``show_tokens``: a
     stream says who guessed its tokens. The session checks ``tools`` and ``tool_choice``, whose texts are readable.
@@ -28,7 +37,14 @@ class Request:
 
     model: str | None = None
     messages: tuple[Message, ...] = ()
-    prompt: str | None = None
+    prompt: Prompt | None = None
+    further: tuple[Prompt, ...] = ()
+    suffix: str | None = None
+    files: tuple[tuple[str, str], ...] = ()
+    indent: int = 0
+    line_ms: int | None = None
+    prompt_only: bool = False
+    reply_fields: tuple[str, ...] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()
     seed: int | None = None
@@ -62,6 +78,25 @@ class Request:
     def wants_answer(self) -> bool:
         """Whether there is something to answer; other requests load or free the model."""
         return self.prompt is not None or bool(self.messages)
+
+    @property
+    def answers(self) -> int:
+        """How many answers: ``choices`` to each prompt."""
+        return self.choices * (1 + len(self.further))
+
+    def of(self, index: int) -> Request:
+        """The request for the answer ``index`` alone. The answers to one prompt follow each other."""
+        if not self.further:
+            return self
+        prompt = (self.prompt, *self.further)[index // self.choices]
+        return replace(self, prompt=prompt, further=(), choices=1)
+
+    @property
+    def hole(self) -> Hole | None:
+        """What is around the hole that the answer fills; None for other requests."""
+        if self.suffix is None or not isinstance(self.prompt, str):
+            return None
+        return Hole(self.prompt, self.suffix, self.files)
 
 
 def request_of(found: dict[str, Any]) -> Request:

@@ -9,6 +9,7 @@ from edgespec.engine.events import Done
 from edgespec.server.bodies import BodyReader
 from edgespec.server.errors import ApiError
 from edgespec.server.keeper import ModelKeeper
+from edgespec.server.keystrokes import Keystrokes
 from edgespec.server.metrics import Metrics
 from edgespec.server.queue import RequestQueue
 from edgespec.server.schema import Request
@@ -56,6 +57,7 @@ class Service:
     others: tuple[Served, ...] = ()
     access: Access = field(default_factory=Access)
     queue: RequestQueue = field(default_factory=RequestQueue)
+    keystrokes: Keystrokes = field(default_factory=Keystrokes)
     bodies: BodyReader = field(default_factory=BodyReader)
     metrics: Metrics = field(default_factory=Metrics)
     log: Callable[[RequestLine], None] = lambda line: None

@@ -17,6 +17,7 @@ from edgespec.server.fields.table import FIELDS
 from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import Request
 from edgespec.server.strict_json import MOST_NESTING, parse_body
+from edgespec.text.conversation.hole import Hole
 from edgespec.text.conversation.tools import MOST_TOOLS
 from edgespec.text.request_budget import RequestBudget
 
@@ -313,13 +314,26 @@ def test_variables_that_cannot_be_set_are_refused_by_the_fields_name(field: str,
     assert refused(read_chat, {"messages": HI, field: value}).param == field
 
 
-def test_a_completion_reads_its_prompt_and_refuses_several() -> None:
+def test_a_completion_reads_its_prompts() -> None:
     found = read_completion({"prompt": ["Once"], "echo": True, "best_of": 1, "suffix": ""})
-    assert (found.prompt, found.echo, found.is_chat) == ("Once", True, False)
-    for wrong in (None, 3, [], ["a", "b"], [1, 2], "", "a\0b"):
+    assert (found.prompt, found.echo, found.is_chat, found.suffix) == ("Once", True, False, None)
+    for several, prompts in (
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+        (["a", [4]], ("a", (4,))),
+    ):
+        found = read_completion({"prompt": several, "n": 2})
+        assert [found.of(index).prompt for index in range(found.answers)] == [each for each in prompts for _ in "ab"]
+    for wrong in (None, 3, [], "", "a\0b", [""], [[]], [1, "a"], [[1], 2], [-1], [1.5], [True], ["a"] * 17, {}):
         assert refused(read_completion, {"prompt": wrong}).param == "prompt"
-    for field, value in (("best_of", 2), ("suffix", "end")):
-        assert refused(read_completion, {"prompt": "a", field: value}).code == "unsupported_parameter"
+    assert "at most 16" in refused(read_completion, {"prompt": ["a"] * 9, "n": 2}).message
+    assert refused(read_completion, {"prompt": "a", "best_of": 2}).code == "unsupported_parameter"
+    for field, value in (("echo", True), ("suffix", "end")):
+        error = refused(read_completion, {"prompt": [1, 2], field: value})
+        assert (error.param, error.code) == (field, "unsupported_parameter")
+    assert read_completion({"prompt": "a", "suffix": "b"}).hole == Hole("a", "b")
 
 
 def test_log_probabilities_and_bias_are_read() -> None:

@@ -85,6 +85,7 @@ _HI = [{"role": "user", "content": "hi"}]
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "chat": {"messages": _HI},
     "completion": {"prompt": "hi"},
+    "infill": {"input_prefix": "hi"},
     "responses": {"input": "hi"},
     "messages": {"messages": _HI},
     "ollama-chat": {"messages": _HI},
@@ -112,6 +113,10 @@ API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
         "vLLM": f"{_VLLM} prompt suffix prompt_embeds".split(),
         "llama.cpp": f"{_LLAMA} prompt".split(),
         "Ollama": _OLLAMA_GENERATE.split(),
+    },
+    "infill": {
+        "llama.cpp": f"{_LLAMA} prompt input_prefix input_suffix input_extra".split(),
+        "llama.vim": ["t_max_prompt_ms"],
     },
     "responses": {
         "OpenAI": _OPENAI_RESPONSES.split(),

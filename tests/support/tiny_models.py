@@ -68,6 +68,12 @@ class TinyModels:
         return self._make("filling", seed=3, vocabulary=(*VOCABULARY, *FILL_IN))
 
     @property
+    def slow_filling(self) -> Path:
+        """``filling``, whose thousand tokens of prompt take about a second."""
+        shape = {"heads": 8, "kv_heads": 4, "width": 512, "layers": 6}
+        return self._make("slow-filling", seed=3, vocabulary=(*VOCABULARY, *FILL_IN), **shape)
+
+    @property
     def without_template(self) -> Path:
         return self._make("without-template", chat_template=None)
 

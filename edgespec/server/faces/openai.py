@@ -12,6 +12,7 @@ from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.faces.face import Columns, Face, Head
+from edgespec.server.fields.openai import MOST_CHOICES
 from edgespec.server.fields.table import read_fields
 from edgespec.server.replies import as_json, timings
 from edgespec.server.schema import Request, request_of
@@ -34,7 +35,16 @@ def read_completion(body: Mapping[str, Any]) -> Request:
     found = read_fields("completion", body)
     if found.get("echo") and "logprobs" in found:
         raise unsupported("echo", "echo together with logprobs")
-    return request_of(found)
+    found["prompt"], *further = prompts = found.pop("prompts")
+    found["further"] = tuple(further)
+    if not all(isinstance(each, str) for each in prompts):
+        for name in ("echo", "suffix"):
+            if found.get(name):
+                raise unsupported(name, f"{name} with a prompt of tokens")
+    request = request_of(found)
+    if request.answers > MOST_CHOICES:
+        raise ApiError(f"these are {request.answers} answers; at most {MOST_CHOICES} are allowed", param="prompt")
+    return request
 
 
 class _Chunks:
@@ -42,7 +52,7 @@ class _Chunks:
 
     def __init__(self, request: Request) -> None:
         self._is_chat = request.is_chat
-        self._echo = _echo(request)
+        self._request = request
         self._include_usage = request.include_usage
         self._show_tokens = request.show_tokens
         self._head: Head | None = None
@@ -52,7 +62,8 @@ class _Chunks:
         self._head, self._index = head, index
         if self._is_chat:
             return self._chunk(_delta(index, {"role": "assistant", "content": ""}))
-        return self.part(index, Part(self._echo)) if self._echo else b""
+        echo = _echo(self._request, index)
+        return self.part(index, Part(echo)) if echo else b""
 
     def part(self, index: int, part: Part) -> bytes:
         if self._is_chat:
@@ -69,7 +80,7 @@ class _Chunks:
         return self._chunk(choice, seed=done.sampling.seed, timings=timings([done]), **own)
 
     def finish(self, answers: Sequence[Done]) -> bytes:
-        used = self._chunk(usage=usage(answers)) if self._include_usage else b""
+        used = self._chunk(usage=usage(answers, self._request.choices)) if self._include_usage else b""
         return used + b"data: [DONE]\n\n"
 
     def fail(self, error: ApiError) -> bytes:
@@ -131,9 +142,9 @@ def _wrap(head: Head, kind: str, choices: list[dict[str, Any]], **more: Any) -> 
     }
 
 
-def _echo(request: Request) -> str:
-    """The text in front of each answer."""
-    return (request.prompt or "") if request.echo else ""
+def _echo(request: Request, index: int) -> str:
+    """The text in front of the answer ``index``."""
+    return str(request.of(index).prompt) if request.echo else ""
 
 
 def _columns(part: Part, *, is_chat: bool) -> Columns:
@@ -154,7 +165,7 @@ def _whole_chat(
         }
         for index, (part, own, done) in enumerate(zip(parts, scored, answers, strict=True))
     ]
-    return _whole(head, "chat.completion", choices, answers)
+    return _whole(request, head, "chat.completion", choices, answers)
 
 
 def _message(part: Part) -> dict[str, Any]:
@@ -172,17 +183,19 @@ def _whole_completion(
 ) -> dict[str, Any]:
     choices = [
         {
-            **_text(index, replace(part, content=_echo(request) + part.content), finish_reason(done)),
+            **_text(index, replace(part, content=_echo(request, index) + part.content), finish_reason(done)),
             "logprobs": own or None,
         }
         for index, (part, own, done) in enumerate(zip(parts, scored, answers, strict=True))
     ]
-    return _whole(head, "text_completion", choices, answers)
+    return _whole(request, head, "text_completion", choices, answers)
 
 
-def _whole(head: Head, kind: str, choices: list[dict[str, Any]], answers: Sequence[Done]) -> dict[str, Any]:
-    seed = answers[0].sampling.seed
-    return _wrap(head, kind, choices, usage=usage(answers), seed=seed, timings=timings(answers), **head.own)
+def _whole(
+    request: Request, head: Head, kind: str, choices: list[dict[str, Any]], answers: Sequence[Done]
+) -> dict[str, Any]:
+    used = usage(answers, request.choices)
+    return _wrap(head, kind, choices, usage=used, seed=answers[0].sampling.seed, timings=timings(answers), **head.own)
 
 
 def finish_reason(done: Done) -> str:
@@ -253,9 +266,10 @@ def _number(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def usage(answers: Sequence[Done]) -> dict[str, Any]:
-    """Tokens, with OpenAI's names for guesses. The prompt of several answers counts once."""
-    prompt, cached = answers[0].stats.prompt_tokens, answers[0].stats.cached_tokens
+def usage(answers: Sequence[Done], choices: int) -> dict[str, Any]:
+    """Tokens, with OpenAI's names for guesses. A prompt counts once, for all of its ``choices``."""
+    prompt = sum(done.stats.prompt_tokens for done in answers[::choices])
+    cached = sum(done.stats.cached_tokens for done in answers[::choices])
     completion = sum(done.stats.emitted_tokens for done in answers)
     return {
         "prompt_tokens": prompt,

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from edgespec.server.errors import ApiError
-from edgespec.server.faces import messages, ollama, openai, responses
+from edgespec.server.faces import infill, messages, ollama, openai, responses
 from edgespec.server.faces.face import Face
 
 FACES: tuple[Face, ...] = (
     openai.CHAT,
     openai.COMPLETION,
+    infill.INFILL,
     responses.RESPONSES,
     messages.MESSAGES,
     ollama.CHAT,

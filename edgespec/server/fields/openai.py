@@ -61,14 +61,23 @@ MOST_CHOICES = 16
 # A context of 128 000 tokens has room for short ones.
 MOST_DOCUMENTS = 1000
 
-CHAT, COMPLETION, RESPONSES = ("chat",), ("completion",), ("responses",)
-CHATS, BOTH = CHAT + RESPONSES, CHAT + COMPLETION
-ALL = CHATS + COMPLETION
+CHAT, COMPLETION, RESPONSES, INFILL = ("chat",), ("completion",), ("responses",), ("infill",)
+CHATS, TEXTS = CHAT + RESPONSES, COMPLETION + INFILL
+BOTH, ALL = CHAT + TEXTS, CHATS + TEXTS
+_NOT_INFILL = CHATS + COMPLETION
 
 
 _WORDS: Schema = {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MOST_STOPS}
 _CHOICES: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
 _PROMPT: Schema = {"type": "string", "minLength": 1}
+_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MOST_WHOLE}, "minItems": 1}
+_PROMPTS: Schema = {
+    "anyOf": [
+        _PROMPT,
+        _IDS,
+        {"type": "array", "items": {"anyOf": [_PROMPT, _IDS]}, "minItems": 1, "maxItems": MOST_CHOICES},
+    ]
+}
 CHOICE: Schema = {"anyOf": [{"enum": [None, "auto", "none", "required"]}, {"type": "object"}]}
 _TOP = whole(0, MOST_TOP)
 _TOKENS: Schema = {
@@ -91,6 +100,12 @@ _THINKING: Schema = {"enum": [None, *SWITCHED, "adaptive", "auto"]}
 
 def _top(given: float) -> int | None:
     return None if given is False else int(given)
+
+
+def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
+    """One prompt or several, each a text or tokens."""
+    several = isinstance(given, list) and not isinstance(given[0], int | float)
+    return tuple(each if isinstance(each, str) else tuple(map(int, each)) for each in (given if several else [given]))
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float] | None:
@@ -144,12 +159,20 @@ _OBEYED = (
     ),
     Field(
         "prompt",
-        {"anyOf": [_PROMPT, {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": 1}]},
-        "the text that the answer continues",
+        _PROMPTS,
+        "the text that the answer continues, or its tokens, or several of these",
         COMPLETION,
-        lambda given: given if isinstance(given, str) else given[0],
-        shown=_PROMPT,
+        _prompts,
+        sets="prompts",
         required=True,
+        texts=True,
+    ),
+    Field(
+        "suffix",
+        TEXT,
+        "text behind the answer, which fills the hole, as in [Editors](editors.md)",
+        COMPLETION,
+        lambda given: given or None,
         texts=True,
     ),
     Field("continue_final_message", FLAG, "whether the last message is the assistant's, which is continued", CHATS),
@@ -157,8 +180,8 @@ _OBEYED = (
     _length("options.num_predict"),
     _length("max_completion_tokens", CHATS),
     _length("max_tokens"),
-    _length("max_completion_tokens", COMPLETION),
-    _length("n_predict"),
+    _length("max_completion_tokens", TEXTS),
+    _length("n_predict", _NOT_INFILL),
     _variable(
         "chat_template_kwargs",
         _VARIABLES,
@@ -234,7 +257,10 @@ _OBEYED = (
     Field("min_tokens", whole(0, MOST_WHOLE), "tokens of the answer before which nothing ends it", ALL, int),
     Field("ignore_eos", FLAG, "whether the model cannot end the answer", ALL),
     *named(
-        "n_cmpl", Field("n", whole(1, MOST_CHOICES), "how many answers, one after another", BOTH, int, sets="choices")
+        "n_cmpl",
+        Field(
+            "n", whole(1, MOST_CHOICES), "how many answers, one after another", CHAT + COMPLETION, int, sets="choices"
+        ),
     ),
     Field("stream", FLAG, "events in place of one answer", ALL),
     Field("stream_options.include_usage", FLAG, "whether the last event has `usage`", BOTH),
@@ -260,8 +286,8 @@ _REFUSED = (
     *_refused("best_of", "the best of several answers", {"enum": [1, True]}),
     *_refused("use_beam_search early_stopping", "the best of several answers", NO),
     *_refused("length_penalty", "the best of several answers", ONE),
-    *_refused("suffix", "text after the answer", {"enum": [""]}),
-    *_refused("n_indent", "an answer of indented lines", ZERO),
+    *_refused("suffix", "text after the answer", {"enum": [""]}, apis=CHATS),
+    *_refused("n_indent", "an answer of indented lines", ZERO, apis=_NOT_INFILL),
     *_refused("typical_p options.typical_p tfs_z options.tfs_z", "another way to draw tokens", ONE),
     *_refused(
         "mirostat options.mirostat dry_multiplier xtc_probability dynatemp_range top_a epsilon_cutoff eta_cutoff "
@@ -271,7 +297,8 @@ _REFUSED = (
     ),
     *_refused("top_n_sigma adaptive_target", "another way to draw tokens", {"enum": [-1, 0]}),
     *_refused("min_keep", "another way to draw tokens", {"enum": [0, 1]}),
-    *_refused("samplers logits_processors vllm_xargs watermarking", "another way to draw tokens"),
+    *_refused("samplers", "another way to draw tokens", apis=_NOT_INFILL),
+    *_refused("logits_processors vllm_xargs watermarking", "another way to draw tokens"),
     *_refused("repeat_last_n options.repeat_last_n", "penalties of the last tokens only", {"enum": [-1]}),
     *_refused("penalize_nl options.penalize_newline", "line breaks without penalty", YES),
     *_refused("allowed_token_ids", "an answer of some tokens only"),
@@ -281,7 +308,7 @@ _REFUSED = (
         LESS,
     ),
     *_refused("reasoning_control", "a length of thinking", NO),
-    *_refused("t_max_predict_ms", "an answer that ends by the clock", {"enum": [-1, 0]}),
+    *_refused("t_max_predict_ms", "an answer that ends by the clock", {"enum": [-1, 0]}, apis=_NOT_INFILL),
     *_refused("repetition_detection", "an answer that ends when it repeats itself"),
     *_refused("lora", "an adapter"),
     *_refused(
@@ -290,9 +317,9 @@ _REFUSED = (
     ),
     *_refused("truncate_prompt_tokens", "a prompt of another form", NO),
     *_refused("add_special_tokens raw", "a chat's prompt of another form", NO, apis=CHATS),
-    *_refused("add_special_tokens raw", "a completion's prompt of another form", YES, apis=COMPLETION),
-    *_refused("continue_final_message", "the rest of the last message", NO, apis=COMPLETION),
-    *_refused("echo", "an answer that begins with the last message", NO, apis=CHATS),
+    *_refused("add_special_tokens raw", "a completion's prompt of another form", YES, apis=TEXTS),
+    *_refused("continue_final_message", "the rest of the last message", NO, apis=TEXTS),
+    *_refused("echo", "an answer that begins with the last message", NO, apis=CHATS + INFILL),
     *_refused("include_stop_str_in_output", "an answer that shows its end", NO),
     *_refused("skip_special_tokens", "an answer that shows control tokens", YES),
     *_refused("include_reasoning", "an answer without its thinking", YES),
@@ -305,8 +332,11 @@ _REFUSED = (
         NO,
     ),
     *_refused("n_probs", "a reply of another form", ZERO),
-    *_refused("top_logprobs", "a completion's `logprobs`, by another name", ZERO, apis=COMPLETION),
-    *_refused("logprob_token_ids response_fields _debug_render_only", "a reply of another form"),
+    *_refused("logprobs", "a reply of another form", {"enum": [False, 0]}, apis=INFILL),
+    *_refused("n n_cmpl", "several answers", ONE, apis=INFILL),
+    *_refused("top_logprobs", "a completion's `logprobs`, by another name", ZERO, apis=TEXTS),
+    *_refused("response_fields", "a reply of another form", apis=_NOT_INFILL),
+    *_refused("logprob_token_ids _debug_render_only", "a reply of another form"),
     *_refused("kv_transfer_params ec_transfer_params", "caches of other machines"),
 )
 
@@ -341,7 +371,7 @@ _IGNORED = (
         "spaces_between_special_tokens media_io_kwargs mm_processor_kwargs return_mm_kwargs",
         "settings of what is refused",
     ),
-    *_ignored("think parallel_tool_calls", "thinking and calls, which only chats have", apis=COMPLETION),
+    *_ignored("think parallel_tool_calls", "thinking and calls, which only chats have", apis=TEXTS),
     *_ignored("routed_experts_prompt_start return_token_offsets", "replies of other routes"),
 )
 

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.server.errors import ApiError
-from edgespec.server.fields import messages, ollama, openai, responses
+from edgespec.server.fields import infill, messages, ollama, openai, responses
 from edgespec.server.fields.field import Field
 from edgespec.server.json_schema import Schema
 
 # A table for each family of APIs, in the order of docs/guide/fields.md.
 TABLES: Mapping[str, tuple[Field, ...]] = {
     "OpenAI's chat completions and completions": openai.FIELDS,
+    "llama.cpp's infill": infill.FIELDS,
     "OpenAI's responses": responses.FIELDS,
     "Anthropic's messages": messages.FIELDS,
     "Ollama's chat and generate": ollama.FIELDS,

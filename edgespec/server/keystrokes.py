@@ -1,0 +1,152 @@
+"""Requests of editors while text is typed: which of them a newer one replaces, and at which line they end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from edgespec.server.errors import ApiError
+from edgespec.text.conversation.hole import Hole
+
+# Characters that are typed or deleted between two requests for one place; a pasted text is another place.
+_MOST_TYPED = 200
+# Characters in front of the place that both requests must have: an editor's window may begin elsewhere.
+_NEAR = 200
+
+
+def is_newer(old: Hole, new: Hole) -> bool:
+    """Whether text was typed or deleted at one place of one text between the two, which are not the same."""
+    if old.after != new.after or old.before == new.before:
+        return False
+    return _continues(old.before, new.before) or _continues(new.before, old.before)
+
+
+def _continues(short: str, long: str) -> bool:
+    """Whether ``long`` ends with the end of ``short`` and a little more."""
+    if len(short) < _NEAR:
+        return long.startswith(short) and len(long) - len(short) <= _MOST_TYPED
+    return short[-_NEAR:] in long[-_NEAR - _MOST_TYPED :]
+
+
+class KeyTurn:
+    """One request's place among those of its client. All calls come from the event loop's thread."""
+
+    def __init__(self, hole: Hole | None = None) -> None:
+        self.hole = hole
+        self.left = asyncio.Event()
+        self.end_answer: Callable[[], None] = lambda: None
+        self.replaced = False
+        self.holds_session = False
+        self._task = asyncio.current_task()
+
+    def replace(self) -> None:
+        """A newer request takes the place of this one: it ends now, or its answer does within one forward."""
+        if not self.replaced:
+            self.replaced = True
+            if self.holds_session or self._task is None:
+                self.end_answer()
+            else:
+                self._task.cancel()
+
+    def check(self) -> None:
+        """Raise ApiError with status 409 if a newer request has taken the place of this one."""
+        if self.replaced:
+            message = "a newer request of this client for the same place has replaced this one"
+            raise ApiError(message, status=409, code="replaced")
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within the block the request may be replaced. Behind it, it has left, unless it holds a session."""
+        try:
+            self.check()
+            yield
+        except asyncio.CancelledError:
+            if self.replaced and not self.holds_session and self._task is not None and not self._task.uncancel():
+                self.check()
+            raise
+        finally:
+            if not self.holds_session:
+                self.left.set()
+
+
+class Keystrokes:
+    """The running requests of each client for the text in a hole.
+
+    A client is what the key of ``turn`` says: the owner of the API key, the address, the program's name and the
+    path. A newer request replaces an older one of the same client, and only if both are for the same place in the
+    same text. So no request of another program, of another window, or for another file is ended.
+    """
+
+    def __init__(self) -> None:
+        self._latest = dict[Hashable, KeyTurn]()
+
+    @asynccontextmanager
+    async def turn(self, client: Hashable, hole: Hole | None) -> AsyncIterator[KeyTurn]:
+        """The request's turn. An older request for the same place is ended first, and its session is free again."""
+        own = KeyTurn(hole)
+        if hole is None:
+            yield own
+            return
+        self._latest = {each: turn for each, turn in self._latest.items() if not turn.left.is_set()}
+        older = self._latest.get(client)
+        self._latest[client] = own
+        with own.waiting():
+            if older is not None and older.hole is not None and is_newer(older.hole, hole):
+                older.replace()
+                await older.left.wait()
+            yield own
+
+
+class Lines:
+    """Ends a text before a line with fewer than ``indent`` blanks, or behind a line once ``milliseconds`` are over.
+
+    The first line is not looked at. Blanks at a line's beginning are held back. Times of 0 and -1 limit nothing.
+    """
+
+    def __init__(self, indent: int = 0, milliseconds: int | None = None) -> None:
+        self.ended = False
+        self._indent = indent
+        self._seconds = milliseconds / 1000 if milliseconds and milliseconds > 0 else None
+        self._began: float | None = None
+        self._has_line = False
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """What of the text is certain."""
+        if self._began is None:
+            self._began = time.monotonic()
+        if self.ended:
+            return ""
+        if not self._indent:
+            self._has_line |= "\n" in text
+            self.ended = self._is_late()
+            return text
+        shown = ""
+        for character in text:
+            if character == "\n":
+                self._has_line = True
+            if self._held:
+                if character in " \t\n":
+                    self._held = self._held + character
+                    continue
+                if len(self._held) - self._held.rfind("\n") - 1 < self._indent:
+                    self.ended = True
+                    return shown
+                shown, self._held = shown + self._held + character, ""
+            elif character == "\n":
+                self._held = character
+            else:
+                shown += character
+        self.ended = self._is_late()
+        return shown
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+    def _is_late(self) -> bool:
+        assert self._began is not None
+        return self._seconds is not None and self._has_line and time.monotonic() - self._began > self._seconds
