@@ -466,6 +466,12 @@ STEPS: tuple[Step, ...] = (
         ),
     ),
     Step(
+        "fill-in",
+        "Holes in our own sources have the same text with drafts, and the second key's first token comes in a tenth.",
+        (("benchmarks/fill_in.py",),),
+        limits(("different", "<=", 0), ("second_key_ratio", "<=", 0.1)),
+    ),
+    Step(
         "request-sizes",
         "The largest requests take time in proportion to their size, delay no stream, and free their place soon.",
         (("benchmarks/request_sizes.py",),),

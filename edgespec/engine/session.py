@@ -263,7 +263,7 @@ class Session:
         With ``suffix`` the answer is what stands between the raw prompt and the suffix (fill in the middle), as code
         editors ask for it; the prompt may be empty. ``files`` are names and texts of other files, the most important
         last. If all of it outgrows the context, the first files are left out, and the beginning of the prompt and the
-        end of the suffix are cut: 2048 tokens at most, of which the prompt has seven eighths.
+        end of the suffix are cut: 2048 tokens at most, of which the suffix has a sixteenth.
 
         ``messages`` instead of ``prompt`` are a whole conversation as the caller keeps it: mappings with a role and
         a content, in any order that an agent replays, the user's last or a result. They replace this session's

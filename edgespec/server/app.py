@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edgespec.errors import EdgespecError
-from edgespec.server import counting
+from edgespec.server import counting, tokens
 from edgespec.server.answering import LONGEST_REQUEST_S, Answering, Left, Scope, as_api_error, without_answer
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.faces.face import Face
@@ -131,6 +131,7 @@ def make_app(service: Service) -> Guard:
     routes = [
         *(Route(face.path, _answering(face, service), methods=["POST"]) for face in FACES),
         *counting.routes(service),
+        *tokens.routes(service),
         root_route(),
         *_about(service),
         *ollama_routes(service),

@@ -13,6 +13,8 @@ from edgespec.server.fields.table import body_schema
 from edgespec.server.ollama_routes import NOT_SERVED
 from edgespec.server.page import RUNNING
 
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
 
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 description of every route."""
@@ -27,6 +29,9 @@ def document() -> dict[str, Any]:
                 "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
                 "get": _get("The served model.", "model", 401, 404),
             },
+            "/props": {"get": _get("The model, as llama.cpp's clients read it.", "props", 401, 503)},
+            "/tokenize": {"post": _post("The tokens of a text.", "content", "tokens")},
+            "/detokenize": {"post": _post("The text of tokens.", "tokens", "content")},
             "/health": {"get": _get("200 once the server answers.", "health", 503, own=True)},
             "/metrics": {"get": _text("Counters, for Prometheus.", "text/plain", 401)},
             "/openapi.json": {"get": _get("This document.", "document")},
@@ -40,6 +45,9 @@ def document() -> dict[str, Any]:
                 "models": _object("object", "data"),
                 "model": _object("id", "object", "created", "owned_by"),
                 "health": _object("status"),
+                "props": _object("default_generation_settings", "total_slots", "chat_template", "modalities"),
+                "content": {**_object("content"), "properties": {"content": {"type": "string"}}},
+                "tokens": {**_object("tokens"), "properties": {"tokens": _TOKENS}},
                 "document": _object("openapi", "info", "paths"),
                 "ollama-error": ollama.ERROR,
                 "ollama-name": {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]},
@@ -99,12 +107,24 @@ def _json(schema: str) -> dict[str, Any]:
 
 def _answers(face: Face) -> dict[str, Any]:
     content = {**_json(f"{face.name}-reply"), face.media_type.partition(";")[0]: {}}
+    replaced = (409,) if face.fills_in else ()
     return {
         "summary": face.about,
         "requestBody": {"required": True, "content": _json(face.name)},
         "responses": {
             "200": {"description": "The answer, or its events.", "content": content},
-            **_errors(400, 401, 403, 404, 413, 429, 500, 503, 504, schema=f"{face.name}-error"),
+            **_errors(*replaced, 400, 401, 403, 404, 413, 429, 500, 503, 504, schema=f"{face.name}-error"),
+        },
+    }
+
+
+def _post(about: str, asked: str, found: str) -> dict[str, Any]:
+    return {
+        "summary": about,
+        "requestBody": {"required": True, "content": _json(asked)},
+        "responses": {
+            "200": {"description": about, "content": _json(found)},
+            **_errors(400, 401, 403, 413, 429, 503),
         },
     }
 

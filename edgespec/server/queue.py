@@ -50,7 +50,7 @@ class RequestQueue:
         most_waiting_of_one: int = MOST_WAITING_OF_ONE,
     ) -> None:
         self._slots = asyncio.Semaphore(most_running)
-        self._most_running = most_running
+        self.most_running = most_running
         self._most_waiting = most_waiting
         self._longest_wait_s = longest_wait_s
         self._most_waiting_bytes = most_waiting_bytes
@@ -147,7 +147,7 @@ class RequestQueue:
     @property
     def retry_s(self) -> int:
         """Seconds until a slot is likely to be free."""
-        expected = self._typical_s * (self.waiting + 1) / self._most_running
+        expected = self._typical_s * (self.waiting + 1) / self.most_running
         return max(1, min(_LONGEST_RETRY_S, math.ceil(expected)))
 
 

@@ -379,7 +379,7 @@ def test_requests_are_logged_and_counted_without_their_text(server: Running) -> 
 @pytest.mark.parametrize(
     ("path", "body", "shown"),
     [
-        ("/v1/completions", {"prompt": ["secret", "b"]}, "invalid_request_error in prompt"),
+        ("/v1/completions", {"prompt": ["secret", ""]}, "invalid_request_error in prompt"),
         ("/v1/completions", {"prompt": {"secret": 1}}, "invalid_request_error in prompt"),
         (
             CHAT,

@@ -117,6 +117,16 @@ def test_a_completion_with_a_suffix_fills_the_hole(server: Running, engine: Engi
     assert echoed["choices"][0]["text"] == BEFORE + expected
 
 
+def test_openais_client_fills_holes_and_asks_for_several_prompts(server: Running, engine: Engine) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        ask = client.completions.create
+        found = ask(model="tiny", prompt=BEFORE, suffix=AFTER, max_tokens=16, temperature=0)
+        assert found.choices[0].text == filled(engine, BEFORE, AFTER, max_tokens=16)
+        two = ask(model="tiny", prompt=["one", engine.tokenizer.encode("two")], max_tokens=4, temperature=0)
+        assert [choice.index for choice in two.choices] == [0, 1]
+
+
 def test_several_prompts_have_a_choice_each(server: Running, engine: Engine) -> None:
     tokens = engine.tokenizer.encode("one two", add_bos=True)
     prompts: list[Any] = ["the people", tokens, "one two"]

@@ -376,7 +376,7 @@ async def test_a_client_that_takes_nothing_does_not_hold_its_place_before_others
 
 def test_the_queue_has_room_for_a_few_programs() -> None:
     queue = RequestQueue()
-    assert (queue._most_running, queue._most_waiting, queue._longest_wait_s) == (4, 64, 600.0)  # the defaults
+    assert (queue.most_running, queue._most_waiting, queue._longest_wait_s) == (4, 64, 600.0)  # the defaults
     assert queue._most_waiting_of_one == MOST_WAITING_OF_ONE == 16
     assert queue._most_waiting_bytes == MOST_WAITING_BYTES == 64_000_000
     assert (MOST_RUNNING, MOST_WAITING, LONGEST_WAIT_S) == (4, 64, 600.0)

@@ -90,7 +90,7 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
         ttft_s=0.5,
         decode_s=0.2,
     )
-    assert usage([done]) == {
+    assert usage([done], 1) == {
         "prompt_tokens": 20,
         "completion_tokens": 11,
         "total_tokens": 31,
@@ -114,7 +114,8 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
         "plain_per_second": 40.0,
     }
     assert timings([done, done])["predicted_n"] == 22
-    assert usage([done, done])["prompt_tokens"] == 20
+    assert usage([done, done], 2)["prompt_tokens"] == 20
+    assert usage([done, done], 1)["prompt_tokens"] == 40, "two prompts"
     reply = CHAT.whole(Request(), HEAD, [Part("a", "hm")], [{}], [done])
     assert reply["choices"][0]["message"] == {
         "role": "assistant",

@@ -21,6 +21,7 @@ from edgespec.server import answering, app, streaming
 from edgespec.server.answers import _session
 from edgespec.server.forms import FormCompiler
 from edgespec.server.keeper import LoadedEngine, ModelKeeper
+from edgespec.server.keystrokes import KeyTurn
 from edgespec.server.pool import Kept, SessionPool
 from edgespec.server.queue import RequestQueue
 from edgespec.server.schema import Request
@@ -294,7 +295,7 @@ def test_requests_that_wait_for_memory_get_it_in_their_order(server: Running, en
     pool, ended = ShortMemory(engine), list[int]()
 
     async def ask(number: int, loaded: LoadedEngine) -> None:
-        async with _session(Request(), "", loaded, RequestBudget()):
+        async with _session(Request(), "", loaded, RequestBudget(), KeyTurn()):
             await asyncio.sleep(0.01)
         ended.append(number)
 

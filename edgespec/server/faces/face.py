@@ -88,6 +88,7 @@ class Face:
     ``any_model`` answers to every name while one model is served: agents have fixed names for models.
     ``without_answer`` is the reply to a request that only loads or frees the model, from the request, the served
     name, the time in seconds since 1970 and what was done; None if the API has no such requests.
+    With ``fills_in`` a request may have a hole, and a newer request of its client may replace it.
     """
 
     name: str
@@ -106,3 +107,4 @@ class Face:
     own_paths: tuple[str, ...] = ()
     without_answer: Callable[[Request, str, int, WithoutAnswer], dict[str, Any]] | None = None
     any_model: bool = False
+    fills_in: bool = False

@@ -115,4 +115,5 @@ INFILL = Face(
     events=_Events,
     whole=_whole,
     asks="input_prefix",
+    fills_in=True,
 )

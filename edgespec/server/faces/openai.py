@@ -313,5 +313,6 @@ COMPLETION = Face(
     whole=_whole_completion,
     columns=partial(_columns, is_chat=False),
     asks="prompt",
+    fills_in=True,
     id_prefix="cmpl-",
 )

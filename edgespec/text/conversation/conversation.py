@@ -74,6 +74,11 @@ class PromptFormat:
         return self.thinking is not None and bool(self.thinking.answer or self.thinking_tokens)
 
     @property
+    def template_source(self) -> str | None:
+        """The default template as the file has it."""
+        return None if self._templates.default is None else self._templates.default.source
+
+    @property
     def has_template(self) -> bool:
         """Whether the model can chat; otherwise it can only continue ``raw`` text."""
         return self._templates.default is not None

@@ -15,9 +15,10 @@ from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import FillInTokens, Tokenizer
 
 # Tokens around the hole together: as many as llama.cpp's batch has, of which it takes three quarters before the hole.
-# Here it is seven eighths, because what is after the hole is read again at every key.
+# Here it is fifteen sixteenths, because what is after the hole is read again at every key. With 128 tokens after the
+# hole the text that was cut out was as likely as with 512 (docs/results/fill-in.md).
 MOST_AROUND = 2048
-_BEFORE_SHARE = 7 / 8
+_BEFORE_SHARE = 15 / 16
 # Characters a token of source code has, about; of text after the hole, four times as many are looked at.
 _CHARACTERS = 4
 # A text that is cut begins at a line near a multiple of this many characters a token of what is kept: an eighth.

@@ -1,0 +1,95 @@
+"""What clients of llama.cpp's server ask besides answers: ``/props``, ``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edgespec import __version__
+from edgespec.server.answering import LONGEST_REQUEST_S, Left
+from edgespec.server.errors import ApiError, GoneError
+from edgespec.server.keeper import LoadedEngine
+from edgespec.server.service import Service
+from edgespec.server.strict_json import check_text
+from edgespec.text.request_budget import RequestBudget
+
+
+def routes(service: Service) -> list[Route]:
+    """The three routes. All of them ask for the key if there is one."""
+
+    async def props(request: HttpRequest) -> Response:
+        service.access.owner(request.headers)
+        async with service.keeper.use() as loaded:
+            return JSONResponse(_props(service, loaded))
+
+    async def reply(
+        request: HttpRequest, read: Callable[[Mapping[str, Any]], Any], said: Callable[[LoadedEngine, Any], Any]
+    ) -> Response:
+        service.access.owner(request.headers)
+        keeper = service.keeper
+        budget = RequestBudget(keeper.context_length, LONGEST_REQUEST_S)
+        try:
+            asked, _ = await service.bodies.read(request, read, budget, keeper.threads)
+        except GoneError:
+            return Left()
+        async with keeper.use() as loaded:
+            return JSONResponse(await keeper.threads.run(lambda: said(loaded, asked)))
+
+    async def tokenize(request: HttpRequest) -> Response:
+        return await reply(request, _read_content, _tokens)
+
+    async def detokenize(request: HttpRequest) -> Response:
+        return await reply(request, _read_tokens, _content)
+
+    return [
+        Route("/props", props),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]
+
+
+def _props(service: Service, loaded: LoadedEngine) -> dict[str, Any]:
+    """Without the path of the model's file: clients see its name."""
+    engine = loaded.engine
+    prompts = engine.pair.prompts
+    return {
+        "default_generation_settings": {"id": 0, "n_ctx": engine.plan.context_length, "params": {}},
+        "total_slots": service.queue.most_running,
+        "model_alias": service.names[0],
+        "model_path": service.names[0],
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": prompts.template_source or "",
+        "bos_token": engine.tokenizer.bos_token,
+        "eos_token": engine.tokenizer.eos_token,
+        "build_info": f"edgespec {__version__}",
+    }
+
+
+def _read_content(body: Mapping[str, Any]) -> tuple[str, bool, bool]:
+    content = body.get("content", "")
+    if not isinstance(content, str):
+        raise ApiError("content must be text", param="content")
+    flags = [body.get(name, usual) for name, usual in (("add_special", False), ("parse_special", True))]
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise ApiError("add_special and parse_special must be true or false", param="add_special")
+    return check_text(content, "content"), flags[0], flags[1]
+
+
+def _tokens(loaded: LoadedEngine, asked: tuple[str, bool, bool]) -> dict[str, Any]:
+    content, add_bos, special = asked
+    return {"tokens": loaded.engine.tokenizer.encode(content, special=special, add_bos=add_bos)}
+
+
+def _read_tokens(body: Mapping[str, Any]) -> list[int]:
+    tokens = body.get("tokens", [])
+    if not isinstance(tokens, list) or not all(isinstance(each, int) and each >= 0 for each in tokens):
+        raise ApiError("tokens must be a list of token ids", param="tokens")
+    return tokens
+
+
+def _content(loaded: LoadedEngine, tokens: list[int]) -> dict[str, Any]:
+    return {"content": loaded.engine.tokenizer.detokenize(tokens)}

@@ -1,0 +1,59 @@
+"""``/props``, ``/tokenize`` and ``/detokenize``, as clients of llama.cpp's server read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.server.security import Access
+from tests.server.test_http import failed
+from tests.support.http_server import Running, running
+from tests.support.tiny_gguf import CHATML
+from tests.support.tiny_models import TinyModels
+
+
+def props(server: Running, **headers: str) -> Any:
+    with server.client(headers=headers) as client:
+        return client.get("/props")
+
+
+def test_props_say_what_clients_look_for_and_no_path(server: Running, engine: Engine, tiny: TinyModels) -> None:
+    found = props(server)
+    assert found.json()["default_generation_settings"]["n_ctx"] == engine.plan.context_length
+    assert found.json()["total_slots"] == 4
+    assert found.json()["chat_template"] == CHATML
+    assert found.json()["modalities"] == {"vision": False, "audio": False}
+    assert found.json()["model_alias"] == "tiny"
+    assert str(tiny.folder) not in found.text
+
+
+def test_a_text_becomes_tokens_and_the_tokens_the_text(server: Running, engine: Engine) -> None:
+    tokens = server.post("/tokenize", content="the people<|im_end|>").json()["tokens"]
+    assert tokens == engine.tokenizer.encode("the people<|im_end|>", special=True)
+    assert server.post("/detokenize", tokens=tokens).json() == {"content": engine.tokenizer.detokenize(tokens)}
+    plain = server.post("/tokenize", content="a", add_special=True, parse_special=False).json()["tokens"]
+    assert plain == engine.tokenizer.encode("a", add_bos=True)
+    assert server.post("/tokenize").json() == {"tokens": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"content": 3}, "content"),
+        ("/tokenize", {"content": "a\0b"}, "content"),
+        ("/tokenize", {"content": "a", "add_special": 1}, "add_special"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ],
+)
+def test_other_bodies_are_refused_by_the_fields_name(server: Running, path: str, body: Any, param: str) -> None:
+    assert failed(server.post(path, **body), 400)["param"] == param
+
+
+def test_the_key_is_asked_for(tiny: TinyModels) -> None:
+    with running(lambda: tiny.load(draft="none"), access=Access(keys=("a-long-key",))) as found:
+        assert props(found).status_code == 401
+        assert props(found, authorization="Bearer a-long-key").status_code == 200
+        failed(found.post("/tokenize", content="a"), 401)
