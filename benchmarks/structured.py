@@ -2,11 +2,12 @@
 
     python -m benchmarks.structured [--limit N] [--max-tokens N]
 
-Extracts values from the texts of structured.jsonl with the default models. Four arms answer each prompt one after
-another, in an order that changes with the prompt: `free` is drafted and asked for JSON in words alone, `plain`,
-`drafted` and `alone` are bound to the prompt's schema, the last without a drafting model. The prompt is the same in
-all arms, and so is the text in the last three. A free answer counts as valid without a frame of backquotes only; its
-values are read within one too. Prints a line for each arm, then one JSON object.
+Extracts values from the texts of structured.jsonl with the default models. Six arms answer each prompt one after
+another, in an order that changes with the prompt: `free` is drafted and asked for JSON in words alone, the others are
+bound to the prompt's schema. `plain`, `drafted` and `alone` have one text: plain decoding, drafts, and drafts without
+a drafting model. `compact` and `spaced` are drafted with the spacings compact and free. The prompt is the same in all
+arms, and all forms are compiled before. A free answer counts as valid without a frame of backquotes only; its values
+are read within one too. Prints a line for each arm, then one JSON object.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from edgespec.bench.statistics import geomean
@@ -23,10 +26,12 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.engine.session import Session
 from edgespec.server.json_schema import fits
+from edgespec.text.grammar.form import form_of
 
 PROMPTS = Path(__file__).with_suffix(".jsonl")
 BOUND = ("plain", "drafted", "alone")
-ARMS = ("free", *BOUND)
+SPACINGS = {"compact": "compact", "spaced": "free"}
+ARMS = ("free", *BOUND, *SPACINGS)
 # The arms whose speeds are compared, the faster one first if all is well.
 RATIOS = (("drafted", "free"), ("drafted", "plain"), ("alone", "plain"))
 
@@ -41,6 +46,7 @@ class Answer:
     seconds: float
     tokens_per_s: float | None
     ids: tuple[int, ...]
+    first_s: float = 0.0
 
 
 def prompts() -> list[dict[str, Any]]:
@@ -75,6 +81,7 @@ def judged(task: Mapping[str, Any], done: Done) -> Answer:
         seconds=(done.stats.ttft_s or 0.0) + (done.stats.decode_s or 0.0),
         tokens_per_s=done.stats.decode_tokens_per_s,
         ids=done.token_ids,
+        first_s=done.stats.ttft_s or 0.0,
     )
 
 
@@ -91,15 +98,20 @@ def arm_figures(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def figures(found: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
-    """The figures of all arms, whose answers are in the same order of prompts."""
+    """The figures of all arms, whose answers are in the same order of prompts.
+
+    ``first_token_later_ms`` is the median over prompts, of drafted answers with a form against free ones.
+    """
     ratios = dict[str, float | None]()
     for one, other in RATIOS:
         pairs = [(a.tokens_per_s, b.tokens_per_s) for a, b in zip(found[one], found[other], strict=True)]
         own = [a / b for a, b in pairs if a and b]
         ratios[f"{one}/{other}"] = geomean(own) if own else None
     ids = zip(*([answer.ids for answer in found[arm]] for arm in BOUND), strict=True)
+    later = [bound.first_s - free.first_s for bound, free in zip(found["drafted"], found["free"], strict=True)]
     return {
         "prompts": len(found["plain"]),
+        "first_token_later_ms": 1000 * median(later),
         "same_ids": sum(len(set(own)) == 1 for own in ids),
         "tokens_per_s_ratios": ratios,
         "arms": {arm: arm_figures(found[arm]) for arm in ARMS},
@@ -117,6 +129,9 @@ def measure(limit: int | None, max_tokens: int) -> dict[str, Any]:
         single.session() as alone,
     ):
         pair.load_drafter()
+        for engine, task, spacing in product((pair, single), tasks, ("line", *SPACINGS.values())):
+            if (form := form_of(task["schema"], spacing=spacing)) is not None:
+                engine.pair.forms.compiled(form)
         for number, task in enumerate((tasks[0], *tasks)):
             turn = number % len(ARMS)
             for arm in (*ARMS[turn:], *ARMS[:turn]):
@@ -129,7 +144,7 @@ def measure(limit: int | None, max_tokens: int) -> dict[str, Any]:
 def ask(session: Session, arm: str, task: Mapping[str, Any], max_tokens: int) -> Done:
     """A new conversation's answer, whose prompt is read from its first token."""
     session.clear(keep_cache=False)
-    form = {} if arm == "free" else {"schema": task["schema"]}
+    form = {} if arm == "free" else {"schema": task["schema"], "spacing": SPACINGS.get(arm, "line")}
     depth = 0 if arm == "plain" else None
     events = session.generate(task["prompt"], max_tokens=max_tokens, depth=depth, **form)
     return next(event for event in events if isinstance(event, Done))

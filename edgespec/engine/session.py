@@ -380,7 +380,7 @@ class Session:
         return AnswerTask(
             turn=turn,
             ends=ends,
-            bound=None if form is None else self._bound(turn, form),
+            bound=self._bound(turn, form),
             sampling=sampling,
             seed_is_fresh=asked.seed is None,
             depth=own,
@@ -399,9 +399,12 @@ class Session:
             grow=partial(pair.grow, self._room),
         )
 
-    def _bound(self, turn: Turn, form: CompiledForm) -> Bound:
-        """The cursors of an answer that has a form, which begins behind its thinking."""
+    def _bound(self, turn: Turn, form: CompiledForm | None) -> Bound | None:
+        """The cursors of an answer that has a form, which begins behind its thinking, or that may call tools."""
         thinking, prompt_tokens = self._conversation.thinking(turn), len(turn.tokens)
+        if form is None:
+            begun = None if turn.tools is None else self._pair.begun_calls(turn.tools, thinking)
+            return None if begun is None else Bound(begun, prompt_tokens)
         if thinking is None:
             return Bound(form, prompt_tokens)
         marks, inside = thinking

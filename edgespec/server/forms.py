@@ -144,18 +144,22 @@ class FormCompiler:
         return prepared
 
     async def compile(self, engine: Engine, asked: Asked, owner: str, budget: RequestBudget) -> tuple[str, ...]:
-        """Compile what the answers to a request are bound to. Returns what of a lenient schema is not kept.
+        """Compile what the answers to a request are bound to, also if they call a tool only perhaps.
 
-        Raises ApiError.
+        Returns what of a lenient schema is not kept. Raises ApiError.
         """
         form = None if asked.form is None else asked.form.form
-        if form is None and asked.tool_choice in (None, "auto", "none"):
+        free = form is None and asked.tool_choice in (None, "auto", "none")
+        if free and not asked.tools:
             return ()
 
         def work() -> tuple[str, ...]:
             if budget.cancelled:  # an exception without a waiting caller would be logged
                 return ()
             usable, must = choose_tools(check_tools(asked.tools), asked.tool_choice)
+            if free:
+                engine.pair.prepare_calls(usable)
+                return ()
             compiled = engine.pair.compiled_form(form, usable, must)
             return () if compiled is None else compiled.warnings
 

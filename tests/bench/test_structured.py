@@ -48,7 +48,9 @@ def test_values_are_read_within_a_frame_which_is_not_valid_and_keep_their_types(
         done: Any = SimpleNamespace(text=text, finish_reason=reason, stats=stats, token_ids=(1,))
         return judged(task, done)
 
-    assert judge(text) == Answer(finished=True, valid=True, right=True, seconds=0.5, tokens_per_s=None, ids=(1,))
+    assert judge(text) == Answer(
+        finished=True, valid=True, right=True, seconds=0.5, tokens_per_s=None, ids=(1,), first_s=0.5
+    )
     framed, typed, cut = judge(f"```json\n{text}\n```"), judge(text.replace("true", "1")), judge(text[:-1], "length")
     assert (framed.valid, framed.right) == (False, True)
     assert (typed.valid, typed.right) == (False, False)
@@ -61,14 +63,17 @@ def test_figures_are_shares_of_all_answers_and_ratios_by_prompt() -> None:
         {
             "free": [GOOD, cut],
             "plain": [replace(GOOD, tokens_per_s=10.0), GOOD],
-            "drafted": [GOOD, replace(GOOD, tokens_per_s=40.0)],
+            "drafted": [replace(GOOD, first_s=0.004), replace(GOOD, tokens_per_s=40.0, first_s=0.002)],
             "alone": [replace(GOOD, tokens_per_s=None), replace(GOOD, ids=(1, 4))],
+            "compact": [GOOD, GOOD],
+            "spaced": [GOOD, replace(GOOD, ids=(5, 6, 7))],
         }
     )
     assert found["tokens_per_s_ratios"] == pytest.approx(
         {"drafted/free": 2.0, "drafted/plain": 2.0, "alone/plain": 1.0}
     )
     assert (found["prompts"], found["same_ids"]) == (2, 1)
+    assert found["first_token_later_ms"] == pytest.approx(3.0)
     free = {"finished": 0.5, "valid": 0.5, "right": 0.5, "tokens": 4, "seconds_per_finished": 4.0}
     assert found["arms"]["free"] == free
     assert found["arms"]["drafted"]["seconds_per_finished"] == 1.0

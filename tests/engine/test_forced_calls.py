@@ -1,8 +1,9 @@
-"""Calls that an answer must have: valid in the model's own format, and the same with and without drafting."""
+"""Calls that an answer must have, or begins: valid in the model's own format, the same with and without drafting."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.errors import InvalidRequestError
+from edgespec.text.grammar.compiled import Forms
 from tests.engine.test_tools import TEMPLATE, tool
+from tests.support.scripted_gguf import write_scripted_gguf
 from tests.support.tiny_models import TinyModels, answer
 
 WEATHER = {
@@ -84,3 +87,50 @@ def test_arguments_that_cannot_be_followed_are_refused(engine: Engine) -> None:
     with pytest.raises(InvalidRequestError, match="a call of these tools cannot be followed") as raised:
         ask(engine, tools=[strict], tool_choice="required")
     assert raised.value.param == "tools"
+
+
+# What a model writes that begins a call of no valid city, and without a bound form would end it.
+WRONG = (
+    "<tool_call>",
+    '{"name": "weather", "arguments": {"city": "',
+    "Berlin",
+    '"',
+    "}}",
+    "</tool_call>",
+    "<|im_end|>",
+)
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory, tiny: TinyModels) -> Iterator[Engine]:
+    path = write_scripted_gguf(tmp_path_factory.mktemp("wrong") / "model.gguf", WRONG, template=TEMPLATE)
+    with tiny.load(path, draft=str(path), depth=3) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=0.9, top_p=0.95, seed=4)], ids=["greedy", "sampled"])
+def test_a_call_that_an_answer_begins_ends_as_a_valid_one_and_drafting_changes_no_token(
+    wrong: Engine, sampling: Sampling | None
+) -> None:
+    found = [ask(wrong, sampling=sampling, depth=depth) for depth in (0, None)]
+    assert found[0].token_ids == found[1].token_ids
+    call, *_ = found[0].tool_calls
+    own = json.loads(call.arguments)
+    assert call.name == "weather"
+    assert own.pop("city") in ("Oslo", "Rome")
+    assert own.pop("days", 1) in range(1, 10)
+    assert not own
+
+
+def test_without_llguidance_a_call_that_begins_is_not_bound(wrong: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.setattr(wrong.pair, "forms", Forms(wrong.tokenizer, wrong.pair.vocabulary_size))
+    done = ask(wrong)
+    assert done.text == "".join(WRONG[:-1])
+    assert json.loads(done.tool_calls[0].arguments) == {"city": "Berlin"}
+
+
+def test_an_answer_without_a_call_is_that_of_no_form(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ask(engine, max_tokens=60)
+    monkeypatch.setattr(engine.pair, "begun_calls", lambda use, thinking: None)
+    assert ask(engine, max_tokens=60).token_ids == own.token_ids

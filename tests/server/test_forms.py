@@ -251,7 +251,10 @@ class HeldForms:
     """Compiles once ``release`` is set. ``running`` are the forms that are compiled now."""
 
     def __init__(self) -> None:
-        self.release, self.running, self.most = threading.Event(), list[str](), 0
+        self.release, self.running, self.most, self.prepared = threading.Event(), list[str](), 0, list[Any]()
+
+    def prepare_calls(self, tools: Any) -> None:
+        self.prepared += tools
 
     def compiled_form(self, form: Form, tools: Any, must: Any) -> Any:
         self.running.append(form.text)
@@ -295,6 +298,17 @@ async def test_a_form_of_a_client_that_left_is_not_compiled(held: HeldForms) -> 
     budget.cancel()
     assert await compiler.compile(engine, asked("a"), "a", budget) == ()
     assert not held.most
+    compiler.close()
+
+
+@pytest.mark.anyio
+async def test_calls_that_an_answer_may_begin_are_compiled_before_it(held: HeldForms) -> None:
+    compiler, engine = FormCompiler(), cast(Engine, SimpleNamespace(pair=held))
+    tool = {"type": "function", "function": {"name": "f"}}
+    for choice, count in ((None, 1), ("auto", 2), ("none", 2)):
+        assert await compiler.compile(engine, Asked(tools=(tool,), tool_choice=choice), "a", RequestBudget()) == ()
+        assert len(held.prepared) == count
+    assert await compiler.compile(engine, Asked(), "a", RequestBudget()) == ()
     compiler.close()
 
 

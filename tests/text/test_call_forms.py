@@ -15,7 +15,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.call_formats import FORMATS, GEMMA, HARMONY, HERMES, LFM2, LLAMA, QWEN_XML, CallFormat
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.tool_use import ToolUse
-from edgespec.text.grammar.calls import call_form, is_bound
+from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form, is_bound, may_be_begun
 from edgespec.text.grammar.form import MOST_BYTES, Form
 from tests.support.call_samples import SAMPLES
 
@@ -173,3 +173,61 @@ def test_without_a_call_the_answer_may_be_json_of_a_schema() -> None:
     assert not is_whole(form, '"undone"')
     with pytest.raises(InvalidRequestError, match="may call tools cannot be bound to a regex"):
         call_form(use(HERMES), ["weather"], several=True, otherwise=Form(kind="regex", text="a"))
+
+
+# ------------------------------------------------------------------------------------- calls that a model begins
+
+BEGUN = {name: sample for name, sample in SAMPLES.items() if may_be_begun(sample[0])}
+
+
+def begun_text(form: CallFormat, sample: str) -> str:
+    """The sample from the text on that begins a call."""
+    return sample[min(at for mark in form.beginnings if (at := sample.find(mark)) >= 0) :]
+
+
+@pytest.mark.parametrize("name", BEGUN)
+def test_a_call_that_a_model_begins_goes_on_as_models_write_it_and_has_any_text_behind_it(name: str) -> None:
+    form, sample = BEGUN[name]
+    bound, text = begun_form(use(form)), begun_text(form, sample)
+    assert is_whole(bound, text)
+    assert is_whole(bound, "d. " + text + ">\nThat is all {"), "its first and last token may hold other text"
+    assert not is_whole(bound, text[: text.index("Paris") + 5])
+    assert not is_whole(bound, text.replace("Paris", "Rome"))
+    assert not is_whole(bound, text.replace("weather", "weathers"))
+
+
+def test_every_format_but_two_may_be_bound_once_a_call_begins() -> None:
+    assert [form for form in FORMATS if not may_be_begun(form)] == [GEMMA, LFM2]
+    assert HARMONY.beginnings == ("commentary to=functions.",)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, '<tool_call>{"name":"clock","arguments":{"zone":"UTC","seconds":true}}</tool_call>'),
+        (HERMES, '<tool_call>\n{\n  "name": "weather",\n  "arguments": {\n    "city": "Oslo"\n  }\n}\n</tool_call>'),
+        (QWEN_XML, "<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>"),
+    ],
+)
+def test_blanks_of_calls_that_a_model_begins_are_free(form: CallFormat, text: str) -> None:
+    assert is_whole(begun_form(use(form)), text)
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+@pytest.mark.parametrize("frame", ["{}", "```json\n{}\n```", "```\n{}\n```", "\n{}"])
+def test_a_call_without_marks_is_bound_once_it_names_a_tool(frame: str, key: str) -> None:
+    asked = use(HERMES if key == "arguments" else LLAMA)
+    pattern, form = bare_beginning(asked), begun_form(asked, bare=True)
+    assert pattern is not None
+    text = frame.replace("{}", f'{{"name": "weather", "{key}": {{"city": "Oslo"}}}}')
+    assert pattern.match(text)
+    assert not pattern.match(text.replace("weather", "weathers"))
+    assert is_whole(form, text)
+    assert is_whole(form, text + "\nmore")
+    assert not is_whole(form, text.replace("Oslo", "Bergen"))
+    assert bare_beginning(use(QWEN_XML)) is None
+
+
+def test_tools_that_are_strict_bind_begun_calls_as_far_as_possible() -> None:
+    own = tool("f", {"a": {"type": "integer", "not": {"const": 1}}}, strict=True)
+    assert is_whole(begun_form(use(HERMES, (own,))), '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>')

@@ -20,7 +20,13 @@ from edgespec.engine.pair.drafter_gain import judge_drafter
 from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.engine.prefixes.prefixes import Prefixes
-from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, MemoryLimitError
+from edgespec.errors import (
+    ClosedError,
+    EdgespecError,
+    InvalidRequestError,
+    MemoryLimitError,
+    RuntimeUnavailableError,
+)
 from edgespec.files.home import Home
 from edgespec.files.model_file import KeptSettings
 from edgespec.files.progress import Loading, LoadProgress
@@ -44,8 +50,11 @@ from edgespec.runtimes.runtime import LoadedModel
 from edgespec.runtimes.thread import OwnProcess
 from edgespec.store.families import Family, family_of
 from edgespec.text.conversation.conversation import PromptFormat
-from edgespec.text.grammar.calls import call_form, unbound
-from edgespec.text.grammar.compiled import CompiledForm, Forms
+from edgespec.text.conversation.thinking import ThinkingMarks
+from edgespec.text.conversation.tool_use import ToolUse
+from edgespec.text.grammar.begun_calls import BegunCalls
+from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form, may_be_begun, unbound
+from edgespec.text.grammar.compiled import CompiledForm, FormCursor, Forms
 from edgespec.text.grammar.form import Form
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
@@ -292,6 +301,37 @@ class LoadedPair:
             names = must or [tool["function"]["name"] for tool in tools]
             form = call_form(use, names, several=len(names) > 1 or not must, otherwise=form)
         return None if form is None else self.forms.compiled(form)
+
+    def begun_calls(self, use: ToolUse, thinking: tuple[ThinkingMarks, bool] | None) -> BegunCalls | None:
+        """What binds the calls of an answer that may have some; None for formats whose calls cannot be bound.
+
+        The grammar of a call is compiled when the first one begins: other answers do not wait for it.
+        """
+        if not may_be_begun(use.format):
+            return None
+        marks, inside = (None, False) if thinking is None else thinking
+        return BegunCalls(
+            marks=use.format.beginnings,
+            bare=bare_beginning(use),
+            begin=lambda bare: self._begun_call(use, bare=bare),
+            thinking=marks,
+            inside=inside,
+            tokenizer=self.tokenizer,
+        )
+
+    def prepare_calls(self, tools: Sequence[dict[str, Any]]) -> None:
+        """Compile what an answer that may call ``tools`` needs once it begins a call. Raises InvalidRequestError."""
+        use = self.prompts.tool_use(tools)
+        if use is not None and may_be_begun(use.format):
+            for bare in (False, True)[: 1 + use.format.bare]:
+                self._begun_call(use, bare=bare)
+
+    def _begun_call(self, use: ToolUse, *, bare: bool) -> FormCursor | None:
+        """The cursor of a begun call; None if its form cannot be compiled, which binds nothing."""
+        try:
+            return self.forms.compiled(begun_form(use, bare=bare)).cursor()
+        except (InvalidRequestError, RuntimeUnavailableError):
+            return None
 
     def begin_answer(self) -> None:
         """Prepare for an answer: stop reading ahead, free calibration memory, follow the power source."""

@@ -79,6 +79,8 @@ class CallFormat:
 
     ``bare``: an answer may also begin with a call's JSON itself, or with JSON in a fence of three backquotes.
 
+    ``begins``: what certainly begins a call where its heads begin as other text does. It ends as heads go on.
+
     ``call``: without heads, what models write between opening and closing. ``unmarked``: they write neither of these.
     """
 
@@ -92,6 +94,7 @@ class CallFormat:
     ends: tuple[str, ...] = ()
     syntax: Syntax = JSON
     bare: bool = False
+    begins: tuple[str, ...] = ()
     call: str = '{"name": {name}, "arguments": {arguments}}'
     unmarked: bool = False
 
@@ -100,6 +103,11 @@ class CallFormat:
         """What begins calls anywhere in an answer."""
         firsts = (Mark(head).parts[0] for head in self.heads)
         return tuple(dict.fromkeys(text for text in (self.opening, *firsts) if text and text not in _FILLED))
+
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """What certainly begins calls anywhere in an answer."""
+        return self.begins or self.openings
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -171,7 +179,7 @@ HARMONY = CallFormat(
         "to=functions.{name}<|channel|>{word}\n<|constrain|>{word}<|message|>",
         "to=functions.{name}<|channel|>{word}\n{word}<|message|>",
     ),
-    ends=("<|call|>",),
+    ends=("<|call|>",), begins=("commentary to=functions.",),
 )
 SOLAR = CallFormat(
     models="Solar Open", shown=("<|tool_call:begin|>",),

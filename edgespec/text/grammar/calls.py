@@ -1,4 +1,4 @@
-"""The form of an answer that calls tools: a grammar of the format in which the model writes calls.
+"""The form of calls: a grammar of the format in which the model writes them.
 
 The grammar is llguidance's Lark. A mark that is a control token of the model is that token, by its number.
 """
@@ -19,7 +19,9 @@ from edgespec.text.grammar.form import MOST_BYTES, SPACINGS, Form, Spacing, lark
 
 # The blanks that a reader of calls skips, as many as models write.
 _BLANKS = "/[ \\t\\r\\n]{0,16}/"
-_FILLED = {"\n": "blanks", "{id}": "/[A-Za-z0-9_.:-]{1,64}/"}
+_FILLED = {"\n": "blanks", "{id}": "/[A-Za-z0-9_.:-]{1,64}/", "{word}": "/[a-z]{0,16}/"}
+# A fence is closed only where there is one before the arguments.
+_FENCE = "```"
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 
 
@@ -42,6 +44,10 @@ def call_form(use: ToolUse, names: Sequence[str], *, several: bool, otherwise: F
     if otherwise is not None:
         rules[0] += " | other"
         rules.append(f"other: {_json(json.loads(otherwise.text), otherwise.spacing, lenient=otherwise.lenient)}")
+    return _call_of(rules)
+
+
+def _call_of(rules: Sequence[str]) -> Form:
     text = "\n".join(rules)
     if len(text.encode()) > MOST_BYTES:
         raise InvalidRequestError(
@@ -50,6 +56,35 @@ def call_form(use: ToolUse, names: Sequence[str], *, several: bool, otherwise: F
             param="tools",
         )
     return Form(kind="call", text=text)
+
+
+def begun_form(use: ToolUse, *, bare: bool = False) -> Form:
+    """The form of an answer from the token on in which the model itself begins to call one of the tools.
+
+    Behind the call it may go on with any text. ``bare``: a call without marks, as ``bare_beginning`` finds it. Blanks
+    are free, and no tool is strict. Raises InvalidRequestError for too large schemas.
+    """
+    rules = _BegunCalls(use, [tool["function"]["name"] for tool in use.tools])
+    begun = rules.bare() if bare else rules.marked()
+    return _call_of(["start: begun /(?s:.+)/?", f"blanks: {_BLANKS}", *begun, *rules.functions()])
+
+
+def bare_beginning(use: ToolUse) -> re.Pattern[str] | None:
+    """What begins a call without marks: an object that names a tool, in a fence or not; None: the format has none."""
+    if not use.format.bare:
+        return None
+    names = "|".join(re.escape(tool["function"]["name"]) for tool in use.tools)
+    return re.compile(rf"\s*(?:```(?:json)?\s*)?{_named(f'(?:{names})')}")
+
+
+def _named(name: str) -> str:
+    """The beginning of an object with a name, as a regular expression."""
+    return rf'\{{{{1,2}}\s{{0,8}}"name"\s{{0,8}}:\s{{0,8}}"{name}"'
+
+
+def may_be_begun(form: CallFormat) -> bool:
+    """Whether ``begun_form`` can be made for a format: its values are JSON, or texts between marks."""
+    return form.syntax == JSON
 
 
 def is_bound(form: CallFormat) -> bool:
@@ -69,6 +104,9 @@ def unbound(form: CallFormat) -> InvalidRequestError:
 class _Calls:
     """The rules of a grammar for the calls of some tools."""
 
+    spacing: Spacing = "line"
+    may_be_strict = True
+
     def __init__(self, use: ToolUse, names: Sequence[str]) -> None:
         self._format: CallFormat = use.format
         self._controls = {name.decode(): token for token, name in use.marks.items()}
@@ -81,25 +119,36 @@ class _Calls:
         opening, closing = ("", "") if form.unmarked else (form.opening, form.closing)
         inside = " | ".join(f"call{number}" for number in range(len(self._functions)))
         yield f"call: {self._joined(self._mark(opening), '(' + inside + ')', self._mark(closing))}"
+        yield from self.functions()
+
+    def functions(self) -> Iterator[str]:
+        """A rule ``call0`` for the call of each function, without the marks of a block."""
+        form = self._format
         for number, function in enumerate(self._functions):
             schema = function["parameters"]
-            lenient = function.get("strict") is not True
-            arguments = f"arguments{number}"
+            lenient = not (self.may_be_strict and function.get("strict") is True)
+            arguments = self._arguments(number, schema)
             if form.parameters:
-                arguments = self._joined(*self._parameters(number, schema))
                 yield from self._values(number, schema, lenient=lenient)
             else:
-                yield f"{arguments}: {_json(closed(schema), lenient=lenient)}"
+                yield f"arguments{number}: {_json(closed(schema), self.spacing, lenient=lenient)}"
             name = function["name"]
             written = [self._call(call, name, arguments) for call in form.heads or (form.call,)]
             yield f"call{number}: " + " | ".join(written)
 
+    def _arguments(self, number: int, schema: Mapping[str, Any]) -> str:
+        if not self._format.parameters:
+            return f"arguments{number}"
+        return self._joined(*self._parameters(number, schema))
+
     def _call(self, call: str, name: str, arguments: str) -> str:
         if self._format.heads:
-            ends = [self._mark(end) for end in self._format.ends]
-            return self._joined(self._mark(call.replace("{name}", name)), arguments, *ends)
+            return self._joined(self._mark(call.replace("{name}", name)), arguments, *self._ends(call))
         before, after = call.replace("{name}", json.dumps(name)).split("{arguments}")
         return self._joined(self._mark(before), arguments, self._mark(after))
+
+    def _ends(self, head: str) -> Iterator[str]:
+        return (self._mark(end) for end in self._format.ends if end != _FENCE or _FENCE in head)
 
     # ------------------------------------------------------------------------------------- values between marks
 
@@ -147,6 +196,76 @@ class _Calls:
             return
         for text in filter(None, self._cuts.split(part) if self._controls else [part]):
             yield f"<[{self._controls[text]}]>" if text in self._controls else lark_text(text)
+
+
+class _BegunCalls(_Calls):
+    """The rules of calls that a model begins by itself: blanks are free, and a block may hold several calls."""
+
+    spacing: Spacing = "free"
+    may_be_strict = False
+
+    def marked(self) -> Iterator[str]:
+        """The rule ``begun`` of calls that begin with a mark, whose first token may hold other text before it."""
+        form, alternatives, first = self._format, list[str](), dict[str, str]()
+        one = f"({' | '.join(f'call{number}' for number in range(len(self._functions)))})"
+        if form.opening:
+            inside = f"{one} (blanks {one})*" if form.closing and not form.unmarked else one
+            if form.call.startswith("["):
+                inside = f'"[" blanks {one} (blanks "," blanks {one})* blanks "]"'
+            closing = "" if form.unmarked else self._mark(form.closing)
+            alternatives.append(self._joined(self._begun(form.opening, first), inside, closing))
+        for head in form.heads:
+            for number, function in enumerate(self._functions):
+                begin, behind = self._cut(head.replace("{name}", function["name"]))
+                if begin in form.beginnings:
+                    arguments = self._arguments(number, function["parameters"])
+                    written = [f"{self._begun(begin, first)} {self._mark(behind)}", arguments, *self._ends(head)]
+                    alternatives.append(self._joined(*written))
+        yield "begun: " + " | ".join(dict.fromkeys(alternatives))
+        for text, rule in first.items():
+            yield f"{rule}[suffix={lark_text(text)}]: /(?s:.*)/"
+
+    def _cut(self, head: str) -> tuple[str, str]:
+        """The text of a head that begins a call, and the rest of it."""
+        for begin in self._format.begins:
+            _, behind = head.split(begin[begin.index("to=") :], 1)
+            return begin, behind
+        parts = Mark(head).parts
+        first = next((each for each in self._format.beginnings if parts[0].startswith(each)), "")
+        return first, head[len(first) :]
+
+    def _begun(self, mark: str, first: dict[str, str]) -> str:
+        """A mark at the beginning of the text: its first part may be a control token or text, behind any text."""
+        part, *others = filter(None, self._cuts.split(mark) if self._controls else [mark])
+        rule = first.setdefault(part, f"begin{len(first)}")
+        control = f"<[{self._controls[part]}]>" if part in self._controls else ""
+        return " ".join([f"({control} | {rule})" if control else rule, *(self._mark(each) for each in others)])
+
+    def bare(self) -> Iterator[str]:
+        """The rule ``begun`` of calls without marks, in a fence or not."""
+        alternatives = []
+        for number, function in enumerate(self._functions):
+            name = _named(re.escape(function["name"]))
+            rest = f'{self._key()} arguments{number} blanks "}}"'
+            alternatives.append(f"/\\s*{name}/ {rest}")
+            alternatives.append(f'/\\s*```(json)?\\s*{name}/ {rest} "}}"? blanks "{_FENCE}"')
+        yield "begun: " + " | ".join(alternatives)
+
+    def _key(self) -> str:
+        _, before = self._format.call.split("{name}")
+        key = before.partition("{arguments}")[0].strip(", :")
+        return f'blanks "," blanks {lark_text(key)} blanks ":" blanks'
+
+    def _call(self, call: str, name: str, arguments: str) -> str:
+        if self._format.heads:
+            return super()._call(call, name, arguments)
+        before, after = call.strip("[]\n ").replace("{name}", json.dumps(name)).split("{arguments}")
+        return f"{self._spaced(before)} {arguments} {self._spaced(after)}"
+
+    def _spaced(self, text: str) -> str:
+        """JSON with free blanks where it may have them."""
+        pieces = re.split(r"( |(?<=[{,])|(?=[}]))", text)
+        return " ".join("blanks" if not piece.strip() else lark_text(piece) for piece in pieces if piece is not None)
 
 
 def _json(schema: Mapping[str, Any], spacing: Spacing = "line", *, lenient: bool) -> str:

@@ -87,6 +87,11 @@ class FormCursor:
         return self._mask
 
     @property
+    def complete(self) -> bool:
+        """Whether the text may end here."""
+        return bool(self._matcher.is_accepting())
+
+    @property
     def forced(self) -> Sequence[int]:
         found = self._matcher.compute_ff_tokens()
         self._check()

@@ -1,0 +1,206 @@
+"""Calls in an answer that need not have any: all tokens may come until a call begins, then those of its grammar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from edgespec.decoding.constraint import Cursor
+from edgespec.errors import ConstraintError
+from edgespec.interfaces.counted_text import common_prefix
+from edgespec.interfaces.drawing import UintArray
+from edgespec.text.conversation.pieces import overlap
+from edgespec.text.conversation.thinking import ThinkingMarks
+from edgespec.text.tokenizers.tokenizer import Tokenizer
+
+# Characters before the name in a call without marks: its beginning is looked for in each token's text.
+_LONGEST_HEAD = 200
+
+
+class CallCursor(Cursor, Protocol):
+    """A cursor of the grammar of a call, whose first token holds the beginning of the call's mark."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the call is complete here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunCalls:
+    """The constraint of an answer that may call tools.
+
+    ``marks`` begin a call anywhere, and a text that fits ``bare``, if there is one, where the answer begins.
+    ``begin`` gives the cursor of a call, which is bare or not: None binds nothing. Between the marks of
+    ``thinking``, which the prompt has opened if ``inside``, no call begins.
+    """
+
+    marks: tuple[str, ...]
+    bare: re.Pattern[str] | None
+    begin: Callable[[bool], CallCursor | None]
+    thinking: ThinkingMarks | None
+    inside: bool
+    tokenizer: Tokenizer
+
+    def cursor(self) -> BegunCallsCursor:
+        """A new cursor, before the first token."""
+        return BegunCallsCursor(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the answer stands behind one of its tokens.
+
+    Outside of calls ``text`` is that of the tokens from ``first`` on. In a call ``first`` is its first token.
+    ``thinks``: in thinking. ``said``: there was text outside of calls and thinking.
+    """
+
+    first: int
+    text: str = ""
+    thinks: bool = False
+    said: bool = False
+    in_call: bool = False
+    bare: bool = False
+
+
+class BegunCallsCursor:
+    """Follows an answer's tokens: free ones, and those of calls."""
+
+    def __init__(self, form: BegunCalls) -> None:
+        self._form = form
+        self._marks = tuple(map(_as_bytes, form.marks))
+        thinking = form.thinking
+        self._opening = None if thinking is None else _as_bytes(thinking.opening)
+        self._closing = "" if thinking is None else _as_bytes(thinking.closing)
+        self._thinks_again = thinking is not None and bool(thinking.answer)
+        self._tokens: list[int] = []
+        self._places = [_Place(0, thinks=form.inside)]  # one more than tokens
+        self._cursors: dict[bool, CallCursor | None] = {}
+
+    def at(self, tokens: Sequence[int]) -> None:
+        shared = common_prefix(self._tokens, list(tokens))
+        self._back_to(shared)
+        for token in tokens[shared:]:
+            if token in self._form.tokenizer.stop_ids:
+                break
+            self._add(token)
+
+    def allows(self, tokens: Sequence[int]) -> int:
+        length, found = len(self._tokens), 0
+        for token in tokens:
+            cursor = self._bound()
+            if cursor is not None and not cursor.allows([token]):
+                break
+            found += 1
+            if found == len(tokens) or token in self._form.tokenizer.stop_ids:
+                break
+            self._add(token)
+        self._back_to(length)
+        return found
+
+    @property
+    def mask(self) -> UintArray | None:
+        cursor = self._bound()
+        return None if cursor is None else cursor.mask
+
+    @property
+    def forced(self) -> Sequence[int]:
+        cursor = self._bound()
+        return () if cursor is None else cursor.forced
+
+    def _back_to(self, length: int) -> None:
+        del self._tokens[length:], self._places[length + 1 :]
+
+    def _add(self, token: int) -> None:
+        """Go behind one more token. Raises ConstraintError if a call does not allow it."""
+        place = self._places[-1]
+        self._tokens.append(token)
+        try:
+            self._places.append(self._within(place) if place.in_call else self._outside(place, token))
+        except ConstraintError:
+            self._tokens.pop()
+            raise
+
+    # ------------------------------------------------------------------------------------------------- calls
+
+    def _bound(self) -> CallCursor | None:
+        """The cursor of the call in progress; None: any token may follow."""
+        place = self._places[-1]
+        return self._at_call(place) if place.in_call else None
+
+    def _at_call(self, place: _Place) -> CallCursor | None:
+        if place.bare not in self._cursors:
+            self._cursors[place.bare] = self._form.begin(place.bare)
+        cursor = self._cursors[place.bare]
+        if cursor is not None:
+            cursor.at(self._tokens[place.first :])
+        return cursor
+
+    def _within(self, place: _Place) -> _Place:
+        cursor = self._at_call(place)
+        return _Place(len(self._tokens), said=place.said) if cursor is None or cursor.complete else place
+
+    def _begun(self, place: _Place) -> _Place:
+        """The place in a call that begins at the place's first token.
+
+        Outside of calls if its tokens are none of its grammar, as if one of them goes on with another word.
+        """
+        try:
+            return self._within(replace(place, text="", in_call=True))
+        except ConstraintError:
+            return _Place(len(self._tokens), said=True)
+
+    # ---------------------------------------------------------------------------------------------- other text
+
+    def _outside(self, place: _Place, token: int) -> _Place:
+        text, behind = place.text + self._written(token), len(self._tokens)
+        if place.thinks:
+            if self._closing in text:
+                return _Place(behind, said=place.said)
+            return replace(place, text=text[-len(self._closing) :])
+        if self._opens_thinking(text, said=place.said):
+            return _Place(behind, thinks=True, said=place.said)
+        bare, found = self._form.bare, [at for mark in self._marks if (at := text.find(mark)) >= 0]
+        if found:
+            return self._begun(_Place(self._token_of(place.first, min(found)), said=place.said))
+        if bare is not None and not place.said and bare.match(text):
+            return self._begun(_Place(place.first, bare=True))
+        if not place.said and self._may_begin(text):
+            return replace(place, text=text)
+        partial = overlap(text, self._watched)
+        first = self._token_of(place.first, len(text) - partial) if partial else behind
+        return _Place(first, "".join(map(self._written, self._tokens[first:])), said=True)
+
+    @property
+    def _watched(self) -> tuple[str, ...]:
+        return (*self._marks, self._opening) if self._thinks_again and self._opening else self._marks
+
+    def _opens_thinking(self, text: str, *, said: bool) -> bool:
+        if self._opening is None:
+            return False
+        return self._opening in text if self._thinks_again else not said and text.lstrip().startswith(self._opening)
+
+    def _may_begin(self, text: str) -> bool:
+        """Whether the first text of an answer may become thinking, or a call without marks."""
+        begun = text.lstrip()
+        thinks = self._opening is not None and self._opening.startswith(begun)
+        return len(text) < _LONGEST_HEAD and (thinks or (self._form.bare is not None and begun[:1] in ("", "{", "`")))
+
+    def _token_of(self, first: int, character: int) -> int:
+        """The token that holds a character of the text from the token ``first`` on."""
+        for place, token in enumerate(self._tokens[first:], first):
+            character -= len(self._written(token))
+            if character < 0:
+                return place
+        return len(self._tokens)
+
+    def _written(self, token: int) -> str:
+        control = self._form.tokenizer.control_token(token)
+        own = self._form.tokenizer.token_bytes(token) if control is None else control.text.encode()
+        return own.decode("latin-1")
+
+
+def _as_bytes(text: str) -> str:
+    """The text with one character for each byte, as tokens may hold a part of a character."""
+    return text.encode().decode("latin-1")
