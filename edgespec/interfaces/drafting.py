@@ -233,9 +233,9 @@ class DraftState:
             part.close()
 
 
-# Names of drafters: copies of the text, and a model. Statistics and stored measurements use them, so an engine's only
-# drafting model has this name; a second one needs another.
-COPIES, MODEL = "lookup", "model"
+# Names of drafters: copies of the text, tokens that a form forces, and a model. Statistics and stored measurements
+# use them, so an engine's only drafting model has this name; a second one needs another.
+COPIES, FORCED, MODEL = "lookup", "forced", "model"
 
 
 class Drafter(Protocol):

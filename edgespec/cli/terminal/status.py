@@ -153,7 +153,12 @@ def _times(ratio: float) -> str:
     return f"{shown}x faster than without" if ratio > 1 else f"{shown}x the speed without"
 
 
-_COPIES = {"lookup": "copies", "history": "earlier answers", "datastore": "learned text"}
+_COPIES = {
+    "lookup": "copies",
+    "history": "earlier answers",
+    "datastore": "learned text",
+    "forced": "the answer's form",
+}
 
 
 def _guesses(done: Done) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.decoding.pipelined.budget import Budget
+from edgespec.drafters.forced import ForcedDrafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.stored import KINDS
@@ -141,7 +142,7 @@ class LoadedPair:
         self.prefixes = Prefixes(home, target.facts) if profile.prefixes is True else None
         drafters: list[Drafter] = []
         if profile.lookup:
-            drafters += [LookupDrafter(), *stored.drafters]
+            drafters += [LookupDrafter(), *stored.drafters, *([ForcedDrafter()] if pool.drafter is None else [])]
         if pool.drafter is not None:
             drafters.append(_model_drafter(pool, request.drafters[0].source))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
