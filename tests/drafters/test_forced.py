@@ -101,8 +101,8 @@ def test_without_a_drafting_model_an_answer_with_a_form_takes_fewer_forwards_and
 
 
 def test_forced_tokens_are_a_source_only_without_a_drafting_model(tiny: TinyModels, alone: Engine) -> None:
-    assert "forced" in [drafter.kind for drafter in alone.pair.drafters]
+    assert "forced" in [drafter.kind for drafter in alone.pair.speculation().drafters]
     with tiny.load() as engine:
-        assert "forced" not in [drafter.kind for drafter in engine.pair.drafters]
+        assert "forced" not in [drafter.kind for drafter in engine.pair.speculation().drafters]
     with tiny.load(draft="none", lookup=False) as engine:
-        assert not engine.pair.drafters
+        assert not engine.pair.speculation().drafters

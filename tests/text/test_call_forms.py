@@ -186,7 +186,7 @@ def begun_text(form: CallFormat, sample: str) -> str:
 
 
 @pytest.mark.parametrize("name", BEGUN)
-def test_a_call_that_a_model_begins_goes_on_as_models_write_it_and_has_any_text_behind_it(name: str) -> None:
+def test_a_call_that_a_model_begins_is_written_as_models_write_it_and_has_any_text_behind_it(name: str) -> None:
     form, sample = BEGUN[name]
     bound, text = begun_form(use(form)), begun_text(form, sample)
     assert is_whole(bound, text)

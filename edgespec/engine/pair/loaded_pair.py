@@ -142,7 +142,7 @@ class LoadedPair:
         self.prefixes = Prefixes(home, target.facts) if profile.prefixes is True else None
         drafters: list[Drafter] = []
         if profile.lookup:
-            drafters += [LookupDrafter(), *stored.drafters, *([ForcedDrafter()] if pool.drafter is None else [])]
+            drafters += [LookupDrafter(), *stored.drafters]
         if pool.drafter is not None:
             drafters.append(_model_drafter(pool, request.drafters[0].source))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
@@ -227,9 +227,11 @@ class LoadedPair:
                     raise
 
     def speculation(self) -> Speculation:
-        """The current plan."""
+        """The current plan. Where copies alone draft, tokens that a form forces are guesses too."""
+        alone = self.drafters and self.pool.drafter is None
+        drafters = (*self.drafters, ForcedDrafter()) if alone else self.drafters
         return Speculation(
-            drafters=self.drafters, policy=self.policy, depth_cap=self.plan.depth_cap, budget=self.pipeline_budget
+            drafters=drafters, policy=self.policy, depth_cap=self.plan.depth_cap, budget=self.pipeline_budget
         )
 
     def pipeline_budget(self) -> Budget | None:

@@ -79,7 +79,7 @@ class CallFormat:
 
     ``bare``: an answer may also begin with a call's JSON itself, or with JSON in a fence of three backquotes.
 
-    ``begins``: what certainly begins a call where its heads begin as other text does. It ends as heads go on.
+    ``begins``: what certainly begins a call where its heads begin as other text does. The rest of a head follows it.
 
     ``call``: without heads, what models write between opening and closing. ``unmarked``: they write neither of these.
     """

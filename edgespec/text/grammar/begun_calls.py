@@ -144,7 +144,7 @@ class BegunCallsCursor:
     def _begun(self, place: _Place) -> _Place:
         """The place in a call that begins at the place's first token.
 
-        Outside of calls if its tokens are none of its grammar, as if one of them goes on with another word.
+        Outside of calls if its tokens are none of its grammar: one may hold the end of the mark and another word.
         """
         try:
             return self._within(replace(place, text="", in_call=True))

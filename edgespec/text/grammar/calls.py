@@ -61,7 +61,7 @@ def _call_of(rules: Sequence[str]) -> Form:
 def begun_form(use: ToolUse, *, bare: bool = False) -> Form:
     """The form of an answer from the token on in which the model itself begins to call one of the tools.
 
-    Behind the call it may go on with any text. ``bare``: a call without marks, as ``bare_beginning`` finds it. Blanks
+    Any text may follow the call. ``bare``: a call without marks, as ``bare_beginning`` finds it. Blanks
     are free, and no tool is strict. Raises InvalidRequestError for too large schemas.
     """
     rules = _BegunCalls(use, [tool["function"]["name"] for tool in use.tools])
