@@ -356,6 +356,12 @@ STEPS: tuple[Step, ...] = (
         ),
     ),
     Step(
+        "form-clients",
+        "openai, instructor, pydantic-ai, LangChain, LlamaIndex and DSPy get objects of their classes.",
+        (("benchmarks/form_clients.py",),),
+        limits(("programs", "has", 6), ("programs/*/works", "==", True), ("programs/*/right", "==", True)),
+    ),
+    Step(
         "requests-short",
         "Whole requests with short prompts are 1.08 times faster, and the first token is at most 2 % later.",
         requests("short"),

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.decoding.constraint import Bound
 from edgespec.decoding.round_base import LoopLimits
-from edgespec.decoding.sampling import Chooser, Sampling, distribution
+from edgespec.decoding.sampling import Chooser, Sampling, distribution, request_of
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination
 from edgespec.drafters.lookup import LookupDrafter
@@ -17,6 +17,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import NoneAllowedError
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import DraftRequest
+from edgespec.interfaces.drawing import draw_from
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.chi_square import chi_square, threshold
@@ -185,3 +186,17 @@ def test_an_answer_with_a_form_follows_the_targets_distribution_over_the_allowed
         seen, probs = seen[:-1], probs[:-1]
     assert len(probs) > 8
     assert chi_square(seen, np.array(probs) / sum(probs)) < threshold(len(probs) - 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keyed_draws_of_twenty_tokens_follow_the_distribution_of_those_a_random_mask_allows(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    scores, mask = draw.normal(0, 0.7, 20).astype(np.float32), draw.integers(1, 2**20, 1).astype(np.uint32)
+    sampling = Sampling(temperature=0.9, top_p=(1.0, 0.9)[seed % 2])
+    law = distribution(scores, sampling, [], mask=mask)
+    counts = dict.fromkeys(law.ids.tolist(), 0)
+    for number in range(25_000):
+        request = replace(request_of(replace(sampling, seed=number), [seed]), mask=mask)
+        counts[draw_from(scores, request).tokens[0]] += 1  # a KeyError is a token that the mask forbids
+    assert len(counts) > 4
+    assert chi_square(list(counts.values()), law.probs) < threshold(len(counts) - 1)
