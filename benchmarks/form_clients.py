@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.processes import ROOT, serving
 
 PROGRAMS = ROOT / "tests" / "support" / "form_clients"
-# Each in an environment of its own: some packages exclude each other's newest versions.
+# Each has its environment: some packages exclude the newest versions of others.
 PACKAGES: Mapping[str, Sequence[str]] = {
     "openai": ("openai",),
     "instructor": ("instructor",),

@@ -1,6 +1,6 @@
 """Answers of a given form: how fast they are, how often valid, and how often right.
 
-    python -m benchmarks.structured [--limit N] [--max-tokens N]
+    python -m benchmarks.structured [--limit N] [--seconds N] [--max-tokens N]
 
 Extracts values from the texts of structured.jsonl with the default models. Six arms answer each prompt one after
 another, in an order that changes with the prompt: `free` is drafted and asked for JSON in words alone, the others are
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -106,7 +108,7 @@ def figures(found: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
     for one, other in RATIOS:
         pairs = [(a.tokens_per_s, b.tokens_per_s) for a, b in zip(found[one], found[other], strict=True)]
         own = [a / b for a, b in pairs if a and b]
-        ratios[f"{one}/{other}"] = geomean(own) if own else None
+        ratios[f"{one}_over_{other}"] = geomean(own) if own else None
     ids = zip(*([answer.ids for answer in found[arm]] for arm in BOUND), strict=True)
     later = [bound.first_s - free.first_s for bound, free in zip(found["drafted"], found["free"], strict=True)]
     return {
@@ -118,8 +120,11 @@ def figures(found: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
     }
 
 
-def measure(limit: int | None, max_tokens: int) -> dict[str, Any]:
-    """Answer the prompts in every arm, the first one twice: its first answers are not counted."""
+def measure(limit: int | None, max_tokens: int, seconds: float = math.inf) -> dict[str, Any]:
+    """Answer the prompts in every arm, the first one twice: its first answers are not counted.
+
+    After that many ``seconds`` no further prompt begins.
+    """
     tasks = prompts()[:limit]
     found: dict[str, list[Answer]] = {arm: [] for arm in ARMS}
     with (
@@ -132,7 +137,10 @@ def measure(limit: int | None, max_tokens: int) -> dict[str, Any]:
         for engine, task, spacing in product((pair, single), tasks, ("line", *SPACINGS.values())):
             if (form := form_of(task["schema"], spacing=spacing)) is not None:
                 engine.pair.forms.compiled(form)
+        end = time.monotonic() + seconds
         for number, task in enumerate((tasks[0], *tasks)):
+            if number > 1 and time.monotonic() > end:
+                break
             turn = number % len(ARMS)
             for arm in (*ARMS[turn:], *ARMS[:turn]):
                 done = ask(alone if arm == "alone" else shared, arm, task, max_tokens)
@@ -155,8 +163,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=int, metavar="N", help="the first N prompts; all if not given")
     parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer")
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="N", help="no prompt begins after them")
     given = parser.parse_args()
-    found = measure(given.limit, given.max_tokens)
+    found = measure(given.limit, given.max_tokens, given.seconds)
     for arm, own in found["arms"].items():
         each = own["seconds_per_finished"]
         seconds = "none finished" if each is None else f"{each:.2f} s a finished answer"

@@ -70,7 +70,7 @@ def test_figures_are_shares_of_all_answers_and_ratios_by_prompt() -> None:
         }
     )
     assert found["tokens_per_s_ratios"] == pytest.approx(
-        {"drafted/free": 2.0, "drafted/plain": 2.0, "alone/plain": 1.0}
+        {"drafted_over_free": 2.0, "drafted_over_plain": 2.0, "alone_over_plain": 1.0}
     )
     assert (found["prompts"], found["same_ids"]) == (2, 1)
     assert found["first_token_later_ms"] == pytest.approx(3.0)

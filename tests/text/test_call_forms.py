@@ -12,10 +12,19 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.call_formats import FORMATS, GEMMA, HARMONY, HERMES, LFM2, LLAMA, QWEN_XML, CallFormat
+from edgespec.text.conversation.call_formats import (
+    FORMATS,
+    GEMMA,
+    HARMONY,
+    HERMES,
+    LFM2,
+    LLAMA,
+    QWEN_XML,
+    CallFormat,
+)
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.tool_use import ToolUse
-from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form, is_bound, may_be_begun
+from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form, is_bound
 from edgespec.text.grammar.form import MOST_BYTES, Form
 from tests.support.call_samples import SAMPLES
 
@@ -102,7 +111,7 @@ def test_what_the_grammar_of_a_format_allows_is_read_as_a_call(name: str) -> Non
 
 def test_every_format_is_bound_or_refused_by_name() -> None:
     refused = [form for form in FORMATS if not is_bound(form)]
-    assert refused == [HARMONY, GEMMA, LFM2]
+    assert refused == [HARMONY]
     for form in refused:
         with pytest.raises(InvalidRequestError, match=form.models.split(",")[0]) as raised:
             call_form(use(form), ["weather"], several=True)
@@ -177,17 +186,15 @@ def test_without_a_call_the_answer_may_be_json_of_a_schema() -> None:
 
 # ------------------------------------------------------------------------------------- calls that a model begins
 
-BEGUN = {name: sample for name, sample in SAMPLES.items() if may_be_begun(sample[0])}
-
 
 def begun_text(form: CallFormat, sample: str) -> str:
     """The sample from the text on that begins a call."""
     return sample[min(at for mark in form.beginnings if (at := sample.find(mark)) >= 0) :]
 
 
-@pytest.mark.parametrize("name", BEGUN)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_a_call_that_a_model_begins_is_written_as_models_write_it_and_has_any_text_behind_it(name: str) -> None:
-    form, sample = BEGUN[name]
+    form, sample = SAMPLES[name]
     bound, text = begun_form(use(form)), begun_text(form, sample)
     assert is_whole(bound, text)
     assert is_whole(bound, "d. " + text + ">\nThat is all {"), "its first and last token may hold other text"
@@ -196,8 +203,7 @@ def test_a_call_that_a_model_begins_is_written_as_models_write_it_and_has_any_te
     assert not is_whole(bound, text.replace("weather", "weathers"))
 
 
-def test_every_format_but_two_may_be_bound_once_a_call_begins() -> None:
-    assert [form for form in FORMATS if not may_be_begun(form)] == [GEMMA, LFM2]
+def test_a_mark_of_a_channel_alone_begins_no_call() -> None:
     assert HARMONY.beginnings == ("commentary to=functions.",)
 
 
@@ -231,3 +237,80 @@ def test_a_call_without_marks_is_bound_once_it_names_a_tool(frame: str, key: str
 def test_tools_that_are_strict_bind_begun_calls_as_far_as_possible() -> None:
     own = tool("f", {"a": {"type": "integer", "not": {"const": 1}}}, strict=True)
     assert is_whole(begun_form(use(HERMES, (own,))), '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>')
+
+
+# ---------------------------------------------------------------------------- arguments that are not JSON
+
+PARAMETERS = {
+    "a": {"type": "string"},
+    "n": {"type": "integer", "minimum": 1, "maximum": 9},
+    "on": {"type": ["boolean", "null"]},
+    "kind": {"enum": ["it's", 'say "x"', 3, None]},
+    "more": {"type": "array"},
+    "map": {"type": "object"},
+    "any": {},
+}
+LITERAL = tool("f", PARAMETERS, "n")
+PYTHONIC = [
+    "n=3",
+    "a='x', n=3",
+    "n=1, on=True, kind='say \"x\"'",
+    "n=9, kind=\"it's\", more=[1, 'a', {'k': None}]",
+]
+MARKED = [
+    "n:3",
+    'a:<|"|>x<|"|>,n:3',
+    'n:1,on:true,kind:<|"|>say "x"<|"|>',
+    "n:9,kind:null,more:[1,true,{k:null}],any:2.5",
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "frame", "texts"),
+    [
+        (LFM2, "<|tool_call_start|>[f({})]<|tool_call_end|>", PYTHONIC),
+        (GEMMA, "<|tool_call>call:f{{{}}}<tool_call|>", MARKED),
+    ],
+    ids=["python", "marked"],
+)
+def test_arguments_that_are_not_json_have_the_names_types_and_values_of_their_schema(
+    form: CallFormat, frame: str, texts: list[str]
+) -> None:
+    asked = use(form, (LITERAL,))
+    bound = call_form(asked, ["f"], several=False)
+    sign = "=" if form is LFM2 else ":"
+    for text in texts:
+        assert is_whole(bound, frame.format(text)), text
+        assert is_whole(begun_form(asked), "So " + frame.format(text) + "."), text
+        (found,) = calls(asked, frame.format(text))
+        assert json.loads(found.arguments)["n"] in (1, 3, 9)
+    for wrong in (
+        "",
+        f"n{sign}0",
+        f"n{sign}x",
+        f"b{sign}3",
+        f"n{sign}3 n{sign}4",
+        texts[0] + ",",
+        texts[2].replace("3", "4"),
+    ):
+        if wrong != texts[2]:
+            assert not is_whole(bound, frame.format(wrong)), wrong
+    for number in range(20 if form is LFM2 else 0):  # random letters never make the mark that ends a text
+        (found,) = calls(asked, drawn(bound, number))
+        own = json.loads(found.arguments)
+        assert own["n"] in range(1, 10)
+        assert own.get("kind") in (*PARAMETERS["kind"]["enum"], None)  # type: ignore[misc]
+        assert isinstance(own.get("on", None), bool | None)
+
+
+def test_strict_tools_are_refused_where_arguments_are_not_json() -> None:
+    own = tool("f", PARAMETERS, strict=True)
+    with pytest.raises(InvalidRequestError, match="cannot keep a strict tool") as raised:
+        call_form(use(LFM2, (own,)), ["f"], several=False)
+    assert raised.value.param == "tools"
+    assert is_whole(begun_form(use(LFM2, (own,))), "<|tool_call_start|>[f(a='x')]<|tool_call_end|>")
+
+
+def test_marks_of_texts_may_be_control_tokens() -> None:
+    text = call_form(use(GEMMA, (LITERAL,), **{'<|"|>': 9}), ["f"], several=False).text
+    assert "literal_text: <[9]> /(?s:.*)/ <[9]>" in text

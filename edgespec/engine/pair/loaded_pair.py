@@ -54,7 +54,7 @@ from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.begun_calls import BegunCalls
-from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form, may_be_begun, unbound
+from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form, unbound
 from edgespec.text.grammar.compiled import CompiledForm, FormCursor, Forms
 from edgespec.text.grammar.form import Form
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -305,13 +305,11 @@ class LoadedPair:
             form = call_form(use, names, several=len(names) > 1 or not must, otherwise=form)
         return None if form is None else self.forms.compiled(form)
 
-    def begun_calls(self, use: ToolUse, thinking: tuple[ThinkingMarks, bool] | None) -> BegunCalls | None:
-        """What binds the calls of an answer that may have some; None for formats whose calls cannot be bound.
+    def begun_calls(self, use: ToolUse, thinking: tuple[ThinkingMarks, bool] | None) -> BegunCalls:
+        """What binds the calls of an answer that may have some.
 
         The grammar of a call is compiled when the first one begins: other answers do not wait for it.
         """
-        if not may_be_begun(use.format):
-            return None
         marks, inside = (None, False) if thinking is None else thinking
         return BegunCalls(
             marks=use.format.beginnings,
@@ -325,7 +323,7 @@ class LoadedPair:
     def prepare_calls(self, tools: Sequence[dict[str, Any]]) -> None:
         """Compile what an answer that may call ``tools`` needs once it begins a call. Raises InvalidRequestError."""
         use = self.prompts.tool_use(tools)
-        if use is not None and may_be_begun(use.format):
+        if use is not None:
             for bare in (False, True)[: 1 + use.format.bare]:
                 self._begun_call(use, bare=bare)
 

@@ -13,9 +13,10 @@ from typing import Any
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.argument_values import allowed
 from edgespec.text.conversation.call_formats import CallFormat, Mark
-from edgespec.text.conversation.literals import JSON
+from edgespec.text.conversation.literals import JSON, PYTHON
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.form import MOST_BYTES, SPACINGS, Form, Spacing, lark_text
+from edgespec.text.grammar.literal_calls import LiteralArguments
 
 # The blanks that a reader of calls skips, as many as models write.
 _BLANKS = "/[ \\t\\r\\n]{0,16}/"
@@ -33,6 +34,8 @@ def call_form(use: ToolUse, names: Sequence[str], *, several: bool, otherwise: F
     """
     if not is_bound(use.format):
         raise unbound(use.format)
+    if use.format.syntax != JSON and any(tool["function"].get("strict") is True for tool in use.tools):
+        raise InvalidRequestError(f"the calls of {use.format.models} cannot keep a strict tool", param="tools")
     if otherwise is not None and otherwise.kind != "schema":
         raise InvalidRequestError(
             f"an answer that may call tools cannot be bound to a {otherwise.kind}",
@@ -82,14 +85,9 @@ def _named(name: str) -> str:
     return rf'\{{{{1,2}}\s{{0,8}}"name"\s{{0,8}}:\s{{0,8}}"{name}"'
 
 
-def may_be_begun(form: CallFormat) -> bool:
-    """Whether ``begun_form`` can be made for a format: its values are JSON, or texts between marks."""
-    return form.syntax == JSON
-
-
 def is_bound(form: CallFormat) -> bool:
-    """Whether a grammar can be made for the calls of a format: not if values or words have no certain end."""
-    return form.syntax == JSON and not any("{word}" in head for head in form.heads)
+    """Whether a whole answer can be bound to calls of a format: not if words in them have no certain end."""
+    return not any("{word}" in head for head in form.heads)
 
 
 def unbound(form: CallFormat) -> InvalidRequestError:
@@ -117,13 +115,17 @@ class _Calls:
     def rules(self) -> Iterator[str]:
         form = self._format
         opening, closing = ("", "") if form.unmarked else (form.opening, form.closing)
-        inside = " | ".join(f"call{number}" for number in range(len(self._functions)))
-        yield f"call: {self._joined(self._mark(opening), '(' + inside + ')', self._mark(closing))}"
+        inside = f"({' | '.join(f'call{number}' for number in range(len(self._functions)))})"
+        inside = f'"[" {inside} "]"' if form.syntax == PYTHON else inside
+        yield f"call: {self._joined(self._mark(opening), inside, self._mark(closing))}"
         yield from self.functions()
 
     def functions(self) -> Iterator[str]:
         """A rule ``call0`` for the call of each function, without the marks of a block."""
         form = self._format
+        if form.syntax != JSON:
+            yield from self._literal_functions()
+            return
         for number, function in enumerate(self._functions):
             schema = function["parameters"]
             lenient = not (self.may_be_strict and function.get("strict") is True)
@@ -135,6 +137,16 @@ class _Calls:
             name = function["name"]
             written = [self._call(call, name, arguments) for call in form.heads or (form.call,)]
             yield f"call{number}: " + " | ".join(written)
+
+    def _literal_functions(self) -> Iterator[str]:
+        literals = LiteralArguments(self._format.syntax, self._mark)
+        yield from literals.shared()
+        for number, function in enumerate(self._functions):
+            name, heads = function["name"], self._format.heads
+            yield from literals.rules(f"properties{number}", function["parameters"])
+            yield f'arguments{number}: "{{" properties{number} "}}"'
+            written = [self._call(head, name, f"arguments{number}") for head in heads]
+            yield f"call{number}: " + (" | ".join(written) or f'{lark_text(name)} "(" properties{number} ")"')
 
     def _arguments(self, number: int, schema: Mapping[str, Any]) -> str:
         if not self._format.parameters:
@@ -210,7 +222,7 @@ class _BegunCalls(_Calls):
         one = f"({' | '.join(f'call{number}' for number in range(len(self._functions)))})"
         if form.opening:
             inside = f"{one} (blanks {one})*" if form.closing and not form.unmarked else one
-            if form.call.startswith("["):
+            if form.call.startswith("[") or form.syntax == PYTHON:
                 inside = f'"[" blanks {one} (blanks "," blanks {one})* blanks "]"'
             closing = "" if form.unmarked else self._mark(form.closing)
             alternatives.append(self._joined(self._begun(form.opening, first), inside, closing))

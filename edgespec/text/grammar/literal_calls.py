@@ -1,0 +1,104 @@
+"""Grammars of arguments that are not JSON: as in Python, or with a mark on each side of a text.
+
+Kept are names, required properties, types, enumerations and the ranges of numbers; what is within lists and objects,
+and the patterns and lengths of texts, are free.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from edgespec.text.conversation.argument_values import allowed
+from edgespec.text.conversation.literals import PYTHON, Syntax
+from edgespec.text.grammar.form import lark_text
+
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "type")
+
+
+class LiteralArguments:
+    """The rules of arguments in a ``syntax``. ``mark`` gives a mark in Lark."""
+
+    def __init__(self, syntax: Syntax, mark: Callable[[str], str]) -> None:
+        self._python = syntax == PYTHON
+        self._mark = mark
+        (*_, self._quote) = syntax.quotes
+        self._between = '", "' if self._python else '","'
+        self._sign = '"="' if self._python else '":"'
+
+    def shared(self) -> Iterator[str]:
+        """The rules of values of each type."""
+        if self._python:
+            yield r"literal_text: /'([^'\\\n]|\\.)*'/ | /\"([^\"\\\n]|\\.)*\"/"
+            yield 'literal_constant: "True" | "False" | "None"'
+            member = 'literal_text ": " literal_value'
+        else:
+            yield f"literal_text: {self._mark(self._quote)} {self._rest}"
+            if not self._mark(self._quote).startswith("<["):
+                yield f"literal_rest[suffix={lark_text(self._quote)}]: /(?s:.*)/"
+            yield 'literal_constant: "true" | "false" | "null"'
+            member = r'/[^\s{}\[\]:,<>]+/ ":" literal_value'
+        items, pairs = (f"({each} ({self._between} {each})*)?" for each in ("literal_value", f"({member})"))
+        yield r"literal_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+        yield f'literal_list: "[" {items} "]"'
+        yield f'literal_object: "{{" {pairs} "}}"'
+        yield "literal_value: literal_text | literal_number | literal_constant | literal_list | literal_object"
+
+    @property
+    def _rest(self) -> str:
+        mark = self._mark(self._quote)
+        return f"/(?s:.*)/ {mark}" if mark.startswith("<[") else "literal_rest"
+
+    def rules(self, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
+        """The rule ``name`` of the properties of a schema, in its order, with commas between them."""
+        stated = schema.get("required")
+        required = {key for key in stated if isinstance(key, str)} if isinstance(stated, list) else set[str]()
+        keys = list(schema.get("properties", {}))
+        yield f"{name}: {name}_0"
+        for place, key in enumerate(keys):
+            yield f"{name}_item{place}: {lark_text(key)} {self._sign} ({self._value(schema, key)})"
+            first, more = f"{name}_item{place} {name}_more{place + 1}", f"{name}_more{place + 1}"
+            optional = key not in required
+            yield f"{name}_{place}: {first}" + (f" | {name}_{place + 1}" if optional else "")
+            yield f"{name}_more{place}: {self._between} {first}" + (f" | {more}" if optional else "")
+        yield f'{name}_{len(keys)}: ""'
+        yield f'{name}_more{len(keys)}: ""'
+
+    def _value(self, schema: Mapping[str, Any], key: str) -> str:
+        may, own = allowed(schema, key), schema["properties"][key]
+        if may is None:
+            return "literal_value"
+        found = [self._literal(json.loads(each)) for each in sorted(may.members)]
+        for kind in sorted(may.types):
+            if kind == "number" and len(may.types) == 1 and isinstance(own, dict) and "$ref" not in own:
+                found.append("%json " + json.dumps({key: own[key] for key in _NUMBERS if key in own}))
+            else:
+                found.append(self._type(kind))
+        return " | ".join(found) or "literal_value"
+
+    def _type(self, kind: str) -> str:
+        constants = {"boolean": ("True", "False"), "null": ("None",)}
+        if kind in constants:
+            words = (each if self._python else {"None": "null"}.get(each, each.lower()) for each in constants[kind])
+            return " | ".join(map(lark_text, words))
+        return {
+            "string": "literal_text",
+            "number": "literal_number",
+            "array": "literal_list",
+            "object": "literal_object",
+        }[kind]
+
+    def _literal(self, value: Any) -> str:
+        """A value of an enumeration as models write it."""
+        if isinstance(value, str):
+            return lark_text(repr(value)) if self._python else self._marked(value)
+        if value is None or isinstance(value, bool):
+            return lark_text(repr(value) if self._python else json.dumps(value))
+        if isinstance(value, int | float):
+            return lark_text(json.dumps(value))
+        return "literal_list" if isinstance(value, list) else "literal_object"
+
+    def _marked(self, text: str) -> str:
+        mark = self._mark(self._quote)
+        return f"{mark} {lark_text(text)} {mark}" if text else f"{mark} {mark}"
