@@ -2,9 +2,9 @@
 
     python -m benchmarks.openai_programs [--model MODEL]
 
-Makes a virtual environment with the programs, and serves the model. Each program then runs as a process: openai-agents
-and pydantic-ai with the Responses API and with chat completions, instructor with both. Each asks for an answer, for an
-object of a class, and has a function called; openai-agents streams too. Prints one JSON object.
+Makes a virtual environment with the programs, and serves the model. Each program then runs as a process, with the
+Responses API and with chat completions: openai-agents asks whole and streamed, for an object of a class, and has a
+function called; pydantic-ai and instructor ask for such objects in every way they know. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ async def main():
         holds[f"{api} whole"] = bool(whole.final_output)
         holds[f"{api} streamed"] = stream.final_output == whole.final_output and "raw_response_event" in kinds
         formed = Agent(name="formed", model=model, output_type=Size, model_settings=ModelSettings(**greedy))
-        holds[f"{api} class"] = (await Runner.run(formed, "How large is a whale?")).final_output.size in ("low", "high")
+        sized = await Runner.run(formed, "How large is a whale?")
+        holds[f"{api} class"] = sized.final_output.size in ("low", "high")
         must = ModelSettings(**greedy, tool_choice="required")
         calling = Agent(name="calling", model=model, tools=[weather], model_settings=must)
         answered = await Runner.run(calling, "What is the weather in Oslo?", max_turns=4)

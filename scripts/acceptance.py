@@ -489,6 +489,19 @@ STEPS: tuple[Step, ...] = (
         ),
     ),
     Step(
+        "agents",
+        "Claude Code, Codex and opencode, as the guide sets them up, have a tool run and say what it found.",
+        (("benchmarks/agents.py",),),
+        limits(("agents", "has", 3), ("agents/*/said", "==", True), ("agents/*/status", "==", 0)),
+        fresh_home=True,
+    ),
+    Step(
+        "openai-programs",
+        "openai-agents, instructor and pydantic-ai work unchanged, by responses and by chat completions.",
+        (("benchmarks/openai_programs.py",),),
+        limits(("holds", "has", 3), ("holds/*/*", "==", True)),
+    ),
+    Step(
         "ollama-programs",
         "langchain-ollama and llm work unchanged, and get the texts of chat completions.",
         (("benchmarks/ollama_programs.py",),),

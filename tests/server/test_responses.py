@@ -248,6 +248,14 @@ def test_a_form_of_the_text_is_the_form_of_a_chat() -> None:
     assert refused(text={"verbosity": "low"}).param == "verbosity"
 
 
+def test_a_form_is_that_of_texts_and_not_of_a_call_that_must_come() -> None:
+    text = {"format": {"type": "json_object"}}
+    for choice in ("required", {"type": "function", "name": "weather"}):
+        assert read(text=text, tools=[FUNCTION], tool_choice=choice).form is None
+    for choice in ("auto", "none", None):
+        assert read(text=text, tools=[FUNCTION], tool_choice=choice).form is not None
+
+
 def test_log_probabilities_are_asked_for_by_include() -> None:
     include = ["message.output_text.logprobs"]
     assert read(include=include, top_logprobs=3).logprobs == 3
