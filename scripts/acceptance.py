@@ -462,6 +462,12 @@ STEPS: tuple[Step, ...] = (
         limits(("times_plain/4 planned", ">=", 2.6), ("times_planned/4 planned", ">=", 1.5)),
     ),
     Step(
+        "beginnings",
+        "An agent's 18 905 tokens come from the disk: the first token within 2 s, and the text that was read.",
+        (("benchmarks/beginnings.py",),),
+        limits(("from_disk_s", "<=", 2.0), ("same_text", "==", True), ("all_from_disk", "==", True)),
+    ),
+    Step(
         "prompts-under-load",
         "Answers keep 0.7 of their speed while a prompt is read, and a second client's first token comes in time.",
         (("benchmarks/prompts_under_load.py",),),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.prefixes.beginnings import LEAST_TOKENS, as_tokens
-from edgespec.engine.prefixes.stored import write_prefix
+from edgespec.engine.prefixes.stored import model_of, stored_prefixes, write_prefix
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess
-from tests.support.tiny_models import TinyModels
+from tests.support.tiny_models import TinyModels, put_into_store
 
 
 def test_learning_listing_and_forgetting(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
@@ -96,10 +96,23 @@ def test_history_lists_and_removes_the_beginnings_that_a_server_keeps(tiny: Tiny
     assert "1 beginning removed" in here("history", "clear").err
 
 
+def test_a_removed_model_leaves_no_beginning(tiny: TinyModels, here: InProcess) -> None:
+    place = Home(here.home)
+    path = put_into_store(place, "smollm2-135m", tiny.target.read_bytes())
+    keep_a_prefix(tiny.load(Path("smollm2-135m"), draft="none", store_home=place, prefixes=True))
+    keep_a_prefix(tiny.load(tiny.ending, draft="none", store_home=place, prefixes=True))
+    assert len(stored_prefixes(place)) == 2
+    assert here("models", "rm", "smollm2-135m").code == 0
+    assert not path.exists()
+    [other] = stored_prefixes(place)
+    assert model_of(other)[0] == "ending"
+
+
 def keep_a_prefix(engine: Engine) -> None:
     facts, tokens = engine.target_model.facts, as_tokens(range(LEAST_TOKENS))
     with engine:
-        assert write_prefix(engine.pair.home, b"key", tokens, facts, [b"part"], (1, 4)) is not None
+        key = facts.name.encode()
+        assert write_prefix(engine.pair.home, key, tokens, facts, [b"part"], (1, 4)) is not None
 
 
 def test_a_damaged_file_is_listed_and_cleared(here: InProcess) -> None:
