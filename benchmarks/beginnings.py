@@ -4,8 +4,8 @@
 
 A server in a home without prefixes answers two conversations that share a beginning, pages of the documentation cut
 to the number of tokens, and keeps it. New servers answer another conversation, whose beginning is on the disk, and
-the first one again. Prints one JSON object: seconds to the first token with and without the disk, tokens that were not
-read, the size of the file, and whether the first conversation's text is the one that was read.
+the first one again. Prints one JSON object: seconds to the first token with and without the disk, tokens that were
+not read, the size of the file, and whether the first conversation's text is the one that was read.
 """
 
 from __future__ import annotations

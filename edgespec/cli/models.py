@@ -314,7 +314,7 @@ def remove(context: typer.Context, model: ModelArgument, json: JsonOption = Fals
     stored = store.find(model)
     removed = store.remove(model)
     if stored is not None:
-        clear_prefixes(home(), stored.sha256)
+        clear_prefixes(home(), f"sha256:{stored.sha256}")
     if json or state_of(context).json:
         in_use = [str(path) for path in removed.in_use]
         print_json({"removed": model, "freed_bytes": removed.freed_bytes, "in_use": in_use})

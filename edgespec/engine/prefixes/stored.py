@@ -162,14 +162,14 @@ def remove(path: Path) -> bool:
 
 
 def model_of(prefix: StoredPrefix) -> tuple[str | None, str | None]:
-    """The name and the sha256 of the model that a prefix is of; None for what a damaged file does not say."""
+    """The name and the identity of the model that a prefix is of; None for what a damaged file does not say."""
     with contextlib.suppress(EdgespecError), SessionFile(prefix.path) as file:
         return file.header.text("model"), file.header.text("identity")
     return None, None
 
 
 def clear_prefixes(home: Home, identity: str | None = None) -> list[StoredPrefix]:
-    """Remove the prefixes of the model with this sha256; None: all, and what is remembered of beginnings.
+    """Remove the prefixes of the model with this identity (LocatedModel); None: all, and what is remembered of beginnings.
 
     Returns the removed ones. Raises OSError, EdgespecError.
     """
