@@ -169,9 +169,9 @@ def model_of(prefix: StoredPrefix) -> tuple[str | None, str | None]:
 
 
 def clear_prefixes(home: Home, identity: str | None = None) -> list[StoredPrefix]:
-    """Remove the prefixes of the model with this identity (LocatedModel); None: all, and what is remembered of beginnings.
+    """Remove the prefixes of the model with this identity; None: all, and what is remembered of beginnings.
 
-    Returns the removed ones. Raises OSError, EdgespecError.
+    ``identity`` is that of its LocatedModel. Returns the removed ones. Raises OSError, EdgespecError.
     """
     if not home.prefixes.is_dir():
         return []
