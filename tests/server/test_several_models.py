@@ -33,6 +33,11 @@ GIB = 2**30
 # ------------------------------------------------------------------------------------------------------------ memory
 
 
+def reserved(engine: Engine) -> int:
+    """What an engine takes, and what one conversation that fills the context still may."""
+    return engine.pair.pool._reserved_bytes
+
+
 def test_each_engine_may_take_what_the_others_leave() -> None:
     ledger, one, other = MemoryLedger(10), object(), object()
     ledger.join(one, lambda: 3)
@@ -46,7 +51,7 @@ def test_each_engine_may_take_what_the_others_leave() -> None:
 def test_room_is_asked_for_once_and_what_does_not_fit_is_refused_with_the_numbers() -> None:
     asked: list[int] = []
     ledger = MemoryLedger(4 * GIB, asked.append)
-    model = MemoryEstimate(weights_bytes=GIB, cache_bytes=GIB, buffers_bytes=GIB, positions=1)
+    model = MemoryEstimate(weights_bytes=GIB, cache_bytes=GIB, buffers_bytes=GIB, positions=1, grows=False)
     ledger.require("tiny", [model])
     with pytest.raises(MemoryLimitError, match=r"tiny needs about 6.00 GiB .* 4.00 GiB may be used"):
         ledger.require("tiny", [model, model])
@@ -58,13 +63,13 @@ def test_engines_with_one_ledger_count_each_other(tiny: TinyModels) -> None:
     ledger = MemoryLedger(GIB)
     with tiny.load(limits=Limits(ledger=ledger), draft="none") as one:
         alone = ledger.left_bytes
-        assert alone == GIB - one.memory["taken_bytes"]
+        assert alone == GIB - reserved(one)
         assert one.memory["allowed_bytes"] == GIB
         with tiny.load(tiny.ending, limits=Limits(ledger=ledger), draft="none") as other:
             assert other.memory["allowed_bytes"] == alone
-            assert one.memory["allowed_bytes"] == GIB - other.memory["taken_bytes"]
+            assert one.memory["allowed_bytes"] == GIB - reserved(other)
             with one.session(), one.session():
-                assert ledger.left_bytes == GIB - one.memory["taken_bytes"] - other.memory["taken_bytes"]
+                assert ledger.left_bytes == GIB - reserved(one) - reserved(other)
         assert ledger.left_bytes == alone
     assert ledger.left_bytes == GIB
 
@@ -78,7 +83,7 @@ def test_a_drafter_is_counted_before_it_is_loaded(tiny: TinyModels) -> None:
         before = ledger.left_bytes
         engine.load_drafter()
         assert len(engine.memory["drafters"]) == 1
-        assert ledger.left_bytes == before == GIB - engine.memory["taken_bytes"]
+        assert ledger.left_bytes == before == GIB - reserved(engine)
 
 
 # -------------------------------------------------------------------------------------------------------------- room
@@ -118,7 +123,7 @@ class Model:
 async def room_for(room: Room, needed: int) -> None:
     """A load that needs these bytes."""
     assert room.ledger is not None
-    estimate = MemoryEstimate(weights_bytes=needed, cache_bytes=0, buffers_bytes=0, positions=1)
+    estimate = MemoryEstimate(weights_bytes=needed, cache_bytes=0, buffers_bytes=0, positions=1, grows=False)
     async with room.loading():
         await asyncio.to_thread(room.ledger.require, "new", [estimate])
 
@@ -271,6 +276,17 @@ def test_tokens_are_counted_by_the_model_that_is_named(loads: dict[str, Any]) ->
         assert client.post(path, json={**body, "model": "claude"}).status_code == 404
 
 
+def test_a_request_says_for_how_long_its_own_model_stays(loads: dict[str, Any]) -> None:
+    with serving(loads, GIB) as server, server.client() as client:
+        assert text(server, "one")
+        body = {"model": "two", "messages": [{"role": "user", "content": "hello"}], "stream": False, "keep_alive": 0}
+        assert client.post("/api/chat", json={**body, "options": {"num_predict": 4}}).json()["model"] == "two"
+        server.wait_until(lambda: states(server) == {"one": "ready", "two": "unloaded", "three": "unloaded"})
+        assert [each["name"] for each in client.get("/api/ps").json()["models"]] == ["one:latest"]
+        listed = [each["name"] for each in client.get("/api/tags").json()["models"]]
+        assert listed == ["one:latest", "two:latest", "three:latest"]
+
+
 def test_agents_names_for_models_are_refused_where_several_are_served(loads: dict[str, Any]) -> None:
     with serving(loads, GIB) as server, server.client() as client:
         for face in FACES:
@@ -281,7 +297,7 @@ def test_agents_names_for_models_are_refused_where_several_are_served(loads: dic
 
 def test_the_model_idle_longest_makes_room_and_comes_back(tiny: TinyModels, loads: dict[str, Any]) -> None:
     with tiny.load(draft="none") as engine:
-        each = engine.memory["taken_bytes"]
+        each = reserved(engine)
     with serving(loads, int(2.5 * each)) as server:
         expected = {name: text(server, name) for name in ("one", "two")}
         assert states(server) == {"one": "ready", "two": "ready", "three": "unloaded"}
@@ -303,7 +319,7 @@ def test_a_model_that_never_fits_is_an_error_and_the_others_answer(tiny: TinyMod
     own: dict[str, Any] = {"draft": "none", "depth": 0, "context": 16384}
     loads = {**loads, "large": lambda limits: tiny.load(tiny.slow, limits=limits, **own)}
     with tiny.load(draft="none") as engine:
-        each = engine.memory["taken_bytes"]
+        each = reserved(engine)
     with serving(loads, int(1.5 * each)) as server:
         refused = server.chat("hello", model="large", max_tokens=4)
         assert refused.status_code in (500, 503)
@@ -338,7 +354,7 @@ def test_a_load_changes_no_token_of_a_running_answer(tiny: TinyModels, loads: di
 def test_the_server_ends_while_a_load_waits_for_room(tiny: TinyModels, loads: dict[str, Any]) -> None:
     slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
     with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine:
-        only = engine.memory["taken_bytes"]
+        only = reserved(engine)
     with serving({**slow, "two": loads["two"]}, only + 1) as server:
         server.chat("hello", model="slow", max_tokens=1)
         running = server.asking("hello the people", model="slow", max_tokens=200)
