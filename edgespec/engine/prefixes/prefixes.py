@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import threading
@@ -225,11 +224,21 @@ class Prefixes:
 def _holder(
     holders: Iterable[CacheHolder], owner: str, tokens: Sequence[int]
 ) -> tuple[CacheHolder, tuple[int, int]] | None:
-    """A session that has these tokens in its cache, and the cache's parts."""
+    """A session that has these tokens in its cache, and the cache's parts; None if there is none.
+
+    Raises InvalidRequestError if only sessions that answer now may have them.
+    """
+    answering: InvalidRequestError | None = None
     for holder in holders:
-        with contextlib.suppress(EdgespecError):  # it answers, or was closed
+        try:
             if (sizes := holder.cache_sizes(owner, tokens)) is not None:
                 return holder, sizes
+        except InvalidRequestError as error:
+            answering = error
+        except EdgespecError:  # it was closed
+            pass
+    if answering is not None:
+        raise answering
     return None
 
 
