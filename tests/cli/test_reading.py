@@ -129,16 +129,16 @@ def test_nothing_is_shown_where_it_would_disturb(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_generate_shows_within_half_a_second_that_it_reads_and_removes_that(tiny: TinyModels, tmp_path: Path) -> None:
     said = tmp_path / "answer"
-    asked = command("generate", "the " * 2500, "--target", str(tiny.slow), "--draft", "none", "--max-tokens", "3")
+    asked = command("generate", "the " * 5000, "--target", str(tiny.slow), "--draft", "none", "--max-tokens", "3")
     into = ["/bin/sh", "-c", f'exec "$@" > {said}', "sh", *asked, "--context", "8192"]
     terminal = Terminal(into, environment(tiny.home.root), term="xterm", columns=100)
     try:
         terminal.wait_for(SHOWN)
         times = []
-        for _ in range(4):
+        for _ in range(3):
             terminal.wait_for(r"reading the prompt · \d+ of \d+ tokens · \d+ % · \d+ s left")
             times.append(time.monotonic())
-        assert times[-1] - times[0] < 3 * 0.5 + 1.0, "renewed twice a second, and a second for a busy machine"
+        assert times[-1] - times[0] < 2 * 0.5 + 1.0, "renewed twice a second, and a second for a busy machine"
         assert terminal.exit_code() == 0
         behind = terminal.screen.rpartition("reading the prompt")[2].partition("\r\x1b[K")
         assert "left" in behind[0]
