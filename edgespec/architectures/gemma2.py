@@ -17,6 +17,7 @@ from edgespec.architectures.shape import (
 _PERIOD, _WINDOW = 2, 4096
 _LAYERS_OF_27B = 46  # the largest model scales attention by width / heads (its config.json)
 _SCORE_CAP, _LOGIT_CAP = 50.0, 30.0  # llama.cpp's, for a file that states none
+_CAPS = (1e-3, 1e6)  # beyond them a float has no room for the scores, or none for the cap
 
 
 def _windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
@@ -28,8 +29,8 @@ def _scales(facts: Facts, sizes: Sizes) -> Scales:
     return Scales(
         embedding=math.sqrt(sizes.width),
         score=1.0 / math.sqrt(share),
-        score_cap=facts.number("attn_logit_softcapping", _SCORE_CAP),
-        logit_cap=facts.number("final_logit_softcapping", _LOGIT_CAP),
+        score_cap=facts.number("attn_logit_softcapping", _SCORE_CAP, within=_CAPS),
+        logit_cap=facts.number("final_logit_softcapping", _LOGIT_CAP, within=_CAPS),
     )
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from edgespec.architectures.shape import ROPE_FACTORS, Architecture, Facts, SavedForm, Scales, Sizes
 
+_TEMPERATURE = "attention.temperature_scale"
+_MOST_SPANS = 4096  # of a table of factors; Ministral 3 has 16
 
-def _scales(facts: Facts, _sizes: Sizes) -> Scales:
-    score, temperature = (
-        facts.number(key) if facts.value(key) else None for key in ("attention.scale", "attention.temperature_scale")
-    )
-    if temperature is None:
+
+def _scales(facts: Facts, sizes: Sizes) -> Scales:
+    score = facts.number("attention.scale") if facts.value("attention.scale") else None
+    if not facts.value(_TEMPERATURE):
         return Scales(score=score)
     span = facts.integer("rope.scaling.original_context_length", least=1)
-    return Scales(score=score, temperature=temperature, span=span)
+    if sizes.context > _MOST_SPANS * span:
+        raise facts.wrong(f"its context is more than {_MOST_SPANS} times its original one")
+    return Scales(score=score, temperature=facts.number(_TEMPERATURE, within=(1e-6, 1e3)), span=span)
 
 
 ARCHITECTURE = Architecture(

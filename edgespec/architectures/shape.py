@@ -72,11 +72,15 @@ class Facts:
             raise self.wrong(f"its {key} is {value!r:.40}: a whole number of at least {least} is needed")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive number. Without a default it is needed. Raises ModelFileError."""
+    def number(self, key: str, default: float | None = None, *, within: tuple[float, float] | None = None) -> float:
+        """A positive number, between those of ``within`` if given. Without a default it is needed. Raises
+        ModelFileError.
+        """
         value = self._stated(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise self.wrong(f"its {key} is {value!r:.40}: a positive number is needed")
+        if within is not None and not within[0] <= value <= within[1]:
+            raise self.wrong(f"its {key} is {value!r:.40}: a number from {within[0]:g} to {within[1]:g} is needed")
         return float(value)
 
     def _stated(self, key: str, default: float | None) -> object:
@@ -276,18 +280,21 @@ def one_rope(facts: Facts) -> tuple[Rope, ...]:
 
 
 _YARN = "rope.scaling.yarn_"
+# Far beyond every published model; within them no logarithm or quotient is infinite.
+_YARN_BASES, _YARN_TURNS = (2.0, 1e12), (1e-6, 1e6)
 
 
 def _yarn(facts: Facts) -> Yarn:
     for key in ("ext_factor", "attn_factor"):
         if facts.value(_YARN + key) not in (None, 1.0):
             raise UnsupportedError(f"its {_YARN}{key} is {facts.value(_YARN + key)!r:.40}")
+    facts.number("rope.freq_base", DEFAULT_ROPE_BASE, within=_YARN_BASES)
     return Yarn(
         original_context=facts.integer(
             "rope.scaling.original_context_length", facts.integer("context_length"), least=1
         ),
-        fast=facts.number(_YARN + "beta_fast", _YARN_FAST),
-        slow=facts.number(_YARN + "beta_slow", _YARN_SLOW),
+        fast=facts.number(_YARN + "beta_fast", _YARN_FAST, within=_YARN_TURNS),
+        slow=facts.number(_YARN + "beta_slow", _YARN_SLOW, within=_YARN_TURNS),
     )
 
 
@@ -297,7 +304,9 @@ def _yarn_magnitude(facts: Facts, scale: float) -> float:
     def growth(factor: float) -> float:
         return 1.0 + 0.1 * factor * math.log(max(1.0, scale))
 
-    multiplier = facts.number(_YARN + "log_multiplier") if facts.value(_YARN + "log_multiplier") else 0.0
+    multiplier = (
+        facts.number(_YARN + "log_multiplier", within=(1e-6, 1e6)) if facts.value(_YARN + "log_multiplier") else 0.0
+    )
     return growth(1.0) / growth(multiplier)
 
 

@@ -21,7 +21,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 def native(header: GgufHeader) -> Any:
     layout = read_layout(header)
     ropes = [(rope.form.base, rope.form.scale, rope.factors is not None) for rope in layout.ropes]
-    return [(layer.window, *ropes[layer.rope_table]) for layer in layout.layers]
+    return [(layer.window, *ropes[layer.rope_table or 0]) for layer in layout.layers]
 
 
 def onnx(header: GgufHeader) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,9 @@ def test_a_value_that_cannot_be_is_refused_with_its_key(changes: dict[str, Any],
 
 # ------------------------------------------------------------------------------------------------- single families
 
+YARN: dict[str, Any] = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0}
+ORIGINAL = {"rope__scaling__original_context_length": 8}
+
 
 def family_shape(architecture: str, layers: int = 8, **changes: Any) -> Shape:
     """A shape of that family, whose tensors fit."""
@@ -216,7 +220,7 @@ def test_yarn_keeps_fast_pairs_scales_slow_ones_and_mixes_those_between() -> Non
 
 
 def test_yarn_of_a_file_has_its_context_betas_and_magnitude() -> None:
-    stated = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0}
+    stated = YARN
     (rope,) = family_shape("llama", **stated, rope__scaling__original_context_length=64).ropes
     assert rope.yarn == Yarn(original_context=64, fast=32.0, slow=1.0)
     assert rope.magnitude == pytest.approx(1 + 0.1 * math.log(8))
@@ -230,7 +234,7 @@ def test_yarn_of_a_file_has_its_context_betas_and_magnitude() -> None:
 
 
 def test_queries_of_mistral3_grow_with_the_contexts_before_them() -> None:
-    stated = {"attention__temperature_scale": 0.5, "rope__scaling__original_context_length": 50}
+    stated: dict[str, Any] = {"attention__temperature_scale": 0.5, "rope__scaling__original_context_length": 50}
     factors = family_shape("mistral3", **stated).query_factors()
     assert factors == pytest.approx((1.0, 1 + 0.5 * math.log(2), 1 + 0.5 * math.log(3)))
     assert family_shape("mistral3").query_factors() == ()
@@ -242,3 +246,34 @@ def test_positions_of_several_dimensions_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="several dimensions"):
         family_shape("glm4", rope__dimension_sections=(8, 12, 12, 0))
     assert family_shape("glm4", rope__dimension_sections=(8, 0, 0, 0)).ropes
+
+
+@pytest.mark.parametrize(
+    ("architecture", "stated", "says"),
+    [
+        ("gemma2", {"attn_logit_softcapping": 1e300}, "attn_logit_softcapping is 1e"),
+        ("gemma2", {"final_logit_softcapping": 1e-30}, "a number from 0.001 to 1e"),
+        ("gemma2", {"attention__sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        ("llama", {"rope__scaling__type": "yarn"}, "does not state llama.rope.scaling.factor"),
+        ("llama", {**YARN, "rope__freq_base": 1.0}, "rope.freq_base is 1.0"),
+        ("llama", {**YARN, "rope__scaling__yarn_beta_fast": 1e-320}, "yarn_beta_fast is"),
+        ("llama", {**YARN, "rope__scaling__yarn_beta_slow": 1e308}, "yarn_beta_slow is"),
+        ("llama", {**YARN, "rope__scaling__yarn_log_multiplier": 1e308}, "yarn_log_multiplier is"),
+        ("llama", {**YARN, "rope__scaling__original_context_length": 0}, "original_context_length is 0"),
+        (
+            "mistral3",
+            {"attention__temperature_scale": 1e308, "context_length": 9, **ORIGINAL},
+            "temperature_scale is",
+        ),
+        (
+            "mistral3",
+            {"attention__temperature_scale": 0.1, "context_length": 2**31, **ORIGINAL},
+            "its context is more",
+        ),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused_before_anything_is_computed(
+    architecture: str, stated: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ModelFileError, match=re.escape(says)):
+        family_shape(architecture, **stated)

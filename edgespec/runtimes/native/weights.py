@@ -169,7 +169,7 @@ class NativeWeights:
         if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
             raise ValueError("rope factors must be finite and positive")
         frequencies = np.array([_power(rope.form.base, -pair, rope_length) for pair in range(0, rope_length, 2)])
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", divide="ignore"):
             frequencies /= rope.form.divisors(rope_length)
             if factors is not None:
                 frequencies /= factors
