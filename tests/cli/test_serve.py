@@ -207,7 +207,7 @@ def test_models_of_the_store_are_served_by_name(tiny: TinyModels, tmp_path: Path
     ],
 )
 def test_wrong_models_are_one_sentence(here: InProcess, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    usage = "no model" in words[0] or "twice" in words[0]
+    usage = any(each in words[0] for each in ("no model", "no alias", "twice"))
     here("serve", *arguments).failed_well(*words, code=2 if usage else 1)
 
 
