@@ -137,8 +137,9 @@ def test_calibrate_json_has_the_documented_keys(here: InProcess, options: tuple[
         assert curve["width"][0] == 1
         assert all(number(seconds) for seconds in curve["forward_s"])
     contexts = [(curve["model"], curve["context"]) for curve in found["curves"]]
-    # Both ends of the context are all there are to this one, quick or not.
-    assert contexts == [("target", 96), ("target", 250), ("drafter", 96)]
+    read, near = [("target", 96), ("target", 250)], ("drafter", 96)
+    filled = [("target", 268), near, ("drafter", 296)]  # the kernels' last context is not read
+    assert contexts == ([*read[: 1 if quick else 2], *filled] if first_runtime() == "native" else [*read, near])
     (classes,) = found["width_classes"]
     assert classes.keys() >= {"model", "runtime", "settings", "context", "widths", "max_abs_diff"}
     assert (classes["model"], classes["runtime"]) == ("target", first_runtime())
