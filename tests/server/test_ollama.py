@@ -191,11 +191,19 @@ def test_what_cannot_be_obeyed_is_refused_in_ollamas_shape(body: dict[str, Any],
     assert words in shape["error"]
 
 
-@pytest.mark.parametrize("field", ["suffix", "template", "context", "images"])
+def test_a_suffix_makes_a_prompt_the_text_before_a_hole() -> None:
+    request = GENERATE.read({"prompt": "a", "suffix": "b"})
+    assert (request.prompt, request.suffix, request.messages) == ("a", "b", ())
+    assert GENERATE.read({"suffix": "b"}).prompt == ""
+    assert GENERATE.read({"prompt": "x", "suffix": ""}) == GENERATE.read({"prompt": "x"})
+    assert refused(GENERATE.read, {"prompt": "a", "suffix": "b", "system": "c"}).param == "system"
+
+
+@pytest.mark.parametrize("field", ["template", "context", "images"])
 def test_a_prompt_of_another_form_is_refused_by_name(field: str) -> None:
-    given: Any = "x" if field in ("suffix", "template") else ["x"]
+    given: Any = "x" if field == "template" else ["x"]
     assert refused(GENERATE.read, {"prompt": "x", field: given}).param == field
-    empty: Any = "" if field in ("suffix", "template") else []
+    empty: Any = "" if field == "template" else []
     assert GENERATE.read({"prompt": "x", field: empty}) == GENERATE.read({"prompt": "x"})
 
 
@@ -366,6 +374,7 @@ def test_a_shown_model_says_what_requests_may_use() -> None:
     assert (settings["num_ctx"], settings["temperature"]) == ("4096", "0.7")
     assert own["capabilities"] == capabilities(CARD) == ["completion", "tools"]
     assert capabilities(replace(CARD, uses_tools=False, thinks=True)) == ["completion", "thinking"]
+    assert capabilities(replace(CARD, fills_in=True, uses_tools=False)) == ["completion", "insert"]
     bare = shown("tiny", replace(CARD, template=None, licence=None, parameters=0, sampling=None))
     assert len(bare["parameters"].splitlines()) == 1, "the sampling is known once the model was loaded"
     assert not {"template", "license"} & bare.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
@@ -31,13 +32,13 @@ def read_chat(body: Mapping[str, Any]) -> Request:
 
 
 def read_generate(body: Mapping[str, Any]) -> Request:
-    """A body of /api/generate: a conversation of one message, or raw text. Raises ApiError."""
+    """A body of /api/generate: a conversation of one message, raw text, or a hole in it. Raises ApiError."""
     found = read_fields("ollama-generate", body)
     prompt, system = found.pop("prompt", ""), found.pop("system", "")
-    if found.pop("raw", False):
+    if found.pop("raw", False) or "suffix" in found:
         if system:
-            raise ApiError("raw text has no system message: leave out system, or raw", param="system")
-        found["prompt"] = prompt or None
+            raise ApiError("raw text has no system message: leave out system, or raw and suffix", param="system")
+        found["prompt"] = prompt if "suffix" in found else prompt or None
     elif prompt:
         first = [{"role": "system", "content": system}] if system else []
         found["messages"] = read_messages([*first, {"role": "user", "content": prompt}])
@@ -188,11 +189,14 @@ def _face(
 
 
 CHAT = _face("ollama-chat", "/api/chat", "Answer a conversation, as Ollama does.", "messages", _chat_said, read_chat)
-GENERATE = _face(
-    "ollama-generate",
-    "/api/generate",
-    "Answer a message or continue a text, as Ollama does.",
-    "prompt",
-    _generate_said,
-    read_generate,
+GENERATE = replace(
+    _face(
+        "ollama-generate",
+        "/api/generate",
+        "Answer a message, continue a text or fill a hole in it, as Ollama does.",
+        "prompt",
+        _generate_said,
+        read_generate,
+    ),
+    fills_in=True,
 )

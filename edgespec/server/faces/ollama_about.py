@@ -75,7 +75,7 @@ def shown(name: str, card: ModelCard) -> dict[str, Any]:
 
 def capabilities(card: ModelCard) -> list[str]:
     """What the model can do, in Ollama's words."""
-    able = {"completion": True, "tools": card.uses_tools, "thinking": card.thinks}
+    able = {"completion": True, "insert": card.fills_in, "tools": card.uses_tools, "thinking": card.thinks}
     return [word for word, holds in able.items() if holds]
 
 

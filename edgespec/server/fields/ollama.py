@@ -21,6 +21,12 @@ def _as_openai(name: str, apis: tuple[str, ...] = BOTH) -> Field:
     return replace(field, apis=apis)
 
 
+def _as_text(name: str) -> Field:
+    """The field that means the same in OpenAI's completions."""
+    (field,) = (each for each in openai.FIELDS if each.name == name and openai.COMPLETION[0] in each.apis)
+    return replace(field, apis=GENERATE)
+
+
 def _options(treatment: Treatment) -> list[Field]:
     known = [each.name for each in openai.FIELDS if each.name.startswith(_OPTIONS) and each.treatment is treatment]
     return [_num_predict() if name == "options.num_predict" else _as_openai(name) for name in known]
@@ -49,6 +55,7 @@ _OBEYED = (
         texts=True,
     ),
     Field("system", TEXT, "the system message before the prompt", GENERATE, texts=True),
+    _as_text("suffix"),
     Field("raw", FLAG, "whether the prompt goes to the model without a template", GENERATE),
     _as_openai("tools", CHAT),
     *map(_as_openai, ("think", "format", "logprobs", "top_logprobs")),
@@ -67,7 +74,6 @@ _OBEYED = (
 
 _REFUSED = (
     *refused("images width height steps", "other prompts or answers than text", apis=GENERATE),
-    *refused("suffix", "text after the answer", {"enum": [""]}, apis=GENERATE),
     *refused("template context", "a prompt of another form", apis=GENERATE),
     *_options(Treatment.REFUSED),
     *refused("_debug_render_only", "a reply of another form", apis=BOTH),
