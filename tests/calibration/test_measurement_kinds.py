@@ -192,8 +192,10 @@ def test_contention_is_keyed_by_target_and_drafter(kept: Measurements) -> None:
 def test_model_times_survive_json() -> None:
     assert read(ModelTimes, json.loads(json.dumps(to_json(TIMES)))) == TIMES
     assert TIMES.curves.at(96).plain_s == 0.1
-    assert TIMES.curves.at(2000).plain_s == 0.2
-    assert (TIMES.draft_cost.token_s, TIMES.draft_cost.lag_token_s, TIMES.draft_cost.round_s) == (0.1, 0.003, 0.0)
+    assert TIMES.curves.at(1018).plain_s == 0.2
+    assert TIMES.curves.at(1940).plain_s == pytest.approx(0.3), "linear beyond what was measured"
+    cost = TIMES.draft_cost.at(96)
+    assert (cost.token_s, cost.lag_token_s, cost.round_s) == (pytest.approx(0.1), 0.003, 0.0)
 
 
 # -------------------------------------------------------------------------------------------------- the lock
