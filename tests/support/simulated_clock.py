@@ -16,6 +16,7 @@ from typing import Protocol
 from edgespec.drafters.lookup import match_confidence
 from edgespec.files.checked import read, to_json
 from edgespec.interfaces.drafting import ChainGate, DraftTree, values_trees
+from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS
 from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.depth.control import DepthControl
@@ -77,11 +78,16 @@ class Course:
     def read_prompt(self) -> float:
         """Read the prompt and decode the first token; returns the seconds of that token's forward."""
         tokens, before_s = self.request.prompt_tokens, self.clock.now_s
-        self.clock.spend("prompt", self._slower(0, 1) * self.world.prompt_s(tokens - 1))
+        for start in range(0, tokens - 1, PREFILL_CHUNK_TOKENS):
+            self.read_chunk(start, min(start + PREFILL_CHUNK_TOKENS, tokens - 1))
         read_s = self.clock.now_s
         self.forward(1, 0)
         assert read_s >= before_s
         return self.clock.now_s - read_s
+
+    def read_chunk(self, start: int, end: int) -> None:
+        """The target reads the prompt's tokens ``start`` to ``end`` - 1."""
+        self.clock.spend("prompt", self._slower(0, 1) * (self.world.prompt_s(end) - self.world.prompt_s(start)))
 
     def forward(self, width: int, place: int) -> None:
         """The target scores ``width`` rows, the first of which scores the answer's token ``place``."""

@@ -35,7 +35,7 @@ class _Target:
         if rows:
             course.forward(len(tokens), self.length + 1 - prompt)
         else:
-            course.clock.spend("prompt", course._slower(0, 1) * course.world.prompt_s(len(tokens)))
+            course.read_chunk(self.length, self.length + len(tokens))
         self.length += len(tokens)
         return Truth(self.length - rows + 1, rows)
 

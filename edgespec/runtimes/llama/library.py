@@ -57,6 +57,8 @@ _NEEDED = (
     "llama_vocab_fim_pre",
     "llama_vocab_fim_suf",
     "llama_vocab_fim_mid",
+    "llama_vocab_fim_rep",
+    "llama_vocab_fim_sep",
     "llama_tokenize",
     "llama_token_to_piece",
     "llama_log_callback",
