@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from edgespec.architectures.shape import LONG_FACTORS
 from edgespec.files.disk import gib
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.interfaces.model import HOST
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements
@@ -21,6 +23,10 @@ MOST_TOKENS, LEAST_TOKENS, STEP_TOKENS = 32_768, 4_096, 4_096
 
 # One conversation may take this share of what the weights leave free: others need room too.
 SHARE = 1 / 4
+
+_UNCHANGED = (
+    "the context holds {} tokens: in a longer one the model reads all positions otherwise; `--context N` sets it"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +46,33 @@ def least_context(asked: int | None, trained: int) -> ContextLength:
     return ContextLength(tokens=trained, why=Reason("context_chosen", why))
 
 
+def unchanged_context(header: GgufHeader) -> int | None:
+    """The longest context in which the model rotates positions as in a short one; None if there is no limit.
+
+    A model with long factors rotates all positions otherwise in a longer context: texts change, also short ones.
+    """
+    if all(tensor.name != LONG_FACTORS for tensor in header.tensors):
+        return None
+    stated = header.metadata.get(f"{header.architecture}.rope.scaling.original_context_length")
+    return stated if isinstance(stated, int) and stated > 0 else None
+
+
 def choose_context(
-    trained: int, models: Sequence[PreparedModel], places: Placements, allowed_bytes: int
+    trained: int,
+    models: Sequence[PreparedModel],
+    places: Placements,
+    allowed_bytes: int,
+    unchanged: int | None = None,
 ) -> ContextLength:
     """The longest context whose caches, of one conversation, take at most a quarter of what the weights leave.
 
     In steps, up to what the target was ``trained`` for and to ``MOST_TOKENS``; at least ``LEAST_TOKENS``, or all that
-    a smaller model was trained for. ``models`` are the target and its drafter. Each memory is looked at by itself,
+    a smaller model was trained for. ``models`` are the target and its drafter, ``unchanged`` is the target's
+    ``unchanged_context``, which is not exceeded. Each memory is looked at by itself,
     and no place of the target that has room for the least context loses it.
     """
     least = least_context(None, trained).tokens
-    most = min(trained or least, MOST_TOKENS)
+    most = max(least, min(trained or least, MOST_TOKENS, unchanged or MOST_TOKENS))
     free = {HOST: allowed_bytes} | {name: size - HEADROOM_BYTES for name, size in places.memory_bytes.items()}
     for model in models:
         for memory, weights_bytes, _ in _needs(model, 0):
@@ -64,6 +86,8 @@ def choose_context(
         fits = all(count <= SHARE * free[memory] for memory, count in taken.items())
         if fits and all(places.room(each.longer(tokens - least)) for each in rooms):
             break
+    if tokens == unchanged != trained:
+        return ContextLength(tokens=tokens, why=Reason("context_chosen", _UNCHANGED.format(tokens)))
     return ContextLength(tokens=tokens, why=_reason(tokens, most, trained, taken, free))
 
 

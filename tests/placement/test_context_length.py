@@ -19,6 +19,7 @@ from edgespec.placement.context_length import (
     STEP_TOKENS,
     choose_context,
     least_context,
+    unchanged_context,
 )
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
@@ -143,3 +144,23 @@ def test_an_engine_says_what_was_chosen_and_its_sessions_have_it(tiny: TinyModel
         long, draft="none", runtime="native", limits=Limits(max_memory_bytes=allowed + 4_000_000)
     ) as engine:
         assert engine.plan.context_length == LEAST_TOKENS
+
+
+def test_a_model_with_long_factors_keeps_the_context_in_which_its_short_texts_stay_the_same(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "phi.gguf",
+        architecture="phi3",
+        context_length=4 * MOST_TOKENS,
+        long_factors=True,
+        settings={"rope.scaling.original_context_length": 8192, "rope.scaling.attn_factor": 1.2},
+    )
+    model = prepare(path)
+    assert unchanged_context(model.file.header) == 8192
+    plain = prepare(write_tiny_gguf(tmp_path / "plain.gguf", context_length=8192))
+    assert unchanged_context(plain.file.header) is None
+    found = choose_context(4 * MOST_TOKENS, [model], Placements(), 1 << 40, 8192)
+    assert found.tokens == 8192
+    assert found.why is not None
+    assert "reads all positions otherwise" in found.why.text

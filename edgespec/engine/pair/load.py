@@ -23,7 +23,7 @@ from edgespec.files.progress import Job, Loading, LoadProgress
 from edgespec.hardware.machine import Machine, describe_machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import Model
-from edgespec.placement.context_length import choose_context, least_context
+from edgespec.placement.context_length import choose_context, least_context, unchanged_context
 from edgespec.placement.memory import MemoryLedger
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import Preparation, PreparedModel
@@ -87,7 +87,8 @@ def load_pair(
     found = find_drafter_of(target, locator, store, tell)
     if asked is None:
         models = [target.model, *([] if found.file is None else [target.prepare.drafter(found.file)])]
-        context = choose_context(file.header.context_length, models, target.places, allowed)
+        unchanged = unchanged_context(file.header)
+        context = choose_context(file.header.context_length, models, target.places, allowed, unchanged)
         target = target.for_context(context.tokens)
     chosen = choose_drafter(target, found, store, context.why)
     request, whole = chosen.request, _whole(chosen.model, locator)
