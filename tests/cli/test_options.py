@@ -55,7 +55,7 @@ def test_a_record_becomes_options_in_its_place_and_the_command_gets_the_record()
     app.command()(shown)
     result = CliRunner().invoke(app, ["--target", "m", "--context", "64", "--first"])
     assert result.exit_code == 0, result.output
-    assert seen == [(7, True, GuessFlags(target="m", context=64), 7)]
+    assert seen == [(7, True, GuessFlags(target="m", context="64"), 7)]
 
 
 def test_a_model_named_twice_is_an_error() -> None:

@@ -194,7 +194,9 @@ def test_the_keys_of_answers(known: InProcess, pair: tuple[str, ...], loaded_dra
 
 
 def test_the_keys_of_plans(known: InProcess, pair: tuple[str, ...]) -> None:
-    check_keys("plan", succeeded(known("plan", *pair, "--json")).json)
+    found = succeeded(known("plan", *pair, "--json")).json
+    found["rejected"] = []  # whether there is one depends on this machine's times; the simulated plan has some
+    check_keys("plan", found)
     check_keys("plan-simulate", succeeded(known("plan", "--simulate", "desktop-full-gpu", "--json")).json)
 
 
