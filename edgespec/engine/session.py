@@ -577,7 +577,7 @@ class Session:
         if self._pair.answers is not None:
             self._pair.answers.add(answer.said_ids)
         kept, savable = self._pair.prefixes, self._savable
-        # Raw text is no conversation: an editor's prompts share a beginning that changes with every key.
+        # Raw text is left out: an editor's prompts share a beginning that changes with every key.
         if kept is not None and savable is not None and answer.said_ids and answer.turn.message is not None:
             kept.answered(self._owner, answer.turn.tokens, savable)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
