@@ -6,7 +6,7 @@ import pytest
 
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done, Round, Text
+from edgespec.engine.events import Done, Reading, Round, Text
 from edgespec.engine.session import Session
 from tests.engine.answers import SAMPLED, Forward, plain_text
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation, shown
@@ -23,8 +23,10 @@ def test_events_add_up_to_the_text_tokens_and_counters_of_done(
     assert [event for event in events if isinstance(event, Done)] == [done]
     texts = [event for event in events if isinstance(event, Text)]
     rounds = [event.record for event in events if isinstance(event, Round)]
-    assert len(texts) + len(rounds) + 1 == len(events)
-    assert isinstance(events[0], Text)  # the prefill's token belongs to no round
+    readings = [event for event in events if isinstance(event, Reading)]
+    assert readings == events[: len(readings)], "the prompt is read before all else"
+    assert len(readings) + len(texts) + len(rounds) + 1 == len(events)
+    assert isinstance(events[len(readings)], Text)  # the prefill's token belongs to no round
     assert shown(events) == done.text
     assert tuple(token for event in texts for token in event.token_ids) == done.token_ids
     assert done.finish_reason == "length"
