@@ -203,7 +203,6 @@ def test_a_message_that_cannot_be_read_is_named(message: Any, words: str) -> Non
         ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [user("x")] * (MOST_MESSAGES + 1)}, "messages"),
-        ({"messages": [user("x"), assistant("y")]}, "messages"),
         ({"messages": HI, "system": [IMAGE]}, "system"),
         ({"messages": HI, "system": 3}, "system"),
         ({"messages": HI, "tool_choice": {"type": "some"}}, "tool_choice"),
@@ -215,6 +214,11 @@ def test_a_message_that_cannot_be_read_is_named(message: Any, words: str) -> Non
 )
 def test_other_fields_that_cannot_be_obeyed_are_named(body: dict[str, Any], param: str) -> None:
     assert refused(MESSAGES.read, body).param == param
+
+
+def test_an_answer_that_is_begun_is_the_last_message() -> None:
+    request = MESSAGES.read({"messages": [user("x"), assistant("y")]})
+    assert request.messages[-1] == {"role": "assistant", "content": "y"}
 
 
 def test_an_agents_request_is_read_whole() -> None:
