@@ -17,6 +17,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import Limits
 from edgespec.errors import MemoryLimitError
+from edgespec.files.home import Home
 from edgespec.placement.memory import MemoryEstimate, MemoryLedger
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.table import FACES
@@ -74,9 +75,10 @@ def test_engines_with_one_ledger_count_each_other(tiny: TinyModels) -> None:
     assert ledger.left_bytes == GIB
 
 
-def test_a_drafter_is_counted_before_it_is_loaded(tiny: TinyModels) -> None:
+def test_a_drafter_is_counted_before_it_is_loaded(tiny: TinyModels, tmp_path: Path) -> None:
     ledger = MemoryLedger(GIB)
-    with tiny.load(limits=Limits(ledger=ledger)) as engine:
+    # In a home where no answer has shown that the drafter pays: there it is loaded at once.
+    with tiny.load(store_home=Home(tmp_path), limits=Limits(ledger=ledger)) as engine:
         drafter = engine.pair.pool.drafter
         assert drafter is not None
         assert engine.memory["drafters"] == {}
