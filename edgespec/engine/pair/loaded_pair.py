@@ -207,7 +207,11 @@ class LoadedPair:
             with self.lock:
                 if self.closed:
                     raise ClosedError("this engine is closed")
-                session = make(self.pool.rooms.open(tokens))
+                room = self.pool.rooms.open(tokens)
+                with contextlib.ExitStack() as failed:
+                    failed.callback(room.close)
+                    session = make(room)
+                    failed.pop_all()
                 self.sessions.add(session)
             return session
 
