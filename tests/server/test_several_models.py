@@ -77,7 +77,7 @@ def test_engines_with_one_ledger_count_each_other(tiny: TinyModels) -> None:
 
 def test_a_drafter_is_counted_before_it_is_loaded(tiny: TinyModels, tmp_path: Path) -> None:
     ledger = MemoryLedger(GIB)
-    # In a home where no answer has shown that the drafter pays: there it is loaded at once.
+    # In a home where no answer has shown that the drafter pays: otherwise the load has it too.
     with tiny.load(store_home=Home(tmp_path), limits=Limits(ledger=ledger)) as engine:
         drafter = engine.pair.pool.drafter
         assert drafter is not None
