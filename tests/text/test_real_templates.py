@@ -528,7 +528,8 @@ def test_an_answer_continues_the_assistants_text_in_every_real_template(
             for more in ({}, {"reasoning_content": "hm"}):
                 sent = said(("user", "word 7"), ("assistant", "word 8"), ("user", "word 9"))
                 own = read_conversation([*sent, {"role": "assistant", "content": text, **more}])
-                values = {"messages": template.shaped(own, tools=False)}
+                extra = CONVERSATIONS["functions"][1]  # variables that one of the templates needs
+                values = {"messages": template.shaped(own, tools=False), **extra}
                 prompt = template.continued(values)
                 assert prompt is not None, name
                 assert prompt.endswith(text), name
