@@ -41,7 +41,15 @@ def test_measurements_are_kept_for_the_next_load(pair: Engine) -> None:
     assert not pair.unmeasured
     with Engine.load("qwen2.5-coder-1.5b") as again:
         assert not again.unmeasured
-        assert again.plan == pair.plan
+        # Answers of other tests teach the acceptance, so the plans may predict different rates.
+        assert again.plan.numeric_class == pair.plan.numeric_class
+        kept, made = again.measurements, pair.measurements
+        assert kept.target_times() is not None
+        assert (kept.target_times(), kept.widths(), kept.store.plain_s(kept.target)) == (
+            made.target_times(),
+            made.widths(),
+            made.store.plain_s(made.target),
+        )
 
 
 def test_speculation_emits_plain_decodings_tokens(pair: Engine) -> None:
