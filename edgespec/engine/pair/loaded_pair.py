@@ -231,9 +231,8 @@ class LoadedPair:
                     raise
 
     def speculation(self) -> Speculation:
-        """The current plan. Where copies alone draft, tokens that a form forces are guesses too."""
-        alone = self.drafters and self.pool.drafter is None
-        drafters = (*self.drafters, ForcedDrafter()) if alone else self.drafters
+        """The current plan. Where anything drafts, tokens that a form forces are guesses too."""
+        drafters = (*self.drafters, ForcedDrafter()) if self.drafters else ()
         return Speculation(
             drafters=drafters, policy=self.policy, depth_cap=self.plan.depth_cap, budget=self.pipeline_budget
         )
