@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-import statistics
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -70,18 +69,19 @@ def test_importing_edgespec_changes_no_process_state(tmp_path: Path) -> None:
     assert before == after
 
 
-def test_importing_edgespec_takes_under_150_ms(tmp_path: Path) -> None:
-    """The bound is 50 ms; the test allows three times that on a busy machine."""
+def test_importing_edgespec_takes_under_150_ms_of_the_processor(tmp_path: Path) -> None:
+    """The bound is 50 ms; the test allows three times that, since other programs share the processor's caches."""
 
-    def median_s(code: str) -> float:
+    def least_s(code: str) -> float:
         times = []
         for _ in range(7):
-            started = time.perf_counter()
+            before = os.times()
             subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), check=True)
-            times.append(time.perf_counter() - started)
-        return statistics.median(times)
+            after = os.times()
+            times.append(after.children_user + after.children_system - before.children_user - before.children_system)
+        return min(times)
 
-    assert median_s("import edgespec") - median_s("pass") < 0.150
+    assert least_s("import edgespec") - least_s("pass") < 0.150
 
 
 @pytest.mark.parametrize("name", edgespec.__all__)
