@@ -218,12 +218,11 @@ class AnswerTask:
     def _show(self, pieces: list[Piece]) -> None:
         """Queue what the pieces say; the tokens since the last time are those of the first text."""
         tokens, guessed_by, lengths = zip(*self._unshown, strict=True) if self._unshown else ((), (), ())
-        lengths, logprobs = () if self._parts.has_calls else lengths, tuple(self._logprobs)
         whole = joined(pieces)
         if not whole or whole[0].call is not None:
             whole.insert(0, Piece(""))
         first, *others = whole
-        own = Text(first.text, tokens, guessed_by, lengths, logprobs, first.reasoning)
+        own = Text(first.text, tokens, guessed_by, lengths, tuple(self._logprobs), first.reasoning)
         told = [piece.call or Text(piece.text, reasoning=piece.reasoning) for piece in others]
         self._put(_Given((own, *told), pieces))
         self._unshown.clear()

@@ -22,8 +22,8 @@ class Text:
     ``guessed_by`` has an entry for each token: the drafter that guessed it (``model``, ``lookup``), or None for the
     target's own. ``lengths`` has the number of characters that came with each token. Bytes of the last token may be
     held back, so text can lag behind its tokens; the rest at the end of the answer comes without tokens. ``logprobs``
-    has an entry for each token; empty unless ``generate`` was asked for them. With tools the text of calls is left
-    out, and ``lengths`` is empty. ``reasoning`` is what the text says of the model's thinking, without the marks and
+    has an entry for each token; empty unless ``generate`` was asked for them. The text of calls is left out: its
+    tokens have no characters. ``reasoning`` is what the text says of the model's thinking, without the marks and
     the blanks around them; None if the text is the answer itself.
     """
 

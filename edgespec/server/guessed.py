@@ -21,10 +21,8 @@ class Guessed:
         self._tokens = deque[Token]()  # whose characters were not sent
 
     def of(self, event: Text) -> tuple[Token, ...]:
-        """The tokens of what is sent of the event. The lengths add up to it; empty if they are not known."""
-        self._tokens.extend(zip(event.lengths, event.guessed_by, strict=False))
-        if event.guessed_by and not event.lengths:
-            return ()  # calls are left out of the text
+        """The tokens of what is sent of the event. The lengths add up to it."""
+        self._tokens.extend(zip(event.lengths, event.guessed_by, strict=True))
         found = self._taken(len(event.text))
         if event.reasoning is None:
             return tuple(found)

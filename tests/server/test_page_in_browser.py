@@ -85,6 +85,22 @@ def test_words_are_shaded_by_who_guessed_them(browser: Any, server: Running) -> 
         )
 
 
+def test_each_source_of_a_guess_has_a_shade_that_the_legend_names(browser: Any, server: Running) -> None:
+    sources = ("model", "another-model", "lookup", "history", "datastore", "forced", None)
+    shades = ["drafter", "drafter", "copies", "learned", "learned", "forced", ""]
+    with opened(browser, server) as tab:
+        scripted(tab.page, chunk({"content": "abcdefg"}, {"tokens": [[1, source] for source in sources]}), end())
+        tab.ask("hello")
+        tab.wait()
+        assert tab.shades == list(zip("abcdefg", shades, strict=True))
+        colour = "each => getComputedStyle(each).backgroundColor"
+        for kind in set(shades) - {""}:
+            shown = tab.page.locator(f".answer i.{kind}").first.evaluate(colour)
+            assert shown == tab.page.locator(f"#legend li.{kind}").evaluate(colour) != "rgba(0, 0, 0, 0)"
+        legend = tab.page.locator("#legend li").all_inner_texts()
+        assert legend == ["drafter", "copies", "learned", "forced", "not guessed"]
+
+
 @pytest.mark.parametrize("how", ["Escape", "button"])
 def test_stop_ends_the_answer_within_a_moment_and_keeps_its_text(browser: Any, server: Running, how: str) -> None:
     with opened(browser, server) as tab:

@@ -138,11 +138,6 @@ class AnswerParts:
         return self._text.stop_text
 
     @property
-    def has_calls(self) -> bool:
-        """Whether the answer may hold calls, which its pieces' texts leave out."""
-        return self._calls is not None
-
-    @property
     def thinks(self) -> bool:
         """Whether thinking is open."""
         return self._thinking is not None and self._thinking.inside
