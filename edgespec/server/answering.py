@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Hashable, MutableMapping
-from typing import Any
+from collections.abc import Hashable
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -20,37 +19,18 @@ from edgespec.server.forms import Asked
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.replies import fingerprint
 from edgespec.server.schema import Request
-from edgespec.server.service import Service
+from edgespec.server.service import LONGEST_REQUEST_S, Left, Read, Scope, Service
 from edgespec.server.streaming import Collected, EventStream, Receive, Send, send_reply, while_connected
-from edgespec.text.request_budget import RequestBudget
-
-# The longest answers of thinking models on a slow machine take half an hour.
-LONGEST_REQUEST_S = 3600.0
-
-Scope = MutableMapping[str, Any]
-
-
-class Left(Response):
-    """No response: the client has left. An exception would become one on its way out."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["edgespec.error"] = "the client left"
 
 
 class Answering(Response):
     """The response to one request for answers: waits for its turn and for the model, and decodes."""
 
-    def __init__(
-        self, face: Face, service: Service, request: Request, owner: str, size: int, budget: RequestBudget
-    ) -> None:
-        """``size``: bytes of the request's body."""
+    def __init__(self, face: Face, service: Service, read: Read[Request]) -> None:
         super().__init__()
         self._face = face
-        self._budget = budget
-        self._size = size
         self._service = service
-        self._request = request
-        self._owner = owner
+        self._request, self._owner, self._size, self._budget = read.asked, read.owner, read.size, read.budget
         self._head: Head | None = None
         self._kept_in_part = False
 
@@ -83,7 +63,7 @@ class Answering(Response):
         if stream is not None:
             await stream.finish(answers)
             return
-        reply = face.whole(self._request, self._known_head(), collected.parts, collected.scored, answers)
+        reply = face.whole(self._request, self._known_head(), collected.answers, answers)
         await send_reply(send, reply, threads)
 
     async def _decode(self, client: Hashable, reader: Reader) -> list[Done]:
@@ -93,7 +73,7 @@ class Answering(Response):
                 asyncio.timeout(self._budget.left_s),
                 service.keystrokes.turn(client, self._request.hole) as turn,
                 service.queue.turn(self._size, self._owner if len(service.access.keys) > 1 else None),
-                service.keeper.use() as loaded,
+                service.keeper.use(self._owner) as loaded,
             ):
                 waited_s, warnings = time.perf_counter() - began, await self._compiled(loaded)
                 self._kept_in_part = bool(warnings)
@@ -106,7 +86,7 @@ class Answering(Response):
                     waited_s=waited_s,
                 )
                 if self._request.keep_alive_s is not None:
-                    service.keeper.keep(self._request.keep_alive_s)
+                    service.keeper.keep(self._request.keep_alive_s, self._owner)
                 return await decode(self._request, self._owner, loaded, reader, self._budget, turn)
         except TimeoutError:
             message = f"the answer took longer than {LONGEST_REQUEST_S:.0f} s"
@@ -119,7 +99,7 @@ class Answering(Response):
         return await loaded.forms.compile(loaded.engine, asked, self._owner, self._budget)
 
 
-async def without_answer(face: Face, service: Service, request: Request) -> Response:
+async def without_answer(face: Face, service: Service, request: Request, owner: str) -> Response:
     """The reply to a request that asks for no answer: the model is loaded, or freed if it is not to stay.
 
     Raises ApiError if the API has no such requests, and what loading raises.
@@ -128,11 +108,11 @@ async def without_answer(face: Face, service: Service, request: Request) -> Resp
         raise ApiError("there is nothing to answer", param=face.asks)
     keeper, seconds = service.keeper, request.keep_alive_s
     if seconds == 0:
-        keeper.keep(0)
+        keeper.keep(0, owner)
     else:
-        async with keeper.use():
+        async with keeper.use(owner):
             if seconds is not None:
-                keeper.keep(seconds)
+                keeper.keep(seconds, owner)
     done: WithoutAnswer = "unload" if seconds == 0 else "load"
     return JSONResponse(face.without_answer(request, service.names[0], int(time.time()), done))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import codecs
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import BIASES, Sampling
@@ -64,8 +65,9 @@ class Part:
     """More of an answer: its text, its thinking without marks, its calls, and its tokens if their probabilities were
     asked for.
 
-    For requests that ask who guessed: ``guessed`` has the tokens of text or thinking, ``round`` what was proposed and
-    accepted in the round that they are of, and ``reading`` how much of the prompt is read.
+    For requests that ask who guessed: ``guessed`` has the tokens of text or thinking, and ``round`` what was proposed
+    and accepted in the round that they are of. For these and requests that ask for progress ``reading`` is how much
+    of the prompt is read, ``read_s`` seconds after that began.
     """
 
     content: str = ""
@@ -75,6 +77,12 @@ class Part:
     guessed: tuple[Token, ...] = ()
     round: tuple[int, int] | None = None
     reading: Reading | None = None
+    read_s: float = 0.0
+
+    @property
+    def kind(self) -> Literal["text", "thinking", "calls"]:
+        """What the part is."""
+        return "calls" if self.calls else "thinking" if self.reasoning else "text"
 
 
 def joined(parts: Sequence[Part]) -> Part:
@@ -109,6 +117,19 @@ def sampling_for(usual: Sampling, request: Request, index: int) -> Sampling:
     return replace(usual, **values)
 
 
+def within_window(sampling: Sampling, window: int | None) -> Sampling:
+    """The sampling whose penalties look at the last ``window`` tokens; at none with 0, at all with None.
+
+    Raises ApiError for other numbers while there is a penalty.
+    """
+    if window is None:
+        return sampling
+    without = replace(sampling, repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+    if window and sampling != without:
+        raise unsupported("repeat_last_n", f"a penalty that looks at the last {window} tokens only (repeat_last_n)")
+    return without
+
+
 def without_words(sampling: Sampling, words: Sequence[str], tokenizer: Tokenizer) -> Sampling:
     """The sampling in which each word of one token is banned, also the token with a blank before it, as in vLLM.
 
@@ -139,7 +160,9 @@ async def decode(
     usual = replace(engine.file_sampling, rule=engine.profile.rule)
     if request.seed is None and not sampling_for(usual, request, 0).greedy:  # a greedy answer has no seed
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
-    samplings = [sampling_for(usual, request, index) for index in range(request.answers)]
+    samplings = [
+        within_window(sampling_for(usual, request, index), request.penalty_window) for index in range(request.answers)
+    ]
     async with _session(request, owner, loaded, budget, turn) as held:
         return [
             await _one(request.of(index), held, sampling, index, reader) for index, sampling in enumerate(samplings)
@@ -301,6 +324,7 @@ class _Parts:
         self._request, self._scores = request, scores
         self._guessed = Guessed() if request.show_tokens else None
         self._round: tuple[int, int] | None = None  # not yet said
+        self._began: float | None = None  # to read the prompt
 
     def of(self, event: Event) -> Part:
         """What the event says; an empty part if nothing."""
@@ -308,12 +332,21 @@ class _Parts:
             return self._said(event)
         if isinstance(event, ToolCall):
             return Part(calls=(event,)) if self._request.parallel_tool_calls or event.index == 0 else Part()
+        if isinstance(event, Reading):
+            return self._read(event)
         if self._guessed is None:
             return Part()
         before, self._round = self._round, None
         if isinstance(event, Round):
             self._round = event.record.proposed, event.record.accepted
-        return Part(round=before, reading=event if isinstance(event, Reading) else None)
+        return Part(round=before)
+
+    def _read(self, event: Reading) -> Part:
+        if self._guessed is None and not self._request.show_progress:
+            return Part()
+        now = time.perf_counter()
+        self._began = now if self._began is None else self._began
+        return Part(reading=event, read_s=now - self._began)
 
     def _said(self, event: Text) -> Part:
         content = event.text if event.reasoning is None else ""

@@ -19,16 +19,16 @@ from starlette.routing import Route
 
 from edgespec.errors import EdgespecError
 from edgespec.server import counting, tokens
-from edgespec.server.answering import LONGEST_REQUEST_S, Answering, Left, Scope, as_api_error, without_answer
+from edgespec.server.answering import Answering, as_api_error, without_answer
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.faces.face import Face
 from edgespec.server.faces.table import FACES, error_shape
 from edgespec.server.ollama_routes import ollama_routes
 from edgespec.server.openapi import document
 from edgespec.server.page import root_route
-from edgespec.server.service import RequestLine, Served, Service
+from edgespec.server.schema import Request
+from edgespec.server.service import Endpoint, Read, RequestLine, Scope, Served, Service
 from edgespec.server.streaming import Receive, Send
-from edgespec.text.request_budget import RequestBudget
 
 # A client that takes nothing for this long is gone: the answer waits in memory and holds a slot.
 LONGEST_WRITE_S = 60.0
@@ -151,20 +151,14 @@ def make_app(service: Service) -> Guard:
     return Guard(app, service, paths)
 
 
-def _answering(face: Face, service: Service) -> Callable[[HttpRequest], Awaitable[Response]]:
-    async def endpoint(request: HttpRequest) -> Response:
-        owner = service.access.owner(request.headers)
-        budget = RequestBudget(service.context_length, LONGEST_REQUEST_S)
-        try:
-            parsed, size = await service.bodies.read(request, face.read, budget, service.keeper.threads)
-        except GoneError:
-            return Left()
-        own = service.check_model(parsed.model, any_model=face.any_model)
-        if not parsed.wants_answer:
-            return await without_answer(face, own, parsed)
-        return Answering(face, own, parsed, owner, size, budget)
+def _answering(face: Face, service: Service) -> Endpoint:
+    async def reply(read: Read[Request]) -> Response:
+        own = service.check_model(read.asked.model, any_model=face.any_model)
+        if not read.asked.wants_answer:
+            return await without_answer(face, own, read.asked, read.owner)
+        return Answering(face, own, read)
 
-    return endpoint
+    return service.endpoint(face.read, reply)
 
 
 def _about(service: Service) -> list[Route]:
@@ -183,7 +177,9 @@ def _about(service: Service) -> list[Route]:
         service.access.owner(request.headers)
         data = [described(each) for each in service.models]
         page = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}  # Anthropic's members
-        return JSONResponse({"object": "list", "data": data, **page})
+        # Codex asks with its version, and prints an error unless there is a list of its own (openai/codex#22205).
+        codex: dict[str, Any] = {"models": []} if "client_version" in request.query_params else {}
+        return JSONResponse({"object": "list", "data": data, **page, **codex})
 
     async def model(request: HttpRequest) -> Response:
         service.access.owner(request.headers)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edgespec.server.answering import LONGEST_REQUEST_S, Left
-from edgespec.server.errors import GoneError
 from edgespec.server.faces.messages import COUNT, MESSAGES
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.schema import Request
-from edgespec.server.service import Service
+from edgespec.server.service import Read, Service
 from edgespec.text.request_budget import RequestBudget
 
 
@@ -21,19 +18,13 @@ def routes(service: Service) -> list[Route]:
     """The route that counts tokens."""
     counting = asyncio.Lock()  # one after another: other threads wait while native code reads a long text
 
-    async def count(request: HttpRequest) -> Response:
-        service.access.owner(request.headers)
-        budget = RequestBudget(service.context_length, LONGEST_REQUEST_S)
-        try:
-            parsed, _ = await service.bodies.read(request, MESSAGES.read, budget, service.keeper.threads)
-        except GoneError:
-            return Left()
-        keeper = service.check_model(parsed.model, any_model=MESSAGES.any_model).keeper
-        async with counting, keeper.use() as loaded:
-            tokens = await keeper.threads.run(lambda: _tokens(loaded, parsed, budget.left_s))
+    async def count(read: Read[Request]) -> Response:
+        keeper = service.check_model(read.asked.model, any_model=MESSAGES.any_model).keeper
+        async with counting, keeper.use(read.owner) as loaded:
+            tokens = await keeper.threads.run(lambda: _tokens(loaded, read.asked, read.budget.left_s))
         return JSONResponse({"input_tokens": tokens})
 
-    return [Route(COUNT, count, methods=["POST"])]
+    return [Route(COUNT, service.endpoint(MESSAGES.read, count), methods=["POST"])]
 
 
 def _tokens(loaded: LoadedEngine, request: Request, seconds: float) -> int:

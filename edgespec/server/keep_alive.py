@@ -1,4 +1,4 @@
-"""How long a request asks for the model to stay loaded, as Ollama's clients say it."""
+"""How long requests ask for the model to stay loaded, as Ollama's clients say it, and who keeps it longest."""
 
 from __future__ import annotations
 
@@ -31,3 +31,31 @@ def kept_alive_s(given: float | str) -> float:
         return math.inf
     steps = _STEP.findall(found["time"])
     return sum(float(number) * _UNITS[unit] for number, unit in steps) if steps else float(found["time"])
+
+
+class Stays:
+    """Until when a loaded model stays: the one of its users who keeps it longest counts.
+
+    Times are those of one clock, in seconds; infinite: always.
+    """
+
+    def __init__(self, usual_s: float | None, now: float) -> None:
+        """``usual_s`` for users who ask for nothing, and from ``now`` if nobody comes; None: always."""
+        self._usual_s = math.inf if usual_s is None else usual_s
+        self._loaded = now
+        self._asked = dict[str, float]()
+        self._used = dict[str, float]()
+
+    def use(self, owner: str, now: float) -> None:
+        """A request of this user has come or ended."""
+        self._used[owner] = now
+
+    def ask(self, owner: str, seconds: float, now: float) -> None:
+        """A user asks for a time from the end of its last request."""
+        self._asked[owner], self._used[owner] = seconds, now
+
+    @property
+    def until(self) -> float:
+        """The time at which the model is freed."""
+        ends = (used + self._asked.get(owner, self._usual_s) for owner, used in self._used.items())
+        return max(ends, default=self._loaded + self._usual_s)

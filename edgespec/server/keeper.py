@@ -16,8 +16,10 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.files.model_file import LocatedModel
 from edgespec.server.forms import FormCompiler
+from edgespec.server.keep_alive import Stays
 from edgespec.server.pool import SessionPool
 from edgespec.server.room import Room
+from edgespec.server.security import EVERYBODY
 from edgespec.server.threads import Threads
 
 State = Literal["loading", "ready", "unloaded", "failed"]
@@ -83,8 +85,8 @@ class ModelKeeper:
         self._idle_since: float | None = None  # by the event loop's clock, while the model is loaded
         self._load = load
         self.locate = locate
-        self._usual_s = self._keep_alive_s = keep_alive_s
-        self._until: float | None = None  # the loop's time at which the idle model is freed
+        self._usual_s = keep_alive_s
+        self._stays = Stays(keep_alive_s, 0.0)  # of the loaded model, by the event loop's clock
         self._tell = tell
         self._context_length = context_length
         self._loading: asyncio.Task[LoadedEngine] | None = None
@@ -156,17 +158,17 @@ class ModelKeeper:
     @property
     def expires_in_s(self) -> float | None:
         """Seconds until the loaded model is freed if no request comes; None if it is kept."""
-        if self._until is None:  # in use
-            return self._keep_alive_s
-        return max(0.0, self._until - asyncio.get_running_loop().time())
+        left = self._stays.until - _now()
+        return None if math.isinf(left) else max(0.0, left)
 
-    def keep(self, seconds: float) -> None:
-        """For how long the loaded model stays without a request; infinite: always.
+    def keep(self, seconds: float, owner: str = EVERYBODY) -> None:
+        """For how long the loaded model stays behind the last request of ``owner``; infinite: always.
 
-        With 0 it is freed as soon as no request uses it. A model that is loaded again stays for the usual time.
+        With 0 it is freed as soon as no request uses it, unless it stays for the requests of another. A model that
+        is loaded again stays for the usual time.
         """
         if self._loaded is not None:
-            self._keep_alive_s = None if math.isinf(seconds) else seconds
+            self._stays.ask(owner, seconds, _now())
             if not self._users:
                 self._stop_measuring.set()
                 self._wait_idle()
@@ -198,22 +200,22 @@ class ModelKeeper:
             raise self.error from error
         finally:
             self._loading = None
-        self.error, self.loads, self._keep_alive_s = None, self.loads + 1, self._usual_s
+        self.error, self.loads = None, self.loads + 1
         self.on_load(engine)
-        self._idle_since = asyncio.get_running_loop().time()
+        self._idle_since = _now()
+        self._stays = Stays(self._usual_s, self._idle_since)
         self._loaded = LoadedEngine(engine, SessionPool(engine), self.threads, self._common.forms)
         self._prepared = self._common.forms.prepare(engine)
         self._wait_idle()
         return self._loaded
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[LoadedEngine]:
-        """The model for one request, loaded first if it has to be. Raises what loading raises."""
+    async def use(self, owner: str = EVERYBODY) -> AsyncIterator[LoadedEngine]:
+        """The model for one request of ``owner``, loaded first if it has to be. Raises what loading raises."""
         await self._common.room.enter(self)
         user = object()
         self._users.add(user)
         self._stop_measuring.set()
-        self._until = None
         if self._idle is not None:
             self._idle.cancel()
         try:
@@ -221,6 +223,7 @@ class ModelKeeper:
             if loaded is None:
                 # Shielded: other requests wait for the same loading.
                 loaded = await self._shared(self.start())
+            self._stays.use(owner, _now())
             try:
                 yield loaded
             except (ClosedError, WorkerLostError):
@@ -228,8 +231,9 @@ class ModelKeeper:
                 raise
         finally:
             self._users.remove(user)
+            self._stays.use(owner, _now())
             if not self._users:
-                self._idle_since = asyncio.get_running_loop().time()
+                self._idle_since = _now()
                 self._common.room.left()
             self._wait_idle()
 
@@ -250,16 +254,14 @@ class ModelKeeper:
     def _wait_idle(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
-            self._idle = self._until = None
+            self._idle = None
         if not self._users and self._loaded is not None and not self._closed:
-            self._idle = asyncio.create_task(self._be_idle(self._loaded, self._keep_alive_s))
+            self._idle = asyncio.create_task(self._be_idle(self._loaded, self._stays.until))
 
-    async def _be_idle(self, loaded: LoadedEngine, keep_alive_s: float | None) -> None:
-        """Keep what conversations shared, measure the machine, then free the model."""
-        loop = asyncio.get_running_loop()
-        self._until = until = None if keep_alive_s is None else loop.time() + keep_alive_s
-        delay = CALIBRATE_AFTER_S if keep_alive_s is None else min(CALIBRATE_AFTER_S, keep_alive_s)
-        await asyncio.sleep(delay)
+    async def _be_idle(self, loaded: LoadedEngine, until: float) -> None:
+        """Keep what conversations shared, measure the machine, then free the model at that time."""
+        left = until - _now()
+        await asyncio.sleep(max(0.0, min(CALIBRATE_AFTER_S, left)))
         self._stop_measuring = stop = threading.Event()
         with contextlib.suppress(Exception):  # a measurement; the model is freed all the same
             await asyncio.wait([asyncio.wrap_future(self._prepared)])
@@ -267,11 +269,11 @@ class ModelKeeper:
                 if alone:
                     for sentence in await self.threads.run(lambda: loaded.engine.keep_prefixes(stop)):
                         self._tell(sentence)
-                if alone and loaded.engine.can_calibrate and keep_alive_s != 0:
+                if alone and loaded.engine.can_calibrate and left > 0:
                     await self.threads.run(lambda: loaded.engine.calibrate_for(stop=stop))
-        if until is None:
+        if math.isinf(until):
             return
-        await asyncio.sleep(max(0.0, until - loop.time()))
+        await asyncio.sleep(max(0.0, until - _now()))
         self._drop(loaded)
 
     def _drop(self, loaded: LoadedEngine) -> None:
@@ -293,6 +295,10 @@ class ModelKeeper:
         if self._freeing is not None:
             await asyncio.wait([self._freeing])
         self._common.leave(self)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _free(loaded: LoadedEngine) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgespec.engine.engine import Engine
-from edgespec.server.answering import LONGEST_REQUEST_S, Left
-from edgespec.server.errors import ApiError, GoneError
+from edgespec.server.errors import ApiError
 from edgespec.server.faces import ollama_about
 from edgespec.server.keeper import ModelKeeper
 from edgespec.server.model_card import ModelCard, card_before_loading, card_of
-from edgespec.server.service import Served, Service
-from edgespec.text.request_budget import RequestBudget
-
-Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+from edgespec.server.service import Endpoint, Read, Served, Service
 
 _STORE = "models are not changed over HTTP"
 _EMBEDDINGS = "embeddings are not supported: the served model answers in text"
@@ -80,20 +76,15 @@ def ollama_routes(service: Service) -> list[Route]:
             {"models": [_running(each, engine, await cards.of(each.keeper)) for each, engine in loaded]}
         )
 
-    async def show(request: HttpRequest) -> Response:
-        service.access.owner(request.headers)
-        budget = RequestBudget(service.context_length, LONGEST_REQUEST_S)
-        try:
-            name, _ = await service.bodies.read(request, ollama_about.read_show, budget, service.keeper.threads)
-        except GoneError:
-            return Left()
-        return JSONResponse(ollama_about.shown(name, await cards.of(service.check_model(name).keeper)))
+    async def show(read: Read[str]) -> Response:
+        keeper = service.check_model(read.asked).keeper
+        return JSONResponse(ollama_about.shown(read.asked, await cards.of(keeper)))
 
     return [
         Route("/api/version", version),
         Route("/api/tags", tags),
         Route("/api/ps", ps),
-        Route("/api/show", show, methods=["POST"]),
+        Route("/api/show", service.endpoint(ollama_about.read_show, show), methods=["POST"]),
         *(Route(path, _not_served(service, why), methods=[method]) for path, (method, why) in NOT_SERVED.items()),
     ]
 

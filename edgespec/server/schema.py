@@ -28,11 +28,12 @@ class Request:
     sent; None: all.
     ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``:
     how many of the likeliest tokens come with each log-probability; None: no log-probabilities. ``show_tokens``: a
-    stream says who guessed its tokens. The session checks ``tools`` and ``tool_choice``, whose texts are readable.
-    ``namespaces`` has the namespace and the own name of a function, by the name that the model knows. ``warnings``
-    say what the reader left out. ``repeated`` is what a reply repeats of the request, as JSON. ``hide_thinking``:
-    the reply leaves the thinking out. ``keep_alive_s``: for how long the model stays loaded after the answer;
-    infinite: always; None: as before.
+    stream says who guessed its tokens. ``show_progress``: a stream says how much of the prompt is read.
+    ``penalty_window``: the last tokens that penalties look at; 0: none, None: all. The session checks
+    ``tools`` and ``tool_choice``, whose texts are readable. ``namespaces`` has the namespace and the own name of a
+    function, by the name that the model knows. ``warnings`` say what the reader left out. ``repeated`` is what a
+    reply repeats of the request, as JSON. ``hide_thinking``: the reply leaves the thinking out. ``keep_alive_s``: for
+    how long the model stays loaded after the answer; infinite: always; None: as before.
     """
 
     model: str | None = None
@@ -58,6 +59,8 @@ class Request:
     stream: bool = False
     include_usage: bool = False
     show_tokens: bool = False
+    show_progress: bool = False
+    penalty_window: int | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     tools: tuple[Any, ...] = ()

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from edgespec.engine.events import Done
 from edgespec.server.bodies import BodyReader
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.keeper import ModelKeeper
 from edgespec.server.keystrokes import Keystrokes
 from edgespec.server.metrics import Metrics
 from edgespec.server.queue import RequestQueue
 from edgespec.server.schema import Request
 from edgespec.server.security import Access
+from edgespec.text.request_budget import RequestBudget
+
+T = TypeVar("T")
+Scope = MutableMapping[str, Any]
+Endpoint: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
+
+# The longest answers of thinking models on a slow machine take half an hour.
+LONGEST_REQUEST_S = 3600.0
+
+
+class Left(Response):
+    """No response: the client has left. An exception would become one on its way out."""
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        scope["edgespec.error"] = "the client left"
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Generic[T]):
+    """A request whose body was read: who asks, for what, the body's bytes, and what the whole request may take."""
+
+    owner: str
+    asked: T
+    size: int
+    budget: RequestBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +102,22 @@ class Service:
     def context_length(self) -> int:
         """The longest context of a model, which bounds a body before its model is known."""
         return max(each.keeper.context_length for each in self.models)
+
+    def endpoint(
+        self, read: Callable[[Mapping[str, Any]], T], reply: Callable[[Read[T]], Awaitable[Response]]
+    ) -> Endpoint:
+        """A route with a body: checks the key, reads the body with ``read``, and responds with ``reply``."""
+
+        async def found(request: HttpRequest) -> Response:
+            owner = self.access.owner(request.headers)
+            budget = RequestBudget(self.context_length, LONGEST_REQUEST_S)
+            try:
+                asked, size = await self.bodies.read(request, read, budget, self.keeper.threads)
+            except GoneError:
+                return Left()
+            return await reply(Read(owner, asked, size, budget))
+
+        return found
 
     def check_model(self, name: str | None, *, any_model: bool = False) -> Service:
         """The service of the model with this name. No name means the only one; with ``any_model`` every name does.

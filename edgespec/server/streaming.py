@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part, joined
 from edgespec.server.errors import ApiError, GoneError
-from edgespec.server.faces.face import Columns, Face, Head
+from edgespec.server.faces.face import Columns, Face, Head, Stretch
 from edgespec.server.replies import json_pieces
 from edgespec.server.schema import Request
 from edgespec.server.threads import Threads
@@ -57,25 +57,31 @@ async def _disconnect(receive: Receive) -> NoReturn:
 
 
 class Collected:
-    """Joins the parts of each answer. Its tokens become JSON as they come."""
+    """Joins the parts of each answer, in their order. Its tokens become JSON as they come."""
 
     def __init__(self, columns: Callable[[Part], Columns]) -> None:
         self._columns = columns
-        self.parts: list[Part] = []
-        self.scored: list[Columns] = []
-        self._own: list[Part] = []
+        self.answers: list[list[Stretch]] = []
+        self._own: list[Part] = []  # of the stretch that goes on
+        self._scored: Columns = {}
 
     async def begin(self, index: int, prompt_tokens: int) -> None:
-        self._own = []
-        self.scored.append({})
+        self.answers.append([])
 
     async def part(self, index: int, part: Part) -> None:
+        if self._own and part.kind != self._own[-1].kind:
+            self._close()
         for name, items in self._columns(part).items():
-            self.scored[-1].setdefault(name, []).extend(items)
+            self._scored.setdefault(name, []).extend(items)
         self._own.append(replace(part, tokens=()))
 
     async def end(self, index: int, done: Done) -> None:
-        self.parts.append(joined(self._own))
+        self._close()
+
+    def _close(self) -> None:
+        if self._own:
+            self.answers[-1].append(Stretch(joined(self._own), self._scored))
+        self._own, self._scored = [], {}
 
 
 async def send_reply(send: Send, reply: dict[str, Any], threads: Threads) -> None:

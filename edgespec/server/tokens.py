@@ -3,52 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgespec import __version__
-from edgespec.server.answering import LONGEST_REQUEST_S, Left
-from edgespec.server.errors import ApiError, GoneError
+from edgespec.server.errors import ApiError
 from edgespec.server.keeper import LoadedEngine
-from edgespec.server.service import Service
+from edgespec.server.service import Endpoint, Read, Service
 from edgespec.server.strict_json import check_text
-from edgespec.text.request_budget import RequestBudget
+
+T = TypeVar("T")
 
 
 def routes(service: Service) -> list[Route]:
     """The three routes. All of them ask for the key if there is one."""
 
     async def props(request: HttpRequest) -> Response:
-        service.access.owner(request.headers)
-        async with service.keeper.use() as loaded:
+        async with service.keeper.use(service.access.owner(request.headers)) as loaded:
             return JSONResponse(_props(service, loaded))
 
-    async def reply(
-        request: HttpRequest, read: Callable[[Mapping[str, Any]], Any], said: Callable[[LoadedEngine, Any], Any]
-    ) -> Response:
-        service.access.owner(request.headers)
-        keeper = service.keeper
-        budget = RequestBudget(keeper.context_length, LONGEST_REQUEST_S)
-        try:
-            asked, _ = await service.bodies.read(request, read, budget, keeper.threads)
-        except GoneError:
-            return Left()
-        async with keeper.use() as loaded:
-            return JSONResponse(await keeper.threads.run(lambda: said(loaded, asked)))
+    def about(read: Callable[[Mapping[str, Any]], T], said: Callable[[LoadedEngine, T], dict[str, Any]]) -> Endpoint:
+        async def reply(found: Read[T]) -> Response:
+            async with service.keeper.use(found.owner) as loaded:
+                return JSONResponse(await service.keeper.threads.run(lambda: said(loaded, found.asked)))
 
-    async def tokenize(request: HttpRequest) -> Response:
-        return await reply(request, _read_content, _tokens)
-
-    async def detokenize(request: HttpRequest) -> Response:
-        return await reply(request, _read_tokens, _content)
+        return service.endpoint(read, reply)
 
     return [
         Route("/props", props),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenize", about(_read_content, _tokens), methods=["POST"]),
+        Route("/detokenize", about(_read_tokens, _content), methods=["POST"]),
     ]
 
 

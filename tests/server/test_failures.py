@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from edgespec.server import answering, app
+from edgespec.server import app, service
 from tests.engine.answers import plain_text
 from tests.engine.test_thinking import BEGINS
 from tests.server.test_http import events, failed, text_of
@@ -22,8 +22,8 @@ from tests.support.tiny_models import TinyModels, load_drafter, require_speculat
 
 
 def test_an_answer_that_takes_too_long_is_ended(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert answering.LONGEST_REQUEST_S == 3600.0
-    monkeypatch.setattr(app, "LONGEST_REQUEST_S", 0.3)
+    assert service.LONGEST_REQUEST_S == 3600.0
+    monkeypatch.setattr(service, "LONGEST_REQUEST_S", 0.3)
     failed(slow.chat("hello", max_tokens=8000), 504, "timeout")
     streamed = slow.chat("hello", max_tokens=8000, stream=True)
     assert streamed.status_code == 200

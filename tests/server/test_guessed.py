@@ -53,8 +53,11 @@ def test_the_marks_of_thinking_are_left_out() -> None:
     assert Guessed().of(text("<think>", (7, None), reasoning="")) == ()
 
 
-def test_with_calls_lengths_are_not_known() -> None:
-    assert Guessed().of(Text("let me see", (1, 2), (None, "model"))) == ()
+def test_the_tokens_of_calls_have_no_characters() -> None:
+    guessed = Guessed()
+    assert guessed.of(text("let", (3, None), (0, "model"))) == ((3, None), (0, "model"))
+    assert guessed.of(text("", (0, "forced"), (0, None))) == ((0, "forced"), (0, None))
+    assert guessed.of(text(" so", (0, None), (3, "model"))) == ((0, None), (3, "model"))
 
 
 # ------------------------------------------------------------------------------------------------ over HTTP
@@ -86,6 +89,27 @@ def test_a_stream_says_how_far_the_prompt_is_read(slow: Running) -> None:
     assert [each["tokens"] for each in read] == [0, 256, 512]
     assert {each["of"] for each in read} == {chunks[-1]["timings"]["prompt_n"]}
     assert [chunk["choices"][0]["delta"] for chunk in chunks[1:4]] == [{}] * 3, "the answer begins behind it"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_says_how_far_the_prompt_is_read_as_llama_cpp_does(slow: Running, path: str) -> None:
+    def progress(prompt: str) -> list[dict[str, int]]:
+        asked = {"messages": [{"role": "user", "content": prompt}]} if "chat" in path else {"prompt": prompt}
+        body = {**asked, "max_tokens": 2, "temperature": 0, "stream": True, "return_progress": True}
+        chunks = events(slow.post(path, **body))
+        assert not any("edgespec" in chunk for chunk in chunks)
+        return [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+
+    beginning = "of a long list " * 70
+    first, again = progress(beginning), progress(beginning + "and more " * 60)
+    for found in (first, again):
+        times = [each["time_ms"] for each in found]
+        assert times[0] == 0
+        assert times == sorted(times)
+        assert len({each["total"] for each in found}) == len({each["cache"] for each in found}) == 1
+        assert [each["processed"] - each["cache"] for each in found] == [256 * part for part in range(len(found))]
+        assert found[-1]["processed"] < found[-1]["total"]
+    assert again[0]["cache"] > first[0]["cache"] == 0
 
 
 def test_a_stream_says_at_its_end_why_nothing_was_guessed(slow: Running) -> None:

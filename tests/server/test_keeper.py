@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, ModelFileError, WorkerLostError
 from edgespec.server import keeper as keeping, queue as request_queue
 from edgespec.server.errors import ApiError
+from edgespec.server.keep_alive import Stays
 from edgespec.server.keeper import KEEP_ALIVE_S, ModelKeeper
 from edgespec.server.queue import (
     LONGEST_WAIT_S,
@@ -108,7 +110,7 @@ async def test_an_idle_model_is_freed_and_loaded_again_on_demand() -> None:
     assert await use(keeper) is loads.engines[1]
     await keeper.close()
     assert KEEP_ALIVE_S == 300
-    assert ModelKeeper(Loads())._keep_alive_s == KEEP_ALIVE_S  # the defaults
+    assert ModelKeeper(Loads())._usual_s == KEEP_ALIVE_S  # the defaults
     assert ModelKeeper(Loads()).context_length == 4096
 
 
@@ -403,6 +405,39 @@ async def test_a_request_says_how_long_the_model_stays() -> None:
     await until(lambda: keeper.state == "unloaded")
     await keeper.close()
     assert len(loads.engines) == 2
+
+
+@pytest.mark.anyio
+async def test_a_model_stays_for_the_owner_who_keeps_it_longest() -> None:
+    keeper = ModelKeeper(Loads(), keep_alive_s=60.0)
+    async with keeper.use("one"):
+        pass
+    async with keeper.use("other"):
+        keeper.keep(0, "other")
+    keeper.keep(0, "other")
+    await asyncio.sleep(0.02)
+    assert keeper.state == "ready", "the first owner did not ask for that"
+    assert keeper.expires_in_s is not None
+    assert 50 < keeper.expires_in_s <= 60
+    keeper.keep(0, "one")
+    await until(lambda: keeper.state == "unloaded")
+    await keeper.close()
+
+
+@pytest.mark.parametrize(("usual_s", "until_s"), [(60.0, 65.0), (None, math.inf)])
+def test_a_stay_ends_behind_the_last_request_that_keeps_it(usual_s: float | None, until_s: float) -> None:
+    stays = Stays(usual_s, now=5.0)
+    assert stays.until == until_s, "nobody has come"
+    stays.ask("one", 0.0, now=10.0)
+    assert stays.until == 10.0
+    stays.use("one", now=12.0)
+    assert stays.until == 12.0
+    stays.use("other", now=11.0)
+    assert stays.until == until_s + 6.0
+    stays.ask("other", 30.0, now=13.0)
+    assert stays.until == 43.0
+    stays.ask("one", math.inf, now=13.0)
+    assert stays.until == math.inf
 
 
 @pytest.mark.anyio

@@ -12,7 +12,7 @@ from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
-from edgespec.server.answers import Part, joined
+from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.face import Head
 from edgespec.server.faces.messages import MESSAGES
@@ -21,6 +21,7 @@ from edgespec.server.schema import Request
 from edgespec.text.conversation.pieces import ToolCall
 from tests.server.test_schema import HI, assistant, refused, user
 from tests.support.agent_requests import claude_code, with_result
+from tests.support.faces import collected
 from tests.support.tiny_models import TinyModels
 
 HEAD = Head(id="msg_1", created=1, model="tiny", fingerprint="f")
@@ -315,9 +316,32 @@ def test_the_events_of_an_answer_come_in_order(engine: Engine) -> None:
     assert end["edgespec"]["seed"] == 5
 
 
+def whole(request: Request, parts: list[Part], end: Done) -> dict[str, Any]:
+    return MESSAGES.whole(request, HEAD, collected(MESSAGES, parts, end), [end])
+
+
+def test_a_whole_reply_has_text_and_calls_in_the_order_of_the_answer(engine: Engine) -> None:
+    parts = [
+        Part(calls=(CALL,)),
+        Part("\n"),
+        Part(" So"),
+        Part(" far."),
+        Part(calls=(CALL,)),
+        Part("\n"),
+        Part("end"),
+    ]
+    reply = whole(Request(), parts, done(engine, tool_calls=(CALL, CALL)))
+    assert [(each["type"], each.get("text")) for each in reply["content"]] == [
+        ("tool_use", None),
+        ("text", "\n So far."),
+        ("tool_use", None),
+        ("text", "\nend"),
+    ]
+
+
 def test_a_whole_reply_has_the_same_blocks(engine: Engine) -> None:
     end = done(engine, tool_calls=(CALL,))
-    reply = MESSAGES.whole(Request(), HEAD, [joined(PARTS[:6])], [{}], [end])
+    reply = whole(Request(), PARTS[:6], end)
     assert reply["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": ""},
         {"type": "text", "text": "\nLet me look. "},
@@ -325,14 +349,14 @@ def test_a_whole_reply_has_the_same_blocks(engine: Engine) -> None:
     ]
     assert set(MESSAGES.reply) <= set(reply)
     assert (reply["stop_reason"], reply["usage"]["cache_read_input_tokens"]) == ("tool_use", 12)
-    blank = MESSAGES.whole(Request(), HEAD, [Part("\n")], [{}], [done(engine)])
+    blank = whole(Request(), [Part("\n")], done(engine))
     assert (blank["content"], blank["stop_reason"]) == ([], "end_turn")
 
 
 def test_hidden_thinking_is_in_no_reply(engine: Engine) -> None:
     request = Request(hide_thinking=True)
     assert "thinking" not in json.dumps(streamed(PARTS, done(engine), request))
-    assert len(MESSAGES.whole(request, HEAD, [joined(PARTS[:5])], [{}], [done(engine)])["content"]) == 1
+    assert len(whole(request, PARTS[:5], done(engine))["content"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -352,7 +376,7 @@ def test_the_reason_for_the_end_is_named(
 ) -> None:
     end = done(engine, **members)
     assert streamed([], end, request_)[1]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
-    reply = MESSAGES.whole(request_, HEAD, [Part()], [{}], [end])
+    reply = whole(request_, [Part()], end)
     assert (reply["stop_reason"], reply["stop_sequence"]) == (reason, sequence)
 
 

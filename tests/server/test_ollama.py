@@ -35,6 +35,7 @@ from edgespec.server.replies import json_pieces
 from edgespec.server.schema import Request
 from edgespec.text.conversation.pieces import ToolCall
 from tests.server.test_schema import HI, refused
+from tests.support.faces import collected
 
 HEAD = Head(id="x", created=1_700_000_000, model="tiny", fingerprint="f", waited_s=0.25)
 BEGUN = {"model": "tiny", "created_at": "2023-11-14T22:13:20.000000Z"}
@@ -51,7 +52,7 @@ def lines(face: Face, request: Request, *parts: Part, done: Done | None = None) 
 
 
 def whole(face: Face, request: Request, part: Part, done: Done) -> dict[str, Any]:
-    reply = face.whole(request, HEAD, [replace(part, tokens=())], [face.columns(part)], [done])
+    reply = face.whole(request, HEAD, collected(face, [part], done), [done])
     return dict(json.loads(b"".join(json_pieces(reply))))
 
 

@@ -23,16 +23,17 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for, without_words
+from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for, within_window, without_words
 from edgespec.server.errors import ApiError, api_error
-from edgespec.server.faces.face import Head
+from edgespec.server.faces.face import Head, Stretch
 from edgespec.server.faces.openai import CHAT, COMPLETION, usage
 from edgespec.server.metrics import Metrics
 from edgespec.server.replies import fingerprint, json_pieces, timings
 from edgespec.server.schema import Request
 from edgespec.server.service import RequestLine
-from edgespec.server.streaming import PART_BYTES, Collected, send_reply
+from edgespec.server.streaming import PART_BYTES, send_reply
 from edgespec.server.threads import Threads
+from tests.support.faces import collected
 from tests.support.tiny_models import TinyModels
 
 HEAD = Head(id="x", created=1, model="tiny", fingerprint="f")
@@ -116,7 +117,7 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
     assert timings([done, done])["predicted_n"] == 22
     assert usage([done, done], 2)["prompt_tokens"] == 20
     assert usage([done, done], 1)["prompt_tokens"] == 40, "two prompts"
-    reply = CHAT.whole(Request(), HEAD, [Part("a", "hm")], [{}], [done])
+    reply = CHAT.whole(Request(), HEAD, [[Stretch(Part("a", "hm"))]], [done])
     assert reply["choices"][0]["message"] == {
         "role": "assistant",
         "content": "a",
@@ -140,6 +141,17 @@ def test_tokens_that_are_parts_of_a_character_have_names_and_places(engine: Engi
     assert [list(each) for each in logprobs["top_logprobs"]] == [[name] for name in logprobs["tokens"]]
 
 
+def test_penalties_look_at_all_tokens_or_at_none() -> None:
+    drawn = Sampling(temperature=0.5, repeat_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.2)
+    assert within_window(drawn, None) == drawn
+    assert within_window(drawn, 0) == Sampling(temperature=0.5)
+    assert within_window(Sampling(temperature=0.5), 64) == Sampling(temperature=0.5), "it changes nothing"
+    for penalty in ("repeat_penalty", "presence_penalty", "frequency_penalty"):
+        with pytest.raises(ApiError) as found:
+            within_window(Sampling(**{penalty: 1.5}), 64)
+        assert (found.value.param, found.value.code) == ("repeat_last_n", "unsupported_parameter")
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(-9.0, 9.0) | st.text(max_size=5),
@@ -157,16 +169,8 @@ def test_json_in_pieces_is_that_of_the_whole_value(value: object) -> None:
 def _whole(engine: Engine, parts: list[Part], *, is_chat: bool) -> dict[str, Any]:
     """The reply with one answer of these parts."""
     face = CHAT if is_chat else COMPLETION
-    collected = Collected(face.columns)
-
-    async def collect() -> None:
-        await collected.begin(0, prompt_tokens=1)
-        for part in parts:
-            await collected.part(0, part)
-        await collected.end(0, done_of(engine))
-
-    asyncio.run(collect())
-    return face.whole(Request(), HEAD, collected.parts, collected.scored, [done_of(engine)])
+    done = done_of(engine)
+    return face.whole(Request(), HEAD, collected(face, parts, done), [done])
 
 
 def _read(reply: dict[str, Any]) -> Any:

@@ -18,10 +18,11 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part, ScoredToken, joined
 from edgespec.server.errors import ApiError
-from edgespec.server.faces.face import Columns, Head
+from edgespec.server.faces.face import Head
 from edgespec.server.faces.responses import RESPONSES, read_responses
 from edgespec.server.replies import json_pieces
 from edgespec.text.conversation.pieces import ToolCall
+from tests.support.faces import collected
 from tests.support.tiny_models import TinyModels
 
 HEAD = Head(id="resp_abc", created=7, model="tiny", fingerprint="f")
@@ -286,11 +287,7 @@ def parsed(data: bytes) -> list[dict[str, Any]]:
 
 
 def whole_of(parts: list[Part], done: Done, **request: Any) -> dict[str, Any]:
-    scored: Columns = {}
-    for part in parts:
-        for name, items in RESPONSES.columns(part).items():
-            scored.setdefault(name, []).extend(items)
-    reply = RESPONSES.whole(read(**request), HEAD, [joined(parts)], [scored], [done])
+    reply = RESPONSES.whole(read(**request), HEAD, collected(RESPONSES, parts, done), [done])
     found: dict[str, Any] = json.loads(b"".join(json_pieces(reply)))
     Response.model_validate(found)
     return found
@@ -456,3 +453,11 @@ def test_the_deltas_of_an_item_are_its_text_and_the_items_those_of_the_reply(don
         assert deltas == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
     said = "".join(item["content"][0]["text"] for item in output if item["type"] == "message")
     assert said.strip() == joined(parts).content.strip() or any(item["type"] == "function_call" for item in output)
+
+
+@given(parts_of_answers)
+def test_a_whole_reply_has_the_items_of_the_stream_in_their_order(done: Done, parts: list[Part]) -> None:
+    def shown(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{name: value for name, value in item.items() if name != "id"} for item in items]
+
+    assert shown(whole_of(parts, done)["output"]) == shown(events_of(parts, done)[-1]["response"]["output"])

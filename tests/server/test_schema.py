@@ -154,7 +154,6 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("dry_multiplier", 0.8),
         ("xtc_probability", 0.5),
         ("top_a", 0.2),
-        ("repeat_last_n", 64),
         ("include_stop_str_in_output", True),
         ("use_beam_search", True),
         ("allowed_token_ids", [1]),
@@ -211,6 +210,8 @@ def test_a_refusal_says_what_is_supported() -> None:
         ("model", 3),
         ("chat_template_kwargs", "x"),
         ("temperature", -1),
+        ("temperature", 2.1),
+        ("repeat_last_n", -2),
         ("top_p", 1.5),
         ("top_k", -2),
         ("top_k", 1.5),
@@ -227,6 +228,8 @@ def test_a_field_of_the_wrong_type_or_size_is_named(field: str, value: Any) -> N
 
 
 def test_fields_of_other_servers_mean_the_same_here() -> None:
+    assert read_chat({"messages": HI, "repeat_last_n": 64}).penalty_window == 64
+    assert read_chat({"messages": HI, "repeat_last_n": 64, "options": {"repeat_last_n": 0}}).penalty_window == 0
     assert read_chat({"messages": HI, "n_predict": 5}).max_tokens == 5
     assert read_chat({"messages": HI, "n_predict": 5, "max_tokens": 6}).max_tokens == 6
     assert read_completion({"prompt": "x", "n_predict": -1}).max_tokens is None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from edgespec.engine.events import Done
-from edgespec.server.answers import Part
+from edgespec.server.answers import Part, joined
 from edgespec.server.errors import ApiError
 from edgespec.server.json_schema import Schema
 from edgespec.server.schema import Request
@@ -27,6 +27,27 @@ ERROR: Schema = {
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": list(_ERROR), "properties": _ERROR}},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbouring parts of an answer that are of one kind (text, thinking or calls), as one, without their tokens.
+
+    ``columns`` are their log-probabilities.
+    """
+
+    part: Part
+    columns: Columns = field(default_factory=dict)
+
+
+def whole_of(stretches: Sequence[Stretch]) -> tuple[Part, Columns]:
+    """A whole answer as one part, and its log-probabilities, for APIs that do not say what came before what."""
+    columns = dict[str, list[bytes]]()
+    for each in stretches:
+        for name, items in each.columns.items():
+            columns.setdefault(name, []).extend(items)
+    return joined([each.part for each in stretches]), columns
+
 
 # What a request that asks for no answer did with the model, in Ollama's words.
 WithoutAnswer: TypeAlias = Literal["load", "unload"]
@@ -84,11 +105,12 @@ class Face:
 
     ``about`` says in the OpenAPI document what it does, ``reply`` and ``error_schema`` what replies and errors have.
     Errors of ``path`` and of the paths that begin with one of ``own_paths`` have the shape of ``error``. ``asks`` is
-    the field with the prompt. ``columns`` are the log-probabilities of a part, for ``whole``. An API with
-    ``any_model`` answers to every name while one model is served: agents have fixed names for models.
-    ``without_answer`` is the reply to a request that only loads or frees the model, from the request, the served
-    name, the time in seconds since 1970 and what was done; None if the API has no such requests.
-    With ``fills_in`` a request may have a hole, and a newer request of its client may replace it.
+    the field with the prompt. ``whole`` gets each answer in the order in which it was written, and ``columns`` are
+    the log-probabilities that it gets of a part. An API with ``any_model`` answers to every name while one model is
+    served: agents have fixed names for models. ``without_answer`` is the reply to a request that only loads or frees
+    the model, from the request, the served name, the time in seconds since 1970 and what was done; None if the API
+    has no such requests. With ``fills_in`` a request may have a hole, and a newer request of its client may replace
+    it.
     """
 
     name: str
@@ -97,7 +119,7 @@ class Face:
     reply: tuple[str, ...]
     read: Callable[[Mapping[str, Any]], Request]
     events: Callable[[Request], Events]
-    whole: Callable[[Request, Head, Sequence[Part], Sequence[Columns], Sequence[Done]], dict[str, Any]]
+    whole: Callable[[Request, Head, Sequence[Sequence[Stretch]], Sequence[Done]], dict[str, Any]]
     error: Callable[[ApiError], dict[str, Any]] = ApiError.as_json
     error_schema: Schema = field(default_factory=lambda: ERROR)
     columns: Callable[[Part], Columns] = lambda part: {}

@@ -9,7 +9,8 @@ from typing import Any
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError
-from edgespec.server.faces.face import Columns, Face, Head
+from edgespec.server.faces.face import Face, Head, Stretch, whole_of
+from edgespec.server.faces.openai import progress_of
 from edgespec.server.fields.table import read_fields
 from edgespec.server.replies import timings
 from edgespec.server.schema import Request, request_of
@@ -35,15 +36,18 @@ class _Events:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._head: Head | None = None
+        self._prompt_tokens = 0
 
     def begin(self, index: int, head: Head, prompt_tokens: int) -> bytes:
-        self._head = head
+        self._head, self._prompt_tokens = head, prompt_tokens
         return b""
 
     def part(self, index: int, part: Part) -> bytes:
-        if self._request.prompt_only or not part.content:
+        progress = progress_of(part, self._prompt_tokens) if self._request.show_progress else {}
+        content = "" if self._request.prompt_only else part.content
+        if not content and not progress:
             return b""
-        return _event({"index": index, "content": part.content, "stop": False})
+        return _event({"index": index, "content": content, "stop": False, **progress})
 
     def end(self, index: int, done: Done) -> bytes:
         assert self._head is not None
@@ -101,9 +105,10 @@ def _chosen(reply: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _whole(
-    request: Request, head: Head, parts: Sequence[Part], scored: Sequence[Columns], answers: Sequence[Done]
+    request: Request, head: Head, said: Sequence[Sequence[Stretch]], answers: Sequence[Done]
 ) -> dict[str, Any]:
-    return _final(request, head, "" if request.prompt_only else parts[0].content, answers[0])
+    part, _ = whole_of(said[0])
+    return _final(request, head, "" if request.prompt_only else part.content, answers[0])
 
 
 INFILL = Face(

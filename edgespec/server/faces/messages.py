@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -11,7 +11,7 @@ from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.blocks import is_function, read_tools
 from edgespec.server.errors import ApiError
-from edgespec.server.faces.face import Columns, Face, Head
+from edgespec.server.faces.face import Face, Head, Stretch
 from edgespec.server.fields.table import read_fields
 from edgespec.server.messages import conversation_of
 from edgespec.server.replies import timings
@@ -136,20 +136,22 @@ def _message(head: Head, content: list[dict[str, Any]], usage: Mapping[str, int]
 
 
 def _whole(
-    request: Request, head: Head, parts: Sequence[Part], scored: Sequence[Columns], answers: Sequence[Done]
+    request: Request, head: Head, said: Sequence[Sequence[Stretch]], answers: Sequence[Done]
 ) -> dict[str, Any]:
-    (part,), (done,) = parts, answers
-    content = list[dict[str, Any]]()
-    if part.reasoning and not request.hide_thinking:
-        content.append({"type": "thinking", "thinking": part.reasoning, "signature": ""})
-    if part.content.strip():
-        content.append({"type": "text", "text": part.content})
-    for call in part.calls:
-        arguments = json.loads(call.arguments)
-        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+    (stretches,), (done,) = said, answers
+    content = [block for each in stretches for block in _blocks(each.part, hide_thinking=request.hide_thinking)]
     reason, sequence = _end(request, done)
     ended = {"stop_reason": reason, "stop_sequence": sequence}
     return _message(head, content, _used(done), **ended, **_own(head, done))
+
+
+def _blocks(part: Part, *, hide_thinking: bool) -> Iterator[dict[str, Any]]:
+    if part.reasoning and not hide_thinking:
+        yield {"type": "thinking", "thinking": part.reasoning, "signature": ""}
+    if part.content.strip():
+        yield {"type": "text", "text": part.content}
+    for call in part.calls:
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
 
 
 def _end(request: Request, done: Done) -> tuple[str, str | None]:

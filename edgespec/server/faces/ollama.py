@@ -13,7 +13,7 @@ from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError
 from edgespec.server.faces import openai
-from edgespec.server.faces.face import LINES, Columns, Face, Head, WithoutAnswer
+from edgespec.server.faces.face import LINES, Face, Head, Stretch, WithoutAnswer, whole_of
 from edgespec.server.fields.table import read_fields
 from edgespec.server.json_schema import Schema
 from edgespec.server.messages import read_messages
@@ -131,14 +131,10 @@ def _ended(head: Head, done: Done) -> dict[str, Any]:
 
 
 def _whole(
-    said: _Said,
-    request: Request,
-    head: Head,
-    parts: Sequence[Part],
-    scored: Sequence[Columns],
-    answers: Sequence[Done],
+    said: _Said, request: Request, head: Head, written: Sequence[Sequence[Stretch]], answers: Sequence[Done]
 ) -> dict[str, Any]:
-    ((part, own, done),) = zip(parts, scored, answers, strict=True)
+    (stretches,), (done,) = written, answers
+    part, own = whole_of(stretches)
     logprobs = {"logprobs": own["content"]} if own else {}
     return {**_begun(request, head.model, head.created), **said(part), **_ended(head, done), **logprobs}
 

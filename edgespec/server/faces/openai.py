@@ -11,7 +11,7 @@ from typing import Any
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.faces.face import Columns, Face, Head
+from edgespec.server.faces.face import Columns, Face, Head, Stretch, whole_of
 from edgespec.server.fields.openai import MOST_CHOICES
 from edgespec.server.fields.table import read_fields
 from edgespec.server.replies import as_json, timings
@@ -57,19 +57,22 @@ class _Chunks:
         self._show_tokens = request.show_tokens
         self._head: Head | None = None
         self._index: int | None = None  # of the answer that has begun
+        self._prompt_tokens = 0
 
     def begin(self, index: int, head: Head, prompt_tokens: int) -> bytes:
-        self._head, self._index = head, index
+        self._head, self._index, self._prompt_tokens = head, index, prompt_tokens
         if self._is_chat:
             return self._chunk(_delta(index, {"role": "assistant", "content": ""}))
         echo = _echo(self._request, index)
         return self.part(index, Part(echo)) if echo else b""
 
     def part(self, index: int, part: Part) -> bytes:
+        progress = progress_of(part, self._prompt_tokens) if self._request.show_progress else {}
         if self._is_chat:
-            return self._chunk(_delta(index, _delta_of(part), part=part), **_guesses_of(part))
+            guesses = _guesses_of(part) if self._show_tokens else {}
+            return self._chunk(_delta(index, _delta_of(part), part=part), **guesses, **progress)
         # A completion has no field for thinking.
-        return self._chunk(_text(index, part, None)) if part.content or part.tokens else b""
+        return self._chunk(_text(index, part, None), **progress) if part.content or part.tokens or progress else b""
 
     def end(self, index: int, done: Done) -> bytes:
         """The chunk with the reason for the end, the seed and the timings."""
@@ -121,6 +124,21 @@ def _guesses_of(part: Part) -> dict[str, Any]:
     return {"edgespec": found} if found else {}
 
 
+def progress_of(part: Part, prompt_tokens: int) -> dict[str, Any]:
+    """How much of a prompt is read, in the words of llama.cpp's server; empty if the part does not say."""
+    if (reading := part.reading) is None:
+        return {}
+    cached = prompt_tokens - reading.of
+    return {
+        "prompt_progress": {
+            "total": prompt_tokens,
+            "cache": cached,
+            "processed": cached + reading.tokens,
+            "time_ms": round(1000.0 * part.read_s),
+        }
+    }
+
+
 def _why_not(done: Done) -> dict[str, Any]:
     """Why a drafter did not guess, in words and as a code."""
     return {"speculation_off": done.speculation_off, "speculation_off_code": done.speculation_off_code}
@@ -154,7 +172,7 @@ def _columns(part: Part, *, is_chat: bool) -> Columns:
 
 
 def _whole_chat(
-    request: Request, head: Head, parts: Sequence[Part], scored: Sequence[Columns], answers: Sequence[Done]
+    request: Request, head: Head, said: Sequence[Sequence[Stretch]], answers: Sequence[Done]
 ) -> dict[str, Any]:
     choices = [
         {
@@ -163,7 +181,7 @@ def _whole_chat(
             "logprobs": {**own, "refusal": None} if own else None,
             "finish_reason": finish_reason(done),
         }
-        for index, (part, own, done) in enumerate(zip(parts, scored, answers, strict=True))
+        for index, ((part, own), done) in enumerate(zip(map(whole_of, said), answers, strict=True))
     ]
     return _whole(request, head, "chat.completion", choices, answers)
 
@@ -179,14 +197,14 @@ def _message(part: Part) -> dict[str, Any]:
 
 
 def _whole_completion(
-    request: Request, head: Head, parts: Sequence[Part], scored: Sequence[Columns], answers: Sequence[Done]
+    request: Request, head: Head, said: Sequence[Sequence[Stretch]], answers: Sequence[Done]
 ) -> dict[str, Any]:
     choices = [
         {
             **_text(index, replace(part, content=_echo(request, index) + part.content), finish_reason(done)),
             "logprobs": own or None,
         }
-        for index, (part, own, done) in enumerate(zip(parts, scored, answers, strict=True))
+        for index, ((part, own), done) in enumerate(zip(map(whole_of, said), answers, strict=True))
     ]
     return _whole(request, head, "text_completion", choices, answers)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError
-from edgespec.server.faces.face import Columns, Face, Head
+from edgespec.server.faces.face import Columns, Face, Head, Stretch
 from edgespec.server.faces.openai import scored_tokens, token_details
 from edgespec.server.fields.table import read_fields
 from edgespec.server.items import Offered, choose_offered
@@ -305,15 +305,11 @@ def _code(error: ApiError) -> str:
 
 
 def _whole(
-    request: Request, head: Head, parts: Sequence[Part], scored: Sequence[Columns], answers: Sequence[Done]
+    request: Request, head: Head, said: Sequence[Sequence[Stretch]], answers: Sequence[Done]
 ) -> dict[str, Any]:
-    reply, (part,), (done,) = _Reply(request, head), parts, answers
-    thought, said = replace(part, content="", calls=()), replace(part, reasoning="")
-    for events in (
-        reply.items.add(thought, ()),
-        reply.items.add(said, scored[0].get("logprobs", ())),
-        reply.items.end(complete=done.finish_reason != "length"),
-    ):
+    reply, (stretches,), (done,) = _Reply(request, head), said, answers
+    steps = [reply.items.add(each.part, each.columns.get("logprobs", ())) for each in stretches]
+    for events in (*steps, reply.items.end(complete=done.finish_reason != "length")):
         for _ in events:
             pass
     return reply.ended(done)

@@ -22,6 +22,8 @@ MOST_STOPS = 32
 LEAST_TOP_P = 1e-9
 MOST_WHOLE = 2**31 - 1
 SEEDS = 2**64
+# OpenAI's.
+MOST_TEMPERATURE = 2
 
 
 class Treatment(Enum):
@@ -159,6 +161,11 @@ def drawing(name: str, *, apis: tuple[str, ...]) -> Field:
     """The field of a request that is one of Sampling."""
     schema, own = _DRAWN[name]
     return Field(name, schema, "as in [Sampling](sampling.md)", apis, own, f"sampling.{name}")
+
+
+def temperature(*, apis: tuple[str, ...]) -> Field:
+    """The temperature of APIs that refuse more than OpenAI's."""
+    return replace(drawing("temperature", apis=apis), schema=number(Range(0, MOST_TEMPERATURE)))
 
 
 def refused(names: str, meaning: str, unless: Schema = EMPTY, *, apis: tuple[str, ...]) -> list[Field]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.server.fields.field import MOST_WHOLE, Field, ignored, whole
+from edgespec.server.fields.field import MOST_WHOLE, Field, drawing, ignored, whole
 from edgespec.server.fields.openai import INFILL
 from edgespec.server.json_schema import Schema
 
@@ -66,6 +66,7 @@ FIELDS = (
         tuple,
         "reply_fields",
     ),
+    drawing("temperature", apis=INFILL),
     *ignored(
         "samplers", "the order of ways to draw, where nothing is drawn: without `temperature` it is 0", apis=INFILL
     ),

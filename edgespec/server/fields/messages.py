@@ -19,6 +19,7 @@ from edgespec.server.fields.field import (
     ignored,
     read_stops,
     refused,
+    temperature,
 )
 from edgespec.server.forms import OUTPUT_FORMAT, output_format
 from edgespec.server.json_schema import Schema
@@ -59,7 +60,7 @@ _OBEYED = (
         int,
         shown=LENGTH,
     ),
-    drawing("temperature", apis=API),
+    temperature(apis=API),
     drawing("top_p", apis=API),
     drawing("top_k", apis=API),
     Field("stop_sequences", _STOPS, "texts before which the answer ends", API, read_stops, "stop", texts=True),

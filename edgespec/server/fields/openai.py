@@ -6,6 +6,7 @@ Most of them mean the same in the Responses API, whose own are in responses.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,7 @@ from edgespec.server.fields.field import (
     read_seed,
     read_stops,
     refused,
+    temperature,
     whole,
 )
 from edgespec.server.forms import (
@@ -226,13 +228,25 @@ _OBEYED = (
     _form("guided_regex", FORM_TEXT, asked("regex", "guided_regex")),
     _form("guided_choice", _CHOICES, asked("choice", "guided_choice")),
     Field("model", TEXT, "the served model, by one of its names", ALL),
-    *_drawing("temperature"),
+    replace(drawing("temperature", apis=ALL), name="options.temperature"),
+    temperature(apis=CHATS + COMPLETION),
     *_drawing("top_p"),
     *_drawing("min_p"),
     *_drawing("presence_penalty"),
     *_drawing("frequency_penalty"),
     *_drawing("repeat_penalty", others="repetition_penalty"),
     *_drawing("top_k"),
+    *named(
+        "options.repeat_last_n",
+        Field(
+            "repeat_last_n",
+            whole(-1, MOST_WHOLE),
+            "the last tokens that penalties look at: 0 for none, -1 for all; others only without penalties",
+            ALL,
+            lambda given: None if given == -1 else int(given),
+            sets="penalty_window",
+        ),
+    ),
     Field(
         "logit_bias",
         _BIASES,
@@ -264,6 +278,13 @@ _OBEYED = (
     ),
     Field("stream", FLAG, "events in place of one answer", ALL),
     Field("stream_options.include_usage", FLAG, "whether the last event has `usage`", BOTH),
+    Field(
+        "return_progress",
+        FLAG,
+        "whether events say how much of the prompt is read, as `prompt_progress`",
+        BOTH,
+        sets="show_progress",
+    ),
     Field(
         "edgespec.tokens",
         FLAG,
@@ -299,7 +320,6 @@ _REFUSED = (
     *_refused("min_keep", "another way to draw tokens", {"enum": [0, 1]}),
     *_refused("samplers", "another way to draw tokens", apis=_NOT_INFILL),
     *_refused("logits_processors vllm_xargs watermarking", "another way to draw tokens"),
-    *_refused("repeat_last_n options.repeat_last_n", "penalties of the last tokens only", {"enum": [-1]}),
     *_refused("penalize_nl options.penalize_newline", "line breaks without penalty", YES),
     *_refused("allowed_token_ids", "an answer of some tokens only"),
     *_refused(
@@ -359,7 +379,7 @@ _IGNORED = (
         "a full context: nothing of a prompt is dropped",
     ),
     *_ignored(
-        "stream_interval sse_ping_interval return_progress timings_per_token verbose "
+        "stream_interval sse_ping_interval timings_per_token verbose "
         "stream_options.include_obfuscation stream_options.continuous_usage_stats",
         "events between the pieces of an answer",
     ),
@@ -371,6 +391,7 @@ _IGNORED = (
         "spaces_between_special_tokens media_io_kwargs mm_processor_kwargs return_mm_kwargs",
         "settings of what is refused",
     ),
+    *_ignored("return_progress", "events between the pieces of an answer", apis=RESPONSES),
     *_ignored("think parallel_tool_calls", "thinking and calls, which only chats have", apis=TEXTS),
     *_ignored("routed_experts_prompt_start return_token_offsets", "replies of other routes"),
 )
