@@ -28,14 +28,18 @@ def tried(fault: Fault) -> dict[str, Any]:
         named = [f"tests/{each}" for each in fault.tests]
         quiet = ["-q", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         subprocess.run([sys.executable, "-m", "pytest", *quiet, *named], cwd=ROOT, stdout=sys.stderr, check=False)
-        counts = ElementTree.parse(report).find("testsuite")
+        return {**outcome(report), "seconds": round(time.monotonic() - started, 1)}
+
+
+def outcome(report: Path) -> dict[str, int]:
+    """How many tests of pytest's report in JUnit's form passed, failed and were skipped."""
+    counts = ElementTree.parse(report).find("testsuite")
     assert counts is not None
     total, failures, errors, skipped = (
         int(counts.get(key, "0")) for key in ("tests", "failures", "errors", "skipped")
     )
     failed = failures + errors
-    seconds = round(time.monotonic() - started, 1)
-    return {"passed": total - failed - skipped, "failed": failed, "skipped": skipped, "seconds": seconds}
+    return {"passed": total - failed - skipped, "failed": failed, "skipped": skipped}
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def ask(client: Client, question: str, tokens: int) -> int:
     """The number of tokens of a greedy answer."""
     messages = [{"role": "user", "content": question}]
     body = json.dumps({"model": "default", "messages": messages, "max_tokens": tokens, "temperature": 0})
-    with client.send(body.encode()) as response:
+    with client.begin("/v1/chat/completions", body.encode()).getresponse() as response:
         found = json.loads(response.read())
         if response.status != 200:
             raise RuntimeError(str(found))

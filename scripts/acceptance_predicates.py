@@ -211,3 +211,9 @@ def server_keeps_nothing(report: Report) -> bool:
         and late["threads"] <= early["threads"]
         and late["descriptors"] <= early["descriptors"]
     )
+
+
+def memory_stays_flat(report: Report) -> bool:
+    """In the last ten minutes of at least forty the memory is on average at most 20 MB above minutes 11 to 20."""
+    by_minute = report["rss_mb_by_minute"]
+    return len(by_minute) >= 40 and statistics.mean(by_minute[-10:]) <= statistics.mean(by_minute[10:20]) + 20

@@ -190,6 +190,7 @@ EXPORT: Report = {"manifest": {"files": {"m": {"bytes": 100}}}, "perplexity": No
 SMALL: Report = {"manifest": {"files": {"m": {"bytes": 115}}}, "perplexity": {"tokens": 512}}
 LATE = {"rss_mb": 420.0, "threads": 12, "descriptors": 10}
 EARLY = LATE | {"rss_mb": 400.0}
+HOUR = [300.0] * 10 + [400.0] * 50
 ORDER = {name: {"code": 3.6, "text": 1.0} for name in ("alone", "translations_first", "code_first")}
 
 
@@ -228,6 +229,8 @@ ORDER = {name: {"code": 3.6, "text": 1.0} for name in ("alone", "translations_fi
         (p.server_keeps_nothing, {"early": EARLY, "late": LATE}, {"late": LATE | {"rss_mb": 420.1}}),
         (p.server_keeps_nothing, {"early": EARLY, "late": LATE}, {"late": LATE | {"threads": 13}}),
         (p.server_keeps_nothing, {"early": EARLY, "late": LATE}, {"late": LATE | {"descriptors": 11}}),
+        (p.memory_stays_flat, {"rss_mb_by_minute": HOUR}, {"rss_mb_by_minute": [*HOUR[:-10], *[421.0] * 10]}),
+        (p.memory_stays_flat, {"rss_mb_by_minute": HOUR}, {"rss_mb_by_minute": HOUR[:39]}),
     ],
 )
 def test_a_predicate_of_one_report_finds_a_bad_value(predicate: Any, good: Report, bad: Report) -> None:
