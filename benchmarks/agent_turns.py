@@ -34,7 +34,7 @@ MOST_TOKENS = 64
 # The largest of the conversations, with two answers and the result.
 CONTEXT = 20_480
 
-# What both servers must say alike.
+# What both servers must say.
 SAID = ("calls", "said", "called_again")
 
 Body = dict[str, Any]

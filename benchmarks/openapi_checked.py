@@ -24,7 +24,7 @@ from tests.engine.test_tools import TEMPLATE
 from tests.support.tiny_gguf import FILL_IN, VOCABULARY, write_tiny_gguf
 
 PACKAGES = ("schemathesis==4.32.5",)
-# What is left out: `positive_data_acceptance` and `negative_data_rejection`. A schema cannot say which conversations
+# Without `positive_data_acceptance` and `negative_data_rejection`. A schema cannot say which conversations
 # a template reads or which names a model has, and fields with a value that changes nothing are let through.
 CHECKS = (
     "not_a_server_error",

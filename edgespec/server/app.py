@@ -177,7 +177,7 @@ def _about(service: Service) -> list[Route]:
         service.access.owner(request.headers)
         data = [described(each) for each in service.models]
         page = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}  # Anthropic's members
-        # Codex asks with its version, and prints an error unless there is a list of its own (openai/codex#22205).
+        # Codex asks with its version, and prints an error without such a list (openai/codex#22205).
         codex: dict[str, Any] = {"models": []} if "client_version" in request.query_params else {}
         return JSONResponse({"object": "list", "data": data, **page, **codex})
 

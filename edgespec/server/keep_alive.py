@@ -40,7 +40,7 @@ class Stays:
     """
 
     def __init__(self, usual_s: float | None, now: float) -> None:
-        """``usual_s`` for users who ask for nothing, and from ``now`` if nobody comes; None: always."""
+        """``usual_s`` for users who name no time, and from ``now`` until one comes; None: always."""
         self._usual_s = math.inf if usual_s is None else usual_s
         self._loaded = now
         self._asked = dict[str, float]()

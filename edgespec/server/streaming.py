@@ -62,7 +62,7 @@ class Collected:
     def __init__(self, columns: Callable[[Part], Columns]) -> None:
         self._columns = columns
         self.answers: list[list[Stretch]] = []
-        self._own: list[Part] = []  # of the stretch that goes on
+        self._own: list[Part] = []  # of the stretch that is not closed
         self._scored: Columns = {}
 
     async def begin(self, index: int, prompt_tokens: int) -> None:

@@ -427,7 +427,7 @@ async def test_a_model_stays_for_the_owner_who_keeps_it_longest() -> None:
 @pytest.mark.parametrize(("usual_s", "until_s"), [(60.0, 65.0), (None, math.inf)])
 def test_a_stay_ends_behind_the_last_request_that_keeps_it(usual_s: float | None, until_s: float) -> None:
     stays = Stays(usual_s, now=5.0)
-    assert stays.until == until_s, "nobody has come"
+    assert stays.until == until_s, "no user has come"
     stays.ask("one", 0.0, now=10.0)
     assert stays.until == 10.0
     stays.use("one", now=12.0)

@@ -58,7 +58,7 @@ def test_mixed_traffic_changes_no_answer_and_leaves_nothing(filling: Running, al
     assert ask_alone(filling.url, stream=True) == alone
 
 
-def test_other_texts_failures_and_late_ends_are_told_apart(filling: Running, alone: Alone) -> None:
+def test_other_texts_and_failures_are_counted_separately(filling: Running, alone: Alone) -> None:
     other = Alone([(200, ("another text", None)) for _ in alone.answers], "another page")
     traffic = Traffic(filling.url, other)
     traffic.run_for(1.0, 2, seed=1)

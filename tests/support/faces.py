@@ -13,7 +13,7 @@ from edgespec.server.answers import Part
 from edgespec.server.faces.face import Face, Stretch
 from edgespec.server.streaming import Collected
 
-# A text and why it ended; None while it goes on.
+# A text and why it ended; None before its end.
 Said: TypeAlias = tuple[str, str | None]
 Reply: TypeAlias = Mapping[str, Any]
 
