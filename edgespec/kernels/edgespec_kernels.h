@@ -146,7 +146,7 @@ ES_EXPORT int32_t es_abi(void);
 ES_EXPORT const char *es_level_name(int32_t level); /* null if this build or processor lacks it */
 ES_EXPORT bool es_level_runs(int32_t level); /* whether this processor could run it, built or not */
 
-/* Zeroed private pages; null without memory. `huge` asks for large pages. */
+/* Zeroed private pages; null without memory. `huge` asks for large pages; without it there are none. */
 ES_EXPORT void *es_memory_take(int64_t bytes, int32_t huge);
 ES_EXPORT void es_memory_give(void *memory, int64_t bytes);
 /* Differs if one word differs, and nearly always if more do; detects damage to files, not forgery. */

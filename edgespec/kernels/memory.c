@@ -29,9 +29,10 @@ void *es_memory_take(int64_t bytes, int32_t huge)
     void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return NULL;
-#if defined(MADV_HUGEPAGE)
-    if (huge) /* optional: without it there are only more page walks */
-        (void)madvise(memory, (size_t)bytes, MADV_HUGEPAGE);
+#if defined(MADV_HUGEPAGE) && defined(MADV_NOHUGEPAGE)
+    /* Optional: without huge pages there are only more page walks. A cache has none even where the system gives them
+       to everybody: a conversation of 2 000 tokens in a context of 32 768 would take four times its share. */
+    (void)madvise(memory, (size_t)bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #else
     (void)huge;
 #endif
