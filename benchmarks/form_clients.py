@@ -51,7 +51,10 @@ def ask(python: str, program: Path, url: str) -> dict[str, Any]:
     """What a program got: its objects by the way they were asked for, or its error."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI", "PYTHON"))}
     command = [python, str(program), f"{url}/v1"]
-    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=WAIT_S, env=clean)
+    try:
+        done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=WAIT_S, env=clean)
+    except subprocess.TimeoutExpired:
+        return {"works": False, "error": f"it did not end within {WAIT_S} s"}
     if done.returncode:
         return {"works": False, "error": done.stderr[-1500:]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

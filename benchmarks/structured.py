@@ -1,13 +1,15 @@
 """Answers of a given form: how fast they are, how often valid, and how often right.
 
-    python -m benchmarks.structured [--limit N] [--seconds N] [--max-tokens N]
+    python -m benchmarks.structured [--limit N] [--seconds N] [--max-tokens N] [--first-tokens]
 
 Extracts values from the texts of structured.jsonl with the default models. Six arms answer each prompt one after
 another, in an order that changes with the prompt: `free` is drafted and asked for JSON in words alone, the others are
 bound to the prompt's schema. `plain`, `drafted` and `alone` have one text: plain decoding, drafts, and drafts without
 a drafting model. `compact` and `spaced` are drafted with the spacings compact and free. The prompt is the same in all
 arms, and all forms are compiled before. A free answer counts as valid without a frame of backquotes only; its values
-are read within one too. Prints a line for each arm, then one JSON object.
+are read within one too. At the end each prompt is asked again for one token, free and with its form in turns, while
+its tokens are in the cache: the difference is what a form that is compiled delays the first token.
+``--first-tokens`` measures nothing else. Prints a line for each arm, then one JSON object.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from edgespec.text.grammar.form import form_of
 
 PROMPTS = Path(__file__).with_suffix(".jsonl")
 BOUND = ("plain", "drafted", "alone")
+# Pairs of first tokens for each prompt.
+FIRST_PAIRS = 6
 SPACINGS = {"compact": "compact", "spaced": "free"}
 ARMS = ("free", *BOUND, *SPACINGS)
 # The arms whose speeds are compared, the faster one first if all is well.
@@ -48,7 +52,6 @@ class Answer:
     seconds: float
     tokens_per_s: float | None
     ids: tuple[int, ...]
-    first_s: float = 0.0
 
 
 def prompts() -> list[dict[str, Any]]:
@@ -83,7 +86,6 @@ def judged(task: Mapping[str, Any], done: Done) -> Answer:
         seconds=(done.stats.ttft_s or 0.0) + (done.stats.decode_s or 0.0),
         tokens_per_s=done.stats.decode_tokens_per_s,
         ids=done.token_ids,
-        first_s=done.stats.ttft_s or 0.0,
     )
 
 
@@ -100,30 +102,49 @@ def arm_figures(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def figures(found: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
-    """The figures of all arms, whose answers are in the same order of prompts.
-
-    ``first_token_later_ms`` is the median over prompts, of drafted answers with a form against free ones.
-    """
+    """The figures of all arms, whose answers are in the same order of prompts."""
     ratios = dict[str, float | None]()
     for one, other in RATIOS:
         pairs = [(a.tokens_per_s, b.tokens_per_s) for a, b in zip(found[one], found[other], strict=True)]
         own = [a / b for a, b in pairs if a and b]
         ratios[f"{one}_over_{other}"] = geomean(own) if own else None
     ids = zip(*([answer.ids for answer in found[arm]] for arm in BOUND), strict=True)
-    later = [bound.first_s - free.first_s for bound, free in zip(found["drafted"], found["free"], strict=True)]
     return {
         "prompts": len(found["plain"]),
-        "first_token_later_ms": 1000 * median(later),
         "same_ids": sum(len(set(own)) == 1 for own in ids),
         "tokens_per_s_ratios": ratios,
         "arms": {arm: arm_figures(found[arm]) for arm in ARMS},
     }
 
 
-def measure(limit: int | None, max_tokens: int, seconds: float = math.inf) -> dict[str, Any]:
+def first_figures(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """How much later the first token comes with a form, of pairs of seconds without one and with one."""
+    later = sorted(1000 * (bound - free) for free, bound in pairs)
+    half = len(later) // 4
+    return {
+        "first_token_ms": 1000 * median(free for free, _ in pairs),
+        "first_token_later_ms": median(later),
+        "middle_half_ms": later[-1 - half] - later[half],
+    }
+
+
+def first_tokens(session: Session, tasks: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """The seconds until the first token, without a form and with one, for each pair of answers."""
+    found = []
+    for task, turn in product(tasks, range(FIRST_PAIRS + 1)):
+        own = {
+            arm: ask(session, arm, task, 1, keep_cache=True).stats.ttft_s or 0.0
+            for arm in ("free", "drafted")[:: 1 if turn % 2 else -1]
+        }
+        if turn:  # the first answer reads the prompt
+            found.append((own["free"], own["drafted"]))
+    return found
+
+
+def measure(limit: int | None, max_tokens: int, seconds: float, *, first_only: bool) -> dict[str, Any]:
     """Answer the prompts in every arm, the first one twice: its first answers are not counted.
 
-    After that many ``seconds`` no further prompt begins.
+    After that many ``seconds`` no further prompt begins. ``first_only``: measure first tokens alone.
     """
     tasks = prompts()[:limit]
     found: dict[str, list[Answer]] = {arm: [] for arm in ARMS}
@@ -137,6 +158,8 @@ def measure(limit: int | None, max_tokens: int, seconds: float = math.inf) -> di
         for engine, task, spacing in product((pair, single), tasks, ("line", *SPACINGS.values())):
             if (form := form_of(task["schema"], spacing=spacing)) is not None:
                 engine.pair.forms.compiled(form)
+        if first_only:
+            return first_figures(first_tokens(shared, tasks))
         end = time.monotonic() + seconds
         for number, task in enumerate((tasks[0], *tasks)):
             if number > 1 and time.monotonic() > end:
@@ -146,12 +169,12 @@ def measure(limit: int | None, max_tokens: int, seconds: float = math.inf) -> di
                 done = ask(alone if arm == "alone" else shared, arm, task, max_tokens)
                 if number:
                     found[arm].append(judged(task, done))
-    return figures(found)
+        return figures(found) | first_figures(first_tokens(shared, tasks))
 
 
-def ask(session: Session, arm: str, task: Mapping[str, Any], max_tokens: int) -> Done:
-    """A new conversation's answer, whose prompt is read from its first token."""
-    session.clear(keep_cache=False)
+def ask(session: Session, arm: str, task: Mapping[str, Any], max_tokens: int, *, keep_cache: bool = False) -> Done:
+    """A new conversation's answer, whose prompt is read from its first token unless the cache is kept."""
+    session.clear(keep_cache=keep_cache)
     form = {} if arm == "free" else {"schema": task["schema"], "spacing": SPACINGS.get(arm, "line")}
     depth = 0 if arm == "plain" else None
     events = session.generate(task["prompt"], max_tokens=max_tokens, depth=depth, **form)
@@ -164,9 +187,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="the first N prompts; all if not given")
     parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="N", help="no prompt begins after them")
+    parser.add_argument("--first-tokens", action="store_true", help="measure the delay of first tokens alone")
     given = parser.parse_args()
-    found = measure(given.limit, given.max_tokens, given.seconds)
-    for arm, own in found["arms"].items():
+    found = measure(given.limit, given.max_tokens, given.seconds, first_only=given.first_tokens)
+    for arm, own in found.get("arms", {}).items():
         each = own["seconds_per_finished"]
         seconds = "none finished" if each is None else f"{each:.2f} s a finished answer"
         print(f"{arm:8}{seconds}, {100 * own['valid']:.0f} % valid, {100 * own['right']:.0f} % right")

@@ -356,6 +356,12 @@ STEPS: tuple[Step, ...] = (
         ),
     ),
     Step(
+        "form-first-token",
+        "A form that is compiled delays the first token by at most 5 ms.",
+        (("benchmarks/structured.py", "--first-tokens", "--limit", "20"),),
+        limits(("first_token_later_ms", "<=", 5)),
+    ),
+    Step(
         "form-clients",
         "openai, instructor, pydantic-ai, LangChain, LlamaIndex and DSPy get objects of their classes.",
         (("benchmarks/form_clients.py",),),

@@ -44,10 +44,9 @@ from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import OwnProcess, WorkerThread
 from edgespec.text.conversation.conversation import Conversation, Turn
 from edgespec.text.conversation.ends import Ends, ends_of
-from edgespec.text.conversation.messages import check_conversation, check_system
+from edgespec.text.conversation.messages import begun, check_conversation, check_system
 from edgespec.text.conversation.tools import check_tools, choose_tools
 from edgespec.text.conversation.variables import check_variables
-from edgespec.text.grammar.after_thinking import AfterThinking
 from edgespec.text.grammar.compiled import CompiledForm
 from edgespec.text.grammar.form import form_of
 from edgespec.text.request_budget import RequestBudget
@@ -327,7 +326,7 @@ class Session:
         )
         check_tokens(prompt, sampling, stop_token_ids, ends, self._pair.vocabulary_size)
         form = form_of(schema, regex, grammar, choice, spacing=spacing, lenient=not strict)
-        compiled = self._pair.compiled_form(form, usable, must)
+        compiled = self._pair.compiled_form(form, usable, must, self._owner)
         self._pair.begin_answer()
         length = self._target.context_length
         own: dict[str, Any] = {"raw": raw, "earlier": earlier, "after": after, "tools": usable, "keep_all": keep_all}
@@ -403,12 +402,10 @@ class Session:
         """The cursors of an answer that has a form, which begins behind its thinking, or that may call tools."""
         thinking, prompt_tokens = self._conversation.thinking(turn), len(turn.tokens)
         if form is None:
-            begun = None if turn.tools is None else self._pair.begun_calls(turn.tools, thinking)
-            return None if begun is None else Bound(begun, prompt_tokens)
-        if thinking is None:
-            return Bound(form, prompt_tokens)
-        marks, inside = thinking
-        return Bound(AfterThinking(form, marks, inside, self._pair.tokenizer), prompt_tokens)
+            calls = None if turn.tools is None else self._pair.begun_calls(turn.tools, thinking, self._owner)
+            return None if calls is None else Bound(calls, prompt_tokens)
+        continued = begun(turn.after) is not None and thinking is not None and not thinking[1]
+        return Bound(self._pair.bound(form, None if continued else thinking), prompt_tokens)
 
     def _loop(
         self,

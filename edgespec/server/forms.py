@@ -36,7 +36,6 @@ SCHEMA: Schema = {"anyOf": [{"type": ["object", "null"]}, {"type": "string"}, {"
 TEXT: Schema = {"anyOf": [{"type": ["string", "null"]}, {"const": False}]}
 MEMBERS: Schema = {"anyOf": [{"type": ["object", "null"]}, {"const": False}]}
 
-_ANY_OBJECT: Schema = {"type": "object"}
 # Members of vLLM's structured_outputs that name a form, by the argument of ``form_of``.
 _STRUCTURED = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
@@ -76,12 +75,18 @@ def _form(name: str, **arguments: Any) -> AskedForm | None:
     return None if form is None else AskedForm(form, name)
 
 
+def _any_object(name: str) -> AskedForm | None:
+    """Any object, whose names the model chooses: it finds better ones in the blanks that it is used to."""
+    return _form(name, schema={"type": "object"}, spacing="free")
+
+
 def response_format(given: Mapping[str, Any]) -> AskedForm | None:
     """OpenAI's field. llama.cpp takes a schema beside ``json_object`` too. Raises ApiError."""
     if given["type"] == "text":
         return None
     if given["type"] == "json_object":
-        return _form("response_format.schema", schema=given.get("schema") or _ANY_OBJECT)
+        schema = given.get("schema")
+        return _form("response_format.schema", schema=schema) if schema else _any_object("response_format")
     name, member = "response_format.json_schema", given.get("json_schema")
     if not isinstance(member, Mapping):
         raise ApiError(f"{name} must be an object with a schema", param=name)
@@ -109,14 +114,16 @@ def output_format(given: Mapping[str, Any]) -> AskedForm | None:
 
 def ollama_format(given: Any) -> AskedForm | None:
     """``json``, which is any object, or a schema. Raises ApiError."""
-    return asked("schema", "format")(_ANY_OBJECT if given == "json" else given)
+    return _any_object("format") if given == "json" else asked("schema", "format")(given)
 
 
 def structured_outputs(given: Any) -> AskedForm | None:
     """vLLM's object, of which one member names the form. Raises ApiError."""
     named = {} if given is False else {name: value for name, value in given.items() if value not in (None, False, "")}
     if named.pop("json_object", False):
-        named["json"] = _ANY_OBJECT
+        if not named:
+            return _any_object("structured_outputs")
+        named.setdefault("json", {"type": "object"})
     for name in named:
         if name not in _STRUCTURED:
             message = f"structured_outputs names {name[:40]!r}, and a form is {', '.join(_STRUCTURED)} or json_object"
@@ -158,9 +165,9 @@ class FormCompiler:
                 return ()
             usable, must = choose_tools(check_tools(asked.tools), asked.tool_choice)
             if free:
-                engine.pair.prepare_calls(usable)
+                engine.pair.prepare_calls(usable, owner)
                 return ()
-            compiled = engine.pair.compiled_form(form, usable, must)
+            compiled = engine.pair.compiled_form(form, usable, must, owner)
             return () if compiled is None else compiled.warnings
 
         try:

@@ -132,5 +132,78 @@ def test_without_llguidance_a_call_that_begins_is_not_bound(wrong: Engine, monke
 
 def test_an_answer_without_a_call_is_that_of_no_form(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     own = ask(engine, max_tokens=60)
-    monkeypatch.setattr(engine.pair, "begun_calls", lambda use, thinking: None)
+    monkeypatch.setattr(engine.pair, "begun_calls", lambda use, thinking, owner: None)
     assert ask(engine, max_tokens=60).token_ids == own.token_ids
+
+
+# -------------------------------------------------------------------- models that write marks around their answers
+
+CHANNELS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>"
+    "{% for call in m.tool_calls or [] %}<|start|>assistant to=functions.{{ call.function.name }}"
+    "<|channel|>commentary json<|message|>{{ call.function.arguments | tojson }}<|call|>{% endfor %}{% endfor %}"
+    "<|start|>model{# <|channel|>analysis<|message|> #}"
+)
+CONTENTS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>"
+    "{% for call in m.tool_calls or [] %}<|tool_call:begin|>{{ call.id }}{% endfor %}{% endfor %}"
+    "<|begin|>model{# <|think|> #}"
+)
+# Each thinks, and would then answer in words. No prompt ends with a token of a script.
+MARKED = {
+    "gpt-oss": (
+        CHANNELS,
+        ("<|channel|>analysis<|message|>", "so", "<|end|>", "<|start|>", "assistant", "<|channel|>final<|message|>"),
+        {},
+    ),
+    "Solar Open": (
+        CONTENTS,
+        ("<|think|>", "so", "<|end|>", "<|begin|>", "assistant", "<|content|>"),
+        dict.fromkeys(("<|think|>", "<|end|>", "<|begin|>", "<|content|>"), 3),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MARKED)
+def marked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: TinyModels
+) -> Iterator[Engine]:
+    template, script, kinds = MARKED[request.param]
+    marks = ("<|calls|>", "<|call|>", "<|flush|>", "<|return|>")  # with these the vocabulary does not end at <|end|>
+    path = tmp_path_factory.mktemp("marked") / "model.gguf"
+    own = (*script, "Yes", *marks, "<|im_end|>")
+    write_scripted_gguf(path, own, template=template, kinds={**kinds, **dict.fromkeys(marks, 3)})
+    with tiny.load(path, draft=str(path), depth=3) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=0.9, top_p=0.95, seed=4)], ids=["greedy", "sampled"])
+def test_behind_the_thinking_of_a_model_with_marks_comes_a_forced_call(
+    marked: Engine, sampling: Sampling | None
+) -> None:
+    for choice in (NAMED, "required"):
+        found = [ask(marked, tool_choice=choice, sampling=sampling, depth=depth) for depth in (0, None)]
+        assert found[0].token_ids == found[1].token_ids
+        call, *_ = found[0].tool_calls
+        assert call.name == "weather" or choice == "required"
+        assert json.loads(call.arguments).get("city") in ("Oslo", "Rome", None)
+        assert (found[0].reasoning, found[0].content) == ("so", "")
+        assert found[0].finish_reason == "stop"
+
+
+def test_behind_the_thinking_of_a_model_with_marks_comes_json_in_its_answer(marked: Engine) -> None:
+    for more in ({"tools": None}, {}):
+        found = [ask(marked, schema={"enum": ["<done>", 7]}, depth=depth, **more) for depth in (0, None)]
+        assert found[0].token_ids == found[1].token_ids
+        done = found[0]
+        assert done.reasoning == "so"
+        assert done.tool_calls or json.loads(done.content) in ("<done>", 7)
+
+
+def test_a_form_continues_an_answer_that_is_begun(marked: Engine) -> None:
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "So "}]
+    with marked.session() as session:
+        done = answer(session.generate(messages=asked, choice=["it is", "not"], max_tokens=20))
+    assert done.text in ("it is", "not")

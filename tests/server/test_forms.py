@@ -62,6 +62,7 @@ def is_level(text: str) -> bool:
         ("format", LEVEL, "schema", LEVEL),
         ("structured_outputs", {"json": LEVEL}, "schema", LEVEL),
         ("structured_outputs", {"json_object": True, "regex": None}, "schema", {"type": "object"}),
+        ("structured_outputs", {"json_object": True, "json": LEVEL}, "schema", LEVEL),
         ("structured_outputs", {"choice": ["a", "b"]}, "choice", ["a", "b"]),
         ("guided_choice", ["a", "b"], "choice", ["a", "b"]),
         ("structured_outputs", {"regex": "a+"}, "regex", "a+"),
@@ -74,7 +75,7 @@ def is_level(text: str) -> bool:
 def test_each_programs_field_names_the_same_form(field: str, value: Any, kind: str, text: Any) -> None:
     found = form_in(**{field: value})
     assert (found.kind, json.loads(found.text) if kind in ("schema", "choice") else found.text) == (kind, text)
-    assert found.spacing == "line"
+    assert found.spacing == ("free" if text == {"type": "object"} else "line"), "its names, its blanks"
     completion = read_completion({"prompt": "x", field: value}).form
     assert completion is not None
     assert completion.form == found
@@ -253,10 +254,11 @@ class HeldForms:
     def __init__(self) -> None:
         self.release, self.running, self.most, self.prepared = threading.Event(), list[str](), 0, list[Any]()
 
-    def prepare_calls(self, tools: Any) -> None:
+    def prepare_calls(self, tools: Any, owner: str) -> None:
         self.prepared += tools
 
-    def compiled_form(self, form: Form, tools: Any, must: Any) -> Any:
+    def compiled_form(self, form: Form, tools: Any, must: Any, owner: str) -> Any:
+        assert form.text.startswith(owner)
         self.running.append(form.text)
         self.most = max(self.most, len(self.running))
         assert self.release.wait(WAIT_S)

@@ -126,7 +126,7 @@ def test_no_call_begins_in_thinking(forms: Forms, tokenizer: GgufTokenizer) -> N
     inside = constraint(forms, tokenizer, thinking=THINKING, inside=True).cursor()
     assert free(inside, tokenizer, begun)
     assert not free(inside, tokenizer, f"x</think>{begun}")
-    again = ThinkingMarks("<think>", "<end>", ("<final>", "<end>"))
+    again = ThinkingMarks("<think>", "<end>", ("<final>",), ("<end>",))
     twice = constraint(forms, tokenizer, thinking=again).cursor()
     assert free(twice, tokenizer, f"<final>so<end><think>{begun}")
     assert not free(twice, tokenizer, f"<final>so<end><think>x<end>{begun}")

@@ -13,7 +13,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.call_formats import (
-    FORMATS,
     GEMMA,
     HARMONY,
     HERMES,
@@ -24,11 +23,10 @@ from edgespec.text.conversation.call_formats import (
 )
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.tool_use import ToolUse
-from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form, is_bound
+from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form
 from edgespec.text.grammar.form import MOST_BYTES, Form
 from tests.support.call_samples import SAMPLES
 
-BOUND = {name: sample for name, sample in SAMPLES.items() if is_bound(sample[0])}
 WEATHER = {"city": {"enum": ["Oslo", "Paris"]}, "days": {"type": "integer", "minimum": 1, "maximum": 3}}
 CLOCK = {"zone": {"enum": ["UTC", "Central Europe"]}, "seconds": {"type": "boolean"}}
 BYTES = LLTokenizer("byte")
@@ -79,9 +77,9 @@ def calls(form: ToolUse, text: str) -> list[ToolCall]:
     return [piece.call for piece in pieces if piece.call is not None]
 
 
-@pytest.mark.parametrize("name", BOUND)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_what_models_write_is_in_the_grammar_of_their_format(name: str) -> None:
-    form, sample = BOUND[name]
+    form, sample = SAMPLES[name]
     if form is LLAMA:
         sample = sample.removeprefix("<|python_tag|>")  # its template shows none either
     bound = call_form(use(form), ["weather", "clock"], several=True)
@@ -93,9 +91,9 @@ def test_what_models_write_is_in_the_grammar_of_their_format(name: str) -> None:
     assert not is_whole(bound, "Let me see. " + sample)
 
 
-@pytest.mark.parametrize("name", BOUND)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_what_the_grammar_of_a_format_allows_is_read_as_a_call(name: str) -> None:
-    asked = use(BOUND[name][0])
+    asked = use(SAMPLES[name][0])
     for seed, named in enumerate(["weather", "clock"] * 4):
         (found,) = calls(asked, drawn(call_form(asked, [named], several=False), seed))
         own = json.loads(found.arguments)
@@ -109,13 +107,16 @@ def test_what_the_grammar_of_a_format_allows_is_read_as_a_call(name: str) -> Non
         assert not own
 
 
-def test_every_format_is_bound_or_refused_by_name() -> None:
-    refused = [form for form in FORMATS if not is_bound(form)]
-    assert refused == [HARMONY]
-    for form in refused:
-        with pytest.raises(InvalidRequestError, match=form.models.split(",")[0]) as raised:
-            call_form(use(form), ["weather"], several=True)
-        assert raised.value.param == "tool_choice"
+def test_gpt_oss_is_bound_to_each_way_in_which_it_names_a_function() -> None:
+    form = call_form(use(HARMONY), ["weather"], several=False)
+    for head in (
+        "<|channel|>commentary to=functions.weather <|constrain|>json",
+        " to=functions.weather<|channel|>commentary <|constrain|>json",
+        " to=functions.weather<|channel|>commentary json",
+    ):
+        assert is_whole(form, head + '<|message|>{"city": "Oslo"}<|call|>'), head
+    assert not is_whole(form, '<|channel|>final<|message|>{"city": "Oslo"}<|call|>')
+    assert not is_whole(form, '<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{"city": "Oslo"}')
 
 
 def test_a_mark_that_is_a_control_token_is_that_token() -> None:
@@ -178,8 +179,13 @@ def test_without_a_call_the_answer_may_be_json_of_a_schema() -> None:
     other = Form(kind="schema", text=json.dumps({"enum": ["done"]}), spacing="compact")
     form = call_form(use(HERMES), ["weather"], several=True, otherwise=other)
     assert is_whole(form, '"done"')
-    assert is_whole(form, BOUND["hermes"][1])
+    assert is_whole(form, SAMPLES["hermes"][1])
     assert not is_whole(form, '"undone"')
+    marked = call_form(use(HARMONY), ["weather"], several=True, otherwise=other, marks=("<|a|>", "<|b|>"))
+    assert is_whole(marked, '<|a|>"done"')
+    assert is_whole(marked, '<|b|>"done"')
+    assert is_whole(marked, SAMPLES["harmony"][1])
+    assert not is_whole(marked, '"done"')
     with pytest.raises(InvalidRequestError, match="may call tools cannot be bound to a regex"):
         call_form(use(HERMES), ["weather"], several=True, otherwise=Form(kind="regex", text="a"))
 

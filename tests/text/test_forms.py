@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,15 @@ import pytest
 
 from edgespec.errors import ConstraintError, InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
+from edgespec.interfaces.counted_text import common_prefix
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.grammar import compiled as module
-from edgespec.text.grammar.after_thinking import AfterThinking
+from edgespec.text.grammar.after_thinking import AfterThinking, BehindMark, tokens_of
 from edgespec.text.grammar.compiled import FormCursor, Forms
 from edgespec.text.grammar.form import MOST_BYTES, Form, form_of
 from edgespec.text.grammar.size import MOST_LEVELS, MOST_NAMES, MOST_RULES
 from edgespec.text.tokenizers.gguf import GgufTokenizer
+from tests.support.scripted_gguf import write_scripted_gguf
 from tests.support.tiny_models import TinyModels
 
 PERSON = {
@@ -163,15 +166,14 @@ def test_a_form_begins_behind_the_thinking_that_the_prompt_or_the_model_begins(
         own = AfterThinking(form, marks, inside, tokenizer).cursor()
         begun = [] if inside else opening
         own.at(begun)
-        assert own.mask is None
         assert own.allows(maybe) == len(maybe)
         own.at([*begun, *closing[:-1]])
-        assert own.mask is None
+        assert own.allows(maybe) == len(maybe)
         own.at([*begun, *closing])
         assert own.allows(yes) == len(yes)
         assert own.allows(maybe) < len(maybe)
         own.at([*begun, *closing[:2]])
-        assert own.mask is None, "it went back into thinking"
+        assert own.allows(maybe) == len(maybe), "it went back into thinking"
     own.at([])
     assert own.allows(opening[:1]) == 1
     assert own.allows(yes) == len(yes), "it need not think"
@@ -187,16 +189,78 @@ def test_a_form_begins_behind_the_thinking_that_the_prompt_or_the_model_begins(
         assert np.flatnonzero(np.unpackbits(own.mask.view(np.uint8), bitorder="little")).tolist() == [opening[1]]
 
 
-def test_where_answers_have_a_mark_a_form_begins_behind_it(forms: Forms, tokenizer: GgufTokenizer) -> None:
-    marks = ThinkingMarks("<think>", "<end>", ("<final>", "<end>"))
-    own = AfterThinking(forms.compiled(made(choice=["yes", "no"])), marks, False, tokenizer).cursor()
-    for said in ("<final>", "<think>so it is<end><final>"):
-        ids = cut(tokenizer, said)
-        own.at(ids[:-1])
-        assert own.mask is None
-        own.at(ids)
-        assert own.allows(cut(tokenizer, "yes")) == len(cut(tokenizer, "yes"))
-        assert own.allows(cut(tokenizer, "maybe")) < len(cut(tokenizer, "maybe"))
+def allowed_by(mask: np.typing.NDArray[np.uint32] | None) -> set[int]:
+    assert mask is not None
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def test_an_answer_cannot_end_in_its_thinking(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    stop = min(tokenizer.stop_ids)
+    form = forms.compiled(made(choice=["yes"]))
+    own = AfterThinking(form, ThinkingMarks("<think>", "</think>"), True, tokenizer).cursor()
+    own.at(cut(tokenizer, "so it"))
+    assert allowed_by(own.mask) == set(range(tokenizer.vocabulary_size)) - tokenizer.stop_ids
+    assert own.allows([stop]) == 0
+    assert own.allows([*cut(tokenizer, " is"), stop]) == len(cut(tokenizer, " is"))
+    own.at(cut(tokenizer, "so it</think>yes"))
+    assert own.allows([stop]) == 1
+
+
+def test_a_form_that_begins_as_the_mark_of_thinking_does_stays_possible(
+    forms: Forms, tokenizer: GgufTokenizer
+) -> None:
+    marks = ThinkingMarks("<think>", "</think>")
+    opening = tokens_of(marks.opening, tokenizer)
+    assert len(opening) > 1
+    own = AfterThinking(forms.compiled(made(choice=["<th1", "<b"])), marks, False, tokenizer).cursor()
+    own.at(opening[:1])
+    assert own.allows(opening[1:2]) == 1
+    assert own.allows(cut(tokenizer, "b")) == 1
+    assert {opening[1], *cut(tokenizer, "b")} <= allowed_by(own.mask)
+    assert not own.forced
+    own = AfterThinking(forms.compiled(made(choice=["no"])), marks, False, tokenizer).cursor()
+    own.at(opening[:1])
+    assert own.allows(cut(tokenizer, "b")) == 0
+    assert allowed_by(own.mask) == {opening[1]}
+    assert list(own.forced) == opening[1:]
+    assert own.allows([*opening[1:], *opening]) == 2 * len(opening) - 1
+
+
+def test_behind_thinking_comes_the_beginning_of_the_next_message(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    marks = ThinkingMarks("<think>", "<end>", ("<final>",), ("<start>", "<end>"))
+    own = AfterThinking(forms.compiled(made(choice=["yes"])), marks, True, tokenizer).cursor()
+    own.at(cut(tokenizer, "so<end>"))
+    assert own.allows(cut(tokenizer, "yes")) == len(cut(tokenizer, "yes")), "any token may come"
+    own.at(cut(tokenizer, "so<end><start>"))
+    assert own.allows(cut(tokenizer, "no")) == 0
+    assert own.allows(cut(tokenizer, "yes")) == len(cut(tokenizer, "yes"))
+
+
+def test_where_answers_have_marks_a_form_begins_behind_one_of_them(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    yes, marks = cut(tokenizer, "yes"), [cut(tokenizer, "<a>"), cut(tokenizer, "<bc>")]
+    own = BehindMark(forms.compiled(made(choice=["yes", "no"])), tuple(map(tuple, marks))).cursor()
+    same = common_prefix(*marks)
+    assert 0 < same < min(map(len, marks))
+    own.at([])
+    assert allowed_by(own.mask) == {marks[0][0]}
+    assert list(own.forced) == marks[0][:same]
+    assert own.allows(yes) == 0
+    own.at(marks[0][:same])
+    assert allowed_by(own.mask) == {mark[same] for mark in marks}
+    assert not own.forced
+    for mark in marks:
+        assert own.allows(mark[same:]) == len(mark) - same
+    for mark in marks:
+        own.at(mark)
+        assert own.allows(yes) == len(yes)
+        assert own.allows(cut(tokenizer, "maybe")) == 0
+        assert allowed_by(own.mask) >= {yes[0]}
+        own.at([*mark, *yes])
+        assert allowed_by(own.mask) == set(tokenizer.stop_ids)
+    own.at(marks[1][: same + 1])
+    assert list(own.forced) == marks[1][same + 1 :]
+    with pytest.raises(ConstraintError, match="not allowed"):
+        own.at(yes)
 
 
 # ------------------------------------------------------------------------------------------------- hostile forms
@@ -367,11 +431,11 @@ def test_kept_forms_have_a_limit_of_bytes_and_the_latest_one_is_kept_whatever_it
         forms.compiled(form)
     assert forms.compiled(made(regex="a")) is small
     forms.compiled(large[2])
-    assert large[0] not in forms._kept
+    assert large[0] not in forms._kept[""]
     assert forms.compiled(made(regex="a")) is small
     whole = made(choice=["w" * 40 + name * (module._MOST_KEPT_BYTES // 4) for name in "abcde"])
     assert forms.compiled(whole) is forms.compiled(whole)
-    assert list(forms._kept) == [whole]
+    assert list(forms._kept[""]) == [whole]
 
 
 def test_without_llguidance_the_error_says_how_to_install_it(
@@ -381,3 +445,25 @@ def test_without_llguidance_the_error_says_how_to_install_it(
     with pytest.raises(RuntimeUnavailableError) as caught:
         Forms(tokenizer, tokenizer.vocabulary_size).prepare()
     assert re.search(r"edgespec\[grammar\]", caught.value.hint or "")
+
+
+def test_one_owners_forms_do_not_end_those_of_another(tokenizer: GgufTokenizer) -> None:
+    forms = Forms(tokenizer, tokenizer.vocabulary_size)
+    own, form = forms.compiled(made(regex="a"), "first"), made(regex="a")
+    assert forms.compiled(form, "second") is not own, "nor does its time say what the other has asked for"
+    for number in range(module._MOST_KEPT):
+        forms.compiled(made(regex=f"a{number}"), "second")
+    assert forms.compiled(form, "first") is own
+    assert form not in forms._kept["second"]
+    assert forms.compiled(form) is not own
+    assert form in forms._kept[""]
+
+
+def test_a_vocabulary_without_a_token_for_blanks_follows_forms_that_have_some(tmp_path: Path) -> None:
+    tokenizer = GgufTokenizer(read_header(write_scripted_gguf(tmp_path / "model.gguf", ("Yes", "<|im_end|>"))))
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode("a b"))) != b"a b"
+    forms = Forms(tokenizer, tokenizer.vocabulary_size)
+    own, said = cursor(forms, choice=["a b"]), cut(tokenizer, "a b")
+    assert list(own.forced) == said
+    own.at(said[:1])
+    assert allowed_by(own.mask) == {said[1]}

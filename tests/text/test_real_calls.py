@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from edgespec.errors import TemplateError
 from edgespec.files.home import home
@@ -17,6 +18,8 @@ from edgespec.text.conversation import call_formats
 from edgespec.text.conversation.call_formats import FORMATS, CallFormat, call_format
 from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.conversation.tool_calls import CallText
+from edgespec.text.conversation.tool_use import ToolUse
+from edgespec.text.grammar.calls import call_form
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.real_templates import CHANGES_LISTS, real_templates
@@ -236,3 +239,17 @@ def test_several_calls_are_read_as_the_real_templates_write_them(templates: Mapp
     for name in set(TEMPLATES[form]) - NO_CALL - CHANGES_LISTS - ONE_CALL:
         text = written(compiled(templates[name]), [{"text": "a"}, {"text": "b"}], content="Well.")
         assert read(getattr(call_formats, form), text, 3) == [{"text": "a"}, {"text": "b"}], (name, text)
+
+
+@pytest.mark.parametrize("form", ["HARMONY", "SOLAR"])
+def test_a_forced_call_is_what_the_templates_with_marks_write(templates: Mapping[str, str], form: str) -> None:
+    own = getattr(call_formats, form)
+    use = ToolUse(tools=(TOOL,), format=own, marks={}, ids="abcdefg")
+    grammar = LLMatcher.grammar_from_lark(call_form(use, ["tell"], several=False).text)
+    for name in TEMPLATES[form]:
+        text = written(compiled(templates[name]), [{"text": "a", "count": -7, "list": [1, "b"]}])
+        text = text.removeprefix("assistant")
+        matcher = LLMatcher(LLTokenizer("byte"), grammar)
+        data = list(text.encode())
+        assert matcher.try_consume_tokens(data) == len(data), (name, text, matcher.get_error())
+        assert matcher.is_accepting(), (name, text)

@@ -202,8 +202,7 @@ class Commands:
             talk.form = None
             note("the next answers may be any text", dim=True)
             return
-        schema = {"type": "object"} if text is None else schema_text(_path(text))
-        form = form_of(schema)
+        form = form_of({"type": "object"}, spacing="free") if text is None else form_of(schema_text(_path(text)))
         if form is not None:
             talk.engine.pair.forms.compiled(form)  # reports a schema that cannot be followed before a prompt is typed
         talk.form = form

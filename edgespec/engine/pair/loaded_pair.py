@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from edgespec.calibration.measurement_store import Measurements
+from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.drafters.forced import ForcedDrafter
 from edgespec.drafters.lookup import LookupDrafter
@@ -53,8 +54,9 @@ from edgespec.store.families import Family, family_of
 from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.conversation.tool_use import ToolUse
+from edgespec.text.grammar.after_thinking import AfterThinking, BehindMark, tokens_of
 from edgespec.text.grammar.begun_calls import BegunCalls
-from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form, unbound
+from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form
 from edgespec.text.grammar.compiled import CompiledForm, FormCursor, Forms
 from edgespec.text.grammar.form import Form
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -292,23 +294,35 @@ class LoadedPair:
         return make_policy(name, self.plan.depth_cap, costs, known.priors, known.history, pipelined=pipelined)
 
     def compiled_form(
-        self, form: Form | None, tools: Sequence[dict[str, Any]], must: Sequence[str]
+        self, form: Form | None, tools: Sequence[dict[str, Any]], must: Sequence[str], owner: str
     ) -> CompiledForm | None:
         """The form of an answer that may call ``tools``, and must call one of the tools named ``must``, if any.
 
-        None for an answer without a form. Raises InvalidRequestError, and RuntimeUnavailableError without llguidance.
+        None for an answer without a form. ``owner`` is that of ``Engine.session``. Raises InvalidRequestError, and
+        RuntimeUnavailableError without llguidance.
         """
         if form is not None and must:
             raise InvalidRequestError("an answer that is a call has no other form", param="tool_choice")
         use = self.prompts.tool_use(tools) if must or form is not None else None
         if use is not None:
-            if self.prompts.thinking is not None and self.prompts.thinking.answer:
-                raise unbound(use.format)  # such a model writes marks between its thinking and its calls
             names = must or [tool["function"]["name"] for tool in tools]
-            form = call_form(use, names, several=len(names) > 1 or not must, otherwise=form)
-        return None if form is None else self.forms.compiled(form)
+            several, thinking = len(names) > 1 or not must, self.prompts.thinking
+            marks = () if thinking is None else thinking.answer
+            use = replace(use, marks={**use.marks, **self.prompts.thinking_tokens})
+            form = call_form(use, names, several=several, otherwise=form, marks=marks)
+        return None if form is None else self.forms.compiled(form, owner)
 
-    def begun_calls(self, use: ToolUse, thinking: tuple[ThinkingMarks, bool] | None) -> BegunCalls:
+    def bound(self, form: CompiledForm, thinking: tuple[ThinkingMarks, bool] | None) -> Constraint:
+        """The form behind an answer's thinking, and behind the mark of the answer unless it is a call."""
+        if thinking is None:
+            return form
+        marks, inside = thinking
+        behind: Constraint = form
+        if marks.answer and form.form.kind != "call":
+            behind = BehindMark(form, tuple(tuple(tokens_of(mark, self.tokenizer)) for mark in marks.answer))
+        return AfterThinking(behind, marks, inside, self.tokenizer)
+
+    def begun_calls(self, use: ToolUse, thinking: tuple[ThinkingMarks, bool] | None, owner: str) -> BegunCalls:
         """What binds the calls of an answer that may have some.
 
         The grammar of a call is compiled when the first one begins: other answers do not wait for it.
@@ -317,23 +331,23 @@ class LoadedPair:
         return BegunCalls(
             marks=use.format.beginnings,
             bare=bare_beginning(use),
-            begin=lambda bare: self._begun_call(use, bare=bare),
+            begin=lambda bare: self._begun_call(use, owner, bare=bare),
             thinking=marks,
             inside=inside,
             tokenizer=self.tokenizer,
         )
 
-    def prepare_calls(self, tools: Sequence[dict[str, Any]]) -> None:
+    def prepare_calls(self, tools: Sequence[dict[str, Any]], owner: str) -> None:
         """Compile what an answer that may call ``tools`` needs once it begins a call. Raises InvalidRequestError."""
         use = self.prompts.tool_use(tools)
         if use is not None:
             for bare in (False, True)[: 1 + use.format.bare]:
-                self._begun_call(use, bare=bare)
+                self._begun_call(use, owner, bare=bare)
 
-    def _begun_call(self, use: ToolUse, *, bare: bool) -> FormCursor | None:
+    def _begun_call(self, use: ToolUse, owner: str, *, bare: bool) -> FormCursor | None:
         """The cursor of a begun call; None if its form cannot be compiled, which binds nothing."""
         try:
-            return self.forms.compiled(begun_form(use, bare=bare)).cursor()
+            return self.forms.compiled(begun_form(use, bare=bare), owner).cursor()
         except (InvalidRequestError, RuntimeUnavailableError):
             return None
 

@@ -81,6 +81,8 @@ class CallFormat:
 
     ``begins``: what certainly begins a call where its heads begin as other text does. The rest of a head follows it.
 
+    ``written``: the heads as models write them, where ``heads`` read more than that.
+
     ``call``: without heads, what models write between opening and closing. ``unmarked``: they write neither of these.
     """
 
@@ -95,6 +97,7 @@ class CallFormat:
     syntax: Syntax = JSON
     bare: bool = False
     begins: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     call: str = '{"name": {name}, "arguments": {arguments}}'
     unmarked: bool = False
 
@@ -180,6 +183,11 @@ HARMONY = CallFormat(
         "to=functions.{name}<|channel|>{word}\n{word}<|message|>",
     ),
     ends=("<|call|>",), begins=("commentary to=functions.",),
+    written=(
+        "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+        " to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>",
+        " to=functions.{name}<|channel|>commentary json<|message|>",
+    ),
 )
 SOLAR = CallFormat(
     models="Solar Open", shown=("<|tool_call:begin|>",),

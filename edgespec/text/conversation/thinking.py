@@ -17,19 +17,30 @@ SWITCH = "enable_thinking"
 class ThinkingMarks:
     """The marks before and after a model's thinking.
 
-    ``answer``: marks around what the model says to others, if it has any; behind the first of them its answer begins.
-    Thinking may come again after them.
+    ``answer``: marks behind each of which its answer begins, if it has any. ``others`` are then the further marks
+    around what it says to others, first the one that begins its next message. Thinking may come again after them.
     ``shown``: what its chat template has where it does not spell the marks.
     """
 
     opening: str
     closing: str
     answer: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     shown: str = ""
 
     @property
     def all(self) -> tuple[str, ...]:
-        return self.opening, self.closing, *self.answer
+        return self.opening, self.closing, *self.outside
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """The marks around what the model says to others."""
+        return *self.answer, *self.others
+
+    @property
+    def end(self) -> str:
+        """What stands between thinking and what the model says or calls next."""
+        return self.closing + (self.others[0] if self.others else "")
 
     def fits(self, template: str) -> bool:
         """Whether a chat template has these marks. Some write the closing one alone, which others use too."""
@@ -56,16 +67,11 @@ _KNOWN = (
     ThinkingMarks(
         "<|channel|>analysis<|message|>",
         "<|end|>",
-        (
-            "<|channel|>final<|message|>",
-            "<|start|>assistant",
-            "<|channel|>final <|constrain|>json<|message|>",
-            "<|channel|>commentary<|message|>",
-            "<|end|>",
-        ),
+        ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
+        ("<|start|>assistant", "<|channel|>commentary<|message|>", "<|end|>"),
     ),
     # Solar Open.
-    ThinkingMarks("<|think|>", "<|end|>", ("<|content|>", "<|begin|>assistant", "<|end|>")),
+    ThinkingMarks("<|think|>", "<|end|>", ("<|content|>",), ("<|begin|>assistant", "<|end|>")),
     # Qwen3, DeepSeek R1, SmolLM3 and most others.
     ThinkingMarks("<think>", "</think>"),
     # Magistral.
@@ -110,7 +116,7 @@ class ThinkingText:
 
     def __init__(self, marks: ThinkingMarks, *, inside: bool = False) -> None:
         self._marks = marks
-        self._begins = (marks.opening, *marks.answer)
+        self._begins = (marks.opening, *marks.outside)
         self._without_mark = Says.THOUGHT if inside else Says.ANSWER
         self._next = Says.MARK  # what comes next: a mark that begins something, thinking, or the answer
         self._closed = False

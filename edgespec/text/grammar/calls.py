@@ -26,14 +26,20 @@ _FENCE = "```"
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 
 
-def call_form(use: ToolUse, names: Sequence[str], *, several: bool, otherwise: Form | None = None) -> Form:
+def call_form(
+    use: ToolUse,
+    names: Sequence[str],
+    *,
+    several: bool,
+    otherwise: Form | None = None,
+    marks: Sequence[str] = (),
+) -> Form:
     """The form of an answer that is a call of one of the tools ``names``, with ``several`` one call or more.
 
-    ``otherwise``: what the answer may be without a call. Raises InvalidRequestError for a format whose calls cannot
-    be bound to a form, for any other ``otherwise`` than a schema, and for too large schemas.
+    ``otherwise``: what the answer may be without a call, behind one of the ``marks`` if there are any. Raises
+    InvalidRequestError for any other ``otherwise`` than a schema, for strict tools whose arguments are not JSON, and
+    for too large schemas.
     """
-    if not is_bound(use.format):
-        raise unbound(use.format)
     if use.format.syntax != JSON and any(tool["function"].get("strict") is True for tool in use.tools):
         raise InvalidRequestError(f"the calls of {use.format.models} cannot keep a strict tool", param="tools")
     if otherwise is not None and otherwise.kind != "schema":
@@ -43,9 +49,10 @@ def call_form(use: ToolUse, names: Sequence[str], *, several: bool, otherwise: F
             param=otherwise.kind,
         )
     calls = "call (blanks call)*" if several and not use.format.unmarked else "call"
-    rules = [f"start: {calls}", f"blanks: {_BLANKS}", *_Calls(use, names).rules()]
+    own = _Calls(use, names)
+    rules = [f"start: {calls}", f"blanks: {_BLANKS}", *own.rules()]
     if otherwise is not None:
-        rules[0] += " | other"
+        rules[0] += f" | {own.one_of(marks)} other"
         rules.append(f"other: {_json(json.loads(otherwise.text), otherwise.spacing, lenient=otherwise.lenient)}")
     return _call_of(rules)
 
@@ -85,20 +92,6 @@ def _named(name: str) -> str:
     return rf'\{{{{1,2}}\s{{0,8}}"name"\s{{0,8}}:\s{{0,8}}"{name}"'
 
 
-def is_bound(form: CallFormat) -> bool:
-    """Whether a whole answer can be bound to calls of a format: not if words in them have no certain end."""
-    return not any("{word}" in head for head in form.heads)
-
-
-def unbound(form: CallFormat) -> InvalidRequestError:
-    """The refusal of a form for answers with calls of this format."""
-    return InvalidRequestError(
-        f"the calls of {form.models} cannot be bound to a form",
-        hint="use tool_choice auto, and no form of the answer, or tool_choice none",
-        param="tool_choice",
-    )
-
-
 class _Calls:
     """The rules of a grammar for the calls of some tools."""
 
@@ -135,7 +128,7 @@ class _Calls:
             else:
                 yield f"arguments{number}: {_json(closed(schema), self.spacing, lenient=lenient)}"
             name = function["name"]
-            written = [self._call(call, name, arguments) for call in form.heads or (form.call,)]
+            written = [self._call(call, name, arguments) for call in form.written or form.heads or (form.call,)]
             yield f"call{number}: " + " | ".join(written)
 
     def _literal_functions(self) -> Iterator[str]:
@@ -194,6 +187,10 @@ class _Calls:
                 yield f"{rule}_text[suffix={lark_text(padding + end)}]: /(?s:.*)/"
 
     # ------------------------------------------------------------------------------------------------------ marks
+
+    def one_of(self, marks: Sequence[str]) -> str:
+        """Any of the marks; nothing without marks."""
+        return f"({' | '.join(map(self._mark, marks))})" if marks else ""
 
     def _joined(self, *parts: str) -> str:
         return " blanks ".join(filter(None, parts)) or '""'

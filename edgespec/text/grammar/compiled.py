@@ -9,16 +9,17 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edgespec.errors import ConstraintError, InvalidRequestError, RuntimeUnavailableError
 from edgespec.interfaces.counted_text import common_prefix
-from edgespec.interfaces.drawing import UintArray
+from edgespec.interfaces.drawing import UintArray, are_allowed
 from edgespec.text.grammar.form import SPACINGS, Form, lark_text
 from edgespec.text.grammar.size import MOST_STATES, check_size
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -74,8 +75,9 @@ class FormCursor:
     def allows(self, tokens: Sequence[int]) -> int:
         found = self._matcher.validate_tokens(list(tokens))
         self._check()
-        if tokens and not found and self._matcher.is_stopped():
-            found += tokens[0] in self._stop_ids
+        if tokens and not found and tokens[0] in self._stop_ids:
+            # A stop token that is a mark of the grammar is in its masks alone.
+            return int(self._matcher.is_stopped() or are_allowed(self.mask, np.array(tokens[:1]))[0])
         return found
 
     @property
@@ -103,7 +105,7 @@ class FormCursor:
 
 
 class Forms:
-    """Compiles forms for one tokenizer's vocabulary, and keeps the latest ones. For any thread.
+    """Compiles forms for one tokenizer's vocabulary, and keeps the latest ones of each owner. For any thread.
 
     ``vocabulary_size`` tokens have scores, which may be more than the tokenizer has.
     """
@@ -113,7 +115,8 @@ class Forms:
         self._vocabulary: Any = None
         self._preparing = threading.Lock()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Form, CompiledForm] = OrderedDict()
+        # By owner, so that no API key's forms end those of another, or show what another has asked for.
+        self._kept: defaultdict[str, OrderedDict[Form, CompiledForm]] = defaultdict(OrderedDict)
 
     def prepare(self) -> None:
         """Read the vocabulary, which takes about a second; later calls do nothing.
@@ -124,25 +127,24 @@ class Forms:
             if self._vocabulary is None:
                 self._vocabulary = _vocabulary(self._tokenizer, self._size)
 
-    def compiled(self, form: Form) -> CompiledForm:
-        """The compiled form, and its first mask: some forms fail only there.
+    def compiled(self, form: Form, owner: str = "") -> CompiledForm:
+        """The compiled form, and its first mask: some forms fail only there. ``owner``: whose latest forms it joins.
 
         Raises InvalidRequestError for a form that cannot be compiled, and as ``prepare``.
         """
         with self._lock:
-            if (known := self._kept.get(form)) is not None:
-                self._kept.move_to_end(form)
+            kept = self._kept[owner]
+            if (known := kept.get(form)) is not None:
+                kept.move_to_end(form)
                 return known
         self.prepare()
         made = _compile(form, self._vocabulary, self._tokenizer.stop_ids)
         with self._lock:
-            self._kept[form] = made
-            while len(self._kept) > _MOST_KEPT or self._kept_bytes() > max(_MOST_KEPT_BYTES, len(form.text)):
-                self._kept.popitem(last=False)
+            kept[form] = made
+            most = max(_MOST_KEPT_BYTES, len(form.text))
+            while len(kept) > _MOST_KEPT or sum(len(each.text) for each in kept) > most:
+                kept.popitem(last=False)
         return made
-
-    def _kept_bytes(self) -> int:
-        return sum(len(form.text) for form in self._kept)
 
 
 class _AsRead:
@@ -161,7 +163,23 @@ class _AsRead:
         ids, skipped = self._encode(self._mark + text), 0
         if self._mark:
             skipped = next(place for place, token in enumerate(ids, 1) if self.tokens[token].endswith(b"\x02"))
-        return ids[skipped:]
+        own, data = ids[skipped:], text.encode()
+        return own if b"".join(self.tokens[token] for token in own) == data else list(self._pieces(data))
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {own: token for token, own in reversed(list(enumerate(self.tokens))) if own}
+
+    def _pieces(self, data: bytes) -> Iterator[int]:
+        """The longest tokens of a text that the tokenizer cannot write: it may have no token for a blank."""
+        longest = max(map(len, self._ids))
+        while data:
+            sizes = range(min(longest, len(data)), 0, -1)
+            size = next((size for size in sizes if data[:size] in self._ids), None)
+            if size is None:
+                return
+            yield self._ids[data[:size]]
+            data = data[size:]
 
 
 def _vocabulary(tokenizer: Tokenizer, size: int) -> Any:
