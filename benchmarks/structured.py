@@ -7,7 +7,7 @@ another, in an order that changes with the prompt: `free` is drafted and asked f
 bound to the prompt's schema. `plain`, `drafted` and `alone` have one text: plain decoding, drafts, and drafts without
 a drafting model. `compact` and `spaced` are drafted with the spacings compact and free. The prompt is the same in all
 arms, and all forms are compiled before. A free answer counts as valid without a frame of backquotes only; its values
-are read within one too. At the end each prompt is asked again for one token, free and with its form in turns, while
+are read within one too. At the end each prompt is asked again for one token, once free and once with its form, while
 its tokens are in the cache: the difference is what a form that is compiled delays the first token.
 ``--first-tokens`` measures nothing else. Prints a line for each arm, then one JSON object.
 """

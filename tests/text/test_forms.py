@@ -22,7 +22,7 @@ from edgespec.text.grammar import compiled as module
 from edgespec.text.grammar.after_thinking import AfterThinking, BehindMark, tokens_of
 from edgespec.text.grammar.compiled import FormCursor, Forms
 from edgespec.text.grammar.form import MOST_BYTES, Form, form_of
-from edgespec.text.grammar.size import MOST_LEVELS, MOST_NAMES, MOST_RULES
+from edgespec.text.grammar.size import MOST_ALTERNATIVES, MOST_LEVELS, MOST_NAMES, MOST_RULES
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from tests.support.scripted_gguf import write_scripted_gguf
 from tests.support.tiny_models import TinyModels
@@ -101,6 +101,9 @@ def test_regular_expressions_grammars_and_choices_take_what_they_say(forms: Form
     assert takes(forms, tokenizer, "yes", grammar='root ::= "yes" | "no"')
     assert takes(forms, tokenizer, "no", grammar='start: "yes" | "no"')
     assert not takes(forms, tokenizer, "maybe", grammar='start: "yes" | "no"')
+    assert takes(forms, tokenizer, "c19", choice=[f"c{number}" for number in range(20_000)])
+    for text in ("a", "ab"):
+        assert takes(forms, tokenizer, text, choice=["a", "ab"])
     choices = ['green " and \\', "red\n", "%x /a/ {b}"]
     for choice in choices:
         assert takes(forms, tokenizer, choice, choice=choices)
@@ -345,6 +348,7 @@ def combined(count: int) -> dict[str, Any]:
         ({"grammar": f"start: A\nA: {' & '.join(f'/.*a{number}.*/' for number in range(20))}"}, "expressions"),
         ({"schema": {"patternProperties": {f"^a{n:03}": {} for n in range(300)}}}, "more than 100 patternProperties"),
         ({"schema": {"multipleOf": 1000003}}, "too many remainders"),
+        ({"grammar": "root ::= " + ' | "a"' * (MOST_ALTERNATIVES + 1)}, "alternatives"),
         ({"schema": {"allOf": [{"multipleOf": prime} for prime in (7, 11, 13, 17, 19, 23)]}}, "too many remainders"),
         ({"schema": {"multipleOf": 1e22}}, "too many remainders"),
         ({"grammar": 'start: %json {"type": "integer", "multipleOf": 1000003}'}, "too many remainders"),
@@ -357,6 +361,21 @@ def test_forms_that_would_take_llguidance_seconds_are_refused_before(
     for lenient in (False, True):
         with pytest.raises(InvalidRequestError, match=said):
             forms.compiled(made(**asked, lenient=lenient))
+
+
+def test_an_object_of_many_optional_names_is_followed_to_its_end(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    names = {f"p{number}": {"type": "integer"} for number in range(2000)}
+    own = cursor(forms, schema={"type": "object", "properties": names})
+    for text in ('{"', '{"p12', '{"p12": 3', '{"p12": 3, "', '{"p12": 3, "p1999": 4}'):
+        own.at(cut(tokenizer, text))
+        assert own.mask.any()
+
+
+def test_a_form_of_itself_alone_is_refused_in_plain_words(forms: Forms) -> None:
+    for given in ({"schema": {"$ref": "#"}}, {"grammar": "root ::= a\na ::= root"}):
+        with pytest.raises(InvalidRequestError) as caught:
+            forms.compiled(made(**given))
+        assert caught.value.message.endswith("cannot be followed: it refers to itself without an end")
 
 
 def test_what_schemas_of_programs_hold_is_within_the_limits(forms: Forms) -> None:

@@ -40,7 +40,7 @@ class AfterThinkingCursor:
     def __init__(self, form: Cursor, opening: list[int], closing: bytes, tokenizer: Tokenizer) -> None:
         self._form, self._opening, self._closing, self._tokenizer = form, opening, closing, tokenizer
         self._begins: int | None = None  # where the form begins; None: still thinking, or in the opening mark
-        self._next = list[int]()  # what is left of the opening mark, where it may follow
+        self._next = list[int]()  # the rest of the opening mark, where it may follow
         self._thought: list[int] = []  # tokens without the whole closing mark
 
     def at(self, tokens: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ class BehindMarkCursor:
 
     def __init__(self, form: Cursor, marks: tuple[tuple[int, ...], ...]) -> None:
         self._form, self._marks = form, marks
-        self._left = marks  # what is left of each mark that may still come; nothing behind one
+        self._left = marks  # the rest of each mark that may still come; nothing behind one
 
     def at(self, tokens: Sequence[int]) -> None:
         own = tuple(tokens)

@@ -21,7 +21,7 @@ from edgespec.errors import ConstraintError, InvalidRequestError, RuntimeUnavail
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.drawing import UintArray, are_allowed
 from edgespec.text.grammar.form import SPACINGS, Form, lark_text
-from edgespec.text.grammar.size import MOST_STATES, check_size
+from edgespec.text.grammar.size import MOST_ITEMS, MOST_STATES, check_size
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # text (measured with 1 to 250 kB of schema), so that all of these take at most 64 MB.
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 160 * 1024
 _LONGEST_SAID = 300
+# What llguidance calls by names in its code.
+_PLAINER = {"NoExtensionBias": "it refers to itself without an end", "<non-verbose/>": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledF
         grammar = _grammar(form)
     except Exception as error:  # converters raise what they like for a hostile text
         raise _refused(form, str(error)) from error
-    limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES)
+    limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS)
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
@@ -232,7 +234,8 @@ def _grammar(form: Form) -> str:
         options: Any = {**SPACINGS[form.spacing], "lenient": form.lenient}
         return LLMatcher.grammar_from_json_schema(form.text, overrides=options)
     if form.kind == "choice":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(lark_text, json.loads(form.text))))
+        # One terminal, as thousands of rules take thousands of items a row.
+        return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(lark_text, json.loads(form.text))))
     if form.kind == "regex":
         return LLMatcher.grammar_from_regex(form.text)
     if form.kind == "call":
@@ -246,4 +249,6 @@ def _refused(form: Form, why: str) -> InvalidRequestError:
 
 
 def _said(text: str) -> str:
+    for own, plain in _PLAINER.items():
+        text = text.replace(own, plain)
     return " ".join(text.split())[:_LONGEST_SAID] or "no reason is known"

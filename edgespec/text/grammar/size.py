@@ -17,6 +17,10 @@ from edgespec.text.grammar.form import Form
 
 # Of llguidance's lexer, each about 1 kB.
 MOST_STATES = 50_000
+# Of a row of llguidance's parser: four for each optional name of an object.
+MOST_ITEMS = 20_000
+# Alternatives of a grammar, an item each: 0.5 s.
+MOST_ALTERNATIVES = 10_000
 # Time grows by the square of an object's names, to 0.9 s for this number of optional ones.
 MOST_NAMES, FEW_NAMES = 3000, 100
 # And by the square of the rules of a GBNF grammar.
@@ -45,8 +49,11 @@ def check_size(form: Form) -> None:
             _check_schema(json.JSONDecoder().raw_decode(form.text, found.end())[0])
         if form.text.count("::=") > MOST_RULES:
             raise ValueError(f"it has more than {MOST_RULES} rules")
-        if form.kind == "grammar" and _QUOTED.sub("", form.text).count("&") > MOST_COMBINED:
+        outside = _QUOTED.sub("", form.text) if form.kind == "grammar" else ""
+        if outside.count("&") > MOST_COMBINED:
             raise ValueError(f"it combines more than {MOST_COMBINED} expressions")
+        if outside.count("|") > MOST_ALTERNATIVES:
+            raise ValueError(f"it has more than {MOST_ALTERNATIVES} alternatives")
 
 
 def _check_schema(schema: Any) -> None:
