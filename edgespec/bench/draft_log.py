@@ -122,7 +122,7 @@ def best_of(row: Logits, count: int = MOST_PREDICTIONS) -> Predictions:
 def _drafting_model(engine: Engine) -> Model | None:
     """The plan's drafting model, loaded; None without one. Raises what loading raises."""
     engine.load_drafter()
-    return None if engine.pair.pool.drafter is None else engine.pair.pool.drafter_model()
+    return None if engine.pair.pool.drafter is None else engine.pair.pool.drafter_in_targets_tokens()
 
 
 def _write_line(file: TextIO, line: dict[str, Any]) -> None:

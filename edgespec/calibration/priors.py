@@ -58,9 +58,12 @@ def expected_draft_cost(drafter: ModelFacts, target: ModelFacts, plain_s: float)
     return DraftCost(token_s=token_s, lag_token_s=token_s * float(drafting["reading"][level]))
 
 
-def expected_acceptance(source: str) -> float:
-    """The probability that a token drafted by ``source`` is accepted, without regard to the text."""
-    return float(_tables()["acceptance"][source])
+def expected_acceptance(source: str, *, translated: bool = False) -> float:
+    """The probability that a token drafted by ``source`` is accepted, without regard to the text.
+
+    ``translated``: it is a model with another vocabulary.
+    """
+    return float(_tables()["acceptance"]["translated" if translated else source])
 
 
 def _level(facts: ModelFacts) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from edgespec.drafters.head_coverage import HeadCoverage, short_head_watch
 from edgespec.drafters.one_pass import MOST_TOKENS, RowsWithout, mask_of
 from edgespec.drafters.text_index import TextIndex
-from edgespec.errors import ClosedError, MemoryLimitError, WorkerLostError
+from edgespec.errors import ClosedError, ContextFullError, MemoryLimitError, WorkerLostError
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.counted_text import Context, CountedText, common_prefix
 from edgespec.interfaces.drafting import MODEL, NOTHING, ChainGate, DraftRequest, DraftState, Proposal, values_trees
@@ -242,6 +242,8 @@ class ModelDraftState(DraftState):
                 return Proposal(drafted_by=self._kind, sync_s=sync_s)
             chain = self._draft(cache, context, rows, hindsight, guesses, depth, gate)
             return replace(chain, sync_s=sync_s, hindsight=hits)
+        except ContextFullError:  # a translated text may take more of the drafter's tokens than the target's
+            return NOTHING
         finally:
             del cache.known[cache.sequence.length :]
 

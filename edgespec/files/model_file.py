@@ -14,6 +14,7 @@ from edgespec.files.gguf.names import is_auxiliary, part_name
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
+from edgespec.files.token_map import TokenMap
 from edgespec.files.trimmed_drafter import TrimmedDrafter, is_trimmed_drafter, read_artefact
 
 # The architecture that llama.cpp's converters write into image projectors (mmproj-*.gguf).
@@ -60,7 +61,7 @@ class LocatedModel:
     weights: the folder of a model from the store, a folder of the home for other models, or None. ``runtime`` is
     the runtime that the user asked for, or "auto". ``drafter`` and ``licence`` come from the catalogue. ``kept``: the
     settings of the program that keeps the model, if there are any. ``projector``: that program keeps the model's
-    vision part in another file.
+    vision part in another file. ``token_map``: how a drafter reads the tokens of a target with another vocabulary.
     """
 
     name: str
@@ -75,6 +76,7 @@ class LocatedModel:
     licence: str | None = None
     kept: KeptSettings | None = None
     projector: bool = False
+    token_map: TokenMap | None = None
 
     @property
     def vision(self) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 
 from edgespec.errors import ClosedError
 from edgespec.files.model_file import LocatedModel
-from edgespec.interfaces.model import HOST
+from edgespec.interfaces.model import HOST, Model
 from edgespec.placement.cache_rooms import CacheRooms
 from edgespec.placement.candidates import Placement, Placements
 from edgespec.placement.memory import MemoryLedger, MemoryUse, memory_needed, require_memory
@@ -18,6 +18,7 @@ from edgespec.placement.prepared import Preparation, PreparedModel, prepare_draf
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
+from edgespec.runtimes.translated import TranslatedModel
 
 # Bytes of a model's file loaded a second: mapped from an earlier load's result, and prepared from scratch. The slower
 # of two 2-core machines: 1.12 GB in 0.3 s, and 0.49 GB in 1.6 s (docs/results/native.md). For other runtimes a guess,
@@ -113,6 +114,12 @@ class ModelPool:
         ClosedError if there is no drafter.
         """
         return self._drafter(self.drafter)
+
+    def drafter_in_targets_tokens(self) -> Model:
+        """``drafter_model`` as the target's drafter: with another vocabulary its tokens are translated."""
+        drafter, model = self.drafter, self.drafter_model()
+        tokens = None if drafter is None else drafter.file.token_map
+        return model if tokens is None else TranslatedModel(model, tokens)
 
     def whole_drafter_model(self) -> BackgroundModel:
         """The model from which a trimmed drafter was made, for texts that the trimmed head does not cover.

@@ -138,7 +138,7 @@ class Preparation:
         self.profile = profile
         self.threads = threads
         self.context_length = context_length
-        self._prepared: dict[tuple[Path, str, str, str, int | None, bool], Sequence[PreparedModel]] = {}
+        self._prepared: dict[tuple[Path, str, str, str, int | None, str], Sequence[PreparedModel]] = {}
 
     def for_context(self, context_length: int) -> Preparation:
         """The same models with caches for another number of tokens."""
@@ -160,7 +160,7 @@ class Preparation:
         self, file: LocatedModel, runtime: Runtime, device: str, layers: int | None = None
     ) -> Sequence[PreparedModel]:
         """The target on a device, in the settings worth probing for bit-equal widths, the fastest first."""
-        key = (file.path, file.name, runtime.name, device, layers, False)
+        key = (file.path, file.name, runtime.name, device, layers, "target")
         if key not in self._prepared:
             preferred = self._settings(file, runtime, device, layers)
             variants = runtime.stable_settings(preferred)
@@ -198,7 +198,8 @@ class Preparation:
 
     def drafter_at(self, file: LocatedModel, runtime: Runtime, device: str) -> PreparedModel:
         """The drafter on a device."""
-        key = (file.path, file.name, runtime.name, device, None, True)
+        use = "drafter" if file.token_map is None else "translated drafter"
+        key = (file.path, file.name, runtime.name, device, None, use)
         if key not in self._prepared:
             settings = self._settings(file, runtime, device, None)
             self._prepared[key] = [prepare_drafter(self.profile, file, settings, self.context_length)]

@@ -18,7 +18,8 @@ from edgespec.files.atomic import write_json
 from edgespec.files.home import Home
 from edgespec.store.on_disk import FileOnDisk
 
-SCHEMA_VERSION = 2  # version 1 refused drafters for another eos token or token type
+# Version 1 refused drafters for another eos token or token type, version 2 for another vocabulary.
+SCHEMA_VERSION = 3
 
 # A note has about a kilobyte, and a home has at most a few hundred notes.
 _LARGEST_BYTES = 8 << 20
@@ -32,13 +33,15 @@ class FileNote:
     """What is known of one model file.
 
     ``refused``: why the file cannot be used at all. ``vocabularies``, by the target's identity: why the file cannot
-    draft for the target, or None. ``described``: the file's facts as a drafter, by all that they depend on.
+    draft for the target, or None. ``translated``, by the same: the share of a sample text's tokens that the file has
+    too, if its vocabulary is another one. ``described``: the file's facts as a drafter, by all that they depend on.
     ``drafter``: the file's last drafter when the file was a target.
     """
 
     refused: str | None = None
     drafter: str | None = None
     vocabularies: dict[str, str | None] = field(default_factory=dict)
+    translated: dict[str, float] = field(default_factory=dict)
     described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -81,6 +84,7 @@ class FileNotes:
                 "refused": note.refused,
                 "drafter": note.drafter,
                 "vocabularies": _last(note.vocabularies),
+                "translated": _last(note.translated),
                 "described": _last(note.described),
             }
             for key, (file, note) in self._notes.items()
@@ -107,6 +111,7 @@ def _note(stored: Mapping[str, Any]) -> FileNote:
         vocabularies={
             key: reason for key, reason in _items(stored, "vocabularies") if reason is None or isinstance(reason, str)
         },
+        translated={key: share for key, share in _items(stored, "translated") if isinstance(share, float)},
         described={key: facts for key, facts in _items(stored, "described") if isinstance(facts, dict)},
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from edgespec.decoding.round_base import LoopLimits
@@ -12,10 +13,12 @@ from edgespec.decoding.sampling import Chooser, Sampling, distribution
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter
+from edgespec.files.token_map import TokenMap
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, Proposal
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.planning.depth.base import ConfidenceGate, EntropyGate, FixedDepth
+from edgespec.runtimes.translated import TranslatedModel
 from tests.decoding.chi_square import chi_square, threshold
 from tests.support import scripted_drafters as scripted
 from tests.support.fake_runtime import FakeModel
@@ -127,6 +130,27 @@ def test_copied_drafts_leave_the_texts_distribution_unchanged() -> None:
 def test_a_one_pass_drafters_tokens_leave_the_texts_distribution_unchanged() -> None:
     """Its rows do not depend on drafted tokens, and none has the mask (id 2), which the target emits."""
     drafter = ModelDrafter(lambda: FakeModel(SMALL, seed=2, spread=2.0, mask_id=SMALL - 1))
+
+    def make(sampling: Sampling) -> DraftState:
+        return drafter.start(DraftRequest(chooser=Chooser(sampling), vocabulary_size=SMALL, context_length=32))
+
+    value, limit, accepted = statistic(make, WHOLE)
+    assert value < limit
+    assert accepted > ANSWERS / 2
+
+
+@pytest.mark.slow
+def test_a_drafter_with_another_vocabulary_leaves_the_texts_distribution_unchanged() -> None:
+    """It has two of the three tokens, in another order, and reads the third as two other tokens."""
+    tokens = TokenMap(
+        starts=np.array([0, 1, 3, 4], np.int32),
+        pieces=np.array([3, 1, 2, 0], np.int32),
+        tokens=np.array([0, 2]),
+        rows=np.array([3, 0]),
+        firsts=np.array([2, 1, -1, 0], np.int32),
+        coverage=1.0,
+    )
+    drafter = ModelDrafter(lambda: TranslatedModel(FakeModel(4, seed=2, spread=2.0), tokens))
 
     def make(sampling: Sampling) -> DraftState:
         return drafter.start(DraftRequest(chooser=Chooser(sampling), vocabulary_size=SMALL, context_length=32))

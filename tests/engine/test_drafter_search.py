@@ -497,7 +497,7 @@ def test_the_default_drafter_is_found_without_its_catalogue_entry(
     monkeypatch.setattr(locate, "lookup", lambda name, **_others: unlinked[name])
     with Engine.load("qwen2.5-coder-1.5b", store_home=place.home) as engine:
         assert drafter_of(engine) == "qwen2.5-coder-0.5b"
-        assert why_not(engine)["smollm2-135m"] == "other_vocabulary"
+        assert why_not(engine)["smollm2-135m"] == "other_drafter"
         assert engine.drafter_offer is None
         assert engine.file_sampling == Sampling(temperature=0.7, top_p=0.8, top_k=20)
 

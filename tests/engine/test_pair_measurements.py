@@ -138,7 +138,7 @@ def test_a_drafter_is_not_judged_by_times_that_other_programs_disturbed(store: M
     store.save(WIDTHS, PROBE, target)
     for busy, accepted in ((0.4, True), (0.0, False)):
         store.save(TIMES, replace(invented_times(0.2), busy=busy), drafter)
-        judged = judge_drafter(store, target, drafter, request("lookup"), GIB)
+        judged = judge_drafter(store, target, DraftingModel(facts=drafter), request("lookup"), GIB)
         assert (judged.why_not is None) is accepted
 
 

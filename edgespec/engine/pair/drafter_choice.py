@@ -45,7 +45,7 @@ def find_drafter_of(target: PlacedTarget, locator: Locator, store: Measurements,
         can_verify, request = target.model.facts.can_rewind, _request(target.prepare, None)
         return DrafterSearch(target, locator, store, request, tell).run() if can_verify else FoundDrafter()
 
-    return find_drafter(target.prepare.profile, target.model.file, locator, search)
+    return find_drafter(target.prepare.profile, target.model.file, locator, search, tell)
 
 
 def choose_drafter(
@@ -92,6 +92,7 @@ def _drafting(drafter: PreparedModel, program: str | None) -> DraftingModel:
         head=None if rows is None else (rows, file.header.vocabulary_size),
         filed_bytes=file.weight_bytes if drafter.form.requantized else None,
         program=program,
+        translated=None if file.token_map is None else file.token_map.coverage,
     )
 
 

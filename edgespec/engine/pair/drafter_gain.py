@@ -29,21 +29,23 @@ _GAINS = ("expected_gain", "depth_asked")
 class Judgement:
     """``speedup`` is the expected one over plain decoding; None without times. ``why_not``: None to accept.
 
-    ``share`` is what a draft token reads, divided by what a plain step reads.
+    ``share`` is what a draft token reads, divided by what a plain step reads. ``translated``: its
+    vocabulary is another one.
     """
 
     speedup: float | None
     share: float
     why_not: Reason | None
+    translated: bool = False
 
     @property
-    def order(self) -> tuple[float, float]:
-        """Sort key: larger gains first; for equal gains, fewer bytes first."""
-        return (0.0 if self.speedup is None else -round(self.speedup, 6), self.share)
+    def order(self) -> tuple[float, bool, float]:
+        """Sort key: larger gains first; for equal gains, the target's vocabulary first, then fewer bytes."""
+        return (0.0 if self.speedup is None else -round(self.speedup, 6), self.translated, self.share)
 
 
 def judge_drafter(
-    store: Measurements, target: ModelFacts, drafter: ModelFacts, request: PlanRequest, allowed_bytes: int
+    store: Measurements, target: ModelFacts, drafting: DraftingModel, request: PlanRequest, allowed_bytes: int
 ) -> Judgement:
     """Whether a drafter that the user did not name is expected to be faster than plain decoding.
 
@@ -51,8 +53,8 @@ def judge_drafter(
     with the usual acceptance or with that of earlier conversations: one unusual text does not rule out a drafter
     permanently. ``speedup`` uses the acceptance of earlier conversations. ``allowed_bytes`` are for both models.
     """
-    share = drafter.bytes_per_forward / max(1, target.bytes_per_forward)
-    known = PairMeasurements(store, target, replace(request, copies=False, drafters=(DraftingModel(facts=drafter),)))
+    share = drafting.facts.bytes_per_forward / max(1, target.bytes_per_forward)
+    known = PairMeasurements(store, target, replace(request, copies=False, drafters=(drafting,)))
     costs, probe = known.costs(), known.widths()
     if probe is None and target.bit_equal_by_construction:  # the self-check confirms it once the target is loaded
         probe = WidthProbe(widths=tuple(range(1, WIDEST + 1)), complete=True)
@@ -63,12 +65,13 @@ def judge_drafter(
         known_so_far = replace(costs, acceptance=acceptance)
         return known.ranking(probe, known_so_far, Placements(), allowed_bytes, loaded=False)
 
-    usual = _judge(rank({MODEL: (expected_acceptance(MODEL),)}), share)
+    prior = expected_acceptance(MODEL, translated=drafting.translated is not None)
+    usual = replace(_judge(rank({MODEL: (prior,)}), share), translated=drafting.translated is not None)
     if MODEL not in known.priors:
         return usual
     taught = _judge(rank(costs.acceptance), share)
     if usual.why_not is not None:
-        return taught if taught.why_not is None else usual
+        return replace(taught, translated=usual.translated) if taught.why_not is None else usual
     return replace(usual, speedup=taught.speedup)
 
 

@@ -1,7 +1,8 @@
-"""Finds a drafter for a target: the one named for it, else a smaller model on this machine with the same vocabulary.
+"""Finds a drafter for a target: the one named for it, else a smaller model on this machine.
 
 Reading a header takes 10 to 30 ms, mostly for the vocabulary. The results are noted (store/file_notes.py), so a later
-start reads no header again. A found file only drafts: the text stays the target's own.
+start reads no header again. A found file only drafts: the text stays the target's own. A drafter with another
+vocabulary is translated (text/tokenizers/token_map.py) if the vocabularies share enough.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair.drafter_gain import MOST_SHARE, Judgement, judge_drafter
 from edgespec.engine.pair.target_setting import PlacedTarget
-from edgespec.errors import CancelledError, EdgespecError
+from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, ModelFileError
 from edgespec.files.checked import to_json
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.model_file import LocatedModel
@@ -27,7 +28,7 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.prepared import Preparation
 from edgespec.planning.choice.options import Rejected
-from edgespec.planning.choice.planner import PlanRequest
+from edgespec.planning.choice.planner import DraftingModel, PlanRequest
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.frames import read_facts
 from edgespec.store.families import Family, family_of
@@ -35,6 +36,7 @@ from edgespec.store.file_notes import FileNote, FileNotes
 from edgespec.store.found import ModelFolders
 from edgespec.store.locate import Locator
 from edgespec.store.on_disk import FileOnDisk, files_on_disk
+from edgespec.text.tokenizers.token_map import LEAST_COVERAGE, shared_coverage, token_map
 
 # How long one start may read headers without a note; the next start continues. A choice: about sixty files.
 SEARCH_S = 1.5
@@ -58,7 +60,11 @@ class FoundDrafter:
 
 
 def find_drafter(
-    profile: Profile, target: LocatedModel, locator: Locator, search: Callable[[], FoundDrafter]
+    profile: Profile,
+    target: LocatedModel,
+    locator: Locator,
+    search: Callable[[], FoundDrafter],
+    tell: LoadProgress,
 ) -> FoundDrafter:
     """The drafter that the profile or the catalogue names, else the one that ``search`` finds.
 
@@ -68,8 +74,7 @@ def find_drafter(
         return FoundDrafter()
     if profile.draft != "auto":
         located = locator.locate_to_run(profile.draft)
-        off = _other_vocabulary(target, located)
-        return FoundDrafter(file=located) if off is None else FoundDrafter(off=off)
+        return _named(target, located, tell)
     if target.drafter is None:
         return search()
     try:
@@ -79,13 +84,51 @@ def find_drafter(
     except EdgespecError as error:
         found, named = search(), error.message + (f"; {error.hint}" if error.hint else "")
         return found if found.file is not None else replace(found, off=named)
-    off = _other_vocabulary(target, located)
-    return FoundDrafter(file=located) if off is None else FoundDrafter(off=off)
+    return _named(target, located, tell)
 
 
-def _other_vocabulary(target: LocatedModel, drafter: LocatedModel) -> str | None:
+def _named(target: LocatedModel, drafter: LocatedModel, tell: LoadProgress) -> FoundDrafter:
+    try:
+        return FoundDrafter(file=in_targets_tokens(target, drafter, tell))
+    except InvalidRequestError as error:
+        return FoundDrafter(off=f"{drafter.name} has {error.message}")
+
+
+def in_targets_tokens(target: LocatedModel, drafter: LocatedModel, tell: LoadProgress) -> LocatedModel:
+    """The drafter, with a map between the vocabularies if its own is another one.
+
+    Raises InvalidRequestError, a message to follow "it has", if the vocabularies share too little of a text, or if
+    the drafter cannot be translated.
+    """
     difference = compare_vocabularies(target.header, drafter.header)
-    return None if difference is None else f"{drafter.name} has another vocabulary: {difference.reason}"
+    if difference is None:
+        return drafter
+    try:
+        _coverage(target, drafter)
+        tell(Loading(f"translating the vocabulary of {drafter.name}"))
+        tokens = token_map(target.header, drafter.header, drafter.prepared_folder)
+    except EdgespecError as error:
+        raise InvalidRequestError(f"another vocabulary: {difference.reason}; {error.message}") from error
+    return replace(drafter, token_map=tokens)
+
+
+def _coverage(target: LocatedModel, drafter: LocatedModel) -> float:
+    """The share of a sample text's tokens that a drafter with another vocabulary has too.
+
+    Raises InvalidRequestError if it is too small, or if such a drafter cannot be translated.
+    """
+    if drafter.drafts_only:
+        raise InvalidRequestError("a drafter with a trimmed head needs the target's")
+    if drafter.header.mask_token_id is not None:
+        raise InvalidRequestError("a drafter that drafts all tokens in one forward needs the target's")
+    try:
+        coverage = shared_coverage(target.header, drafter.header)
+    except ModelFileError as error:
+        raise InvalidRequestError(error.message) from error
+    if coverage < LEAST_COVERAGE:
+        needed = f"and can draft from {LEAST_COVERAGE:.0%} on"
+        raise InvalidRequestError(f"it has {coverage:.0%} of the tokens of a sample text, {needed}")
+    return coverage
 
 
 def none_known(target: LocatedModel, target_bytes: int) -> str:
@@ -166,7 +209,9 @@ class DrafterSearch:
             why = judgement.why_not
             if why is not None:
                 anyway = f" (--draft {file.name} uses it anyway)" if why.code in _TOO_LARGE else ""
-                return f"{file.name} has the target's vocabulary: {why.text}{anyway}"
+                shares = self._target.identity not in self._notes.of(file).translated
+                vocabulary = "the target's vocabulary" if shares else "another vocabulary, which can be translated"
+                return f"{file.name} has {vocabulary}: {why.text}{anyway}"
         return none_known(self._target, self._facts.bytes_per_forward)
 
     def _judged(self, file: FileOnDisk) -> Judgement | None:
@@ -185,8 +230,10 @@ class DrafterSearch:
             self._why_not[file] = reason
             return None
         described = note.described[key]
-        drafter = read_facts(described["facts"])
-        return judge_drafter(self._measurements, self._facts, drafter, self._request, self._allowed_bytes)
+        drafting = DraftingModel(
+            facts=read_facts(described["facts"]), translated=note.translated.get(self._target.identity)
+        )
+        return judge_drafter(self._measurements, self._facts, drafting, self._request, self._allowed_bytes)
 
     def _has_time(self) -> bool:
         now = self._clock()
@@ -202,8 +249,7 @@ class DrafterSearch:
             located = self._locator.locate(file.name)
             note.refused = _no_drafter(located)
             if note.refused is None:
-                difference = compare_vocabularies(self._target.header, located.header)
-                note.vocabularies[self._target.identity] = None if difference is None else difference.reason
+                self._compare(located, note)
         except CancelledError:
             raise
         except EdgespecError as error:
@@ -216,19 +262,33 @@ class DrafterSearch:
         except EdgespecError as error:
             note.described[self._key] = {"refused": error.message}
 
+    def _compare(self, located: LocatedModel, note: FileNote) -> None:
+        """Note whether the file's vocabulary is the target's, or can be translated."""
+        target, identity = self._target, self._target.identity
+        difference = compare_vocabularies(target.header, located.header)
+        note.vocabularies[identity] = None if difference is None else difference.reason
+        note.translated.pop(identity, None)
+        if difference is None:
+            return
+        try:
+            coverage = _coverage(target, located)
+        except InvalidRequestError as error:
+            note.vocabularies[identity] = f"{difference.reason}; {error.message}"
+        else:
+            note.vocabularies[identity] = None
+            note.translated[identity] = coverage
+
     def _locate(self, file: FileOnDisk) -> LocatedModel | None:
         """Locate the file again: it may have changed since the note."""
         try:
-            located = self._locator.locate_to_run(file.name)
-            different = _other_vocabulary(self._target, located)
+            return in_targets_tokens(self._target, self._locator.locate_to_run(file.name), self._tell)
         except CancelledError:
             raise
+        except InvalidRequestError as error:
+            self._why_not[file] = Reason("other_vocabulary", error.message)
         except EdgespecError as error:
             self._why_not[file] = Reason("unreadable", f"{_UNREADABLE}: {error.message}")
-            return None
-        if different is not None:
-            self._why_not[file] = Reason("other_vocabulary", different)
-        return located if different is None else None
+        return None
 
 
 def _description_key(prepare: Preparation, target: ModelFacts) -> str:

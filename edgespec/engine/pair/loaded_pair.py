@@ -40,14 +40,13 @@ from edgespec.placement.cache_rooms import CacheRoom
 from edgespec.placement.model_pool import ModelPool
 from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
-from edgespec.planning.choice.planner import PlanRequest, make_plan
+from edgespec.planning.choice.planner import DraftingModel, PlanRequest, make_plan
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
 from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.planning.depth.control import DepthControl, make_policy
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.profiles.profile import Profile
-from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
 from edgespec.runtimes.thread import OwnProcess
 from edgespec.store.families import Family, family_of
@@ -186,7 +185,7 @@ class LoadedPair:
 
         def expected_speedup(drafter: ModelFacts) -> float | None:
             allowed = self.pool.allowed_bytes
-            judged = judge_drafter(self.measurements.store, target, drafter, request, allowed)
+            judged = judge_drafter(self.measurements.store, target, DraftingModel(facts=drafter), request, allowed)
             return None if judged.why_not is not None else judged.speedup
 
         offer = best_offer(self.family, target, expected_speedup)
@@ -440,7 +439,8 @@ class LoadedPair:
 def _model_drafter(pool: ModelPool, source: str) -> Drafter:
     """Drafts with the pool's model; with a trimmed head, only while its head covers the text."""
     # Weak references: a forgotten engine must not be kept alive by its own drafter.
-    open_drafter, open_whole = weakref.WeakMethod(pool.drafter_model), weakref.WeakMethod(pool.whole_drafter_model)
+    open_drafter = weakref.WeakMethod(pool.drafter_in_targets_tokens)
+    open_whole: weakref.WeakMethod[Callable[[], Model]] = weakref.WeakMethod(pool.whole_drafter_model)
     drafter = ModelDrafter(lambda: _called(open_drafter), source)
     kept_ids = None if pool.drafter is None else pool.drafter.file.kept_ids
     if kept_ids is None:
@@ -449,7 +449,7 @@ def _model_drafter(pool: ModelPool, source: str) -> Drafter:
     return TrimmedHeadDrafter(drafter, whole, kept_ids.tolist())
 
 
-def _called(method: weakref.WeakMethod[Callable[[], BackgroundModel]]) -> Model:
+def _called(method: weakref.WeakMethod[Callable[[], Model]]) -> Model:
     alive = method()
     if alive is None:
         raise ClosedError("this engine is gone")

@@ -163,7 +163,11 @@ class PairMeasurements:
         wanted = 1 if self.drafter_failure is not None else 1 + len(models)
         measured = times in used and len(used) >= wanted
         if not measured and curves is not None:
-            usual = {source: (expected_acceptance(COPIES if source == COPIES else MODEL),) for source in drafts}
+            translated = {model.source for model in models if model.translated is not None}
+            usual = {
+                source: (expected_acceptance(COPIES if source == COPIES else MODEL, translated=source in translated),)
+                for source in drafts
+            }
             acceptance = usual | acceptance
         drafts |= dict.fromkeys(self._stored_texts, FREE)
         return Costs(

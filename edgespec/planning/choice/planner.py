@@ -41,6 +41,7 @@ class DraftingModel:
 
     ``head`` is the number of rows in its trimmed head and in its whole one. ``filed_bytes`` is the size of its
     weights in the file if they are kept smaller in memory. ``program`` is the other program whose store has the file.
+    ``translated``, for a model with another vocabulary, is the share of a sample text's tokens that it has too.
     """
 
     facts: ModelFacts
@@ -48,14 +49,18 @@ class DraftingModel:
     head: tuple[int, int] | None = None
     filed_bytes: int | None = None
     program: str | None = None
+    translated: float | None = None
 
     @property
     def notes(self) -> list[Reason]:
         """What to report if it drafts: where its file is, its weights, its trimmed head and its forwards."""
         notes, name = [], self.facts.name
         if self.program is not None:
-            said = f"{name} of {self.program} drafts: it has the target's vocabulary"
-            notes.append(Reason("drafter_found", said))
+            why = "it has the target's vocabulary" if self.translated is None else "its tokens can be translated"
+            notes.append(Reason("drafter_found", f"{name} of {self.program} drafts: {why}"))
+        if self.translated is not None:
+            said = f"{name} has another vocabulary, with {self.translated:.0%} of the tokens of a sample text"
+            notes.append(Reason("drafter_translated", f"{said}: its tokens are translated"))
         if self.filed_bytes is not None:
             kept, filed = megabytes(self.facts.weight_bytes), megabytes(self.filed_bytes)
             said = f"the drafter's weights are kept in four bits: {kept} instead of the file's {filed}"

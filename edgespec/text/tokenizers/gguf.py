@@ -20,7 +20,7 @@ from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
 from edgespec.text.tokenizers.vocabulary import SENTENCEPIECE, Kind, Special, Vocabulary, scores, strings
 
 _BLANK = "\u2581"  # SentencePiece's letter for a blank
-_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+_BYTE, _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>"), "<0x%02X>"
 # Longer pieces are never merged: they have too many splits to try. Gemma 3's longest has 31 characters.
 _LONGEST_PIECE = 512
 # From this many characters on, other threads run while text is cut: a million takes seconds. Shorter ones take less
@@ -37,6 +37,7 @@ def _byte_letters() -> dict[str, int]:
 
 
 _BYTES = _byte_letters()
+_LETTERS = {byte: letter for letter, byte in _BYTES.items()}
 
 
 class GgufTokenizer:
@@ -120,6 +121,34 @@ class GgufTokenizer:
         size = self.vocabulary_size
         return [token for token in found if token < size]
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+    def spell(self, pieces: Sequence[bytes]) -> list[list[int]]:
+        """Ids of each piece by itself, as inside a text: without a blank or a token before it.
+
+        Bytes that are not UTF-8 are spelled one by one, if the vocabulary has them. Raises InvalidRequestError.
+        """
+        self._check_open()
+        texts = [_text_or_none(piece) for piece in pieces]
+        letters = [(text or "").replace(" ", _BLANK) if self._is_sentencepiece else text or "" for text in texts]
+        try:
+            found = self._merger.encode_batch_fast(letters, add_special_tokens=False)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise InvalidRequestError("a token's text cannot be cut into words") from error
+        size = self.vocabulary_size
+        return [
+            [token for token in one.ids if token < size] if text is not None else self._spell_bytes(piece)
+            for one, text, piece in zip(found, texts, pieces, strict=True)
+        ]
+
+    def _spell_bytes(self, piece: bytes) -> list[int]:
+        names = (_BYTE_TOKEN % byte if self._is_sentencepiece else _LETTERS[byte] for byte in piece)
+        return [self._vocabulary.ids[name] for name in names if name in self._vocabulary.ids]
+
     def _parts(self, text: str, *, special: bool) -> list[int | str]:
         """The special tokens in the text, and the texts between them."""
         parts: list[int | str] = [text] if text else []
@@ -176,6 +205,21 @@ class GgufTokenizer:
     def close(self) -> None:
         """Idempotent."""
         self._closed = True
+
+
+def written(vocabulary: Vocabulary, piece: bytes) -> str:
+    """How the vocabulary writes the token with these bytes, if it has one."""
+    if vocabulary.model != SENTENCEPIECE:
+        return "".join(_LETTERS[byte] for byte in piece)
+    text = _text_or_none(piece)
+    return "".join(_BYTE_TOKEN % byte for byte in piece) if text is None else text.replace(" ", _BLANK)
+
+
+def _text_or_none(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _cut(text: str, special: Special) -> Iterator[int | str]:

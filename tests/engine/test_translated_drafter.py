@@ -1,0 +1,191 @@
+"""A drafter with another vocabulary in an engine: the target's text, the plan, its room, and when it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Round
+from edgespec.errors import ContextFullError
+from edgespec.files.gguf.records import MASK_TOKEN_KEY
+from edgespec.files.home import Home
+from edgespec.runtimes.translated import TranslatedSequence
+from tests.support.foreign_vocabularies import as_byte_pairs, in_another_order
+from tests.support.other_programs import User
+from tests.support.processor import processor_runtimes
+from tests.support.rewritten_gguf import rewrite_gguf
+from tests.support.tiny_models import TinyModels, read_all, require_speculation
+from tests.support.trimmed_folder import write_trimmed_folder
+
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "keyed": Sampling(temperature=0.8, seed=4, top_k=40),
+    "penalised": Sampling(temperature=0.7, seed=5, repeat_penalty=1.2, top_p=0.9),
+    "greedy with penalties": Sampling(repeat_penalty=1.2),
+}
+FOREIGN: dict[str, Callable[[Path, Path], Path]] = {
+    "another order": in_another_order,
+    "fewer words": lambda source, path: in_another_order(source, path, keep=lambda text: len(text) < 5, renamed="@"),
+    "byte pairs": as_byte_pairs,
+}
+
+
+@pytest.fixture(scope="module")
+def foreign(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tiny drafter in three other vocabularies."""
+    folder = tmp_path_factory.mktemp("foreign")
+    return {kind: make(tiny.drafter, folder / f"{kind}.gguf") for kind, make in FOREIGN.items()}
+
+
+def say(engine: Engine, sampling: Sampling, depth: int | None = None) -> tuple[tuple[int, ...], list[Round]]:
+    with engine.session() as session:
+        events, done = read_all(session.generate("hello world", max_tokens=60, sampling=sampling, depth=depth))
+    assert done.stats.invalid_proposals == 0
+    return done.token_ids, [event for event in events if isinstance(event, Round)]
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("runtime", processor_runtimes())
+def test_the_text_is_the_targets(tiny: TinyModels, foreign: dict[str, Path], kind: str, runtime: str) -> None:
+    with tiny.load(draft=str(foreign[kind]), draft_runtime=runtime, lookup=False, depth=4) as engine:
+        require_speculation(engine, 4)
+        accepted = 0
+        for sampling in SAMPLINGS.values():
+            plain, _ = say(engine, sampling, depth=0)
+            drafted, rounds = say(engine, sampling)
+            assert drafted == plain
+            accepted += sum(each.record.accepted for each in rounds)
+        # Random weights guess by chance after a word in pieces that they do not know.
+        assert accepted > (0 if kind == "fewer words" else 20)
+        assert "drafter_translated" in {why.code for why in engine.plan.why}
+
+
+def test_in_another_order_it_guesses_what_it_guesses_in_the_targets(
+    tiny: TinyModels, foreign: dict[str, Path]
+) -> None:
+    found = []
+    for draft in (tiny.drafter, foreign["another order"]):
+        with tiny.load(draft=str(draft), lookup=False, depth=3) as engine:
+            require_speculation(engine, 3)
+            found.append([say(engine, sampling)[1] for sampling in SAMPLINGS.values()])
+    own, translated = ([[(r.record.depth, r.record.accepted) for r in one] for one in each] for each in found)
+    assert own == translated
+
+
+def test_in_a_separate_process_it_is_translated_too(tiny: TinyModels, foreign: dict[str, Path]) -> None:
+    path = str(foreign["byte pairs"])
+    with tiny.load(draft=path, draft_isolation="process", lookup=False, depth=3) as engine:
+        require_speculation(engine, 3)
+        engine.load_drafter()
+        plain, _ = say(engine, Sampling(), depth=0)
+        drafted, rounds = say(engine, Sampling())
+        assert drafted == plain
+        assert sum(each.record.accepted for each in rounds) > 0
+
+
+def test_under_the_rejection_rule_its_tokens_are_accepted(tiny: TinyModels, foreign: dict[str, Path]) -> None:
+    with tiny.load(draft=str(foreign["fewer words"]), lookup=False, depth=3) as engine:
+        require_speculation(engine, 3)
+        text, rounds = say(engine, Sampling(temperature=0.8, seed=4, rule="rejection"))
+        assert len(text) == 60
+        assert sum(each.record.accepted for each in rounds) > 0
+
+
+def test_a_text_that_outgrows_the_drafters_room_continues_without_it(
+    tiny: TinyModels, foreign: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full = TranslatedSequence.forward, []
+
+    def forward(self: TranslatedSequence, tokens: list[int], rows: int) -> object:
+        if self.length > 40:
+            full.append(self.length)
+            raise ContextFullError("no more room")
+        return real(self, tokens, rows)
+
+    monkeypatch.setattr(TranslatedSequence, "forward", forward)
+    with tiny.load(draft=str(foreign["byte pairs"]), lookup=False, depth=3) as engine:
+        require_speculation(engine, 3)
+        plain, _ = say(engine, Sampling(), depth=0)
+        drafted, rounds = say(engine, Sampling())
+        assert drafted == plain
+        assert full
+        assert rounds[-1].record.depth == 0
+
+
+def test_the_map_is_kept_with_the_prepared_weights(tiny: TinyModels, foreign: dict[str, Path], home: Home) -> None:
+    with tiny.load(draft=str(foreign["byte pairs"]), store_home=home) as engine:
+        drafter = engine.pair.pool.drafter
+        assert drafter is not None
+        assert drafter.file.prepared_folder is not None
+        assert [path.suffix for path in drafter.file.prepared_folder.glob("tokens-*")] == [".map"]
+
+
+# ------------------------------------------------------------------------------------------------ refused drafters
+
+
+def test_a_vocabulary_that_shares_too_little_is_refused_in_words(tiny: TinyModels) -> None:
+    with tiny.load(draft=str(tiny.stranger), depth=3) as engine:
+        off = engine.plan.drafter_off or ""
+        assert off.startswith("stranger has another vocabulary: ")
+        assert off.endswith("% of the tokens of a sample text, and can draft from 90% on")
+        text, rounds = say(engine, Sampling())
+        assert len(text) == 60
+        assert {each.record.source for each in rounds} <= {None, "lookup"}
+
+
+def test_a_trimmed_or_one_pass_drafter_with_another_vocabulary_is_refused(
+    tiny: TinyModels, foreign: dict[str, Path], tmp_path: Path
+) -> None:
+    path = foreign["another order"]
+    trimmed = write_trimmed_folder(path, tmp_path / "trimmed", range(0, 600, 2))
+    one_pass = rewrite_gguf(path, tmp_path / "one-pass.gguf", keys={MASK_TOKEN_KEY: 17})
+    for draft, why in (
+        (trimmed, "a drafter with a trimmed head needs the target's"),
+        (one_pass, "a drafter that drafts all tokens in one forward needs the target's"),
+    ):
+        with tiny.load(draft=str(draft)) as engine:
+            assert engine.pair.pool.drafter is None
+            assert (engine.plan.drafter_off or "").endswith(f"; {why}")
+
+
+# -------------------------------------------------------------------------------------------------- found drafters
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+    """A user of this machine without any files."""
+    user = User(tmp_path / "user")
+    for name, value in user.environment.items():
+        monkeypatch.setenv(name, value)
+    return user
+
+
+def test_a_drafter_with_another_vocabulary_is_found_and_its_note_is_kept(
+    user: User, tiny: TinyModels, foreign: dict[str, Path], home: Home
+) -> None:
+    user.to_lm_studio("x/foreign.gguf", foreign["byte pairs"].read_bytes())
+    for _ in range(2):
+        with Engine.load(str(tiny.slow), threads=1, store_home=home) as engine:
+            drafter = engine.pair.pool.drafter
+            assert drafter is not None
+            assert drafter.file.name == "foreign"
+            assert drafter.file.token_map is not None
+            assert engine.pair.request.drafters[0].translated == drafter.file.token_map.coverage
+    assert '"translated": {"' in home.file_notes.read_text().replace("\n", "").replace("  ", "")
+
+
+def test_of_equal_files_the_one_with_the_targets_vocabulary_drafts(
+    user: User, tiny: TinyModels, foreign: dict[str, Path], home: Home
+) -> None:
+    user.to_lm_studio("x/foreign.gguf", foreign["another order"].read_bytes())
+    user.to_lm_studio("x/own.gguf", tiny.drafter.read_bytes())
+    with Engine.load(str(tiny.slow), threads=1, store_home=home) as engine:
+        drafter = engine.pair.pool.drafter
+        assert drafter is not None
+        assert drafter.file.name == "own"
+        (other,) = engine.considered_drafters
+        assert other.verdict.code == "other_drafter"
