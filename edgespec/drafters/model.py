@@ -108,6 +108,7 @@ class ModelDraftState(DraftState):
         self._cancelled = False
         self._closed = False
         self._lost: str | None = None  # message of the model's loss
+        self._full: str | None = None  # why the latest text did not fit
         self._waiting = False  # whether the latest proposal was empty because the model was loading
         self._stop = threading.Event()  # tells ``_reading`` to end
         self._reading: Future[None] | None = None
@@ -169,7 +170,7 @@ class ModelDraftState(DraftState):
 
     @property
     def silent_because(self) -> str | None:
-        return self._lost or (self._waits_because if self._waiting else None)
+        return self._lost or self._full or (self._waits_because if self._waiting else None)
 
     @property
     def _waits_because(self) -> str | None:
@@ -220,6 +221,7 @@ class ModelDraftState(DraftState):
         return cache
 
     def _chain(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None) -> Proposal:
+        self._full = None
         try:
             lag = self._align(cache, context)
             depth = min(depth, cache.sequence.context_length - (len(context) - cache.start) + 1)
@@ -242,7 +244,8 @@ class ModelDraftState(DraftState):
                 return Proposal(drafted_by=self._kind, sync_s=sync_s)
             chain = self._draft(cache, context, rows, hindsight, guesses, depth, gate)
             return replace(chain, sync_s=sync_s, hindsight=hits)
-        except ContextFullError:  # a translated text may take more of the drafter's tokens than the target's
+        except ContextFullError:  # a text may take more of a translated drafter's tokens than of the target's
+            self._full = f"the text is longer than the context of {self._model.facts.name}"
             return NOTHING
         finally:
             del cache.known[cache.sequence.length :]

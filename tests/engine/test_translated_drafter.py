@@ -18,7 +18,8 @@ from tests.support.foreign_vocabularies import as_byte_pairs, in_another_order
 from tests.support.other_programs import User
 from tests.support.processor import processor_runtimes
 from tests.support.rewritten_gguf import rewrite_gguf
-from tests.support.tiny_models import TinyModels, read_all, require_speculation
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation
 from tests.support.trimmed_folder import write_trimmed_folder
 
 SAMPLINGS = {
@@ -110,10 +111,12 @@ def test_a_text_that_outgrows_the_drafters_room_continues_without_it(
     with tiny.load(draft=str(foreign["byte pairs"]), lookup=False, depth=3) as engine:
         require_speculation(engine, 3)
         plain, _ = say(engine, Sampling(), depth=0)
-        drafted, rounds = say(engine, Sampling())
-        assert drafted == plain
-        assert full
-        assert rounds[-1].record.depth == 0
+        with engine.session() as session:
+            events, done = read_all(session.generate("hello world", max_tokens=60))
+            assert session.speculation_off == "the text is longer than the context of byte pairs"
+        assert done.token_ids == plain
+        last = [event for event in events if isinstance(event, Round)][-1]
+        assert (last.record.depth, bool(full)) == (0, True)
 
 
 def test_the_map_is_kept_with_the_prepared_weights(tiny: TinyModels, foreign: dict[str, Path], home: Home) -> None:
@@ -122,6 +125,19 @@ def test_the_map_is_kept_with_the_prepared_weights(tiny: TinyModels, foreign: di
         assert drafter is not None
         assert drafter.file.prepared_folder is not None
         assert [path.suffix for path in drafter.file.prepared_folder.glob("tokens-*")] == [".map"]
+
+
+def test_a_drafter_that_is_never_right_stops_and_says_why(tiny: TinyModels, tmp_path: Path) -> None:
+    other = write_tiny_gguf(tmp_path / "other.gguf", seed=91, quant="Q8_0", heads=2, kv_heads=1)
+    wrong = in_another_order(other, tmp_path / "wrong.gguf")
+    with tiny.load_speculating(draft=str(wrong), lookup=False) as engine, engine.session() as session:
+        require_speculation(engine)
+        plain = answer(session.generate("hello world", max_tokens=200, depth=0))
+        session.clear()
+        drafted = answer(session.generate("hello world", max_tokens=200))
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.proposed < 50
+        assert drafted.speculation_off_code == "not_paying_now"
 
 
 # ------------------------------------------------------------------------------------------------ refused drafters
