@@ -460,15 +460,17 @@ def test_without_a_fitting_drafter_the_message_names_a_way_to_get_one(
 
 
 def test_the_message_without_a_drafter_suggests_the_familys_drafters(tiny: TinyModels) -> None:
-    def said(name: str, *of: object) -> str:
+    def said(name: str, *of: object, target_bytes: int = 2_000_000_000) -> str:
         located = LocatedModel(name=name, path=Path("x"), header=header(*of), identity="x")  # type: ignore[arg-type]
-        return drafter_search.none_known(located, 2_000_000_000)
+        return drafter_search.none_known(located, target_bytes)
 
     qwen = said("Qwen3-4B", "qwen3", "qwen2", 151936)
     assert qwen.endswith("--draft hf:unsloth/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q4_K_M.gguf")
     mistral = said("Mistral-7B-v0.3", "llama", "default", 32768)
     assert mistral.startswith("no drafter is known for Mistral-7B-v0.3: its makers have no smaller model")
-    assert mistral.endswith("--draft hf:ORG/REPO")
+    assert mistral.endswith("another vocabulary works too, mostly for English: --draft smollm2-135m")
+    small = said("Mistral-7B-v0.3", "llama", "default", 32768, target_bytes=200_000_000)
+    assert small.endswith("any small model with the same vocabulary works: --draft hf:ORG/REPO")
 
 
 def test_only_family_drafters_much_smaller_than_the_target_are_suggested() -> None:

@@ -31,6 +31,7 @@ from edgespec.planning.choice.options import Rejected
 from edgespec.planning.choice.planner import DraftingModel, PlanRequest
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.frames import read_facts
+from edgespec.store.catalogue import catalogue
 from edgespec.store.families import Family, family_of
 from edgespec.store.file_notes import FileNote, FileNotes
 from edgespec.store.found import ModelFolders
@@ -40,6 +41,9 @@ from edgespec.text.tokenizers.token_map import LEAST_COVERAGE, shared_coverage, 
 
 # How long one start may read headers without a note; the next start continues. A choice: about sixty files.
 SEARCH_S = 1.5
+
+# The drafter in the catalogue for a target without a smaller model of its family: its tokens are translated.
+UNIVERSAL = "smollm2-135m"
 
 _UNREADABLE = "it cannot be read"
 _TOO_LARGE = ("cannot_pay", "not_expected_to_pay")
@@ -138,6 +142,8 @@ def none_known(target: LocatedModel, target_bytes: int) -> str:
     if family is not None and family.why_no_drafter is not None:
         said += f": {family.why_no_drafter}"
     fitting = smaller_drafters(family, target_bytes)
+    if not fitting and catalogue()[UNIVERSAL].bytes <= MOST_SHARE * target_bytes:
+        return f"{said}; a small model with another vocabulary works too, mostly for English: --draft {UNIVERSAL}"
     return (
         f"{said}; any small model with the same vocabulary works: --draft {fitting[0] if fitting else 'hf:ORG/REPO'}"
     )
