@@ -142,7 +142,8 @@ def none_known(target: LocatedModel, target_bytes: int) -> str:
     if family is not None and family.why_no_drafter is not None:
         said += f": {family.why_no_drafter}"
     fitting = smaller_drafters(family, target_bytes)
-    if not fitting and catalogue()[UNIVERSAL].bytes <= MOST_SHARE * target_bytes:
+    universal_bytes = catalogue()[UNIVERSAL].bytes
+    if not fitting and universal_bytes is not None and universal_bytes <= MOST_SHARE * target_bytes:
         return f"{said}; a small model with another vocabulary works too, mostly for English: --draft {UNIVERSAL}"
     return (
         f"{said}; any small model with the same vocabulary works: --draft {fitting[0] if fitting else 'hf:ORG/REPO'}"
