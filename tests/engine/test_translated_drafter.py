@@ -137,7 +137,8 @@ def test_a_drafter_that_is_never_right_stops_and_says_why(tiny: TinyModels, tmp_
         drafted = answer(session.generate("hello world", max_tokens=200))
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.proposed < 50
-        assert drafted.speculation_off_code == "not_paying_now"
+        # Real times decide which of the two it is.
+        assert drafted.speculation_off_code in ("not_paying_now", "answer_too_short")
 
 
 # ------------------------------------------------------------------------------------------------ refused drafters

@@ -177,12 +177,12 @@ def test_draws_equal_those_from_the_scores_of_the_shared_tokens(request_: DrawRe
 def row_of(scores: list[float], short: IdArray | None = None) -> Rows:
     """A row with these scores of the drafter's 8 tokens, or of the tokens of a short head."""
     row = np.array(scores, np.float32)
-    model = FakeModel(8, table=lambda _prefix: row)
+    model = FakeModel(8, table=lambda _prefix: row.tolist())
     sequence = TranslatedModel(model, MAP).open(16)
     if short is not None:
-        head = FakeModel(len(short), table=lambda _prefix: row[short])
+        head = FakeModel(len(short), table=lambda _prefix: row[short].tolist())
         own = TrimmedRows(head.open(4).forward([0], 1), short, 8)
-        sequence._sequence.forward = lambda _tokens, _rows: own  # type: ignore[method-assign]
+        sequence._sequence.forward = lambda tokens, rows: own  # type: ignore[method-assign]
     return sequence.forward([0], 1)
 
 
