@@ -21,9 +21,9 @@ from edgespec.profiles.profile import USER_FILE, Profile
 
 app = typer.Typer(
     help="List the answers and beginnings that are kept of conversations, or remove them.\n\n"
-    "`edgespec chat` keeps the answers of models in files that only you can read, and no prompts. `history = false` "
-    "in a profile switches this off. `edgespec serve` keeps what the model has read of beginnings that two "
-    "conversations shared; `prefixes = false` switches this off.",
+    "`edgespec chat` keeps the answers of models, and the last conversation, in files that only you can read. "
+    "`history = false` in a profile switches this off. `edgespec serve` keeps what the model has read of "
+    "beginnings that two conversations shared; `prefixes = false` switches this off.",
     invoke_without_command=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -56,11 +56,24 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
             {"path": str(each.path), "bytes": each.bytes, "answers": each.answers, "tokens": each.tokens}
             for each in kept
         ]
+        last = {"path": str(user_home.conversation), "bytes": _conversation_bytes(user_home)}
         total = {"path": str(user_home.answers), "bytes": size, "answers": answers, "tokens": tokens}
-        print_json({"history": {"on": on, **total, "files": files, "prefixes": _prefixes_json(user_home)}})
+        print_json(
+            {
+                "history": {
+                    "on": on,
+                    **total,
+                    "files": files,
+                    "prefixes": _prefixes_json(user_home),
+                    "conversation": last,
+                }
+            }
+        )
         return
     print(f"history of answers: {'on' if on else 'off'} in `edgespec chat`")
     print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {user_home.answers}")
+    if (last_bytes := _conversation_bytes(user_home)) is not None:
+        print(f"the last conversation, {readable_bytes(last_bytes)}, {user_home.conversation}")
     turn = "off: history = false" if on else "on: history = true"
     print(f"to switch it {turn} under [profile] in {user_home.root / USER_FILE}")
     for each in kept:
@@ -91,13 +104,15 @@ def _print_prefixes(user_home: Home) -> None:
 
 @app.command("clear")
 def clear(context: typer.Context, json: JsonOption = False) -> None:
-    """Remove every kept answer and beginning."""
+    """Remove every kept answer and beginning, and the last conversation."""
     user_home = home()
     kept = _kept(user_home)
     try:
         with answers_lock(user_home) if user_home.answers.is_dir() else contextlib.nullcontext():
             for path in [*(each.path for each in kept), *user_home.answers.glob("*.damaged")]:
                 path.unlink(missing_ok=True)
+        last_bytes = _conversation_bytes(user_home)
+        user_home.conversation.unlink(missing_ok=True)
         prefixes = clear_prefixes(user_home)
     except OSError as error:
         raise EdgespecError(
@@ -110,8 +125,18 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
         print_json({"removed": removed})
         return
     note(f"{_answers(answers)} removed, {readable_bytes(size)}" if kept else "no answers are kept")
+    if last_bytes is not None:
+        note(f"the last conversation removed, {readable_bytes(last_bytes)}")
     if prefixes:
         note(f"{_beginnings(len(prefixes))} removed, {readable_bytes(sum(each.bytes for each in prefixes))}")
+
+
+def _conversation_bytes(user_home: Home) -> int | None:
+    """Size of the last conversation's file; None without one."""
+    try:
+        return user_home.conversation.stat().st_size
+    except OSError:
+        return None
 
 
 def _answers(count: int) -> str:
@@ -141,11 +166,13 @@ def for_chat(profile: Profile) -> Profile:
     if profile.history != "auto":
         return profile
     user_home = home()
-    if not user_home.answers.exists():
+    if not (user_home.answers.exists() and user_home.conversations.exists()):
         with contextlib.suppress(EdgespecError):  # a home that cannot be written keeps nothing
             user_home.create(user_home.answers)
+            user_home.create(user_home.conversations)
             note(
-                "edgespec keeps answers of this chat on this machine, to guess later ones faster: "
-                "`edgespec history` says where and how to switch this off, `edgespec history clear` removes them"
+                "edgespec keeps answers of this chat on this machine, to guess later ones faster, and the last "
+                "conversation for `edgespec chat --continue`: `edgespec history` says where and how to switch this "
+                "off, `edgespec history clear` removes them"
             )
     return replace(profile, history=True)

@@ -23,8 +23,8 @@ FORMAT = 1
 class Home:
     """All paths under one root; none need exist.
 
-    ``history``, ``file_notes``, ``declined_offers``, ``secret`` and ``format_file`` are files, all other paths
-    folders.
+    ``history``, ``conversation``, ``file_notes``, ``declined_offers``, ``secret`` and ``format_file`` are files, all
+    other paths folders.
     """
 
     root: Path
@@ -73,6 +73,16 @@ class Home:
     def history(self) -> Path:
         """The lines typed into ``edgespec chat``."""
         return self.root / "history"
+
+    @property
+    def conversations(self) -> Path:
+        """What ``conversation`` is in."""
+        return self.root / "conversations"
+
+    @property
+    def conversation(self) -> Path:
+        """The last conversation of ``edgespec chat``; readable by its owner alone."""
+        return self.conversations / "last.json"
 
     @property
     def answers(self) -> Path:

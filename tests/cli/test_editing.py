@@ -121,19 +121,18 @@ def test_commands_and_their_values_are_completed(opened: Open) -> None:
     time.sleep(0.5)
     assert not chat.find("show the sampling settings")
     chat.type(CTRL_C)
-    chat.wait_for("Ctrl-C again within 2 s")
     chat.wait_for(EDITING)
     leave(chat)
 
 
-def test_ctrl_c_discards_what_was_typed_and_twice_leaves(opened: Open) -> None:
+def test_ctrl_c_clears_a_line_with_text_and_twice_in_an_empty_one_leaves(opened: Open) -> None:
     chat = opened()
-    chat.type("half a prompt")
-    chat.wait_for("prompt")
-    chat.type(CTRL_C)
-    chat.wait_for(r"Ctrl-C again within 2 s.*leaves")
-    chat.wait_for(EDITING)
-    time.sleep(2.1)
+    for _ in range(3):
+        chat.type("half a prompt")
+        chat.wait_for("prompt")
+        chat.type(CTRL_C)
+        chat.wait_for(EDITING)
+    assert "Ctrl-C again" not in chat.plain
     chat.type("hello\r")
     chat.wait_for(ANSWERED)
     chat.wait_for(EDITING)
@@ -287,7 +286,6 @@ def test_the_machine_is_measured_while_a_prompt_is_edited(tiny: TinyModels, plac
         chat.type("half a prompt")
         time.sleep(0.5)
         chat.type(CTRL_C)
-        chat.wait_for("Ctrl-C again within 2 s")
         until = time.monotonic() + WAIT_S
         while "measured: " not in chat.screen and time.monotonic() < until:
             chat.wait_for(EDITING)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated
+from dataclasses import replace
+from textwrap import shorten
+from typing import Annotated, Any
 
 import typer
 
 from edgespec.cli import history
-from edgespec.cli.chat.chat_commands import Ask, Commands, Leave, is_command, suggest
+from edgespec.cli.chat.chat_commands import Ask, Commands, Edit, GoOn, Leave, is_command, suggest
 from edgespec.cli.chat.drafter_offer import open_with_offer
 from edgespec.cli.chat.idle_calibration import IdleCalibration
+from edgespec.cli.chat.kept_conversation import KeptConversation, name_of
 from edgespec.cli.chat.prompts import FIRST, FURTHER, LinePrompts, Prompt, Prompts
 from edgespec.cli.chat.talk import Talk
 from edgespec.cli.options import (
@@ -34,6 +37,7 @@ from edgespec.cli.terminal.output import note, print_error, unechoed
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done
 from edgespec.errors import EdgespecError
 from edgespec.files.home import home
 
@@ -48,6 +52,7 @@ def chat(
     no_think: NoThinkOption = False,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
     drawn: SeededFlags,
+    continued: Annotated[bool, typer.Option("--continue", help="Continue the last conversation.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Chat with a model. Reads one prompt a line if stdin is not a terminal.
@@ -58,6 +63,9 @@ def chat(
     state = state_of(ctx)
     named = named_once(model, flags)
     drawn.over(Sampling())  # reports wrong values before a model is loaded
+    kept = KeptConversation.read(home()) if continued else None
+    if kept is not None:
+        named, system = named or kept.model, kept.system if system is None else system
     chosen = history.for_chat(flags.resolve(target=named))
 
     def load(another: str | None) -> Engine:
@@ -74,6 +82,7 @@ def chat(
             engine,
             load,
             system=system,
+            messages=() if kept is None else kept.messages,
             think=not no_think,
             drawn=drawn.given(),
             as_file=interactive and not json,
@@ -83,8 +92,12 @@ def chat(
         if interactive and not json:
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
         check_thinking(engine, think=not no_think)
+        if kept is not None:
+            note(continues(talk.session.messages), dim=True)
         status = StatusLine(measuring=interactive and engine.can_calibrate)
-        _Chat(talk, state.interrupts, status, as_json=json, max_tokens=max_tokens).run(prompts, silent, interactive)
+        keeps = interactive and not json and chosen.history is True
+        going = _Chat(talk, state.interrupts, status, as_json=json, max_tokens=max_tokens, keeps=keeps)
+        going.run(prompts, silent, interactive)
 
 
 def _prompts(interrupts: Interrupts) -> Prompts:
@@ -101,8 +114,16 @@ def _prompts(interrupts: Interrupts) -> Prompts:
 
 class _Chat:
     def __init__(
-        self, talk: Talk, interrupts: Interrupts, status: StatusLine, *, as_json: bool, max_tokens: int | None
+        self,
+        talk: Talk,
+        interrupts: Interrupts,
+        status: StatusLine,
+        *,
+        as_json: bool,
+        max_tokens: int | None,
+        keeps: bool,
     ) -> None:
+        """``keeps``: the conversation is kept for ``--continue``."""
         self._talk = talk
         self._commands = Commands(talk)
         self._interrupts = interrupts
@@ -110,6 +131,9 @@ class _Chat:
         self._max_tokens = max_tokens
         self._status = status
         self._failed = False
+        self._keeps = keeps
+        self._kept = talk.session.messages  # as the file has them, or as the chat began
+        self._begun = ""  # of the next prompt
         # Used only if prompts are typed: from a pipe the next prompt is available immediately.
         self._idle = IdleCalibration(talk.engine)
 
@@ -133,17 +157,20 @@ class _Chat:
     def _turn(self, prompts: Prompts, silent: Callable[[], AbstractContextManager[None]], interactive: bool) -> bool:
         """Read a prompt and obey or answer it; False at the end. Raises KeyboardInterrupt."""
         try:
-            prompt = prompts.read()
+            begun, self._begun = self._begun, ""
+            prompt = prompts.read(begun)
             self._say_what_was_measured()
         except EdgespecError as error:  # a line that is not UTF-8; the chat continues with the next line
             self._fail(error)
             return True
         with silent():
             asked = None if prompt is None else self._to_answer(prompt)
-        if asked is None or not asked.strip():
+        self._keep()
+        if asked is None or (isinstance(asked, str) and not asked.strip()):
             return asked is not None
         with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,)), silent():
             self._answer(asked)
+        self._keep()
         if self._interrupts.leaving:
             raise KeyboardInterrupt
         if interactive:
@@ -157,7 +184,14 @@ class _Chat:
         if line is not None:
             note(line, dim=True)
 
-    def _to_answer(self, prompt: Prompt) -> str | None:
+    def _keep(self) -> None:
+        """Write the conversation to its file if it has changed."""
+        if self._keeps and not self._talk.session.closed and self._talk.session.messages != self._kept:
+            self._kept = self._talk.session.messages
+            session, model = self._talk.session, name_of(self._talk.engine.profile.target)
+            KeptConversation(model, session.system, self._talk.turns()).write(home())
+
+    def _to_answer(self, prompt: Prompt) -> str | GoOn | None:
         """Run commands; return the text to answer, "" if there is none, None if the chat ends."""
         if prompt.quoted or not is_command(prompt.text):
             return prompt.text[1:] if prompt.text.startswith("//") and not prompt.quoted else prompt.text
@@ -167,20 +201,24 @@ class _Chat:
                     return None
                 case Ask(again):
                     return again
+                case GoOn() as more:
+                    return more
+                case Edit(before):
+                    self._begun = before
         except EdgespecError as error:
             if self._talk.session.closed:  # no model is loaded any more
                 raise
             print_error(error, as_json=False)
         return ""
 
-    def _answer(self, prompt: str) -> None:
-        talk = self._talk
-        talk.asked = prompt
+    def _answer(self, prompt: str | GoOn) -> None:
+        talk, most = self._talk, self._max_tokens
         try:
-            form = {} if talk.form is None else talk.form.arguments
-            generation = talk.session.generate(prompt, max_tokens=self._max_tokens, sampling=talk.sampling, **form)
-            talk.last = follow_answer(generation, as_json=self._as_json, guesses=self._commands.shows_guesses)
-            print_done(talk.last, self._status, as_json=self._as_json)
+            before = talk.last if isinstance(prompt, GoOn) else None
+            generation = talk.go_on(most) if isinstance(prompt, GoOn) else talk.generate(prompt, most)
+            done = follow_answer(generation, as_json=self._as_json, guesses=self._commands.shows_guesses)
+            talk.last = done if before is None else _joined(before, done)
+            print_done(done, self._status, as_json=self._as_json)
         except EdgespecError as error:
             self._fail(error)
 
@@ -188,3 +226,16 @@ class _Chat:
         """Report an error. The chat continues, and the conversation does not contain the failed prompt."""
         self._failed = True
         print_error(error, as_json=self._as_json)
+
+
+def _joined(begun: Done, more: Done) -> Done:
+    """The end of an answer with the text of the whole answer."""
+    return replace(more, text=begun.text + more.text, content=begun.content + more.content)
+
+
+def continues(messages: Sequence[Mapping[str, Any]]) -> str:
+    """A line that says which conversation is continued."""
+    asked = [str(message["content"]) for message in messages if message["role"] == "user"]
+    last = shorten(asked[-1], 60, placeholder=" …") if asked else ""
+    turns = f"{len(asked)} turn{'' if len(asked) == 1 else 's'}"
+    return f"the last conversation continues: {turns}, the last one: {last}"

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from edgespec.cli.answer_form import schema_text
 from edgespec.cli.chat.talk import Talk
@@ -28,7 +28,8 @@ from edgespec.text.grammar.form import form_of
 COMMANDS = (
     ("/help", "this list"),
     ("/retry", "answer the last prompt again, with another seed"),
-    ("/undo", "remove the last prompt and its answer"),
+    ("/more", "continue an answer that was cut or stopped"),
+    ("/undo", "remove the last prompt and its answer; the prompt is back in the line"),
     ("/set", "show the sampling settings; to change one: /set temperature 0.7"),
     ("/system TEXT", 'set the system message; "none" removes it; without TEXT, show it'),
     ("/json", "write the next answers in JSON; also /json SCHEMA, /json FILE; /json off ends it"),
@@ -48,7 +49,7 @@ _KEYS = (
     ("//", "starts a prompt that begins with a slash"),
     ('"""', "starts and ends a prompt of several lines; pasted lines need no marks"),
     ("Alt-Enter", "starts a new line (also Ctrl-J)"),
-    ("Ctrl-C", "stops the answer; twice leaves the chat"),
+    ("Ctrl-C", "stops the answer, or clears the line; twice in an empty line leaves the chat"),
 )
 
 _GUESS = (
@@ -87,6 +88,22 @@ class Ask:
     prompt: str
 
 
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """The command asks the model to continue its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The command gives ``prompt`` back, to be edited."""
+
+    prompt: str
+
+
+# What the chat has to do after a command.
+Next: TypeAlias = Leave | Ask | GoOn | Edit
+
+
 def is_command(text: str) -> bool:
     """Whether a prompt is a command. A prompt of several lines is a command only if the command's name exists."""
     if not text.startswith("/") or text.startswith("//"):
@@ -121,7 +138,7 @@ class Commands:
         self._talk = talk
         self.shows_guesses = False
 
-    def obey(self, line: str) -> Leave | Ask | None:
+    def obey(self, line: str) -> Next | None:
         """Run a command and return what the chat has to do next, if anything. Raises EdgespecError."""
         name, *rest = line.split(maxsplit=1)
         text, talk = (rest[0] if rest else None), self._talk
@@ -139,6 +156,12 @@ class Commands:
             case "/undo":
                 undone = talk.take_back()
                 note("there is nothing to undo" if undone is None else f"undone: {_shortened(undone)}", dim=True)
+                return None if undone is None else Edit(undone)
+            case "/more":
+                complete = talk.why_complete()
+                if complete is None:
+                    return GoOn()
+                note(complete, dim=True)
             case "/set":
                 self._set(text.split() if text else [])
             case "/system":

@@ -30,7 +30,8 @@ _LONGEST_LINE = 4096  # bytes of a terminal's line on Linux; other systems have 
 class EditedPrompts:
     """Reads prompts of one or more lines. Enter sends, Alt-Enter and Ctrl-J start a line, pasted lines stay together.
 
-    The arrow keys recall earlier prompts, and Ctrl-R searches them. Commands are completed while the user types.
+    The arrow keys recall earlier prompts, and Ctrl-R searches them. Ctrl-C clears a line with text.
+    Commands are completed while the user types.
     """
 
     drawn = True
@@ -51,12 +52,21 @@ class EditedPrompts:
         )
         self._session = session
 
-    def read(self) -> Prompt | None:
+    def read(self, begun: str = "") -> Prompt | None:
+        while True:
+            try:
+                return self._edited(begun)
+            except _ClearedError:
+                begun = ""
+
+    def _edited(self, begun: str) -> Prompt | None:
         try:
             with enter_as_key():  # also for keys typed before the editor starts
-                ahead = _typed_ahead()
+                ahead = begun + _typed_ahead()
                 sent = ahead.removesuffix("\n")
-                whole = sent != ahead and "\n" not in sent  # several lines may be one prompt: the user decides
+                whole = (
+                    sent != ahead and "\n" not in sent and not begun
+                )  # several lines may be one prompt: the user decides
                 with self._interrupts.during(self._leave_editor, forgives=(signal.SIGINT,)):
                     text = self._session.prompt(
                         default=sent if whole else ahead, accept_default=whole, handle_sigint=False
@@ -98,6 +108,10 @@ def _typed_ahead() -> str:
     return typed.replace(b"\r", b"\n").decode("utf-8", "surrogateescape")
 
 
+class _ClearedError(Exception):
+    """Ctrl-C in a line with text, which is left on the screen as it is."""
+
+
 class _InterruptedError(Exception):
     """Ctrl-C, which is a key and not a signal while a prompt is edited."""
 
@@ -116,6 +130,11 @@ def _keys() -> KeyBindings:
             buffer.newline(copy_margin=False)
         else:
             buffer.validate_and_handle()
+
+    @keys.add("c-c")
+    def _(event: KeyPressEvent) -> None:
+        left = _ClearedError() if event.current_buffer.text else _InterruptedError()
+        event.app.exit(exception=left, style="class:aborting")
 
     @keys.add("escape", "enter")
     @keys.add("c-j")

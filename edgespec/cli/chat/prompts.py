@@ -28,9 +28,12 @@ class Prompts(Protocol):
 
     drawn: bool
 
-    def read(self) -> Prompt | None:
-        """The next prompt; None at the end. Raises InvalidRequestError for a line that is not UTF-8 (the caller may
-        read the next line) and KeyboardInterrupt."""
+    def read(self, begun: str = "") -> Prompt | None:
+        """The next prompt; None at the end. A line that is edited begins with ``begun``.
+
+        Raises InvalidRequestError for a line that is not UTF-8 (the caller may read the next line) and
+        KeyboardInterrupt.
+        """
 
 
 class LinePrompts:
@@ -42,7 +45,7 @@ class LinePrompts:
         self._interrupts = interrupts
         self._first, self._further = first, further
 
-    def read(self) -> Prompt | None:
+    def read(self, begun: str = "") -> Prompt | None:
         line = self._read_line(self._first)
         if line is None or not line.lstrip().startswith(QUOTES):
             return None if line is None else Prompt(line)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from edgespec.decoding.sampling import Sampling
+from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.engine.session import Session
@@ -25,6 +26,7 @@ class Talk:
         load: Callable[[str | None], Engine],
         *,
         system: str | None,
+        messages: Sequence[Mapping[str, Any]] = (),
         think: bool,
         drawn: Mapping[str, Any],
         as_file: bool,
@@ -33,6 +35,8 @@ class Talk:
         """``load`` opens the engine of the named model, or of the first model for None.
 
         ``before_reload`` is called before a model is loaded again because its successor was not loaded.
+
+        ``messages`` are earlier turns.
 
         ``drawn``: the user's sampling options. With ``as_file``, other options come from the model's file.
         """
@@ -43,7 +47,7 @@ class Talk:
         self._drawn = dict(drawn)
         self._as_file = as_file
         self.engine = engine
-        self.session: Session = engine.session(system=system, think=think)
+        self.session: Session = engine.session(system=system, messages=messages, think=think)
         self.sampling = self._sampling()
         self.form: Form | None = None  # of the next answers
         self.last: Done | None = None
@@ -78,13 +82,31 @@ class Talk:
             return asked
         return self.session.undo()
 
+    def generate(self, prompt: str, max_tokens: int | None) -> Generation:
+        """The answer to a prompt in the chat's settings and form."""
+        self.asked = prompt
+        form = {} if self.form is None else self.form.arguments
+        return self.session.generate(prompt, max_tokens=max_tokens, sampling=self.sampling, **form)
+
+    def why_complete(self) -> str | None:
+        """Why the latest answer cannot go on; None if it can."""
+        if self.session.messages[-1:] == () or self.session.messages[-1]["role"] != "assistant":
+            return "there is no answer to continue"
+        if self.last is not None and self.last.finish_reason == "stop":
+            return "the answer is complete"
+        return None if self.form is None else "an answer in JSON cannot be continued; /retry writes it again"
+
+    def go_on(self, max_tokens: int | None) -> Generation:
+        """More of the latest answer, which was cut or stopped."""
+        return self.session.generate(messages=self.session.messages, max_tokens=max_tokens, sampling=self.sampling)
+
     def switch(self, model: str) -> None:
         """Switch to another model, which reads the conversation from the start.
 
         If memory cannot hold both models, the old model is closed first, and reloaded if the new one fails to load.
         Raises EdgespecError; the old model then continues, or ``session`` is closed if reloading failed too.
         """
-        system, turns = self.session.system, self._turns()
+        system, turns = self.session.system, self.turns()
         try:
             self._take(model, system, turns)
         except MemoryLimitError:
@@ -134,7 +156,7 @@ class Talk:
         for part in before:
             part.close()
 
-    def _turns(self) -> list[dict[str, str]]:
+    def turns(self) -> list[dict[str, str]]:
         """The conversation without its thinking, whose marks differ between models."""
         marks = self.engine.pair.prompts.thinking
         told = [(each["role"], each["content"]) for each in self._messages()]

@@ -445,10 +445,17 @@ class Conversation:
         self.history = history
 
     def end(self, turn: Turn, said: Said, answer_ids: list[int]) -> None:
-        """End the turn: it joins the conversation unless the answer has no token. Its text may be empty."""
+        """End the turn: it joins the conversation unless the answer has no token. Its text may be empty.
+
+        An answer that was begun stays also if no token was added.
+        """
         del self.history[len(turn.tokens) + len(answer_ids) :]
         self._rendered = ""
-        if turn.message is None or not (said.raw or answer_ids):
+        if turn.message is None:
+            return
+        if not (said.raw or answer_ids):
+            if begun(turn.after) is not None:
+                self._messages += [{"role": "user", "content": turn.message}, *turn.after]
             return
         answer = {"role": "assistant", "content": said.text, **_as_messages(said.calls)}
         if self._prompts.thinks_apart:

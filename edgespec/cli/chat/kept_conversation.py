@@ -1,0 +1,75 @@
+"""The last conversation of a terminal, for ``edgespec chat --continue``: a file that only the user may read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.atomic import replacing
+from edgespec.files.home import Home
+from edgespec.text.conversation.messages import check_messages, check_system
+
+# More than the longest contexts hold; a larger file is not read.
+_LARGEST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KeptConversation:
+    """A conversation without its thinking, and the model that answered, as a profile's ``target`` names it."""
+
+    model: str
+    system: str | None
+    messages: Sequence[Mapping[str, Any]]
+
+    def write(self, user_home: Home) -> None:
+        """Replace the kept conversation; one without messages only removes it. A home that fails keeps nothing."""
+        path = user_home.conversation
+        with contextlib.suppress(OSError, EdgespecError):
+            if not self.messages:
+                path.unlink(missing_ok=True)
+                return
+            user_home.create(user_home.conversations)
+            value = {"schema_version": 1, "model": self.model, "system": self.system, "messages": self.messages}
+            with replacing(path, private=True) as file:
+                file.write(json.dumps(value, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
+
+    @staticmethod
+    def read(user_home: Home) -> KeptConversation:
+        """The kept conversation. Raises InvalidRequestError if there is none, or if its file is damaged."""
+        path = user_home.conversation
+        try:
+            with path.open("rb") as file:
+                data = file.read(_LARGEST_BYTES + 1)
+        except FileNotFoundError as error:
+            raise InvalidRequestError(
+                "no conversation is kept", hint="`edgespec chat` begins one, and keeps it unless history = false"
+            ) from error
+        except OSError as error:
+            raise InvalidRequestError(f"{path} cannot be read: {error.strerror or error}") from error
+        try:
+            return _parsed(json.loads(data))
+        except (ValueError, TypeError, KeyError, RecursionError, EdgespecError) as error:
+            raise InvalidRequestError(
+                f"the kept conversation is damaged: {path}", hint="`edgespec history clear` removes it"
+            ) from error
+
+
+def _parsed(value: Any) -> KeptConversation:
+    model, system, messages = value["model"], value["system"], value["messages"]
+    if value["schema_version"] != 1 or not isinstance(model, str) or not isinstance(messages, list):
+        raise ValueError
+    check_system(system)
+    return KeptConversation(model, system, check_messages(messages))
+
+
+def name_of(target: str) -> str:
+    """A model's name that means the same in every folder."""
+    with contextlib.suppress(OSError, ValueError):
+        if Path(target).exists():
+            return str(Path(target).absolute())
+    return target
