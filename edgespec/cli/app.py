@@ -33,6 +33,8 @@ from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, Inval
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
+_ANYWHERE = ("--debug", "--offline", "--quiet", "--verbose")
+
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 app = typer.Typer(
@@ -74,8 +76,12 @@ def _global_options(
         bool, typer.Option("--debug", help="Show tracebacks and the native log. Accepted anywhere.")
     ] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Never touch the network. Accepted anywhere.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="No progress and no status lines. Accepted anywhere.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say more. Accepted anywhere.")] = False,
 ) -> None:
-    """``run`` removes ``--debug`` and ``--offline`` from the arguments before typer parses them."""
+    """``run`` removes the options that are accepted anywhere from the arguments before typer parses them."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -147,11 +153,17 @@ def _unexpected(error: Exception, state: State) -> int:
 
 
 def _take_global_flags(arguments: Sequence[str]) -> tuple[list[str], State]:
-    """Split off ``--debug`` and ``--offline``, which are accepted anywhere before a ``--``."""
+    """Split off the options that are accepted anywhere before a ``--``."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     head, tail = list(arguments[:end]), list(arguments[end:])
-    state = State(debug="--debug" in head, offline="--offline" in head, json="--json" in head)
-    return [argument for argument in head if argument not in ("--debug", "--offline")] + tail, state
+    state = State(
+        debug="--debug" in head,
+        offline="--offline" in head,
+        json="--json" in head,
+        less="--quiet" in head,
+        verbose="--verbose" in head,
+    )
+    return [argument for argument in head if argument not in _ANYWHERE] + tail, state
 
 
 def _interrupted(state: State) -> int:

@@ -87,7 +87,7 @@ def generate(
                     **({} if form is None else form.arguments),
                 )
             done = follow_answer(generation, as_json=json, markdown=not raw)
-    print_done(done, StatusLine(reasons=not plain), as_json=json)
+    print_done(done, StatusLine(reasons=not plain, verbose=state.verbose, quiet=state.quiet), as_json=json)
     state.answered = json
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)

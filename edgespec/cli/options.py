@@ -247,9 +247,9 @@ def with_learned_text(profile: Profile) -> Profile:
 def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> Engine:
     """Load the profile's models, with progress on stderr. Missing models are downloaded unless ``state.offline``.
 
-    ``calibrate`` is passed to ``Engine.load``.
+    ``calibrate`` is passed to ``Engine.load``, whose progress is then also shown without a terminal.
     """
-    with state.progress() as progress:
+    with state.progress(loading=calibrate) as progress:
         return Engine.load(
             profile=profile,
             download=not state.offline,

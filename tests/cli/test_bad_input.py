@@ -150,7 +150,7 @@ def test_a_drafter_with_another_vocabulary_is_not_used_and_the_reason_is_shown(
 ) -> None:
     options = ("--target", tiny.target, "--draft", tiny.stranger, "--max-tokens", "12")
     assert here("calibrate", "--quick", *options[:4]).code == 0
-    spoken = here("generate", "hello", *options)
+    spoken = here("generate", "hello", *options, "--verbose")
     assert spoken.code == 0
     (status,) = status_lines(spoken.err)
     assert "stranger has another vocabulary" in status
@@ -168,7 +168,7 @@ def test_a_drafter_with_another_vocabulary_is_not_used_and_the_reason_is_shown(
 def test_a_prompt_longer_than_the_context_is_an_error_and_the_chat_continues(
     tiny: TinyModels, here: InProcess
 ) -> None:
-    options = ("--target", tiny.target, "--draft", "none", "--context", "128", "--max-tokens", "4")
+    options = ("--target", tiny.target, "--draft", "none", "--context", "128", "--max-tokens", "4", "--verbose")
     result = here("generate", "-", *options, stdin="water " * 300)
     result.failed_well("exceeds the available context size of 128 tokens")
     assert "--context" in result.hint
@@ -179,7 +179,7 @@ def test_a_prompt_longer_than_the_context_is_an_error_and_the_chat_continues(
 
 @pytest.mark.slow
 def test_input_that_is_not_utf8_is_an_error_and_the_chat_continues(tiny: TinyModels, home: Home) -> None:
-    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4")
+    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4", "--verbose")
     strict = {"PYTHONIOENCODING": "utf-8:strict"}
     for env in ({}, strict):
         result = run_cli("generate", "-", *options, home=home.root, stdin=b"text\xff\xfe", env=env)
@@ -219,7 +219,7 @@ def test_pull_does_not_suggest_models_that_cannot_be_downloaded(here: InProcess)
 
 
 def test_an_empty_prompt_is_an_error_in_generate_and_skipped_in_chat(tiny: TinyModels, here: InProcess) -> None:
-    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4")
+    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4", "--verbose")
     for prompt in ("", "  \n", "-"):
         result = here("generate", prompt, *options)
         result.failed_well("the prompt is empty", code=2)

@@ -378,7 +378,7 @@ def opened(terminal: Any) -> Iterator[Any]:
 def test_a_chat_can_be_left_while_it_measures(tiny: TinyModels, home: Home) -> None:
     from tests.support.terminal import Terminal
 
-    arguments = command("chat", "--target", tiny.slow, "--draft", "none", "--max-tokens", "3")
+    arguments = command("chat", "--target", tiny.slow, "--draft", "none", "--max-tokens", "3", "--verbose")
     for terminal in opened(Terminal(arguments, environment(home.root, NOTHING_KNOWN))):
         terminal.wait_for(r"> ")
         terminal.type("hello\r")
@@ -390,7 +390,7 @@ def test_a_chat_can_be_left_while_it_measures(tiny: TinyModels, home: Home) -> N
 
 @pytest.mark.slow
 def test_a_piped_chat_does_not_measure(home: Home, options: tuple[str, ...]) -> None:
-    arguments = ("chat", *options, "--max-tokens", "5")
+    arguments = ("chat", *options, "--max-tokens", "5", "--verbose")
     lines_typed = "hello\nhello again\nonce more\n"
     result = succeeded(run_cli(*arguments, home=home.root, stdin=lines_typed, env=NOTHING_KNOWN))
     lines = status_lines(result.err)

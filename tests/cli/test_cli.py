@@ -87,7 +87,7 @@ def succeeded(result: Result) -> Result:
 
 @pytest.mark.slow
 def test_chat_answers_each_line_of_stdin(pair: tuple[str, ...], root: Path) -> None:
-    options = (*pair, "--max-tokens", "6", "--depth", "0")
+    options = (*pair, "--max-tokens", "6", "--depth", "0", "--verbose")
     result = succeeded(run_cli("chat", *options, home=root, stdin="hello\n\nwhat is water\n"))
     first, second = status_lines(result.err)
     assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit · no guesses: .+", first)
@@ -114,7 +114,7 @@ def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], r
 
 def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/stats\nhello\n/stats\n/plan\n/clear\nhello\n/nonsense\n/help\n/exit\nnever asked\n"
-    result = succeeded(run_cli("chat", *pair, "--max-tokens", "5", home=root, stdin=stdin))
+    result = succeeded(run_cli("chat", *pair, "--max-tokens", "5", "--verbose", home=root, stdin=stdin))
     assert len(status_lines(result.err)) == 2
     first, second = result.out[: len(result.out) // 2], result.out[len(result.out) // 2 :]
     assert first == second  # after /clear the same question is the first one again
@@ -320,7 +320,7 @@ def test_chat_continues_after_a_prompt_that_fails(pair: tuple[str, ...], root: P
 
 @pytest.mark.slow
 def test_generate_prints_the_answer_and_nothing_else(pair: tuple[str, ...], root: Path) -> None:
-    result = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "9", home=root))
+    result = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "9", "--verbose", home=root))
     found = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "9", "--json", home=root)).json
     check_generate(found)
     assert result.out == found["text"] + "\n"

@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.cli.chat.idle_calibration import IdleCalibration
 from edgespec.cli.terminal import output
-from edgespec.cli.terminal.status import StatusLine, stats_lines
+from edgespec.cli.terminal.status import FEWEST_FOR_A_RATIO, StatusLine, stats_lines
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.events import Done
@@ -20,7 +20,7 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.costs import Costs
-from tests.support.command_line import InProcess, command, environment
+from tests.support.command_line import InProcess, command, environment, status_lines
 from tests.support.pages import fenced, read_page
 from tests.support.planning import model_facts
 from tests.support.tiny_models import TinyModels
@@ -89,12 +89,67 @@ def done(stats: DecodeStats | None = None, **changed: Any) -> Done:
 
 
 def line(*answers: Done) -> str:
-    """The status line of the last of these answers of a session."""
-    status = StatusLine()
+    """The whole status line of the last of these answers of a session."""
+    status = StatusLine(verbose=True)
     return [status.text(each) for each in answers][-1]
 
 
-# ------------------------------------------------------------------------------------------------------- words
+# ---------------------------------------------------------------------------------------------------- one line
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (done(), "31 tok/s · 1.3x"),
+        (done(plainly()), "31 tok/s"),
+        (done(drafted(emitted_tokens=FEWEST_FOR_A_RATIO)), "6.2 tok/s · 0.3x"),
+        (done(drafted(emitted_tokens=FEWEST_FOR_A_RATIO - 1)), "6.0 tok/s"),
+        (done(plain_tokens_per_s=None), "31 tok/s"),
+        (done(drafted(decode_s=15.79)), "9.9 tok/s · 0.4x"),
+        (done(drafted(decode_s=15.75)), "10 tok/s · 0.4x"),
+        (done(plainly(emitted_tokens=1, rounds=0, decode_s=0.0)), "1 token"),
+        (done(finish_reason="cancelled"), "31 tok/s · 1.3x · stopped"),
+        (done(finish_reason="length"), "31 tok/s · 1.3x · cut at the token limit"),
+        (done(plan=plan(exactness="N")), "31 tok/s · 1.3x · may differ in rare ties"),
+        (done(plainly(), plan=plan(exactness="N")), "31 tok/s"),
+        (done(sampling=SAMPLED), "31 tok/s · 1.3x"),
+        (done(plainly(), speculation_off="none known", speculation_off_code="no_model_drafter"), "31 tok/s"),
+    ],
+)
+def test_the_status_line_is_speed_and_gain(answer: Done, said: str) -> None:
+    assert StatusLine().text(answer) == said
+
+
+def test_the_status_line_says_once_that_a_drafter_failed() -> None:
+    lost = done(plainly(), speculation_off="it died; this session continues", speculation_off_code="drafter_failed")
+    status = StatusLine()
+    assert [status.text(lost) for _ in range(2)] == [
+        "31 tok/s · no guesses: it died; this session continues", "31 tok/s"
+    ]  # fmt: skip
+    assert StatusLine(reasons=False).text(lost) == "31 tok/s"
+
+
+def test_a_pipe_gets_only_the_answer(tiny: TinyModels, here: InProcess) -> None:
+    asked = ("generate", "hello", "--target", tiny.target, "--draft", "none", "--max-tokens", "4")
+    assert here(*asked).err == ""
+    assert here(*asked, "--quiet").err == ""
+    loud = here(*asked, "--verbose").err
+    assert "loading" in loud
+    assert len(status_lines(loud)) == 1
+    assert here(*asked, "--verbose", "--json").err == ""
+
+
+def test_a_quiet_terminal_gets_no_status_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edgespec.cli.terminal.status.stderr_columns", lambda: 80)
+    StatusLine().print(done())
+    assert capsys.readouterr().err == "31 tok/s · 1.3x\n"
+    StatusLine(quiet=True).print(done())
+    assert capsys.readouterr() == ("\n", "")
+
+
+# ------------------------------------------------------------------------------------------- words of --verbose
 
 
 def test_the_status_line_shows_speed_gain_guesses_and_exactness() -> None:
@@ -105,7 +160,7 @@ def test_the_status_line_shows_speed_gain_guesses_and_exactness() -> None:
 
 
 def test_the_status_line_of_a_plain_answer_shows_only_its_speed() -> None:
-    status = StatusLine()
+    status = StatusLine(verbose=True)
     assert status.text(done(plainly())) == "31.4 tok/s · no guesses: nothing to guess from yet"
     assert status.text(done(plainly())) == "31.4 tok/s"
 
@@ -210,18 +265,15 @@ def test_the_chat_page_explains_every_part_of_a_status_line() -> None:
     shown = " · ".join(block.splitlines())
     assert as_printed(shown) == shown
     parts = re.findall(r"^\| `([^`]+)` \|", page[page.index("| part | meaning |") :].split("\n\n")[0], re.MULTILINE)
-    left = shown
-    for part in parts:
-        left = left.replace(part, "", 1)
-    assert not left.strip(" ·")
+    assert [part for part in parts if part in shown] == shown.split(" · ")
+    for part in ("may differ in rare ties", "cut at the token limit", "stopped", "no guesses: …"):
+        assert part in parts
 
 
 def as_printed(shown: str) -> str:
-    """The status line of an answer with the figures and the drafters of a line that a page shows."""
-    speed, times, accepted, proposed = map(float, re.findall(r"\d+(?:\.\d+)?", shown)[:4])
-    sources = Counter({"model": 30, "lookup": 2} if "copies" in shown else {"model": 30})
-    stats = drafted(proposed=int(proposed), accepted=int(accepted), decode_s=157 / speed, rounds_by_source=sources)
-    return line(done(stats, plain_tokens_per_s=speed / times))
+    """The status line of an answer with the figures of a line that a page shows."""
+    speed, times = map(float, re.findall(r"\d+(?:\.\d+)?", shown)[:2])
+    return StatusLine().text(done(drafted(decode_s=157 / speed), plain_tokens_per_s=speed / times))
 
 
 # -------------------------------------------------------------------------------------- why there are no guesses
@@ -249,11 +301,11 @@ def test_a_reason_with_other_figures_is_not_repeated() -> None:
 def test_a_chat_that_measures_itself_does_not_suggest_calibrate() -> None:
     unknown = done(plainly(), speculation_off=NOT_CALIBRATED.text, speculation_off_code="not_calibrated")
     assert "`edgespec calibrate --quick`" in line(unknown)
-    measuring = StatusLine(measuring=True)
+    measuring = StatusLine(measuring=True, verbose=True)
     said = "31.4 tok/s · no guesses: measuring this machine between answers; guessing starts when that is done"
     assert [measuring.text(unknown), measuring.text(unknown)] == [said, "31.4 tok/s"]
     lost = done(plainly(), speculation_off="the drafter was lost", speculation_off_code="drafter_failed")
-    assert StatusLine(measuring=True).text(lost) == line(lost)
+    assert StatusLine(measuring=True, verbose=True).text(lost) == line(lost)
 
 
 def test_a_reason_for_one_idle_drafter_is_shown_while_another_guesses() -> None:
@@ -264,8 +316,9 @@ def test_a_reason_for_one_idle_drafter_is_shown_while_another_guesses() -> None:
 
 def test_plain_decoding_that_was_asked_for_needs_no_reason(tiny: TinyModels, here: InProcess) -> None:
     asked = ("generate", "hello", "--target", tiny.target, "--draft", "none", "--max-tokens", "4")
-    assert " · no guesses: " in here(*asked).err.splitlines()[-1]
-    assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit", here(*asked, "--plain").err.splitlines()[-1])
+    assert " · no guesses: " in here(*asked, "--verbose").err.splitlines()[-1]
+    plain = here(*asked, "--plain", "--verbose").err.splitlines()[-1]
+    assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit", plain)
 
 
 def test_an_answer_of_one_token_had_nothing_to_guess() -> None:
@@ -278,16 +331,16 @@ def test_an_answer_of_one_token_had_nothing_to_guess() -> None:
 @pytest.mark.parametrize("columns", [20, 30, 40, 60, 80, 121, 200])
 def test_no_line_is_longer_than_the_terminal(columns: int) -> None:
     answer = done(sampling=SAMPLED, finish_reason="length", speculation_off="a drafter was lost, " * 6)
-    whole, shown = StatusLine().text(answer), StatusLine().text(answer, columns)
+    whole, shown = (StatusLine(verbose=True).text(answer, width) for width in (None, columns))
     lines = shown.splitlines()
     assert max(map(len, lines)) <= columns
     assert re.sub(r"[\s·]+", " ", shown) == re.sub(r"[\s·]+", " ", whole).strip(), "no word is cut or lost"
 
 
 def test_a_status_line_that_fits_is_not_wrapped() -> None:
-    whole = StatusLine().text(done())
-    assert StatusLine().text(done(), len(whole)) == whole
-    assert StatusLine().text(done(), 80) == (
+    whole = StatusLine(verbose=True).text(done())
+    assert StatusLine(verbose=True).text(done(), len(whole)) == whole
+    assert StatusLine(verbose=True).text(done(), 80) == (
         "31.4 tok/s · 1.35x faster than without\n"
         "88 of 101 guesses right (0.5B drafter + copies) · same text as without guessing"
     )
@@ -308,7 +361,17 @@ def test_stats_are_rounded_and_have_units() -> None:
         "guesses        88 of 101 right (87 %)",
         "guessed by     copies in 9 rounds, 0.5B drafter in 52",
         "right in a row none in 7 rounds, 1 in 20, 2 in 34",
+        "gain           1.35x faster than without",
+        "text           same text as without guessing",
     ]
+    rest = stats_lines(done(plain_tokens_per_s=None, sampling=SAMPLED, speculation_off="none is known"))[-4:]
+    assert rest == [
+        "gain           not measured",
+        "text           same text as without guessing",
+        f"seed           {SAMPLED.seed}",
+        "idle drafter   none is known",
+    ]
+    assert stats_lines(done(plainly(), speculation_off="none is known"))[-1] == "no guesses     none is known"
 
 
 def test_stats_of_a_plain_answer_name_no_guesses() -> None:
@@ -390,7 +453,9 @@ def test_answer_and_status_line_fit_the_terminal(tiny: TinyModels, columns: int)
             chat.wait_for(asked)
             shown = chat.wait_for(r"\r\n(.|\n)*?\r\n> ").split("\r\n")
             # The answer itself stands before its status line, and is the terminal's to break.
-            first = next(at for at, each in enumerate(shown) if asked != "hello" or re.match(r"\d+\.\d tok/s", each))
+            first = next(
+                at for at, each in enumerate(shown) if asked != "hello" or re.match(r"\d+(\.\d)? tok/s", each)
+            )
             own = shown[first:]
             assert max(map(len, own)) <= columns, (asked, own)
             assert sum(map(bool, own)) > 1

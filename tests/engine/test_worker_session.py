@@ -181,7 +181,7 @@ def test_an_answer_does_not_wait_for_a_loading_drafter_process(load: Load, mode:
         assert done.token_ids == plain_text(engine, PROMPT, raw=True, max_tokens=TOKENS).token_ids
         assert done.stats.proposed == 0
         assert done.speculation_off == "drafter is still loading in a separate process"
-        assert "no guesses: drafter is still loading" in StatusLine().text(done)
+        assert "no guesses: drafter is still loading" in StatusLine(verbose=True).text(done)
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_between_loss_and_restart_of_a_drafter_the_answer_reports_the_reason(loa
         why = {signal.SIGKILL: "it was ended by SIGKILL", signal.SIGSTOP: "it does not answer"}[hit]
         expected = f"the worker process of drafter is lost: {why}; it is being started again"
         assert (done.stats.proposed, done.speculation_off) == (0, expected)
-        assert f"no guesses: {expected}" in StatusLine().text(done)
+        assert f"no guesses: {expected}" in StatusLine(verbose=True).text(done)
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_a_drafter_process_lost_twice_is_off_and_the_answer_reports_the_reason(l
                 done = say(own)
             assert done.token_ids == expected
             assert (done.stats.proposed, done.speculation_off) == (0, off)
-            assert StatusLine().text(done).endswith(f"no guesses: {off}")
+            assert StatusLine(verbose=True).text(done).endswith(f"no guesses: {off}")
 
 
 @pytest.mark.slow

@@ -126,4 +126,4 @@ def run_python(code: str, *arguments: str | Path, home: Path) -> Result:
 
 def status_lines(err: str) -> Sequence[str]:
     """The status lines that follow answers."""
-    return [line for line in err.splitlines() if re.match(r"(\d+\.\d tok/s|\d+ tokens?)( · |$)", line)]
+    return [line for line in err.splitlines() if re.match(r"(\d+(\.\d)? tok/s|\d+ tokens?)( · |$)", line)]

@@ -89,12 +89,13 @@ def chat(
             before_reload=state.interrupts.obeyed,
         ) as talk,
     ):
-        if interactive and not json:
+        if interactive and not state.quiet:
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
         check_thinking(engine, think=not no_think)
         if kept is not None:
             note(continues(talk.session.messages), dim=True)
-        status = StatusLine(measuring=interactive and engine.can_calibrate)
+        measuring = interactive and engine.can_calibrate
+        status = StatusLine(measuring=measuring, verbose=state.verbose, quiet=state.quiet)
         keeps = interactive and not json and chosen.history is True
         going = _Chat(talk, state.interrupts, status, as_json=json, max_tokens=max_tokens, keeps=keeps)
         going.run(prompts, silent, interactive)

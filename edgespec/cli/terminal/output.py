@@ -46,17 +46,23 @@ class State:
     debug: bool = False
     offline: bool = False
     json: bool = False
+    less: bool = False  # --quiet
+    verbose: bool = False
     answered: bool = False
     interrupts: Interrupts = field(default_factory=Interrupts)
 
     @property
     def quiet(self) -> bool:
-        """Whether progress is hidden: with ``--json``, unless ``--debug`` is given too."""
-        return self.json and not self.debug
+        """Whether progress is hidden: with ``--quiet`` or ``--json``, unless ``--debug`` is given too."""
+        return (self.json or self.less) and not self.debug
 
-    def progress(self) -> ProgressPrinter:
-        """Shows the progress of an operation, which a signal ends."""
-        return ProgressPrinter(quiet=self.quiet, interrupts=self.interrupts)
+    def progress(self, *, loading: bool = True) -> ProgressPrinter:
+        """Shows the progress of an operation, which a signal ends.
+
+        Without ``loading`` the loading of models is shown on a terminal alone, unless --verbose is given.
+        """
+        loading = loading or self.verbose or sys.stderr.isatty()
+        return ProgressPrinter(quiet=self.quiet, loading=loading, interrupts=self.interrupts)
 
 
 def prepare_streams() -> bool:
@@ -243,8 +249,9 @@ class ProgressPrinter:
     Used in a block, at whose end the bar is removed. A signal of ``interrupts`` ends the operation at its next event.
     """
 
-    def __init__(self, *, quiet: bool = False, interrupts: Interrupts | None = None) -> None:
-        self._quiet = quiet
+    def __init__(self, *, quiet: bool = False, loading: bool = True, interrupts: Interrupts | None = None) -> None:
+        """``quiet`` shows nothing; without ``loading`` only downloads are shown."""
+        self._quiet, self._loading = quiet, loading
         self._interrupts = interrupts or Interrupts()
         self._bar: Any = None
         self._task: Any = None
@@ -256,6 +263,8 @@ class ProgressPrinter:
         if self._quiet:
             return
         if isinstance(event, Loading):
+            if not self._loading:
+                return
             self._show(event.stage, event.fraction, None, None)
             return
         if event.note is not None:

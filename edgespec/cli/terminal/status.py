@@ -1,4 +1,4 @@
-"""Print an answer: its text, then a status line with the speed, the guesses and the exactness."""
+"""Print an answer: its text, then a status line with the speed and the gain; all counters are for ``/stats``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ _SEPARATOR = " · "
 
 # Width of the column with the names of the counters.
 STATS_COLUMNS = 15
+
+# Tokens of an answer whose ratio to plain decoding is shown: that of a shorter one is mostly noise.
+FEWEST_FOR_A_RATIO = 32
+
+# Codes of reasons that begin after a model is loaded; the others are in /plan.
+_CHANGED = {"drafter_failed"}
 
 # Exactness levels in words, for the screen (docs/glossary.md). The JSON has the letter.
 EXACTNESS_WORDS = {
@@ -75,28 +81,35 @@ def _write(text: str) -> None:
 
 
 class StatusLine:
-    """The status line after each answer of a session. It says once why there are no guesses."""
+    """The status line after each answer of a session, on a terminal. It says when a drafter was lost."""
 
-    def __init__(self, *, reasons: bool = True, measuring: bool = False) -> None:
+    def __init__(
+        self, *, reasons: bool = True, measuring: bool = False, verbose: bool = False, quiet: bool = False
+    ) -> None:
         """Without ``reasons`` the line gives no reason, because the user asked for plain decoding.
 
         ``measuring``: edgespec measures the machine between answers, so the user need not run calibrate.
+        ``verbose`` adds guesses, exactness, seed, and once each reason why there are no guesses, and writes the line
+        also without a terminal; ``quiet`` writes none.
         """
         self._reasons, self.measuring = reasons, measuring
+        self._verbose, self._quiet = verbose, quiet
         self._said: set[str] = set()
 
     def print(self, done: Done) -> None:
         """End the answer on stdout and write the status line to stderr, wrapped to the terminal."""
         sys.stdout.write("\n")
         sys.stdout.flush()
-        note(self.text(done, stderr_columns()), dim=True)
+        columns = stderr_columns()
+        if not self._quiet and (self._verbose or columns is not None):
+            note(self.text(done, columns), dim=True)
 
     def text(self, done: Done, columns: int | None = None) -> str:
-        """For example ``31.4 tok/s · 1.35x faster than without · 88 of 101 guesses right (0.5B drafter + copies)``.
+        """For example ``48 tok/s · 1.6x``.
 
         ``columns`` wraps the line between its parts, and within a part that is longer than a line.
         """
-        parts = [*_parts(done), *self._reason(done)]
+        parts = [*(_all_parts(done) if self._verbose else _parts(done)), *self._reason(done)]
         if columns is None:
             return _SEPARATOR.join(parts)
         lines = [parts[0]]
@@ -108,7 +121,12 @@ class StatusLine:
         return "\n".join(lines)
 
     def _reason(self, done: Done) -> list[str]:
-        """Why no drafter, or not every drafter, guesses; empty if an earlier line gave the same reason."""
+        """Why no drafter, or not every drafter, guesses; empty if an earlier line gave the same reason.
+
+        Unless ``verbose``, only what has changed since the model was loaded is a reason.
+        """
+        if not self._verbose and done.speculation_off_code not in _CHANGED:
+            return []
         stats = done.stats
         reason = done.speculation_off or ("" if stats.proposed or not stats.rounds else "nothing to guess from yet")
         if self.measuring and done.speculation_off_code == "not_calibrated":
@@ -129,21 +147,46 @@ def print_done(done: Done, status: StatusLine, *, as_json: bool) -> None:
 
 
 def _parts(done: Done) -> list[str]:
+    """The speed, what guessing gained, and what is not as usual."""
+    speed = done.stats.decode_tokens_per_s
+    parts = [_count(done.stats.emitted_tokens, "token") if speed is None else f"{rounded(speed)} tok/s"]
+    times = _gain(done)
+    if times is not None and done.stats.emitted_tokens >= FEWEST_FOR_A_RATIO:
+        parts.append(f"{times:.1f}x")
+    if not done.same_text or (done.stats.proposed and done.plan.exactness != "W"):
+        parts.append(_same_text(done))
+    return parts + _ending(done)
+
+
+def rounded(speed: float) -> str:
+    """Tokens a second with two or more digits."""
+    return f"{speed:.1f}" if speed < 9.95 else f"{speed:.0f}"
+
+
+def _gain(done: Done) -> float | None:
+    """How many times as fast as without guesses; None if nothing was guessed, or plain decoding was not timed."""
+    if not done.stats.proposed or not done.plain_tokens_per_s:
+        return None
+    return done.stats.times_plain(done.plain_tokens_per_s)
+
+
+def _ending(done: Done) -> list[str]:
+    ways = {"cancelled": ["stopped"], "length": ["cut at the token limit"]}
+    return ways.get(done.finish_reason, [])
+
+
+def _all_parts(done: Done) -> list[str]:
     stats = done.stats
     speed = stats.decode_tokens_per_s
     parts = [_count(stats.emitted_tokens, "token") if speed is None else f"{speed:.1f} tok/s"]
     if stats.proposed:
-        times = stats.times_plain(done.plain_tokens_per_s) if done.plain_tokens_per_s else None
+        times = _gain(done)
         if times is not None:
             parts.append(_times(times))
         parts += [_guesses(done), _same_text(done)]
     if not done.sampling.greedy:
         parts.append(f"seed {done.sampling.seed}")
-    if done.finish_reason == "cancelled":
-        parts.append("stopped")
-    elif done.finish_reason == "length":
-        parts.append("cut at the token limit")
-    return parts
+    return parts + _ending(done)
 
 
 def _times(ratio: float) -> str:
@@ -208,8 +251,15 @@ def stats_lines(done: Done) -> list[str]:
         by_source = [(_drafter(done, source), count) for source, count in stats.rounds_by_source.items()]
         rows.append(("guessed by", _in_rounds(by_source)))
         rows.append(("right in a row", _in_rounds(sorted(stats.accepted_lengths.items()))))
+        times = _gain(done)
+        rows.append(("gain", "not measured" if times is None else _times(times)))
+        rows.append(("text", _same_text(done)))
     if stats.invalid_proposals:
         rows.append(("malformed", _count(stats.invalid_proposals, "guess", "guesses")))
+    if not done.sampling.greedy:
+        rows.append(("seed", str(done.sampling.seed)))
+    if done.speculation_off:
+        rows.append(("no guesses" if not stats.proposed else "idle drafter", done.speculation_off))
     return [f"{name:{STATS_COLUMNS}}{value}" for name, value in rows]
 
 
