@@ -29,6 +29,7 @@ from edgespec.bench.plot_data import (
     short,
 )
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.files.installation import install_command
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -117,7 +118,7 @@ def require_matplotlib() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise RuntimeUnavailableError(
-            f"plots need matplotlib, which cannot be imported: {error}", hint="pip install 'edgespec[plot]'"
+            f"plots need matplotlib, which cannot be imported: {error}", hint=install_command("plot")
         ) from error
 
 

@@ -22,7 +22,7 @@ from edgespec.cli.terminal.output import note, print_json
 from edgespec.errors import EdgespecError, RuntimeUnavailableError
 from edgespec.files.home import Home, home
 from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine
-from edgespec.runtimes.llama.library import INSTALL_HINT, load
+from edgespec.runtimes.llama.library import install_hint, load
 from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.onnx import providers as onnx_providers
 from edgespec.runtimes.table import DeviceReport, list_devices
@@ -41,10 +41,10 @@ def doctor(context: typer.Context, json: JsonOption = False) -> None:
     """Check this machine: runtimes, devices, bandwidth, disk, caches."""
     machine, conditions, user_home, problems = describe_machine(), describe_conditions(), home(), list[str]()
     devices = list_devices(_broken(state_of(context).interrupts))
-    llama = _runtime("llama", devices, load, hint=INSTALL_HINT)
+    llama = _runtime("llama", devices, load, hint=install_hint())
     native = _native()
     # ONNX Runtime is optional, so a missing one is not listed as a problem.
-    onnx = _runtime("onnx", devices, onnx_providers.load, hint=onnx_providers.INSTALL_HINT)
+    onnx = _runtime("onnx", devices, onnx_providers.load, hint=onnx_providers.install_hint())
     onnx["broken_plugins"] = dict(onnx_providers.broken_plugins()) if onnx["available"] else {}
     if not llama["available"] and not native["available"]:
         problems.append(f"no runtime works: {native['reason']}; {llama['reason']}")

@@ -21,7 +21,7 @@ from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.plan import Plan, PlannedDrafter
 from edgespec.planning.choice.ranking import explain as explained
 from edgespec.runtimes.llama import library as llama_library
-from edgespec.runtimes.llama.library import INSTALL_HINT
+from edgespec.runtimes.llama.library import install_hint
 
 _LABEL_COLUMNS = 12
 _WIDEST_TEXT = 100  # longer lines are hard to read however wide the terminal is
@@ -78,7 +78,7 @@ def _missing() -> list[str]:
     try:
         llama_library.load()
     except RuntimeUnavailableError as error:
-        return [f"{error.message}: it adds GPUs and a second runtime, and the faster one is used; {INSTALL_HINT}"]
+        return [f"{error.message}: it adds GPUs and a second runtime, and the faster one is used; {install_hint()}"]
     return []
 
 

@@ -24,6 +24,7 @@ from edgespec.engine.events import Done
 from edgespec.engine.pair.load import Limits
 from edgespec.errors import InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
 from edgespec.files.home import home
+from edgespec.files.installation import install_command
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.context_length import MOST_TOKENS
 from edgespec.profiles.profile import Profile
@@ -90,7 +91,7 @@ def serve(
         import uvicorn as _uvicorn  # noqa: F401
     except ImportError as error:
         raise RuntimeUnavailableError(
-            f"the server needs a package that is not installed: {error.name}", hint="pip install 'edgespec[serve]'"
+            f"the server needs a package that is not installed: {error.name}", hint=install_command("serve")
         ) from error
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library warns in every child process
     from edgespec.server.keeper import ModelKeeper, Shared

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.files.installation import install_command
 
 
 def require(name: str, purpose: str = "exporting") -> Any:
@@ -15,5 +16,5 @@ def require(name: str, purpose: str = "exporting") -> Any:
     except ImportError as error:
         raise RuntimeUnavailableError(
             f"{purpose} needs the package {name}, which cannot be imported: {error}",
-            hint="pip install 'edgespec[export]'",
+            hint=install_command("export"),
         ) from error

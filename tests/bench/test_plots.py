@@ -14,6 +14,7 @@ import pytest
 from edgespec.bench.plot_data import read_curves, read_headline, read_speedups, read_traffic
 from edgespec.bench.plots import RED, plot_report
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.files.installation import install_command
 from tests.support.command_line import run_python
 
 HEADS = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
@@ -256,7 +257,7 @@ def test_plotting_without_matplotlib_tells_how_to_install_it(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RuntimeUnavailableError) as caught:
         plot_report(report, None, tmp_path / "plot.png")
-    assert caught.value.hint == "pip install 'edgespec[plot]'"
+    assert caught.value.hint == install_command("plot")
 
 
 def test_matplotlib_is_imported_only_to_draw_and_pyplot_never(tmp_path: Path) -> None:

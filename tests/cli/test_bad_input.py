@@ -144,22 +144,12 @@ def test_offline_commands_use_no_network(command: tuple[str, ...], home: Home) -
     assert time.perf_counter() - started < 10
 
 
-@pytest.mark.slow
-def test_a_drafter_with_another_vocabulary_is_not_used_and_the_reason_is_shown(
-    tiny: TinyModels, here: InProcess
+@pytest.mark.parametrize("command", [("generate", "hello"), ("chat",), ("bench",), ("plan",), ("calibrate",)])
+def test_a_named_drafter_with_another_vocabulary_is_an_error(
+    command: tuple[str, ...], tiny: TinyModels, here: InProcess
 ) -> None:
-    options = ("--target", tiny.target, "--draft", tiny.stranger, "--max-tokens", "12")
-    assert here("calibrate", "--quick", *options[:4]).code == 0
-    spoken = here("generate", "hello", *options, "--verbose")
-    assert spoken.code == 0
-    (status,) = status_lines(spoken.err)
-    assert "stranger has another vocabulary" in status
-    alone = here("generate", "hello", *options[:2], "--draft", "none", *options[4:])
-    assert spoken.out == alone.out
-    chat = here("chat", *options, stdin="hello\n")
-    assert (chat.code, chat.out) == (0, spoken.out)
-    found = here("generate", "hello", *options, "--json").json
-    assert "another vocabulary" in found["speculation_off"]
+    options = ("--target", tiny.target, "--draft", tiny.stranger)
+    here(*command, *options).failed_well("cannot be used", "stranger has another vocabulary", "--draft auto", code=2)
 
 
 # --------------------------------------------------------------------------------------------------- prompts

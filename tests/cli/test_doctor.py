@@ -17,6 +17,7 @@ from edgespec.calibration.measurement_store import save_bandwidth
 from edgespec.cli import doctor as module
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.files.installation import install_command
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.machine import Conditions, Machine
 from edgespec.runtimes.runtime import Device, DeviceKind
@@ -147,7 +148,7 @@ def test_doctor_succeeds_without_llama_cpp_if_the_kernels_work(
         "llama.cpp  missing: it is not installed; needed for GPUs and for files the native runtime cannot run"
         in shown.out
     )
-    assert "pip install 'edgespec[llama]'" in shown.out
+    assert install_command("llama") in shown.out
 
 
 def test_doctor_fails_without_llama_cpp_and_kernels(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,12 +176,12 @@ def test_doctor_succeeds_without_onnx_runtime(here: InProcess) -> None:
         "build": None,
         "devices": [],
         "reason": "onnxruntime is not installed",
-        "hint": "install it with `pip install edgespec[onnx]`",
+        "hint": f"install it with `{install_command('onnx')}`",
         "broken_plugins": {},
     }
     text = here("doctor").out
     assert "onnx       missing: onnxruntime is not installed; needed only for exported ONNX models\n" in text
-    assert "pip install edgespec[onnx]" in text
+    assert install_command("onnx") in text
 
 
 def test_doctor_says_why_the_native_runtime_is_missing(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ def with_onnx(monkeypatch: pytest.MonkeyPatch, **broken: str) -> None:
     monkeypatch.setattr(
         module,
         "onnx_providers",
-        SimpleNamespace(load=lambda: library, broken_plugins=lambda: broken, INSTALL_HINT="install it"),
+        SimpleNamespace(load=lambda: library, broken_plugins=lambda: broken, install_hint=lambda: "install it"),
     )
 
 

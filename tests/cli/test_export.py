@@ -23,6 +23,7 @@ from edgespec.export.provenance import Provenance
 from edgespec.files import disk
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
+from edgespec.files.installation import install_command
 from edgespec.placement.prepared import PreparedModel
 from tests.support.command_line import InProcess, command, environment, run_cli
 from tests.support.exporting import AUTO, GGUF, is_whole, left_behind, stop_half_done, succeeded
@@ -147,7 +148,7 @@ def test_a_missing_export_package_is_reported_in_one_sentence(
     monkeypatch.setitem(sys.modules, "onnx", None)
     result = here("export", tiny.drafter, "--to", "onnx", "-o", tmp_path / "out", "--json")
     result.failed_well("needs the package onnx")
-    assert result.hint == "pip install 'edgespec[export]'"
+    assert result.hint == install_command("export")
     assert result.json["error"]["type"] == "RuntimeUnavailableError"
 
 

@@ -18,6 +18,7 @@ import pytest
 from edgespec.cli.options import resolve_profile
 from edgespec.cli.serve import _for_owners, page_address
 from edgespec.files.home import Home
+from edgespec.files.installation import install_command
 from tests.support.command_line import InProcess, command, environment
 from tests.support.http_server import WAIT_S, wait_until
 from tests.support.tiny_models import TinyModels, put_into_store
@@ -246,7 +247,7 @@ def test_wrong_options_get_a_sentence(here: InProcess, arguments: tuple[str, ...
 
 def test_without_its_packages_the_server_names_the_command(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
-    here("serve").failed_well("uvicorn", "pip install 'edgespec[serve]'")
+    here("serve").failed_well("uvicorn", install_command("serve"))
 
 
 @pytest.mark.slow

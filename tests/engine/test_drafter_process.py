@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from edgespec.calibration.kinds import TIMES
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import Limits
 from edgespec.engine.pair.measurements import PairMeasurements
+from edgespec.errors import MemoryLimitError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.export.provenance import Provenance
 from edgespec.files.home import Home
@@ -153,10 +155,9 @@ def test_a_drafter_process_counts_in_the_memory_estimate_like_a_thread(tiny: Tin
     cases = (("thread", needed, True), ("process", needed, False), ("process", needed + PROCESS_BYTES, True))
     for isolation, allowed, fits in cases:
         limits = Limits(max_memory_bytes=allowed)
-        with tiny.load(lookup=False, draft_isolation=isolation, device="cpu", limits=limits) as engine:
-            off = engine.plan.drafter_off
-            assert (off is None) is fits
-            assert fits or "drafter needs about" in str(off)
+        refused = nullcontext() if fits else pytest.raises(MemoryLimitError, match="drafter needs about")
+        with refused, tiny.load(lookup=False, draft_isolation=isolation, device="cpu", limits=limits) as engine:
+            assert engine.plan.drafter_off is None
 
 
 # -------------------------------------------------------------------------------------------------- measuring

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import pytest
 
-from edgespec import CancelledError, Engine, Limits, ModelNotFoundError, Sampling
+from edgespec import CancelledError, Engine, InvalidRequestError, Limits, ModelNotFoundError, Sampling
 from edgespec.calibration.kinds import ACCEPTANCE
 from edgespec.engine.pair import drafter_choice, drafter_search
 from edgespec.files import model_file
@@ -126,9 +126,8 @@ def test_a_named_drafter_is_used_instead_of_a_search(user: User, tiny: TinyModel
     with load(tiny.slow, home, draft=str(tiny.drafter)) as engine:
         assert drafter_of(engine) == "drafter"
         assert engine.considered_drafters == ()
-    with load(tiny.slow, home, draft=str(tiny.stranger)) as engine:
-        assert drafter_of(engine) is None
-        assert (engine.plan.drafter_off or "").startswith("stranger has another vocabulary: ")
+    with pytest.raises(InvalidRequestError, match="the drafter cannot be used: stranger has another vocabulary: "):
+        load(tiny.slow, home, draft=str(tiny.stranger))
     with pytest.raises(ModelNotFoundError):
         load(tiny.slow, home, draft="smollm2-135m")
 

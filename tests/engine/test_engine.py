@@ -287,23 +287,14 @@ def test_a_folder_with_one_model_file_loads_that_model(tiny: TinyModels, tmp_pat
 # ------------------------------------------------------------------------------------------------- drafters
 
 
-def test_a_drafter_with_another_vocabulary_is_not_used(tiny: TinyModels, expected: tuple[int, ...]) -> None:
-    for lookup in (True, False):
-        with tiny.load_speculating(draft=str(tiny.stranger), lookup=lookup) as engine:
-            plan = engine.plan
-            assert plan.drafter_off is not None
-            assert "stranger has another vocabulary" in plan.drafter_off
-            assert any("stranger has another vocabulary" in reason for reason in plan.reasons)
-            assert [drafter.kind for drafter in engine.drafters] in (["lookup"], []) if lookup else [[]]
-            assert plan.drafter is None or (plan.drafter.kind, plan.drafter.model) == ("lookup", None)
-            done = say_hello(engine)
-            assert done.token_ids == expected
-            assert done.speculation_off is not None
-            assert lookup or done.speculation_off == plan.drafter_off
+def test_a_named_drafter_with_another_vocabulary_is_an_error(tiny: TinyModels) -> None:
+    with pytest.raises(InvalidRequestError, match="stranger has another vocabulary") as caught:
+        tiny.load_speculating(draft=str(tiny.stranger))
+    assert "--draft auto" in str(caught.value.hint)
 
 
 def test_with_drafting_disabled_no_missing_drafter_is_reported(tiny: TinyModels) -> None:
-    with tiny.load_speculating(draft=str(tiny.stranger)) as engine, engine.session() as session:
+    with tiny.load_speculating(draft="auto") as engine, engine.session() as session:
         done = answer(session.generate("hello", max_tokens=3, depth=0))
         assert (done.speculation_off_code, done.speculation_off) == ("depth_zero", "depth 0 was asked for")
         assert done.plan.mode == "plain"

@@ -54,7 +54,6 @@ def ways(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "a drafter": {},
         "a trimmed drafter": {"draft": str(trimmed)},
         "an ONNX drafter": {"draft": str(folder / "onnx")},
-        "a stranger": {"draft": str(tiny.stranger)},
         "serial": {"mode": "serial"},
     }
 

@@ -217,5 +217,5 @@ def test_an_onnx_export_without_the_onnx_package_gives_the_install_command(
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(RuntimeUnavailableError, match="package onnx") as raised:
         export(source, tmp_path / "out")
-    assert "edgespec[export]" in (raised.value.hint or "")
+    assert "[export]" in (raised.value.hint or "")
     assert names(tmp_path) == []

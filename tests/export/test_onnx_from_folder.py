@@ -152,7 +152,7 @@ def test_a_folder_export_without_the_onnx_package_raises_an_error(
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(RuntimeUnavailableError, match="needs the package onnx") as raised:
         export(place)
-    assert "edgespec[export]" in (raised.value.hint or "")
+    assert "[export]" in (raised.value.hint or "")
 
 
 # ------------------------------------------------------------------------------------------------ failures

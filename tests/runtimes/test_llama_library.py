@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from edgespec.files.installation import install_command
 from edgespec.runtimes.llama import library as llama_library
 from edgespec.runtimes.llama.library import MINIMUM_VERSION, load
 
@@ -65,7 +66,7 @@ def test_an_unusable_llama_cpp_package_raises_the_reason_and_a_hint(tmp_path: Pa
     assert first == second
     message, hint = first
     assert says in message
-    assert "pip install 'edgespec[llama]'" in hint
+    assert install_command("llama") in hint
 
 
 def test_a_build_without_a_newer_function_is_reported_as_too_old(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.files.installation import install_command
 from edgespec.runtimes.onnx import providers as onnx_providers
 from edgespec.runtimes.onnx.providers import broken_plugins, find_provider, list_devices, load
 
@@ -102,7 +103,7 @@ def test_a_missing_onnxruntime_raises_with_an_install_hint(monkeypatch: pytest.M
     for use in (load, list_devices, broken_plugins, lambda: find_provider("cpu"), lambda: find_provider("CUDA")):
         with pytest.raises(RuntimeUnavailableError, match="not installed") as raised:
             use()
-        assert "pip install edgespec[onnx]" in (raised.value.hint or "")
+        assert install_command("onnx") in (raised.value.hint or "")
 
 
 def test_an_onnxruntime_that_does_not_load_raises_the_reason(

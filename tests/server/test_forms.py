@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from edgespec.engine.engine import Engine
+from edgespec.files.installation import install_command
 from edgespec.server.faces.openai import read_chat, read_completion
 from edgespec.server.forms import MOST_COMPILING, Asked, AskedForm, FormCompiler
 from edgespec.text.grammar.compiled import Forms
@@ -210,7 +211,7 @@ def test_without_llguidance_a_form_is_refused_with_the_command_that_installs_it(
     monkeypatch.setattr(engine.pair, "forms", Forms(engine.tokenizer, engine.pair.vocabulary_size))
     error = failed(server.chat("hello", format="json"), 400, "unsupported_parameter")
     assert error["param"] == "format"
-    assert "pip install 'edgespec[grammar]'" in error["message"]
+    assert install_command("grammar") in error["message"]
     assert server.chat("hello", max_tokens=1).status_code == 200
 
 

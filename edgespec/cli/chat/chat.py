@@ -72,6 +72,8 @@ def chat(
         # A drafter named on the command line is for the first model only.
         own = flags.draft if another is None or flags.draft == "none" else None
         other = flags.resolve(target=another or named, draft=own)
+        if another is not None and other.draft != "none":  # so is one that a profile names
+            other = replace(other, draft="auto")
         return open_engine(history.for_chat(other), state)
 
     interactive, prompts = sys.stdin.isatty(), _prompts(state.interrupts)

@@ -8,6 +8,7 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair.drafter_search import DrafterSearch, FoundDrafter, find_drafter
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.engine.pair.target_setting import PlacedTarget
+from edgespec.errors import InvalidRequestError, MemoryLimitError
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import LoadProgress
 from edgespec.interfaces.model import HOST
@@ -53,6 +54,9 @@ def choose_drafter(
 ) -> ChosenDrafter:
     """The drafter of a load: the file that was found, in its place.
 
+    Only ``auto`` goes on without a drafter: for one that the profile names, this raises InvalidRequestError if it
+    cannot draft for the target, and MemoryLimitError if it does not fit.
+
     It runs where it was measured to draft fastest, before any measurement where its runtime puts it, and not at all
     if it does not fit next to the target. ``context_why`` is the plan's (PlanRequest).
     """
@@ -64,6 +68,11 @@ def choose_drafter(
         prepare = in_the_fastest_place(prepare, found.file, target, places, store, request)
         model = prepare.drafter(found.file)
         off = _too_large(model, target, places)
+    if off is not None and prepare.profile.draft not in ("auto", "none"):
+        refused, hint = f"the drafter cannot be used: {off}", "--draft auto looks for one that fits, none uses none"
+        if model is None:
+            raise InvalidRequestError(refused, hint=hint)
+        raise MemoryLimitError(refused, needed_bytes=None, available_bytes=None, hint=hint)
     if model is None or off is not None:
         model, request = None, replace(request, no_model=off)
     else:

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.files.installation import install_command
 from edgespec.runtimes.llama.devices import Device, list_devices
 
 MINIMUM_VERSION = "0.3.36"
-INSTALL_HINT = (
-    "install it with `pip install 'edgespec[llama]'`; without a prebuilt wheel this compiles for about 5 minutes"
-)
 
 # What runtimes/llama/model.py and text/tokenizers/llama_cpp.py call. A build without one of these functions is too
 # old.
@@ -76,6 +74,12 @@ _CONTINUE = 5
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 
 
+def install_hint() -> str:
+    """How to install llama.cpp for this edgespec."""
+    command = install_command("llama")
+    return f"install it with `{command}`; without a prebuilt wheel this compiles for about 5 minutes"
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaLibrary:
     """llama-cpp-python's low-level module, loaded, with our log bridge installed."""
@@ -112,16 +116,16 @@ def _load() -> LlamaLibrary:
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name in (None, "llama_cpp")
         reason = "llama.cpp is not installed" if missing else f"llama-cpp-python cannot be imported: {error}"
-        raise RuntimeUnavailableError(reason, hint=INSTALL_HINT) from error
+        raise RuntimeUnavailableError(reason, hint=install_hint()) from error
     except (OSError, RuntimeError, AttributeError) as error:
         raise RuntimeUnavailableError(
-            f"llama-cpp-python is installed but its native library does not load: {error}", hint=INSTALL_HINT
+            f"llama-cpp-python is installed but its native library does not load: {error}", hint=install_hint()
         ) from error
     lacking = [name for name in _NEEDED if not hasattr(api, name)]
     if lacking:
         raise RuntimeUnavailableError(
             f"llama-cpp-python {version} lacks {lacking[0]}; edgespec needs {MINIMUM_VERSION} or newer",
-            hint=INSTALL_HINT,
+            hint=install_hint(),
         )
     bridge = _install_log_bridge(api)
     api.llama_backend_init()

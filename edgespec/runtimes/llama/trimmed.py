@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
-from edgespec.runtimes.llama.library import INSTALL_HINT
+from edgespec.runtimes.llama.library import install_hint
 from edgespec.runtimes.sequence import TrimmedRows
 
 # Dequantised rows kept for repeated tokens: dequantising a row takes 0.15 ms in numpy, 2 % of a small drafter's
@@ -35,7 +35,7 @@ class EmbeddingRows:
         try:
             import gguf  # takes 0.1 s to import, and only trimmed drafters need it
         except ImportError as error:
-            raise RuntimeUnavailableError("a trimmed drafter needs the package gguf", hint=INSTALL_HINT) from error
+            raise RuntimeUnavailableError("a trimmed drafter needs the package gguf", hint=install_hint()) from error
 
         self.columns = table.columns
         self._scale = np.float32(table.scale)

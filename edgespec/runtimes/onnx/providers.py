@@ -22,12 +22,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.files.installation import install_command
 
 ProviderKind = Literal["cpu", "gpu", "npu", "other"]
 
 # The first release whose CPU provider multiplies by 8-bit blocks, and the first that supports plugins.
 MINIMUM_VERSION = (1, 22)
-INSTALL_HINT = "install it with `pip install edgespec[onnx]`"
 
 CPU = "CPUExecutionProvider"
 
@@ -61,6 +61,11 @@ _OTHER_PLUGINS = ("onnxruntime_qnn",)
 _HARDWARE: Mapping[str, ProviderKind] = {"CPU": "cpu", "GPU": "gpu", "NPU": "npu"}
 
 _LOADING = threading.Lock()
+
+
+def install_hint() -> str:
+    """How to install ONNX Runtime for this edgespec."""
+    return f"install it with `{install_command('onnx')}`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,18 +141,18 @@ def find_provider(name: str) -> Provider:
 @functools.cache
 def _load() -> OnnxLibrary:
     if importlib.util.find_spec("onnxruntime") is None:
-        raise RuntimeUnavailableError("onnxruntime is not installed", hint=INSTALL_HINT)
+        raise RuntimeUnavailableError("onnxruntime is not installed", hint=install_hint())
     try:
         api: Any = importlib.import_module("onnxruntime")
         version, info = str(api.__version__), str(api.get_build_info())
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise RuntimeUnavailableError(
-            f"onnxruntime is installed but does not load: {error}", hint=INSTALL_HINT
+            f"onnxruntime is installed but does not load: {error}", hint=install_hint()
         ) from error
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < MINIMUM_VERSION:
         needed = ".".join(map(str, MINIMUM_VERSION))
         raise RuntimeUnavailableError(
-            f"onnxruntime {version} is too old; edgespec needs {needed} or newer", hint=INSTALL_HINT
+            f"onnxruntime {version} is too old; edgespec needs {needed} or newer", hint=install_hint()
         )
     with contextlib.suppress(AttributeError, RuntimeError):
         api.disable_telemetry_events()  # builds for Windows report to the system; edgespec has no telemetry

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgespec.errors import ConstraintError, InvalidRequestError, RuntimeUnavailableError
+from edgespec.files.installation import install_command
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.drawing import UintArray, are_allowed
 from edgespec.text.grammar.form import SPACINGS, Form, lark_text
@@ -189,7 +190,7 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> Any:
         from llguidance import LLTokenizer, TokenizerWrapper  # compiled; loaded by the first form
     except ImportError as error:
         raise RuntimeUnavailableError(
-            "answers of a given form need llguidance, which is not installed", hint="pip install 'edgespec[grammar]'"
+            "answers of a given form need llguidance, which is not installed", hint=install_command("grammar")
         ) from error
     controls = {
         token: own.text
