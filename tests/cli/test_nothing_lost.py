@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.cli.chat.kept_conversation import KeptConversation, name_of
 from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done
 from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment, run_cli
@@ -115,7 +116,7 @@ def test_undo_puts_the_prompt_back_into_the_line(opened: Open, tiny: TinyModels)
 
 
 def chat_of_lines(tiny: TinyModels, lines: str, tmp_path: Path, *more: str) -> tuple[list[dict[str, Any]], str]:
-    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4", *more)
+    options = ("--target", str(tiny.target), "--draft", "none", "--max-tokens", "4", *more)
     done = run_cli("chat", *options, home=tmp_path / "home", stdin=lines)
     return [json.loads(line) for line in done.out.splitlines() if line.startswith("{")], done.err
 
@@ -140,7 +141,9 @@ def test_an_answer_that_gets_no_more_tokens_stays(tiny: TinyModels) -> None:
     ):
         generation = session.generate(messages=session.messages)
         session.cancel()
-        assert list(generation)[-1].finish_reason == "cancelled"
+        done = list(generation)[-1]
+        assert isinstance(done, Done)
+        assert done.finish_reason == "cancelled"
         assert [message["content"] for message in session.messages] == ["hello", "hi"]
 
 

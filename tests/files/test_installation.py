@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,7 @@ def test_a_tool_of_uv_is_installed_again(no_clone: Path) -> None:
 
 @pytest.mark.parametrize("pip", [True, False])
 def test_an_environment_without_pip_is_uvs(pip: bool, no_clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation.util, "find_spec", lambda _name: object() if pip else None)
+    monkeypatch.setattr(util, "find_spec", lambda _name: object() if pip else None)
     assert install_command("llama").startswith("pip install " if pip else "uv pip install ")
 
 
