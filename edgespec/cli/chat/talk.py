@@ -89,7 +89,7 @@ class Talk:
         return self.session.generate(prompt, max_tokens=max_tokens, sampling=self.sampling, **form)
 
     def why_complete(self) -> str | None:
-        """Why the latest answer cannot go on; None if it can."""
+        """Why the latest answer cannot be continued; None if it can."""
         if self.session.messages[-1:] == () or self.session.messages[-1]["role"] != "assistant":
             return "there is no answer to continue"
         if self.last is not None and self.last.finish_reason == "stop":
