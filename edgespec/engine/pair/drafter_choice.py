@@ -54,8 +54,8 @@ def choose_drafter(
 ) -> ChosenDrafter:
     """The drafter of a load: the file that was found, in its place.
 
-    Only with ``auto`` a load continues without a drafter; for one that the profile names, this raises InvalidRequestError if it
-    cannot draft for the target, and MemoryLimitError if it does not fit.
+    Only with ``auto`` a load continues without a drafter. For one that the profile names, this raises
+    InvalidRequestError if it cannot draft for the target, and MemoryLimitError if it does not fit.
 
     It runs where it was measured to draft fastest, before any measurement where its runtime puts it, and not at all
     if it does not fit next to the target. ``context_why`` is the plan's (PlanRequest).
