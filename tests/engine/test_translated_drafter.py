@@ -52,7 +52,9 @@ def say(engine: Engine, sampling: Sampling, depth: int | None = None) -> tuple[t
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("runtime", processor_runtimes())
 def test_the_text_is_the_targets(tiny: TinyModels, foreign: dict[str, Path], kind: str, runtime: str) -> None:
-    with tiny.load(draft=str(foreign[kind]), draft_runtime=runtime, lookup=False, depth=4) as engine:
+    with tiny.load(
+        draft=str(foreign[kind]), draft_runtime=runtime, draft_weights="file", lookup=False, depth=4
+    ) as engine:
         require_speculation(engine, 4)
         accepted = 0
         for sampling in SAMPLINGS.values():
@@ -70,7 +72,7 @@ def test_in_another_order_it_guesses_what_it_guesses_in_the_targets(
 ) -> None:
     found = []
     for draft in (tiny.drafter, foreign["another order"]):
-        with tiny.load(draft=str(draft), lookup=False, depth=3) as engine:
+        with tiny.load(draft=str(draft), draft_weights="file", lookup=False, depth=3) as engine:
             require_speculation(engine, 3)
             found.append([say(engine, sampling)[1] for sampling in SAMPLINGS.values()])
     own, translated = ([[(r.record.depth, r.record.accepted) for r in one] for one in each] for each in found)
@@ -124,6 +126,7 @@ def test_the_map_is_kept_with_the_prepared_weights(tiny: TinyModels, foreign: di
         drafter = engine.pair.pool.drafter
         assert drafter is not None
         assert drafter.file.prepared_folder is not None
+        assert drafter.form.requantized, "however small it is"
         assert [path.suffix for path in drafter.file.prepared_folder.glob("tokens-*")] == [".map"]
 
 
