@@ -10,7 +10,7 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Round
-from edgespec.errors import ContextFullError
+from edgespec.errors import ContextFullError, InvalidRequestError
 from edgespec.files.gguf.records import MASK_TOKEN_KEY
 from edgespec.files.home import Home
 from edgespec.runtimes.translated import TranslatedSequence
@@ -148,13 +148,10 @@ def test_a_drafter_that_is_never_right_stops_and_says_why(tiny: TinyModels, tmp_
 
 
 def test_a_vocabulary_that_shares_too_little_is_refused_in_words(tiny: TinyModels) -> None:
-    with tiny.load(draft=str(tiny.stranger), depth=3) as engine:
-        off = engine.plan.drafter_off or ""
-        assert off.startswith("stranger has another vocabulary: ")
-        assert off.endswith("% of the tokens of a sample text, and can draft from 90% on")
-        text, rounds = say(engine, Sampling())
-        assert len(text) == 60
-        assert {each.record.source for each in rounds} <= {None, "lookup"}
+    with pytest.raises(InvalidRequestError) as refused:
+        tiny.load(draft=str(tiny.stranger), depth=3)
+    assert "stranger has another vocabulary: " in refused.value.message
+    assert refused.value.message.endswith("% of the tokens of a sample text, and can draft from 90% on")
 
 
 def test_a_trimmed_or_one_pass_drafter_with_another_vocabulary_is_refused(
@@ -167,9 +164,9 @@ def test_a_trimmed_or_one_pass_drafter_with_another_vocabulary_is_refused(
         (trimmed, "a drafter with a trimmed head needs the target's"),
         (one_pass, "a drafter that drafts all tokens in one forward needs the target's"),
     ):
-        with tiny.load(draft=str(draft)) as engine:
-            assert engine.pair.pool.drafter is None
-            assert (engine.plan.drafter_off or "").endswith(f"; {why}")
+        with pytest.raises(InvalidRequestError) as refused:
+            tiny.load(draft=str(draft))
+        assert refused.value.message.endswith(f"; {why}")
 
 
 # -------------------------------------------------------------------------------------------------- found drafters

@@ -126,7 +126,7 @@ class NativeRuntime(Runtime):
         """A short head, and four bits a weight for a drafter above the size limit, or with another vocabulary.
 
         SmolLM2 135M's translated guesses are right in 65.5 % of places in four bits, and in 65.9 % as filed
-        (docs/results/drafting.md), where a step reads more bytes.
+        (docs/results/other-vocabularies.md), where a step reads more bytes.
         """
         rows = None if whole_head or file.artefact is not None else frequent_head_rows(file.header)
         large = file.header.parameter_count >= LEAST_REQUANTIZED_PARAMETERS
