@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, state_of
-from edgespec.cli.terminal.output import ProgressPrinter, note, print_json
+from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
 from edgespec.engine.prefixes.stored import clear_prefixes
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.disk import megabytes
@@ -61,7 +62,9 @@ def pull(
     model: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...", help="Catalogue names or hf: references.", autocompletion=suggestions.for_model
+            metavar="MODEL...",
+            help="Catalogue names, ORG/REPO, or the hub's addresses.",
+            autocompletion=suggestions.for_model,
         ),
     ],
     json: JsonOption = False,
@@ -169,8 +172,9 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
         rows = [_row_json(name, known.get(name), here.get(name), drafters) for name in _names(known, here)]
         print_json({"models": [*rows, *(other.as_json() for other in others)]})
         return
-    width = max(len(name) for name in _names(known, here))
-    for name in _names(known, here):
+    names = [name for name in _names(known, here) if name in here or known[name].kind == "model"]
+    width = max(map(len, names))
+    for name in names:
         stored, spec = here.get(name), known.get(name)
         size = stored.bytes if stored else spec.bytes if spec else None
         amount = "" if size is None else megabytes(size) if size >= 10**6 else "< 1 MB"
@@ -308,14 +312,47 @@ def _stored_json(stored: StoredModel) -> dict[str, Any]:
 
 
 @app.command("rm")
-def remove(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
-    """Delete a model from the store. Files in the hub's cache stay there."""
+def remove(
+    context: typer.Context,
+    model: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...", help="Names from `edgespec models`.", autocompletion=suggestions.for_stored_model
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete models from the store. Files in the hub's cache stay there. On a terminal it asks first."""
+    state = state_of(context)
+    json = json or state.json
+    if len(model) > 1 and json:
+        raise InvalidRequestError("--json removes one model", hint="call it once for each model")
+    if not (yes or json) and not _agreed(model, state):
+        note("nothing was removed")
+        raise typer.Exit(1)
+    for each in dict.fromkeys(model):
+        _remove(each, as_json=json)
+
+
+def _agreed(models: Sequence[str], state: State) -> bool:
+    """Whether a person says yes; True without a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    here = [stored for stored in Store(home()).list() if stored.name in models]
+    size = f" ({megabytes(sum(stored.bytes for stored in here))})" if here else ""
+    sys.stderr.write(f"Remove {', '.join(models)}{size}? [y/N] ")
+    sys.stderr.flush()
+    return state.interrupts.read(sys.stdin.readline).strip().lower() in ("y", "yes")
+
+
+def _remove(model: str, *, as_json: bool) -> None:
     store = Store(home())
     stored = store.find(model)
     removed = store.remove(model)
     if stored is not None:
         clear_prefixes(home(), f"sha256:{stored.sha256}")
-    if json or state_of(context).json:
+    if as_json:
         in_use = [str(path) for path in removed.in_use]
         print_json({"removed": model, "freed_bytes": removed.freed_bytes, "in_use": in_use})
         return

@@ -16,6 +16,9 @@ from edgespec.files.gguf.names import part_name
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _HUB_FORM = "hf:ORG/REPO[@REVISION][/FILE]"
+_HUB_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
+# What stands between a repository and a revision in the addresses of the hub's pages.
+_PAGES = ("blob", "resolve", "raw", "tree")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,8 @@ Reference: TypeAlias = CatalogueName | LocalPath | HubReference
 def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
     """Parse a MODEL argument. A name in ``known`` wins over a file of that name; ``./name`` always means the file.
 
-    Raises InvalidRequestError for an empty argument or a malformed ``hf:`` reference.
+    ORG/REPO is the hub's unless the folder ORG exists here. Addresses of the hub's pages are understood.
+    Raises InvalidRequestError for an empty argument or a malformed reference to the hub.
     """
     if not text.strip() or "\0" in text:
         raise InvalidRequestError(
@@ -140,6 +144,11 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
         )
     if text.startswith("hf:"):
         return _parse_hub(text)
+    address = _HUB_ADDRESS.match(text)
+    if address is not None:
+        return _parse_hub(_of_page(text[address.end() :]))
+    if _is_repository(text):
+        return _parse_hub(f"hf:{text}")
     plain = _PLAIN_NAME.fullmatch(text) and not text.lower().endswith(".gguf")
     if text in known or (plain and not Path(text).exists()):
         return CatalogueName(text)
@@ -149,10 +158,33 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
         return LocalPath(Path(text))
 
 
+def _is_repository(text: str) -> bool:
+    """Whether a text is ORG/REPO and nothing on this machine."""
+    organisation, slash, repo = text.partition("/")
+    if not slash or repo.lower().endswith(".gguf") or Path(text).exists() or Path(organisation).is_dir():
+        return False
+    return all(map(_HUB_NAME.fullmatch, (organisation, repo.partition(":")[0])))
+
+
+def _of_page(path: str) -> str:
+    """The reference that the path of a hub's page names, such as ORG/REPO/blob/REVISION/FILE."""
+    organisation, repo, *rest = [*path.partition("?")[0].partition("#")[0].rstrip("/").split("/"), ""]
+    page, revision, file = rest[0] if rest else "", "", ""
+    if page in _PAGES and len(rest) > 2:
+        revision, file = f"@{rest[1]}", "/".join(filter(None, rest[2:]))
+    return f"hf:{organisation}/{repo}{revision}{f'/{file}' if file else ''}"
+
+
 def _parse_hub(text: str) -> HubReference:
     organisation, _, rest = text.removeprefix("hf:").partition("/")
     repo_and_revision, _, filename = rest.partition("/")
     repo, at, revision = repo_and_revision.partition("@")
+    if ":" in repo:
+        plain = f"{organisation}/{repo.partition(':')[0]}"
+        raise InvalidRequestError(
+            f"{text!r} names a quantisation, and edgespec takes a file",
+            hint=f"`edgespec pull {plain}` lists the files of each quantisation, and takes the best that fits",
+        )
     revision = unquote(revision)
     for part in (organisation, repo):
         if not _HUB_NAME.fullmatch(part) or "--" in part or ".." in part:

@@ -352,6 +352,44 @@ def test_a_model_argument_is_parsed_as_name_path_or_hub_reference(text: str, exp
         assert parse_reference(reference.text) == reference
 
 
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("Qwen/Qwen3-4B-GGUF", HubReference("Qwen/Qwen3-4B-GGUF")),
+        ("hf.co/Qwen/Qwen3-4B-GGUF", HubReference("Qwen/Qwen3-4B-GGUF")),
+        ("https://huggingface.co/Qwen/Qwen3-4B-GGUF/", HubReference("Qwen/Qwen3-4B-GGUF")),
+        ("https://huggingface.co/Qwen/Qwen3-4B-GGUF/tree/main", HubReference("Qwen/Qwen3-4B-GGUF")),
+        ("https://hf.co/a/b/blob/v1/x/y.gguf", HubReference("a/b", "v1", "x/y.gguf")),
+        ("http://www.huggingface.co/a/b/resolve/main/y.gguf?download=true", HubReference("a/b", "main", "y.gguf")),
+        ("here/repo", LocalPath(Path("here/repo"))),
+        ("./a/b", LocalPath(Path("a/b"))),
+        ("a/b/c", LocalPath(Path("a/b/c"))),
+        ("a/b.gguf", LocalPath(Path("a/b.gguf"))),
+    ],
+)
+def test_a_repository_and_a_hubs_page_are_references_to_the_hub(
+    text: str, reference: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert parse_reference(text) == reference
+
+
+@pytest.mark.parametrize("text", ["Qwen/Qwen3-4B-GGUF:Q4_K_M", "hf.co/Qwen/Qwen3-4B-GGUF:Q4_K_M"])
+def test_a_quantisation_by_name_is_an_error_that_names_the_way(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="names a quantisation") as caught:
+        parse_reference(text)
+    assert "`edgespec pull Qwen/Qwen3-4B-GGUF`" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://huggingface.co/", "https://hf.co/a", "hf.co/a/../b", "https://hf.co/a/b/blob/main/../x"]
+)
+def test_an_address_that_names_no_repository_is_an_error(text: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        parse_reference(text)
+
+
 def test_a_known_model_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exported").mkdir()

@@ -62,7 +62,9 @@ class State:
         Without ``loading`` the loading of models is shown on a terminal alone, unless --verbose is given.
         """
         loading = loading or self.verbose or sys.stderr.isatty()
-        return ProgressPrinter(quiet=self.quiet, loading=loading, interrupts=self.interrupts)
+        return ProgressPrinter(
+            quiet=self.quiet, loading=loading, names_mirrors=self.debug, interrupts=self.interrupts
+        )
 
 
 def prepare_streams() -> bool:
@@ -249,9 +251,18 @@ class ProgressPrinter:
     Used in a block, at whose end the bar is removed. A signal of ``interrupts`` ends the operation at its next event.
     """
 
-    def __init__(self, *, quiet: bool = False, loading: bool = True, interrupts: Interrupts | None = None) -> None:
-        """``quiet`` shows nothing; without ``loading`` only downloads are shown."""
-        self._quiet, self._loading = quiet, loading
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        loading: bool = True,
+        names_mirrors: bool = False,
+        interrupts: Interrupts | None = None,
+    ) -> None:
+        """``quiet`` shows nothing; without ``loading`` only downloads are shown. ``names_mirrors`` names
+        the packages that mirrors are in.
+        """
+        self._quiet, self._loading, self._names_mirrors = quiet, loading, names_mirrors
         self._interrupts = interrupts or Interrupts()
         self._bar: Any = None
         self._task: Any = None
@@ -272,7 +283,9 @@ class ProgressPrinter:
             note(f"{event.source}: {event.note}")
             return
         fraction = event.done_bytes / event.total_bytes if event.total_bytes else None
-        self._show(f"{event.stage} {event.source}", fraction, event.done_bytes, event.total_bytes)
+        mirror = "==" in event.source and not self._names_mirrors
+        source = "from a mirror" if mirror else event.source
+        self._show(f"{event.stage} {source}", fraction, event.done_bytes, event.total_bytes)
 
     @property
     def job(self) -> Job:
@@ -314,7 +327,8 @@ class ProgressPrinter:
             self._bar.start()
             self._task = self._bar.add_task(label, total=total or (1.0 if fraction is not None else None))
             self._label = label
-        self._bar.update(self._task, completed=done if total else fraction or 0.0)
+        whole = total or (1.0 if fraction is not None else None)
+        self._bar.update(self._task, completed=done if total else fraction or 0.0, total=whole)
 
     def _finish(self) -> None:
         if self._bar is not None:
