@@ -340,7 +340,7 @@ def test_calibrate_works_again_after_ctrl_c(tiny: TinyModels, home: Home, when: 
 def test_a_chat_measures_the_machine_between_answers(tiny: TinyModels, home: Home, options: tuple[str, ...]) -> None:
     from tests.support.terminal import Terminal
 
-    arguments = command("chat", *options, "--max-tokens", "12")
+    arguments = command("chat", *options, "--max-tokens", "12", "--verbose")
     for terminal in opened(Terminal(arguments, environment(home.root, NOTHING_KNOWN))):
         terminal.wait_for(r"is ready.*\n")
         terminal.wait_for(r"> ")
