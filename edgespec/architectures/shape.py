@@ -22,7 +22,7 @@ SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.we
 DEFAULT_ROPE_BASE = 10_000.0  # llama.cpp's, for a file that states none
 _YARN_FAST, _YARN_SLOW = 32.0, 1.0  # llama.cpp's
 
-Length: TypeAlias = Literal["width", "queries", "keys", "head", "inner"]
+Length: TypeAlias = Literal["width", "queries", "keys", "head", "inner", "experts"]
 """A length by its name in ``Sizes``."""
 
 
@@ -92,8 +92,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Counts and lengths. ``width`` is the embedding's, ``inner`` the feed-forward's, ``head`` that of one head, all
-    in elements; ``context`` is in tokens."""
+    """Counts and lengths. ``width`` is the embedding's, ``inner`` the feed-forward's or an expert's, ``head`` that of
+    one head, all in elements; ``context`` is in tokens; ``experts`` are those of a layer, 0 for none."""
 
     layers: int
     context: int
@@ -102,6 +102,7 @@ class Sizes:
     heads: int
     kv_heads: int
     head: int
+    experts: int = 0
 
     @property
     def queries(self) -> int:
@@ -119,12 +120,13 @@ class Sizes:
 @dataclass(frozen=True, slots=True)
 class TensorForm:
     """A tensor that every layer has: its name, the rows of its parts from top to bottom, and its columns (None: a
-    vector).
+    vector). ``each_expert``: it holds such a matrix for each expert.
     """
 
     name: str
     parts: Mapping[str, Length]
     columns: Length | None = None
+    each_expert: bool = False
 
 
 def _vector(name: str, length: Length) -> TensorForm:
@@ -137,14 +139,26 @@ def _matrix(name: str, rows: Length, columns: Length) -> TensorForm:
 
 _QKV = (_matrix("attn_q", "queries", "width"), _matrix("attn_k", "keys", "width"), _matrix("attn_v", "keys", "width"))
 _GATED = (_matrix("ffn_gate", "inner", "width"), _matrix("ffn_up", "inner", "width"))
+_DOWN = _matrix("ffn_down", "width", "inner")
 _HEAD_NORMS = (_vector("attn_q_norm", "head"), _vector("attn_k_norm", "head"))
 _JOINED_NORMS = (_vector("attn_q_norm", "queries"), _vector("attn_k_norm", "keys"))
+
+
+ROUTER = "ffn_gate_inp"
+EXPERTS = (
+    _matrix(ROUTER, "experts", "width"),
+    TensorForm("ffn_gate_exps", {"ffn_gate": "inner"}, "width", each_expert=True),
+    TensorForm("ffn_up_exps", {"ffn_up": "inner"}, "width", each_expert=True),
+)
+EXPERTS_DOWN = TensorForm("ffn_down_exps", {"ffn_down": "width"}, "inner", each_expert=True)
+"""The tensors of a feed-forward of experts, but for its norm."""
 
 
 def decoder_layer(
     *,
     qkv: tuple[TensorForm, ...] = _QKV,
     gated: tuple[TensorForm, ...] = _GATED,
+    down: TensorForm = _DOWN,
     head_norms: bool = False,
     joined_norms: bool = False,
     pre_norms: bool = True,
@@ -163,7 +177,7 @@ def decoder_layer(
         _matrix("attn_output", "width", "queries"),
         *([_vector("post_attention_norm", "width")] if post_norms else ()),
         *([TensorForm(feed_forward_norm, {"ffn_norm": "width"})] if pre_norms else ()),
-        *(*gated, _matrix("ffn_down", "width", "inner")),
+        *(*gated, down),
         *([_vector("post_ffw_norm", "width")] if post_norms else ()),
     )
 
@@ -227,6 +241,46 @@ class Scales:
     logit_cap: float = 0.0
     temperature: float = 0.0
     span: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts (Shazeer et al., 2017): of a layer's ``count`` feed-forwards a row uses the ``used`` that
+    the softmax of its router's scores weighs most. ``inner``: an expert's length. ``normed``: the weights of the used
+    ones add up to 1 before they are multiplied by ``scale``."""
+
+    count: int
+    used: int
+    inner: int
+    normed: bool = True
+    scale: float = 1.0
+
+
+def softmax_experts(facts: Facts) -> Experts:
+    """Experts whose weights are normed and not scaled. Raises UnsupportedError, ModelFileError."""
+    count, used = facts.integer("expert_count", least=1), facts.integer("expert_used_count", least=1)
+    if used > count:
+        raise facts.wrong(f"a row cannot use {used} of {count} experts")
+    for key, known in _PLAIN_EXPERTS.items():
+        if (value := facts.value(key)) is not None and value not in known:
+            raise UnsupportedError(f"its {key} is {value!r:.40}")
+    # llama.cpp's default for a file that states no length.
+    inner = facts.integer("expert_feed_forward_length", 0) or facts.integer("feed_forward_length") // used
+    return Experts(count=count, used=used, inner=inner)
+
+
+# What a file may state of experts that are chosen and weighted in the simplest way; 1 is llama.cpp's softmax.
+_PLAIN_EXPERTS: Mapping[str, tuple[float, ...]] = {
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0.0, 1.0),
+    "moe_every_n_layers": (0, 1),
+    "leading_dense_block_count": (0,),
+}
 
 
 def no_windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
@@ -372,8 +426,9 @@ class Architecture:
     instead of halves. ``rope_tensors``: divisors of the rotary angles that the file may hold. ``gelu``: the gate is
     GELU (tanh form) instead of SiLU. ``windows`` returns the positions that a row of each layer sees, 0 for all;
     ``ropes`` the rope of layers that see all, then that of the others if it differs, ``turns`` the layers that rotate
-    at all. ``caps``: its scores are capped, and ``scales`` says how. ``scales_tokens_only``:
-    llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of another converter needs.
+    at all, ``experts`` the mixture that each layer is. ``caps``: its scores are capped, and ``scales`` says how.
+    ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of
+    another converter needs.
     """
 
     name: str
@@ -387,6 +442,7 @@ class Architecture:
     ropes: Callable[[Facts], tuple[Rope, ...]] = one_rope
     turns: Callable[[Facts, Sizes], tuple[bool, ...]] = all_turn
     scales: Callable[[Facts, Sizes], Scales] = no_scales
+    experts: Callable[[Facts], Experts] | None = None
     caps: bool = False
     scales_tokens_only: bool = False
     completed: Completion | None = None
@@ -396,7 +452,8 @@ class Architecture:
 class Part:
     """What a layer computes with: rows ``first`` to ``first`` + ``rows`` of a tensor with ``height`` rows.
 
-    ``columns`` is None for a vector. ``bias`` is the tensor with the matrix's bias, of the same ``height``.
+    ``columns`` is None for a vector. ``bias`` is the tensor with the matrix's bias, of the same ``height``. The rows
+    of ``experts``, if not 0, lie one below another.
     """
 
     tensor: str
@@ -405,11 +462,16 @@ class Part:
     rows: int
     columns: int | None
     bias: str | None = None
+    experts: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the whole tensor, fastest dimension first."""
-        return (self.height,) if self.columns is None else (self.columns, self.height)
+        if self.columns is None:
+            return (self.height,)
+        if self.experts:
+            return (self.columns, self.height // self.experts, self.experts)
+        return (self.columns, self.height)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,6 +505,7 @@ class Shape:
     original_context: int
     norm_epsilon: float
     scales: Scales
+    experts: Experts | None = None
 
     @property
     def score_scale(self) -> float:
@@ -495,6 +558,9 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
     """
     _refuse_variants(architecture, facts)
     sizes = read_sizes(facts)
+    experts = None if architecture.experts is None else architecture.experts(facts)
+    if experts is not None:
+        sizes = replace(sizes, inner=experts.inner, experts=experts.count)
     rope_length = facts.integer("rope.dimension_count", sizes.head)
     if not 0 < rope_length <= sizes.head or rope_length % 2:
         raise facts.wrong(f"{rope_length} of {sizes.head} elements of a head cannot be rotated")
@@ -510,6 +576,7 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
         original_context=facts.integer("rope.scaling.original_context_length", sizes.context),
         norm_epsilon=facts.number("attention.layer_norm_rms_epsilon"),
         scales=architecture.scales(facts, sizes),
+        experts=experts,
     )
     _check_tensors(shape, facts)
     return shape
@@ -538,7 +605,7 @@ def read_sizes(facts: Facts) -> Sizes:
 
 
 def _refuse_variants(architecture: Architecture, facts: Facts) -> None:
-    if facts.integer("expert_count", 0):
+    if architecture.experts is None and facts.integer("expert_count", 0):
         raise UnsupportedError("it is a mixture of experts")
     if facts.value("attention.causal") is False:
         raise UnsupportedError("its attention is not causal")
@@ -568,7 +635,8 @@ def layer_parts(
     block = f"blk.{number}"
     for form in architecture.layer:
         bias = f"{block}.{form.name}.bias" if form.name in architecture.biases else None
-        first, height = 0, sum(sizes[length] for length in form.parts.values())
+        copies = sizes.experts if form.each_expert else 1
+        first, height = 0, copies * sum(sizes[length] for length in form.parts.values())
         for role, length in form.parts.items():
             yield (
                 role,
@@ -576,9 +644,10 @@ def layer_parts(
                     tensor=f"{block}.{form.name}.weight",
                     height=height,
                     first=first,
-                    rows=sizes[length],
+                    rows=copies * sizes[length],
                     columns=None if form.columns is None else sizes[form.columns],
                     bias=bias if all_biases or bias in tensors else None,
+                    experts=copies if form.each_expert else 0,
                 ),
             )
             first += sizes[length]

@@ -18,6 +18,7 @@ from edgespec.architectures import (
     phi3,
     qwen2,
     qwen3,
+    qwen3moe,
     seed_oss,
     smollm3,
 )
@@ -25,7 +26,7 @@ from edgespec.architectures.shape import Architecture, UnsupportedError
 
 _MODULES = (
     *(llama, qwen2, qwen3, gemma3, phi3, granite),
-    *(smollm3, mistral3, gemma2, olmo2, glm4, exaone4, seed_oss, ernie4_5),
+    *(smollm3, mistral3, gemma2, olmo2, glm4, exaone4, seed_oss, ernie4_5, qwen3moe),
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(

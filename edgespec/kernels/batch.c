@@ -9,12 +9,32 @@
 #include "carver.h"
 #include "threads.h"
 
-static struct activations carve_activations(struct carver *carver, int64_t columns)
+static struct activations carve_activations(struct carver *carver, int64_t columns, size_t rows)
 {
     struct activations made = {.columns = (size_t)columns};
-    made.floats = carve(carver, ES_MOST_TOKENS * made.columns * sizeof(float));
-    made.blocks = carve(carver, ES_MOST_TOKENS * (made.columns / BLOCK) * sizeof(struct activation_block));
+    made.floats = carve(carver, rows * made.columns * sizeof(float));
+    made.blocks = carve(carver, rows * (made.columns / BLOCK) * sizeof(struct activation_block));
     return made;
+}
+
+static void carve_mixture(struct es_batch *batch, struct carver *carver)
+{
+    const struct es_model *model = batch->model;
+    struct mixture *mixture = &batch->mixture;
+    size_t entries = ES_MOST_TOKENS * (size_t)model->experts_used, experts = (size_t)model->experts;
+    if (!experts)
+        return;
+    mixture->score_stride = tile_count(model->experts) * TILE_ROWS;
+    mixture->scores = carve(carver, ES_MOST_TOKENS * mixture->score_stride * sizeof(float));
+    mixture->chosen = carve(carver, entries * sizeof *mixture->chosen);
+    mixture->weights = carve(carver, entries * sizeof *mixture->weights);
+    mixture->entries = carve(carver, entries * sizeof *mixture->entries);
+    mixture->rows = carve(carver, entries * sizeof *mixture->rows);
+    mixture->experts = carve(carver, experts * sizeof *mixture->experts);
+    mixture->starts = carve(carver, (experts + 1) * sizeof *mixture->starts);
+    mixture->gathered = carve_activations(carver, model->embedding, entries);
+    mixture->fed = carve_activations(carver, model->feed_forward, entries);
+    mixture->outputs = carve(carver, entries * (size_t)model->embedding * sizeof(float));
 }
 
 static void carve_buffers(struct es_batch *batch, struct carver *carver, size_t threads)
@@ -25,9 +45,10 @@ static void carve_buffers(struct es_batch *batch, struct carver *carver, size_t 
     batch->added = carve(carver, row * (size_t)model->embedding);
     batch->rotation = carve(carver, row * (size_t)(model->rope_tables * model->rope_length));
     batch->projected = carve(carver, row * projected_length(model));
-    batch->normed = carve_activations(carver, model->embedding);
-    batch->mixed = carve_activations(carver, (int64_t)query_length(model));
-    batch->fed = carve_activations(carver, model->feed_forward);
+    batch->normed = carve_activations(carver, model->embedding, ES_MOST_TOKENS);
+    batch->mixed = carve_activations(carver, (int64_t)query_length(model), ES_MOST_TOKENS);
+    batch->fed = carve_activations(carver, model->feed_forward, ES_MOST_TOKENS);
+    carve_mixture(batch, carver);
     batch->block_sums = carve(carver, MOST_BLOCK_SUMS * (size_t)model->head_length * sizeof(float));
     batch->standing = carve(carver, MOST_BLOCK_SUMS * sizeof *batch->standing);
     batch->paths = carve(carver, threads * ATTENTION_ROWS * PATH_POSITIONS * head);
@@ -36,6 +57,10 @@ static void carve_buffers(struct es_batch *batch, struct carver *carver, size_t 
 struct es_batch *es_batch_open(const struct es_model *model, const struct es_threads *threads, int32_t level)
 {
     if (threads->count < 1 || threads->count > ES_MOST_THREADS || !level_of(level))
+        return NULL;
+    if (model->experts && (model->experts < 1 || model->experts > ES_MOST_EXPERTS || model->experts_used < 1 ||
+                           model->experts_used > ES_MOST_EXPERTS_USED || model->experts_used > model->experts ||
+                           model->feed_forward % TILE_ROWS || model->embedding % TILE_ROWS))
         return NULL;
     struct es_batch *batch = calloc(1, sizeof *batch);
     if (!batch)

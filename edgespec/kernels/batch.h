@@ -36,6 +36,23 @@ struct head_run {
     size_t first, rows; /* among the scored rows */
 };
 
+/* What a layer with experts works on; all null for a model without. An entry is a row with one of its experts; those of
+ * one expert are neighbours. `used` is the model's experts_used. */
+struct mixture {
+    float *scores;       /* [row][score_stride]: the router's */
+    size_t score_stride; /* experts, rounded up to whole tiles */
+    int32_t *chosen;     /* [row][used]: experts, best first */
+    float *weights;      /* [row][used] */
+    int32_t *entries;    /* [row][used]: where the row with that expert is */
+    int32_t *rows;       /* [entry]: its row */
+    int32_t *experts;    /* [list]: those that have rows, ascending */
+    int32_t *starts;     /* [list + 1]: the first entry of each */
+    size_t listed;
+    struct activations gathered; /* [entry]: what gate and up read */
+    struct activations fed;      /* [entry]: what down reads */
+    float *outputs;              /* [entry][embedding] */
+};
+
 struct es_batch {
     const struct es_model *model;
     const struct level *level;
@@ -52,6 +69,7 @@ struct es_batch {
     struct activations normed; /* what the projections and the head read */
     struct activations mixed;  /* what attention gives */
     struct activations fed;    /* what the feed-forward's second half reads */
+    struct mixture mixture;
     float *block_sums;         /* [part][head_length]: attention of a row's head over a block, see mix_blocks */
     struct standing *standing; /* [part] */
     uint16_t *paths;           /* [thread][ATTENTION_ROWS][keys, values][PATH_POSITIONS][head_length] */

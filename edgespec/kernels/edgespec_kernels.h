@@ -18,10 +18,11 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 12
+#define ES_ABI 13
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
+enum { ES_MOST_EXPERTS = 1024, ES_MOST_EXPERTS_USED = 64 };
 
 enum es_status {
     ES_OK = 0,
@@ -71,7 +72,8 @@ struct es_layer {
     const float *attention_post_norm, *feed_forward_post_norm; /* of a half layer's output, before it is added; or null */
     const float *query_norm, *key_norm;                        /* of each head, or of a row's heads as one; or null */
     struct es_matrix query, key, value, output;
-    struct es_matrix gate, up, down;
+    struct es_matrix gate, up, down; /* of a mixture: those of its experts, one below another */
+    struct es_matrix router; /* one score for each expert; without tiles: the layer is no mixture */
     int64_t window;     /* positions that a row sees, its own counted; 0: all before it */
     int64_t rope_table; /* which of the model's frequencies; -1: nothing is rotated */
     int64_t joins_heads; /* query_norm and key_norm are those of a row's heads as one vector */
@@ -79,6 +81,9 @@ struct es_layer {
 
 struct es_model {
     int64_t layers, embedding, heads, kv_heads, head_length, feed_forward, vocabulary;
+    int64_t experts, experts_used; /* of a layer that is a mixture, and of one row; feed_forward is an expert's */
+    int64_t experts_normed; /* whether the weights of a row's experts add up to 1 before they are scaled */
+    double expert_scale;    /* of these weights */
     int64_t activation;  /* enum es_activation */
     int64_t rope_length; /* leading elements of a head that are rotated; even */
     int64_t rope;        /* enum es_rope */

@@ -54,12 +54,6 @@ static void keep_row(const struct row *row, int64_t layer, const float *from, si
         memcpy(slot + row->scored * columns, from, columns * sizeof *from);
 }
 
-/* Whether join_rows adds a half layer's output: it is normalised or scaled first. */
-static bool adds_later(const struct step *step, const float *post_norm)
-{
-    return post_norm || step->model->residual_scale != 1.0;
-}
-
 static void add_half(const struct step *step, const float *post_norm, float *added, float *hidden)
 {
     size_t columns = (size_t)step->model->embedding;
@@ -119,10 +113,6 @@ static size_t row_parts(const struct step *step, size_t rows)
     return rows >= LEAST_PART_ROWS * threads ? threads : 1;
 }
 
-/* Products of weights and inputs in a share large enough to divide: about 80 us, of which the exchange takes below 1 %.
- * Fewer than 4 rows take as long as 4, since reading the weights takes longer. */
-enum { WORTH_PRODUCTS = 1 << 23, LEAST_COSTLY_ROWS = 4 };
-
 /* An item is `lanes` outputs of one part of the rows; a thread's share is all outputs of a part. */
 static struct pool_items divide_product(const struct step *step, size_t rows, size_t outputs, size_t lanes, size_t columns,
                                         bool uniform)
@@ -170,8 +160,8 @@ static void multiply_part(const struct step *step, const struct product *product
     multiply_tiles(step->level, own, count, part.begin, part.end, &input, part.rows);
 }
 
-static void multiply(const struct step *step, const struct product *products, size_t count,
-                     const struct activations *x, size_t rows)
+void multiply(const struct step *step, const struct product *products, size_t count, const struct activations *x,
+              size_t rows)
 {
     size_t tiles = product_tiles(products, count);
     bool uniform = true;
@@ -211,61 +201,72 @@ static void add_product(const struct step *step, const struct es_matrix *matrix,
 typedef void join_function(const float *gate, const float *up, size_t length, float *y);
 
 /* Quantises block `block` of rows first .. first + count - 1 for the feed-forward's second half. */
-static void put_fed(const struct step *step, const struct es_layer *layer, size_t block, size_t first, size_t count,
+static void put_fed(const struct step *step, const struct feeding *feeding, size_t block, size_t first, size_t count,
                     float (*from)[BLOCK])
 {
-    struct activations *to = &step->batch->fed;
+    const struct activations *to = feeding->to;
     size_t blocks = to->columns / BLOCK;
-    if (takes_quantised_input(layer->down.type))
+    if (takes_quantised_input(feeding->down_type))
         step->level->quantise(from[0], count, to->blocks + first * blocks + block, blocks);
     else
         for (size_t i = 0; i < count; i++)
             memcpy(to->floats + (first + i) * to->columns + block * BLOCK, from[i], sizeof from[i]);
 }
 
-static void feed_block(const struct step *step, const struct es_layer *layer, join_function *join, size_t block,
-                       const struct part *part)
+static void feed_block(const struct step *step, const struct feeding *feeding, join_function *join, size_t block,
+                       size_t start, size_t rows)
 {
-    for (size_t pass = 0; pass < pass_count(part->rows); pass++) {
-        size_t first = pass_start(part->rows, pass), here = pass_start(part->rows, pass + 1) - first;
+    for (size_t pass = 0; pass < pass_count(rows); pass++) {
+        size_t first = pass_start(rows, pass), here = pass_start(rows, pass + 1) - first;
         float joined[PASS_ROWS][BLOCK];
-        first += part->first;
+        first += start;
         for (size_t half = 0; half < 2; half++) {
             float gate[PASS_ROWS][TILE_ROWS], up[PASS_ROWS][TILE_ROWS];
-            multiply_tile(step->level, &layer->gate, 2 * block + half, &step->batch->normed, first, here, gate);
-            multiply_tile(step->level, &layer->up, 2 * block + half, &step->batch->normed, first, here, up);
+            multiply_tile(step->level, feeding->gate, 2 * block + half, feeding->from, first, here, gate);
+            multiply_tile(step->level, feeding->up, 2 * block + half, feeding->from, first, here, up);
             for (size_t r = 0; r < here; r++)
                 join(gate[r], up[r], TILE_ROWS, joined[r] + half * TILE_ROWS);
         }
-        put_fed(step, layer, block, first, here, joined);
+        put_fed(step, feeding, block, first, here, joined);
     }
 }
 
-static void feed_block_in_pairs(const struct step *step, const struct es_layer *layer, join_function *join,
-                                size_t block, const struct part *part)
+static void feed_block_in_pairs(const struct step *step, const struct feeding *feeding, join_function *join,
+                                size_t block, size_t first, size_t rows)
 {
-    const struct es_matrix *const matrices[2] = {&layer->gate, &layer->up};
+    const struct es_matrix *const matrices[2] = {feeding->gate, feeding->up};
     float both[MOST_PAIR_ROWS][2][TILE_ROWS], joined[MOST_PAIR_ROWS][BLOCK];
     for (size_t half = 0; half < 2; half++) {
         const size_t tiles[2] = {2 * block + half, 2 * block + half};
-        multiply_pair(step->level, matrices, tiles, &step->batch->normed, part->first, part->rows, both);
-        for (size_t r = 0; r < part->rows; r++)
+        multiply_pair(step->level, matrices, tiles, feeding->from, first, rows, both);
+        for (size_t r = 0; r < rows; r++)
             join(both[r][0], both[r][1], TILE_ROWS, joined[r] + half * TILE_ROWS);
     }
-    put_fed(step, layer, block, part->first, part->rows, joined);
+    put_fed(step, feeding, block, first, rows, joined);
 }
 
-/* The feed-forward's gate and input, joined and quantised while both are in the cache: 32 outputs at a time. */
-static void feed(const struct step *step, const struct es_layer *layer)
+/* The gate and the input of a feed-forward, joined and quantised while both are in the cache: 32 outputs at a time. */
+void feed_blocks(const struct step *step, const struct feeding *feeding, size_t begin, size_t end, size_t first,
+                 size_t rows)
 {
     join_function *join = step->model->activation == ES_SWIGLU ? step->level->swiglu : step->level->geglu;
+    int in_pairs = takes_pairs(step->level, feeding->gate, feeding->up, rows);
+    for (size_t block = begin; block < end; block++)
+        (in_pairs ? feed_block_in_pairs : feed_block)(step, feeding, join, block, first, rows);
+}
+
+static void feed(const struct step *step, const struct es_layer *layer)
+{
+    const struct feeding feeding = {.gate = &layer->gate,
+                                    .up = &layer->up,
+                                    .from = &step->batch->normed,
+                                    .to = &step->batch->fed,
+                                    .down_type = layer->down.type};
     size_t rows = step->rows->count, blocks = step->batch->fed.columns / BLOCK;
     size_t columns = step->batch->normed.columns;
     for (struct pool_items own = divide_product(step, rows, blocks, 2 * BLOCK, columns, true); pool_take(&own);) {
         const struct part part = part_of(step, rows, blocks, &own);
-        int in_pairs = takes_pairs(step->level, &layer->gate, &layer->up, part.rows);
-        for (size_t block = part.begin; block < part.end; block++)
-            (in_pairs ? feed_block_in_pairs : feed_block)(step, layer, join, block, &part);
+        feed_blocks(step, &feeding, part.begin, part.end, part.first, part.rows);
     }
 }
 
@@ -315,6 +316,39 @@ static void cap_scores(const struct step *step)
         work;                                 \
     } while (0)
 
+/* A layer's second half after its norm. Returns false if the forward was cancelled. */
+static bool feed_forward(const struct step *step, const struct es_layer *layer)
+{
+    struct pool *pool = step->batch->pool;
+    if (!layer->router.tiles) {
+        feed(step, layer);
+        if (!pool_barrier(pool))
+            return false;
+        add_product(step, &layer->down, &step->batch->fed, layer->feed_forward_post_norm);
+        return true;
+    }
+    route(step, layer);
+    if (!pool_barrier(pool))
+        return false;
+    choose_experts(step);
+    if (!pool_barrier(pool))
+        return false;
+    list_experts(step);
+    if (!pool_barrier(pool))
+        return false;
+    gather_rows(step, layer);
+    if (!pool_barrier(pool))
+        return false;
+    feed_experts(step, layer);
+    if (!pool_barrier(pool))
+        return false;
+    multiply_experts(step, layer);
+    if (!pool_barrier(pool))
+        return false;
+    add_experts(step, layer);
+    return true;
+}
+
 void forward_on(void *context, int thread)
 {
     struct es_batch *batch = context;
@@ -363,8 +397,8 @@ void forward_on(void *context, int thread)
                                .layer = NO_LAYER,
                                .count = step->rows->count};
         THEN(join_rows(step, joint));
-        THEN(feed(step, layer));
-        THEN(add_product(step, &layer->down, &batch->fed, layer->feed_forward_post_norm));
+        if (!pool_barrier(batch->pool) || !feed_forward(step, layer))
+            return;
         post_norm = layer->feed_forward_post_norm;
         adds = adds_later(step, post_norm);
         done = (int64_t)number;

@@ -181,6 +181,12 @@ def test_an_unknown_architecture_is_refused_with_the_supported_ones(tmp_path: Pa
     assert "--to onnx" in (caught.value.hint or "")
 
 
+def test_a_mixture_of_experts_is_refused_with_what_converts_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="a mixture of experts, which") as caught:
+        config(tmp_path, architectures=["Qwen3MoeForCausalLM"], num_experts=128)
+    assert caught.value.hint == "llama.cpp's convert_hf_to_gguf.py converts it"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -23,6 +23,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"quant": "Q4_0", "layers": 2},
     {"quant": "Q8_0", "architecture": "gemma3", "window": 30, "kv_heads": 1, "layers": 6},
     {"quant": "F32", "architecture": "qwen3", "head_length": 48, "layers": 2},
+    {"quant": "Q4_0", "architecture": "qwen3moe", "experts": (40, 5), "layers": 2},
     {"quant": "Q8_0", "heads": 8, "kv_heads": 2, "architecture": "qwen2", "width": 128},
 )
 CALLS = 60  # of each model

@@ -16,10 +16,10 @@ def quantize(values: Floats, kind: gguf.GGMLQuantizationType) -> NDArray[np.uint
     """The matrix in any type with a native kernel: gguf.quantize's types and K-quants."""
     if kind.name not in ("Q4_K", "Q5_K", "Q6_K"):
         return np.asarray(gguf.quantize(values, kind))
-    rows, columns = values.shape
+    columns = values.shape[-1]
     blocks = values.reshape(-1, 256)
     packed = _six(blocks) if kind.name == "Q6_K" else _four_or_five(blocks, int(kind.name[1]))
-    return packed.reshape(rows, columns // 256 * packed.shape[1])
+    return packed.reshape(*values.shape[:-1], columns // 256 * packed.shape[1])
 
 
 def _halves(values: Floats) -> tuple[Floats, Bytes]:

@@ -38,6 +38,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi3 F32": {"quant": "F32", "architecture": "phi3", "heads": 4, "kv_heads": 4},
     "phi3 Q8_0": {"quant": "Q8_0", "architecture": "phi3"},
     "olmo2 Q8_0": {"quant": "Q8_0", "architecture": "olmo2", "layers": 5, "window": 40},
+    "qwen3moe F32": {"quant": "F32", "architecture": "qwen3moe", "experts": (20, 4)},
+    "qwen3moe Q4_0": {"quant": "Q4_0", "architecture": "qwen3moe", "head_length": 64},
     "gemma2 Q8_0": {"quant": "Q8_0", "architecture": "gemma2", "layers": 3, "window": 60},
 }
 
@@ -97,6 +99,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "window": 40,
         "settings": {name: _YARN[name] for name in list(_YARN)[:3]},
     },
+    "qwen3moe Q8_0": {"quant": "Q8_0", "architecture": "qwen3moe", "experts": (16, 3)},
+    "qwen3moe Q4_K": {"quant": "Q4_K", "architecture": "qwen3moe", "width": 256, "experts": (5, 5)},
+    "qwen3moe of one expert": {"architecture": "qwen3moe", "experts": (1, 1)},
     "glm4": {"architecture": "glm4", "rope_length": 16},
     "exaone4": {"architecture": "exaone4"},
     "seed_oss": {"architecture": "seed_oss"},

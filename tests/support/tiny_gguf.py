@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.architectures.shape import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Part, Sizes, layer_parts
+from edgespec.architectures.shape import LONG_FACTORS, ROPE_FACTORS, ROUTER, SHORT_FACTORS, Part, Sizes, layer_parts
 from edgespec.architectures.table import find
 from tests.support.k_quants import quantize
 
@@ -37,7 +37,7 @@ _FILE_TYPES: dict[Quant, gguf.LlamaFileType] = {
 }
 
 # Attention scores with a spread of about 2: positions matter, and the text does not repeat soon.
-_SCALES = {"attn_q": 2.0, "attn_output": 2.0, "ffn_down": 2.0}
+_SCALES = {"attn_q": 2.0, "attn_output": 2.0, "ffn_down": 2.0, ROUTER: 2.0}
 _EVEN = ("attn_norm", "ffn_norm")  # norms whose weights are all one
 
 CHATML = (
@@ -95,6 +95,7 @@ def write_tiny_gguf(
     long_factors: bool = False,
     rope_length: int | None = None,
     leave_out: Sequence[int] = (),
+    experts: tuple[int, int] = (6, 2),
     settings: Mapping[str, int | float | str] | None = None,
 ) -> Path:
     """Write a model to ``path`` and return the path.
@@ -109,6 +110,7 @@ def write_tiny_gguf(
 
     ``head_length`` is width / heads unless given, and ``rope_length`` as long. ``rope_factors`` writes Llama 3's
     divisors of rotary frequencies, ``long_factors`` those for short and for long contexts.
+    Of ``experts`` each layer has the first number and each row uses the second, if the architecture has any.
     Layers of ``leave_out`` are drawn but not written, and later layers move up. ``settings``: more keys of the
     architecture.
     """
@@ -131,6 +133,11 @@ def write_tiny_gguf(
     if window:
         writer.add_sliding_window(window)
     writer.add_rope_freq_base(1e6 if architecture == "gemma3" else 10000.0)
+    form = find(architecture)
+    if form.experts is not None:
+        writer.add_expert_count(experts[0])
+        writer.add_expert_used_count(experts[1])
+        writer.add_expert_feed_forward_length(width)
     for key, value in (settings or {}).items():
         add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{architecture}.{key}", value)
@@ -170,12 +177,12 @@ def write_tiny_gguf(
         layers=layers,
         context=context_length,
         width=width,
-        inner=2 * width,
+        inner=2 * width if form.experts is None else width,
         heads=heads,
         kv_heads=kv_heads,
         head=head_width,
+        experts=0 if form.experts is None else experts[0],
     )
-    form = find(architecture)
     for layer in range(layers):
         number = written.get(layer, layers)  # a layer that is left out has a number that is not written
         for name, data in _layer(random, layer_parts(form, sizes, (), number, all_biases=form.saved.needs_biases)):
@@ -184,7 +191,7 @@ def write_tiny_gguf(
             if data.ndim == 1:
                 writer.add_tensor(name, data)
             else:
-                _add(writer, name, data, quant)
+                _add(writer, name, data, "F32" if ROUTER in name else quant)  # as llama.cpp's quantiser leaves it
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     # Logits with a spread of about 3, so that distributions are neither flat nor one-hot.
     head = _normal(random, rows, width, 3.0)
@@ -206,15 +213,20 @@ def _layer(
     matrices: dict[str, list[npt.NDArray[np.float32]]] = {}
     biases: dict[str, int] = {}
     norms: dict[str, int] = {}
+    experts: dict[str, int] = {}
     for role, part in parts:
         if part.columns is None:
             norms[part.tensor] = part.rows
             continue
         rows = _normal(random, part.rows, part.columns, _SCALES.get(role, 1.0))
         matrices.setdefault(part.tensor, []).append(rows)
+        if part.experts:
+            experts[part.tensor] = part.experts
         if part.bias is not None:
             biases[part.bias] = part.height
-    yield from ((name, np.concatenate(drawn)) for name, drawn in matrices.items())
+    for name, drawn in matrices.items():
+        whole = np.concatenate(drawn)
+        yield name, whole.reshape(experts[name], -1, whole.shape[1]) if name in experts else whole
     yield from ((name, random.standard_normal(length, dtype=np.float32)) for name, length in biases.items())
     for name, length in norms.items():
         role = name.split(".")[2]

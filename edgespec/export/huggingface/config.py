@@ -43,6 +43,9 @@ Table: TypeAlias = npt.NDArray[np.float32]
 _MOST_POSITIONS, _MOST_LAYERS, _MOST_WIDTH, _MOST_FEED_FORWARD = 2**31 - 1, 512, 2**20, 2**24
 _MOST_HEADS, _MOST_HEAD_WIDTH, _MOST_TOKENS = 2**14, 2**16, 2**24
 
+# transformers' names of the number of experts.
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 _EPSILON = 1e-6  # transformers' default for all architectures
 _MOST_ROPE_FACTOR = 1e6
 _MOST_SCALE = 1e6
@@ -133,6 +136,11 @@ def _class_of(fields: Fields) -> str:
     found = named[0] if named else MODEL_TYPES.get(fields.text("model_type") or "", fields.raw("model_type"))
     if not isinstance(found, str):
         raise fields.wrong("architectures", "an array of names")
+    if found not in CLASSES and any(fields.raw(member) is not None for member in _EXPERT_COUNTS):
+        raise InvalidRequestError(
+            f"{fields.path}: it is a mixture of experts, which edgespec does not convert to GGUF",
+            hint="llama.cpp's convert_hf_to_gguf.py converts it",
+        )
     if found not in CLASSES:
         raise InvalidRequestError(
             f"models of the architecture {found[:80]!a} cannot be converted to GGUF; "

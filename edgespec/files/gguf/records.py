@@ -358,16 +358,18 @@ class GgufHeader:
         mixture of experts, only the experts that one token uses count.
         """
         tied = not any(tensor.name == "output.weight" for tensor in self.tensors)
+        return sum(
+            self.bytes_read_of(tensor)
+            for tensor in self.tensors
+            if tensor.name not in _LOOKUP_TABLES or (tied and tensor.name == "token_embd.weight")
+        )
+
+    def bytes_read_of(self, tensor: TensorInfo) -> int:
+        """Bytes of a tensor that a forward of width 1 reads: all, or those of the experts that a token uses."""
         experts, used = self._optional("expert_count"), self._optional("expert_used_count")
-        total = 0
-        for tensor in self.tensors:
-            if tensor.name in _LOOKUP_TABLES and not (tied and tensor.name == "token_embd.weight"):
-                continue
-            if "_exps." in tensor.name and 0 < used < experts:
-                total += tensor.byte_count * used // experts
-            else:
-                total += tensor.byte_count
-        return total
+        if "_exps." in tensor.name and 0 < used < experts:
+            return tensor.byte_count * used // experts
+        return tensor.byte_count
 
     def kv_bytes_per_token(self, bits_per_element: float) -> int:
         """Bytes of key-value cache per token, all layers, rounded up; 16 bits per element is llama.cpp's default.

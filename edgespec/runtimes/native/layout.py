@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from edgespec.architectures.shape import (
     EMBEDDING,
     HEAD,
     OUTPUT_NORM,
+    ROUTER,
     Facts,
     Layer,
     Part,
@@ -22,6 +25,7 @@ from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
 from edgespec.runtimes.native.tensors import TYPES, LayerTensors, ModelLayout, Rope, WeightTensor
 
 SUPER_BLOCK = 256  # columns that share scales of scales in the K types
+MOST_EXPERTS, MOST_EXPERTS_USED = 1024, 64  # of a layer and of a row, for the kernels' lists
 BLOCK = 32  # columns that are quantised together, in weights and in activations
 LANES = 16  # elements of a head that attention loads at a time
 
@@ -126,24 +130,29 @@ class _Reader:
             query_span=scales.span,
             joins_heads=shape.joins_heads,
             original_context=shape.original_context,
+            experts=shape.experts,
             activation=GEGLU if architecture.gelu else SWIGLU,
-            layers=tuple(map(self._layer, shape.layers)),
+            layers=tuple(self._layer(layer, shape) for layer in shape.layers),
             output_norm=self._floats(OUTPUT_NORM),
             head=head,
             embedding_rows=embedding_rows,
         )
 
-    def _layer(self, layer: Layer) -> LayerTensors:
-        parts = layer.parts
-        matrices: dict[str, Any] = {name: self._matrix(parts[role]) for name, role in _MATRICES.items()}
+    def _layer(self, layer: Layer, shape: Shape) -> LayerTensors:
+        parts, used = layer.parts, 0 if shape.experts is None else shape.experts.used
+        matrices: dict[str, Any] = {name: self._matrix(parts[role], used) for name, role in _MATRICES.items()}
+        if ROUTER in parts:
+            matrices["router"] = self._matrix(parts[ROUTER], used)
         norms: dict[str, Any] = {
             name: self._floats(parts[role].tensor) if role in parts else None for name, role in _NORMS.items()
         }
         return LayerTensors(**matrices, **norms, window=layer.window, rope_table=layer.rope if layer.turns else None)
 
-    def _matrix(self, part: Part) -> WeightTensor:
+    def _matrix(self, part: Part, used: int) -> WeightTensor:
         assert part.columns is not None
         whole = self._weights(part.tensor, part.height, part.columns, self._optional(part.bias))
+        if part.experts:
+            return replace(whole, read=Fraction(used, part.experts))
         return whole.some_rows(part.first, part.rows)
 
     def _weights(self, name: str, rows: int, columns: int, bias: TensorInfo | None = None) -> WeightTensor:
@@ -188,6 +197,12 @@ def _check_limits(shape: Shape) -> None:
     for what, count in (("embedding", sizes.width), ("feed-forward", sizes.inner), ("heads", sizes.queries)):
         if count < BLOCK or count % BLOCK:
             raise UnsupportedError(f"the length {count} of its {what} is not a multiple of {BLOCK}")
+    experts = shape.experts
+    if experts is not None and (experts.count > MOST_EXPERTS or experts.used > MOST_EXPERTS_USED):
+        raise UnsupportedError(
+            f"a row uses {experts.used} of its {experts.count} experts, and the kernels take at most "
+            f"{MOST_EXPERTS_USED} of {MOST_EXPERTS}"
+        )
     # 32 outputs of attention, which are quantised together, must lie within one group of heads.
     sharing = sizes.heads // sizes.kv_heads
     if sizes.head % LANES or sharing * sizes.head % BLOCK:

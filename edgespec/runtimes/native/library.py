@@ -29,7 +29,7 @@ NOTE_NAME = "not_built.txt"
 DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 12
+ABI = 13
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE, NONE_ALLOWED = range(6)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
@@ -69,6 +69,7 @@ class Layer(ctypes.Structure):
         ("gate", Matrix),
         ("up", Matrix),
         ("down", Matrix),
+        ("router", Matrix),
         ("window", c_int64),
         ("rope_table", c_int64),
         ("joins_heads", c_int64),
@@ -146,6 +147,10 @@ class NativeModelStruct(ctypes.Structure):
         ("head_length", c_int64),
         ("feed_forward", c_int64),
         ("vocabulary", c_int64),
+        ("experts", c_int64),
+        ("experts_used", c_int64),
+        ("experts_normed", c_int64),
+        ("expert_scale", c_double),
         ("activation", c_int64),
         ("rope_length", c_int64),
         ("rope", c_int64),

@@ -19,7 +19,7 @@ from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.sequence import NativeSequence
-from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by
+from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by, spared_of_forward
 from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarFile, load_weights, sidecar_of
 from edgespec.runtimes.runtime import AS_FILED, DraftForm
 from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
@@ -145,14 +145,15 @@ def _facts_of_part(
 ) -> ModelFacts:
     """``facts`` are those of the whole file, with the weights as filed."""
     spared = spared_by(layout)
-    read, kv = facts.bytes_per_forward - spared, facts.kv_bytes_per_token
+    read, kv = facts.bytes_per_forward - spared_of_forward(layout), facts.kv_bytes_per_token
     settings = dict(facts.settings)
     if spared:
         settings["weights"] = REQUANTIZED_TYPE
     if skipped:
         blocks = tuple(f"blk.{number}." for number in skipped)
-        read -= sum(tensor.byte_count for tensor in header.tensors if tensor.name.startswith(blocks))
-        read += sum(weight.spared_bytes for number in skipped for weight in layout.layers[number].matrices.values())
+        read -= sum(map(header.bytes_read_of, (each for each in header.tensors if each.name.startswith(blocks))))
+        spared_of = (weight for number in skipped for weight in layout.layers[number].matrices.values())
+        read += sum(weight.spared_of_forward for weight in spared_of)
         kv = kv // header.block_count * (header.block_count - len(skipped))  # all layers have the same cache
         settings["skipped_layers"] = ",".join(map(str, skipped))
     if head_rows is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
-from edgespec.architectures.shape import Rope as RopeForm
+from edgespec.architectures.shape import Experts, Rope as RopeForm
 from edgespec.files.gguf.records import GGML_TYPES, TensorInfo
 
 # The types with kernels, by their numbers in GGUF and in the kernels.
@@ -38,13 +39,15 @@ _WORTH_IT = 0.85
 
 @dataclass(frozen=True, slots=True)
 class WeightTensor:
-    """One matrix, ``rows`` x ``columns``, and its bias. ``kept_as``: the type of its layout, if not the file's."""
+    """One matrix, ``rows`` x ``columns``, and its bias. ``kept_as``: the type of its layout, if not the file's.
+    ``read``: the part of its rows that a forward of one row reads, which chooses some of a layer's experts."""
 
     tensor: TensorInfo
     bias: TensorInfo | None
     rows: int
     columns: int
     kept_as: str | None = None
+    read: Fraction = Fraction(1)
 
     def some_rows(self, first: int, rows: int) -> WeightTensor:
         """These rows as a matrix, such as the queries' of a tensor of queries, keys and values. Raises ValueError."""
@@ -78,6 +81,11 @@ class WeightTensor:
         """How many bytes the type of the layout saves compared with the file's."""
         return self.rows * (self.row_bytes - self.kept_row_bytes)
 
+    @property
+    def spared_of_forward(self) -> int:
+        """How many bytes less a forward of one row reads."""
+        return int(self.read * self.spared_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTensors:
@@ -96,6 +104,7 @@ class LayerTensors:
     down: WeightTensor
     window: int
     rope_table: int | None
+    router: WeightTensor | None = None
 
     @property
     def matrices(self) -> Mapping[str, WeightTensor]:
@@ -108,7 +117,7 @@ class LayerTensors:
             "gate": self.gate,
             "up": self.up,
             "down": self.down,
-        }
+        } | ({} if self.router is None else {"router": self.router})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +170,7 @@ class ModelLayout:
     query_span: int = 1
     joins_heads: bool = False
     original_context: int = 0
+    experts: Experts | None = None
     activation: int
     layers: tuple[LayerTensors, ...]
     output_norm: TensorInfo
@@ -186,8 +196,14 @@ def spared_by(layout: ModelLayout) -> int:
     return sum(weight.spared_bytes for weight in layout.matrices)
 
 
+def spared_of_forward(layout: ModelLayout) -> int:
+    """How many bytes less a forward of one row reads."""
+    return sum(weight.spared_of_forward for weight in layout.matrices)
+
+
 def _requantize_layer(layer: LayerTensors) -> LayerTensors:
-    requantized: Any = {name: _requantize(weight) for name, weight in layer.matrices.items()}
+    # A rounded router would choose other experts, and it is a thousandth of a layer.
+    requantized: Any = {name: _requantize(weight) for name, weight in layer.matrices.items() if name != "router"}
     return replace(layer, **requantized)
 
 

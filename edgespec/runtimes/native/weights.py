@@ -101,7 +101,7 @@ class NativeWeights:
         return int(address)
 
     def _describe(self, layout: ModelLayout) -> NativeModelStruct:
-        long_ropes = tuple(rope.at_length for rope in layout.ropes)
+        long_ropes, experts = tuple(rope.at_length for rope in layout.ropes), layout.experts
         layers = (Layer * len(layout.layers))()
         for layer, tensors in zip(layers, layout.layers, strict=True):
             for name, weight in tensors.matrices.items():
@@ -119,6 +119,10 @@ class NativeWeights:
             head_length=layout.head_length,
             feed_forward=layout.feed_forward,
             vocabulary=layout.vocabulary,
+            experts=0 if experts is None else experts.count,
+            experts_used=0 if experts is None else experts.used,
+            experts_normed=experts is not None and experts.normed,
+            expert_scale=1.0 if experts is None else experts.scale,
             activation=layout.activation,
             rope_length=layout.rope_length,
             rope=layout.rope_pairs,
