@@ -18,10 +18,12 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.model import NativeSettings
+from edgespec.runtimes.native.tensors import TYPES
 from tests.runtimes.contract import equal, logits
 from tests.support.command_line import run_cli
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
+from tests.support.native_batches import part_of
 from tests.support.native_models import some_tokens
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer
@@ -106,10 +108,8 @@ def test_requantised_experts_are_smaller_and_their_router_stays(mixture: Path) -
         ratio = small.facts.bytes_per_forward / whole.facts.bytes_per_forward
         assert 18 / 34 < ratio < 0.7
         assert 0 < half.facts.bytes_per_forward < small.facts.bytes_per_forward
-        part = small._weights  # nothing else tells in which type a matrix is laid out
-        assert part is not None
-        assert part.weights.struct.layer[0].router.type == 0
-        assert part.weights.struct.layer[0].gate.type == 2
+        layer = part_of(small).weights.struct.layer[0]
+        assert (layer.router.type, layer.gate.type) == (TYPES["F32"], TYPES["Q4_0"])
 
 
 # ------------------------------------------------------------------------------------------------- files
@@ -168,12 +168,13 @@ def test_a_property_of_experts_that_the_kernels_lack_is_refused_by_name(mixture:
 
 
 def test_more_experts_than_the_kernels_take_are_refused(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"architecture": "qwen3moe", "width": 32, "heads": 2, "kv_heads": 1, "layers": 1}
     for experts in ((1025, 1), (65, 65)):
-        path = write_tiny_gguf(tmp_path / "many.gguf", architecture="qwen3moe", width=32, layers=1, experts=experts)
+        path = write_tiny_gguf(tmp_path / "many.gguf", experts=experts, **shape)
         assert unsupported_reason(read_header(path)) == (
             f"a row uses {experts[1]} of its {experts[0]} experts, and the kernels take at most 64 of 1024"
         )
-    path = write_tiny_gguf(tmp_path / "most.gguf", architecture="qwen3moe", width=32, layers=1, experts=(1024, 64))
+    path = write_tiny_gguf(tmp_path / "most.gguf", experts=(1024, 64), **shape)
     assert all(np.isfinite(row).all() for row in rows_of(path))
 
 
