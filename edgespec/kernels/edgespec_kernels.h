@@ -73,7 +73,7 @@ struct es_layer {
     const float *query_norm, *key_norm;                        /* of each head, or of a row's heads as one; or null */
     struct es_matrix query, key, value, output;
     struct es_matrix gate, up, down; /* of a mixture: those of its experts, one below another */
-    struct es_matrix router; /* one score for each expert; without tiles: the layer is no mixture */
+    struct es_matrix router; /* one score for each expert; without tiles in a layer that has one feed-forward */
     int64_t window;     /* positions that a row sees, its own counted; 0: all before it */
     int64_t rope_table; /* which of the model's frequencies; -1: nothing is rotated */
     int64_t joins_heads; /* query_norm and key_norm are those of a row's heads as one vector */
