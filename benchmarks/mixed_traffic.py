@@ -24,7 +24,7 @@ import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -141,7 +141,8 @@ class Client:
             for _ in range(chance.randrange(8)):
                 response.readline()
             if chance.random() < 0.5 and own is not None:
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                with suppress(OSError):  # the answer has ended, and the socket is closed
+                    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def send_nonsense(self, chance: random.Random) -> None:
         """A body that is refused: malformed JSON, wrong types, a prompt that is too long or a body that is."""

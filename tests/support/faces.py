@@ -31,12 +31,15 @@ class Way:
     piece: Callable[[Reply], Said] | None = None
 
     def streamed(self, lines: Iterable[str]) -> Said:
-        """What the lines of a stream say together."""
+        """What the lines of a stream say together. Raises ValueError for a stream that ends with an error."""
         assert self.piece is not None
         text, ended = "", None
         for line in lines:
             if (found := line.removeprefix("data: ")).startswith("{"):
-                more, reason = self.piece(json.loads(found))
+                event = json.loads(found)
+                if event.get("error"):  # the response had begun: it waited
+                    raise ValueError(found)
+                more, reason = self.piece(event)
                 text, ended = text + more, reason or ended
         return text, ended
 
