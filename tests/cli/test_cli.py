@@ -361,10 +361,10 @@ def test_a_random_seed_is_shown_and_reproduces_the_answer(pair: tuple[str, ...],
     base = ("generate", "hello world", *pair, "--max-tokens", "20", "--temperature", "0.9")
     drawn = here(*base, "--json").json
     assert isinstance(drawn["seed"], int)
-    told = here(*base, "--seed", str(drawn["seed"]))
+    told = here(*base, "--seed", str(drawn["seed"]), "--verbose")
     assert told.out == drawn["text"] + "\n"
     assert f"seed {drawn['seed']}" in " ".join(told.err.split())
-    greedy = here(*base[:-1], "0")
+    greedy = here(*base[:-1], "0", "--verbose")
     assert "seed" not in greedy.err
     assert here(*base[:-1], "0", "--json").json["seed"] is None
 
