@@ -377,19 +377,11 @@ def test_a_drafter_that_llama_cpp_cannot_load_does_not_end_the_answer(
 
 
 @pytest.mark.parametrize("lookup", [False, True])
-def test_a_drafter_without_room_does_not_end_the_answer(
-    tiny: TinyModels, expected: tuple[int, ...], lookup: bool
-) -> None:
-    """The size is in the header, so the plan leaves the drafter out from the start."""
+def test_a_named_drafter_without_room_is_an_error(tiny: TinyModels, lookup: bool) -> None:
+    """The size is in the header, so nothing of it is read."""
     limits = Limits(max_memory_bytes=needed_bytes(tiny.target, 2048, first_runtime()) + 1)
-    with tiny.load(limits=limits, lookup=lookup, depth=4) as engine:
-        assert [drafter.kind for drafter in engine.drafters] == (["lookup"] if lookup else [])
-        assert engine.plan.drafter is None or engine.plan.drafter.model is None
-        done = say_hello(engine)
-        assert done.token_ids == expected
-        assert done.speculation_off is not None
-        assert "drafter needs about" in done.speculation_off
-        assert "model" not in done.stats.rounds_by_source
+    with pytest.raises(MemoryLimitError, match="drafter needs about"):
+        tiny.load(limits=limits, lookup=lookup, depth=4)
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
@@ -407,7 +399,7 @@ def test_a_target_larger_than_the_memory_limit_is_not_loaded(
     assert caught.value.available_bytes == limit
     assert caught.value.hint is not None
     with pytest.raises(AssertionError, match="it was loaded"):  # with one more byte the target is loaded
-        tiny.load(limits=Limits(max_memory_bytes=limit + 1), runtime=runtime)
+        tiny.load(draft="none", limits=Limits(max_memory_bytes=limit + 1), runtime=runtime)
 
 
 def test_a_target_that_fits_only_in_another_runtime_runs_there(tiny: TinyModels) -> None:
