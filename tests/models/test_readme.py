@@ -54,8 +54,7 @@ def test_make_chat_answers_prompts_from_a_pipe() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    status = [line for line in done.stderr.splitlines() if "tok/s" in line]
-    assert len(status) == 2, done.stderr
+    assert "tok/s" not in done.stderr, done.stderr
     assert len(done.stdout.strip().splitlines()) >= 2
 
 
