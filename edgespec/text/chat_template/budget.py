@@ -60,8 +60,8 @@ class TemplateLimits:
     #: All values made, freed or not, which also bounds the peak: with the output and its pieces the process grows by
     #: less than 50 MB.
     total_bytes: int = 20 * 1024 * 1024
-    #: Of the processor: a machine under load refuses no template. Real ones render in 1 to 10 ms: this is fifty times as
-    #: much.
+    #: Of the processor, so a machine under load refuses no template. Real ones render in 1 to 10 ms: this is fifty
+    #: times as much.
     deadline_s: float = 0.5
 
 
