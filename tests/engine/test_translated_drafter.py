@@ -80,7 +80,7 @@ def rounds_with(tiny: TinyModels, draft: Path) -> list[list[tuple[int, int]]]:
 def test_in_another_order_it_guesses_what_it_guesses_in_the_targets(
     tiny: TinyModels, foreign: dict[str, Path]
 ) -> None:
-    # A round waits for its drafter for a limited time: on a busy machine one of them may go on without guesses.
+    # A round waits for its drafter for a limited time: on a busy machine one of them may have no guesses.
     tries = 3
     assert any(rounds_with(tiny, tiny.drafter) == rounds_with(tiny, foreign["another order"]) for _ in range(tries))
 
