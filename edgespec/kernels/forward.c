@@ -316,39 +316,6 @@ static void cap_scores(const struct step *step)
         work;                                 \
     } while (0)
 
-/* A layer's second half after its norm. Returns false if the forward was cancelled. */
-static bool feed_forward(const struct step *step, const struct es_layer *layer)
-{
-    struct pool *pool = step->batch->pool;
-    if (!layer->router.tiles) {
-        feed(step, layer);
-        if (!pool_barrier(pool))
-            return false;
-        add_product(step, &layer->down, &step->batch->fed, layer->feed_forward_post_norm);
-        return true;
-    }
-    route(step, layer);
-    if (!pool_barrier(pool))
-        return false;
-    choose_experts(step);
-    if (!pool_barrier(pool))
-        return false;
-    list_experts(step);
-    if (!pool_barrier(pool))
-        return false;
-    gather_rows(step, layer);
-    if (!pool_barrier(pool))
-        return false;
-    feed_experts(step, layer);
-    if (!pool_barrier(pool))
-        return false;
-    multiply_experts(step, layer);
-    if (!pool_barrier(pool))
-        return false;
-    add_experts(step, layer);
-    return true;
-}
-
 void forward_on(void *context, int thread)
 {
     struct es_batch *batch = context;
@@ -397,8 +364,18 @@ void forward_on(void *context, int thread)
                                .layer = NO_LAYER,
                                .count = step->rows->count};
         THEN(join_rows(step, joint));
-        if (!pool_barrier(batch->pool) || !feed_forward(step, layer))
-            return;
+        if (layer->router.tiles) {
+            THEN(route(step, layer));
+            THEN(choose_experts(step));
+            THEN(list_experts(step));
+            THEN(gather_rows(step, layer));
+            THEN(feed_experts(step, layer));
+            THEN(multiply_experts(step, layer));
+            THEN(add_experts(step, layer));
+        } else {
+            THEN(feed(step, layer));
+            THEN(add_product(step, &layer->down, &batch->fed, layer->feed_forward_post_norm));
+        }
         post_norm = layer->feed_forward_post_norm;
         adds = adds_later(step, post_norm);
         done = (int64_t)number;

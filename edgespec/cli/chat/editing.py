@@ -64,9 +64,8 @@ class EditedPrompts:
             with enter_as_key():  # also for keys typed before the editor starts
                 ahead = begun + _typed_ahead()
                 sent = ahead.removesuffix("\n")
-                whole = (
-                    sent != ahead and "\n" not in sent and not begun
-                )  # several lines may be one prompt: the user decides
+                # Several lines may be one prompt, and a prompt that is given back is edited: the user decides.
+                whole = sent != ahead and "\n" not in sent and not begun
                 with self._interrupts.during(self._leave_editor, forgives=(signal.SIGINT,)):
                     text = self._session.prompt(
                         default=sent if whole else ahead, accept_default=whole, handle_sigint=False

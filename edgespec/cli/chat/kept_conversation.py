@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.atomic import replacing
+from edgespec.files.checked import parse_object
 from edgespec.files.home import Home
 from edgespec.text.conversation.messages import check_messages, check_system
 
@@ -52,8 +53,8 @@ class KeptConversation:
         except OSError as error:
             raise InvalidRequestError(f"{path} cannot be read: {error.strerror or error}") from error
         try:
-            return _parsed(json.loads(data))
-        except (ValueError, TypeError, KeyError, RecursionError, EdgespecError) as error:
+            return _parsed(parse_object(path, data))
+        except (ValueError, TypeError, KeyError, EdgespecError) as error:
             raise InvalidRequestError(
                 f"the kept conversation is damaged: {path}", hint="`edgespec history clear` removes it"
             ) from error
