@@ -47,11 +47,13 @@ lint:
 # Tests without real models keep one core busy each. Tests with real models use every core and measure, so they run
 # one by one. 5 is pytest's status if there is no test, which is a failure unless ARGS chose the tests.
 TWO_AT_ONCE = .venv/bin/python -m pytest -n 2 --dist worksteal
+# Other programs can starve one test on two cores. It is tried once more, and the last lines name it with RERUN.
+ONCE_MORE = --reruns 1 -raR
 MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 
 test: lint
-	$(TWO_AT_ONCE) -m 'not models' $(ARGS) $(MAY_BE_NONE)
-	.venv/bin/python -m pytest -m models $(ARGS) $(MAY_BE_NONE)
+	$(TWO_AT_ONCE) $(ONCE_MORE) -m 'not models' $(ARGS) $(MAY_BE_NONE)
+	.venv/bin/python -m pytest $(ONCE_MORE) -m models $(ARGS) $(MAY_BE_NONE)
 
 test-fast:
 	@sh scripts/setup.sh dev

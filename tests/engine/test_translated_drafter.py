@@ -67,22 +67,30 @@ def test_the_text_is_the_targets(tiny: TinyModels, foreign: dict[str, Path], kin
         assert "drafter_translated" in {why.code for why in engine.plan.why}
 
 
-def rounds_with(tiny: TinyModels, draft: Path) -> list[list[tuple[int, int]]]:
-    """Depth and accepted guesses of each round, for each sampling."""
+def accepted_with(tiny: TinyModels, draft: Path) -> dict[tuple[int, int], int]:
+    """How many of three guesses were accepted, by sampling and the place where their round began."""
+    accepted = {}
     with tiny.load(draft=str(draft), draft_weights="file", lookup=False, depth=3) as engine:
         require_speculation(engine, 3)
-        return [
-            [(each.record.depth, each.record.accepted) for each in say(engine, sampling)[1]]
-            for sampling in SAMPLINGS.values()
-        ]
+        engine.load_drafter()
+        for number, sampling in enumerate(SAMPLINGS.values()):
+            place = 0
+            for record in (each.record for each in say(engine, sampling)[1]):
+                if record.depth == 3:
+                    accepted[number, place] = record.accepted
+                place += record.accepted + 1
+    return accepted
 
 
 def test_in_another_order_it_guesses_what_it_guesses_in_the_targets(
     tiny: TinyModels, foreign: dict[str, Path]
 ) -> None:
-    # A round waits for its drafter for a limited time: on a busy machine one of them may have no guesses.
-    tries = 3
-    assert any(rounds_with(tiny, tiny.drafter) == rounds_with(tiny, foreign["another order"]) for _ in range(tries))
+    # A round waits for its drafter for a limited time: on a busy machine one may have no guesses, and the next
+    # begins elsewhere.
+    one, other = accepted_with(tiny, tiny.drafter), accepted_with(tiny, foreign["another order"])
+    both = one.keys() & other.keys()
+    assert len(both) > 10
+    assert {at: one[at] for at in both} == {at: other[at] for at in both}
 
 
 def test_in_a_separate_process_it_is_translated_too(tiny: TinyModels, foreign: dict[str, Path]) -> None:
