@@ -1,15 +1,17 @@
 """Answers of a given form: how fast they are, how often valid, and how often right.
 
-    python -m benchmarks.structured [--limit N] [--seconds N] [--max-tokens N] [--first-tokens]
+    python -m benchmarks.structured [--limit N] [--seconds N] [--max-tokens N] [--turns N] [--temperature T]
+                                    [--first-tokens]
 
 Extracts values from the texts of structured.jsonl with the default models. Six arms answer each prompt one after
 another, in an order that changes with the prompt: `free` is drafted and asked for JSON in words alone, the others are
 bound to the prompt's schema. `plain`, `drafted` and `alone` have one text: plain decoding, drafts, and drafts without
 a drafting model. `compact` and `spaced` are drafted with the spacings compact and free. The prompt is the same in all
-arms, and all forms are compiled before. A free answer counts as valid without a frame of backquotes only; its values
-are read within one too. At the end each prompt is asked again for one token, once free and once with its form, while
-its tokens are in the cache: the difference is what a form that is compiled delays the first token.
-``--first-tokens`` measures nothing else. Prints a line for each arm, then one JSON object.
+arms, and all forms are compiled before. ``--turns`` asks each prompt that often, each time in the opposite order, and
+the median of its times counts. A free answer counts as valid without a frame of backquotes only; its values are read
+within one too. At the end each prompt is asked again for one token, once free and once with its form, while its
+tokens are in the cache: the difference is what a form that is compiled delays the first token. ``--first-tokens``
+measures nothing else. Prints a line for each arm, then one JSON object.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from edgespec.bench.statistics import geomean
+from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.engine.session import Session
@@ -89,6 +92,13 @@ def judged(task: Mapping[str, Any], done: Done) -> Answer:
     )
 
 
+def in_turns(answers: Sequence[Answer]) -> Answer:
+    """The answers of several turns to one prompt as one, with the median of their times."""
+    rates = [answer.tokens_per_s for answer in answers if answer.tokens_per_s]
+    seconds = median(answer.seconds for answer in answers)
+    return replace(answers[0], seconds=seconds, tokens_per_s=median(rates) if rates else None)
+
+
 def arm_figures(answers: Sequence[Answer]) -> dict[str, Any]:
     """Shares of all answers, and the seconds of all for each that is finished."""
     count, finished = len(answers), sum(answer.finished for answer in answers)
@@ -133,7 +143,7 @@ def first_tokens(session: Session, tasks: Sequence[Mapping[str, Any]]) -> list[t
     found = []
     for task, turn in product(tasks, range(FIRST_PAIRS + 1)):
         own = {
-            arm: ask(session, arm, task, 1, keep_cache=True).stats.ttft_s or 0.0
+            arm: ask(session, arm, task, 1, Sampling(), keep_cache=True).stats.ttft_s or 0.0
             for arm in ("free", "drafted")[:: 1 if turn % 2 else -1]
         }
         if turn:  # the first answer reads the prompt
@@ -141,12 +151,9 @@ def first_tokens(session: Session, tasks: Sequence[Mapping[str, Any]]) -> list[t
     return found
 
 
-def measure(limit: int | None, max_tokens: int, seconds: float, *, first_only: bool) -> dict[str, Any]:
-    """Answer the prompts in every arm, the first one twice: its first answers are not counted.
-
-    After that many ``seconds`` no further prompt begins. ``first_only``: measure first tokens alone.
-    """
-    tasks = prompts()[:limit]
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Answer the prompts in every arm, the first one twice: its first answers are not counted."""
+    tasks, sampling = prompts()[: given.limit], Sampling(temperature=given.temperature, seed=1)
     found: dict[str, list[Answer]] = {arm: [] for arm in ARMS}
     with (
         Engine.load() as pair,
@@ -158,26 +165,38 @@ def measure(limit: int | None, max_tokens: int, seconds: float, *, first_only: b
         for engine, task, spacing in product((pair, single), tasks, ("line", *SPACINGS.values())):
             if (form := form_of(task["schema"], spacing=spacing)) is not None:
                 engine.pair.forms.compiled(form)
-        if first_only:
+        if given.first_tokens:
             return first_figures(first_tokens(shared, tasks))
-        end = time.monotonic() + seconds
+        end = time.monotonic() + given.seconds
         for number, task in enumerate((tasks[0], *tasks)):
             if number > 1 and time.monotonic() > end:
                 break
-            turn = number % len(ARMS)
-            for arm in (*ARMS[turn:], *ARMS[:turn]):
-                done = ask(alone if arm == "alone" else shared, arm, task, max_tokens)
-                if number:
-                    found[arm].append(judged(task, done))
+            first, answers = number % len(ARMS), dict[str, list[Answer]]()
+            arms = (*ARMS[first:], *ARMS[:first])
+            for turn in range(given.turns if number else 1):
+                for arm in arms[:: -1 if turn % 2 else 1]:
+                    done = ask(alone if arm == "alone" else shared, arm, task, given.max_tokens, sampling)
+                    answers.setdefault(arm, []).append(judged(task, done))
+            if number:
+                for arm, own in answers.items():
+                    found[arm].append(in_turns(own))
         return figures(found) | first_figures(first_tokens(shared, tasks))
 
 
-def ask(session: Session, arm: str, task: Mapping[str, Any], max_tokens: int, *, keep_cache: bool = False) -> Done:
+def ask(
+    session: Session,
+    arm: str,
+    task: Mapping[str, Any],
+    max_tokens: int,
+    sampling: Sampling,
+    *,
+    keep_cache: bool = False,
+) -> Done:
     """A new conversation's answer, whose prompt is read from its first token unless the cache is kept."""
     session.clear(keep_cache=keep_cache)
     form = {} if arm == "free" else {"schema": task["schema"], "spacing": SPACINGS.get(arm, "line")}
     depth = 0 if arm == "plain" else None
-    events = session.generate(task["prompt"], max_tokens=max_tokens, depth=depth, **form)
+    events = session.generate(task["prompt"], max_tokens=max_tokens, sampling=sampling, depth=depth, **form)
     return next(event for event in events if isinstance(event, Done))
 
 
@@ -187,9 +206,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="the first N prompts; all if not given")
     parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="N", help="no prompt begins after them")
+    parser.add_argument("--turns", type=int, default=1, metavar="N", help="times that each prompt is asked")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="above 0, answers are sampled")
     parser.add_argument("--first-tokens", action="store_true", help="measure the delay of first tokens alone")
     given = parser.parse_args()
-    found = measure(given.limit, given.max_tokens, given.seconds, first_only=given.first_tokens)
+    found = measure(given)
     for arm, own in found.get("arms", {}).items():
         each = own["seconds_per_finished"]
         seconds = "none finished" if each is None else f"{each:.2f} s a finished answer"

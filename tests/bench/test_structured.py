@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.structured import ARMS, Answer, allowed, figures, first_figures, judged, parsed, prompts
+from benchmarks.structured import ARMS, Answer, allowed, figures, first_figures, in_turns, judged, parsed, prompts
 from edgespec.text.grammar.form import form_of
 
 GOOD = Answer(finished=True, valid=True, right=True, seconds=1.0, tokens_per_s=20.0, ids=(1, 2))
@@ -87,3 +87,11 @@ def test_the_delay_of_the_first_token_is_the_median_of_pairs() -> None:
     pairs = [(0.030, 0.031), (0.034, 0.036), (0.030, 0.034), (0.030, 0.330), (0.030, 0.033)]
     found = first_figures(pairs)
     assert found == pytest.approx({"first_token_ms": 30.0, "first_token_later_ms": 3.0, "middle_half_ms": 2.0})
+
+
+def test_turns_are_one_answer_with_the_median_of_their_times() -> None:
+    turns = [
+        replace(GOOD, seconds=seconds, tokens_per_s=rate) for seconds, rate in ((3.0, 8.0), (1.0, 12.0), (2.0, None))
+    ]
+    assert in_turns(turns) == replace(GOOD, seconds=2.0, tokens_per_s=10.0)
+    assert in_turns([replace(GOOD, tokens_per_s=None)]).tokens_per_s is None
