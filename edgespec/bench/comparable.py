@@ -36,7 +36,9 @@ def find_comparable(target: str, others: Sequence[str], locator: Locator) -> tup
 
 
 def _locate(text: str, locator: Locator) -> LocatedModel:
-    """Find one file. Raises InvalidRequestError for a runtime that does not run such a file."""
+    """Find one file. Raises InvalidRequestError for a runtime that does not run such a file, and
+    RuntimeUnavailableError for one that is not installed.
+    """
     runtime, colon, model = text.partition(":")
     if not colon or runtime not in RUNTIMES:
         return locator.locate(text)
@@ -45,4 +47,5 @@ def _locate(text: str, locator: Locator) -> LocatedModel:
         if located.onnx is None:
             return locator.locate(text)  # the prefix is not a runtime of this file: it belongs to the name
         raise InvalidRequestError(f"{located.name} is an ONNX model, which {runtime} does not run")
+    RUNTIMES[runtime].list_devices()  # raises before a model is loaded
     return replace(located, runtime=runtime)

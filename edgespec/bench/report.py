@@ -34,16 +34,27 @@ def arm_report(
     ``same_class`` tells whether the arm promises plain decoding's text; other kernels and files do not.
     """
     own = [answer for answer in answers if answer.arm == name]
-    timed = [answer.tokens_per_s for answer in own if answer.tokens_per_s is not None]
     against = baseline(answers)
     compared = dict.fromkeys(_COMPARED) if name == against else compared_json(answers, name, against)
+    gain, speed = compared["speedup"], _tokens_per_s(own)
+    if gain is not None and (base := _tokens_per_s([answer for answer in answers if answer.arm == against])):
+        speed = gain["geomean"] * base  # an arm's own answers weigh prompts otherwise than the ratio does
     return {
-        "decode_tokens_per_s_geomean": geomean(timed) if timed else None,
+        "decode_tokens_per_s_geomean": speed,
         **compared,
         "identical_fraction": _fraction([answer.identical for answer in own]),
         "same_class": name != FASTEST and other is None,
         **_work(engine, own, read_bytes_per_s, other),
     }
+
+
+def _tokens_per_s(answers: Sequence[Answer]) -> float | None:
+    """Over the prompts the geometric mean of each one's median; None without an answer of two tokens."""
+    timed: dict[str, list[float]] = {}
+    for answer in answers:
+        if answer.tokens_per_s is not None:
+            timed.setdefault(answer.prompt_id, []).append(answer.tokens_per_s)
+    return geomean([statistics.median(own) for own in timed.values()]) if timed else None
 
 
 def baseline(answers: Sequence[Answer]) -> str:

@@ -1,10 +1,10 @@
 """Suites: named sets of prompts, built-in or the user's, read with every size bounded.
 
-A file is JSON Lines, each line ``{"id", "category", "prompt"}`` or Spec-Bench's ``{"question_id", "category",
-"turns"}``, whose first turn is the prompt. ``"max_tokens"`` may limit the answer. Other keys are ignored, except in
-the built-in suites: ``"source": "module:function"`` appends that function of Python's standard library to the prompt,
-``"mentions"`` lists words that the function must contain for the request to make sense, and ``"quick": true`` puts
-the prompt into the suite "quick" as well.
+A file is text with a prompt on each line, or JSON Lines: ``{"prompt"}``, perhaps with ``"id"`` and ``"category"``, or
+Spec-Bench's ``{"question_id", "category", "turns"}``, whose first turn is the prompt. ``"max_tokens"`` may limit the
+answer. Other keys are ignored, except in the built-in suites: ``"source": "module:function"`` appends that function
+of Python's standard library to the prompt, ``"mentions"`` lists words that the function must contain for the request
+to make sense, and ``"quick": true`` puts the prompt into the suite "quick" as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import BinaryIO, cast
 
 from edgespec.errors import InvalidRequestError
 
-# Eight categories of user requests; three prompts of each; prompts of about 600 tokens; answers of 1 to 64 tokens;
+# Eight categories of user requests; one prompt of each; prompts of about 600 tokens; answers of 1 to 64 tokens;
 # the prompts of `verify`.
 BUILTIN_SUITES = ("ours", "quick", "long-prompts", "short", "verify")
 
@@ -35,6 +35,11 @@ MAX_PROMPTS = 10_000
 MAX_PROMPT_CHARACTERS = 1_000_000
 MAX_FILE_BYTES = 64_000_000
 MAX_LABEL_CHARACTERS = 400
+
+# Of prompts that name none.
+OWN_CATEGORY = "own"
+
+_MARK = b"\xef\xbb\xbf"
 
 HUMANEVAL_REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
 
@@ -57,12 +62,16 @@ class Prompt:
 
 
 def load_suite(path: Path) -> tuple[Prompt, ...]:
-    """The prompts of a JSON Lines file, in its order.
-
-    Raises InvalidRequestError, with the line, for any other content.
-    """
+    """The prompts of a file, in its order. Raises InvalidRequestError, with the line."""
     with _opened(path) as file:
-        return _parse(_bounded(file, path), str(path))
+        return read_suite(file, str(path))
+
+
+def read_suite(file: BinaryIO, name: str) -> tuple[Prompt, ...]:
+    """The prompts in a file of this name, in its order. Raises InvalidRequestError, with the line."""
+    content = _bounded(file, name)
+    is_json = name.endswith(".jsonl") or content.removeprefix(_MARK).lstrip().startswith(b"{")
+    return _parse(_records(content, name) if is_json else _lines(content, name), name)
 
 
 def builtin_suite(name: str) -> tuple[Prompt, ...]:
@@ -83,7 +92,7 @@ def missing_prompts(name: str) -> tuple[str, ...]:
 def calibration_prompts() -> tuple[Prompt, ...]:
     """Prompts whose answers show which tokens a target uses; no measuring suite contains them."""
     content = resources.files("edgespec.bench").joinpath("suites", "calibration.jsonl").read_bytes()
-    return _parse(content, "the calibration prompts")
+    return _parse(_records(content, name := "the calibration prompts"), name)
 
 
 def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
@@ -96,7 +105,7 @@ def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
     with _opened(path) as file:
         try:
             with gzip.open(file) as unpacked:
-                content = _bounded(cast("BinaryIO", unpacked), path)
+                content = _bounded(cast("BinaryIO", unpacked), str(path))
         except (OSError, EOFError, zlib.error) as error:  # gzip raises all three for a damaged file
             raise InvalidRequestError(f"{path} is not a complete gzip file: {error}") from error
     prompts = []
@@ -173,24 +182,35 @@ def _opened(path: Path) -> BinaryIO:
         raise InvalidRequestError(f"the suite {path} cannot be read: {error.strerror or error}") from error
 
 
-def _bounded(file: BinaryIO, path: Path) -> bytes:
+def _bounded(file: BinaryIO, name: str) -> bytes:
     content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise InvalidRequestError(f"{path} has more than {MAX_FILE_BYTES // 1_000_000} MB, too much for a suite")
+        raise InvalidRequestError(f"{name} has more than {MAX_FILE_BYTES // 1_000_000} MB, too much for a suite")
     return content
+
+
+def _texts(content: bytes, name: str) -> Iterable[tuple[str, str]]:
+    """(where, text) for every line that is not blank."""
+    # Split at b"\n" only: JSON strings may contain other characters that str.splitlines treats as line ends.
+    for number, line in enumerate(content.removeprefix(_MARK).split(b"\n"), start=1):
+        if line.strip():
+            where = f"{name}, line {number}"
+            try:
+                yield where, line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidRequestError(f"{where}: not UTF-8 text") from error
+
+
+def _lines(content: bytes, name: str) -> Iterable[tuple[str, dict[str, object]]]:
+    """(where, object) for every line of a text: each is a prompt."""
+    return ((where, {"prompt": line.strip()}) for where, line in _texts(content, name))
 
 
 def _records(content: bytes, name: str) -> Iterable[tuple[str, dict[str, object]]]:
     """(where, object) for every line that is not blank; lazily, so that an error stops the reading."""
-    # Split at b"\n" only: JSON strings may contain other characters that str.splitlines treats as line ends.
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{name}, line {number}"
+    for where, line in _texts(content, name):
         try:
-            record = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise InvalidRequestError(f"{where}: not UTF-8 text") from error
+            record = json.loads(line)
         except json.JSONDecodeError as error:
             raise InvalidRequestError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits; unlimited nesting
@@ -200,9 +220,9 @@ def _records(content: bytes, name: str) -> Iterable[tuple[str, dict[str, object]
         yield where, record
 
 
-def _parse(content: bytes, name: str) -> tuple[Prompt, ...]:
+def _parse(records: Iterable[tuple[str, dict[str, object]]], name: str) -> tuple[Prompt, ...]:
     prompts: list[Prompt] = []
-    for where, record in _records(content, name):
+    for where, record in records:
         if len(prompts) == MAX_PROMPTS:
             raise InvalidRequestError(f"{name} has more than {MAX_PROMPTS} prompts")
         prompts.append(_prompt(record, where))
@@ -218,11 +238,13 @@ def _prompt(record: dict[str, object], where: str) -> Prompt:
             raise InvalidRequestError(f'{where}: "turns" must be a list whose first item is a text')
         name, prompt = _id(record, "question_id", where), _text({"turns": turns[0]}, "turns", where)
     else:
-        name, prompt = _id(record, "id", where), _text(record, "prompt", where)
+        prompt = _text(record, "prompt", where)
+        name = _id(record, "id", where) if "id" in record else where.rpartition(", ")[2]
     max_tokens = record.get("max_tokens")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise InvalidRequestError(f'{where}: "max_tokens" must be a whole number of at least 1')
-    return Prompt(id=name, category=_label(record, "category", where), prompt=prompt, max_tokens=max_tokens)
+    category = _label(record, "category", where) if "category" in record else OWN_CATEGORY
+    return Prompt(id=name, category=category, prompt=prompt, max_tokens=max_tokens)
 
 
 def _id(record: dict[str, object], key: str, where: str) -> str:
@@ -244,7 +266,7 @@ def _text(record: dict[str, object], key: str, where: str) -> str:
     if key not in record:
         raise InvalidRequestError(
             f'{where}: "{key}" is missing',
-            hint='A line is {"id", "category", "prompt"}, or {"question_id", "category", "turns"} as in Spec-Bench.',
+            hint='A line is {"prompt"} or, as in Spec-Bench, {"question_id", "category", "turns"}.',
         )
     value = record[key]
     if not isinstance(value, str) or not value.strip():

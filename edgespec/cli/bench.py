@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +18,7 @@ from edgespec.bench.suite import (
     first_of_each,
     load_suite,
     missing_prompts,
+    read_suite,
     suite_sha256,
 )
 from edgespec.cli import suggestions
@@ -29,7 +32,7 @@ from edgespec.files.home import home
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 if TYPE_CHECKING:
-    from edgespec.bench.run import Answer
+    from edgespec.bench.run import Answer, RunSettings
     from edgespec.bench.runtimes import NamedModel, RuntimeTimes
     from edgespec.decoding.sampling import Sampling
     from edgespec.engine.engine import Engine
@@ -46,8 +49,8 @@ def bench(
         str,
         typer.Option(
             "--suite",
-            metavar="NAME|FILE.jsonl",
-            help=f"{', '.join(BUILTIN_SUITES)}, or your own file.",
+            metavar="NAME|FILE|-",
+            help=f"{', '.join(BUILTIN_SUITES)}, or your own prompts: a line each, or JSON Lines.",
             autocompletion=suggestions.for_suite,
         ),
     ] = "quick",
@@ -58,7 +61,7 @@ def bench(
     passes: Annotated[
         int, typer.Option("--passes", min=1, help="ABBA passes; in each pass, every arm runs twice.")
     ] = LEAST_PASSES,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer, in tokens.")] = 96,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer, in tokens.")] = 32,
     drawn: SamplingFlags,
     seed: Annotated[int, typer.Option("--seed", help="Seed of every arm: the same seed gives the same text.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most prompts of each category.")] = None,
@@ -126,9 +129,8 @@ def bench(
         settings = RunSettings(
             passes=passes, max_tokens=max_tokens, cold=cold, sampling=sampling, rest_s=REST_S if own else 0.0
         )
-        arm_names = ", ".join((*names, *own))
-        run = f"{passes} ABBA passes; {max_tokens} tokens; depths up to {cap}; {sampling}"
-        note(f"{len(prompts)} prompts; arms {arm_names}; {run}")
+        words = f"{_count(len(prompts), 'prompt')}, each answered {2 * passes} times in each way"
+        note(f"{words} ({', '.join((*names, *own))}){_duration(engine, prompts, settings, len(opened))}")
         answers = run_until_quiet(
             engine, opened, prompts, settings, on_answer=_Progress((FASTEST, *own)), on_repeat=_tell_repeat
         )
@@ -149,7 +151,7 @@ def bench(
         print_json(report)
         state.answered = True
     else:
-        _print(report)
+        _print(report, verbose=state.verbose)
     # The report is printed: later failures go to stderr only, so that stdout has one JSON object.
     failures = []
     if report["identical_fraction"] not in (None, 1.0) and chosen.exactness == "stable":
@@ -178,6 +180,8 @@ def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str,
         missing = missing_prompts(suite)
         if missing:
             note(f"without {', '.join(missing)}: this Python has no source files of its standard library")
+    elif suite == "-":
+        name, prompts = "stdin", list(read_suite(sys.stdin.buffer, "stdin"))
     else:
         name, prompts = Path(suite).name, list(load_suite(Path(suite)))
     for category in categories:
@@ -187,6 +191,21 @@ def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str,
     if categories:
         prompts = [prompt for prompt in prompts if prompt.category in categories]
     return name, prompts if limit is None else first_of_each(prompts, limit)
+
+
+def _duration(engine: Engine, prompts: list[Prompt], settings: RunSettings, arms: int) -> str:
+    """How long plain decoding alone would take at most, in words; empty if it was not measured."""
+    curves = engine.measurements.costs().curves
+    if curves is None:
+        return ""
+    # Each pass answers a prompt once more before the answers that count.
+    tokens = settings.passes * (1 + 2 * arms) * sum(prompt.longest(settings.max_tokens) for prompt in prompts)
+    minutes = tokens * curves.at(0).seconds(1) / 60
+    return ": less than a minute" if minutes < 1 else f": about {math.ceil(minutes)} minutes"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 # ------------------------------------------------------------------------------------------ files side by side
@@ -289,39 +308,41 @@ def _tell_repeat(prompts: Sequence[Prompt], repeat: int) -> None:
 # ------------------------------------------------------------------------------------------------ the report
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: dict[str, Any], *, verbose: bool) -> None:
+    """The table comes last, so that the last screen shows it."""
     from edgespec.bench.runtimes import runtime_lines
     from edgespec.decoding.sampling import Sampling
 
     arms: dict[str, Any] = report["arms"]
-    width = max(len(name) for name in arms)
-    print(f"{'':{width}}  tok/s   x plain   95 %           identical  tok/round  predicted/measured")
-    for name, arm in arms.items():
-        speed, gain = arm["decode_tokens_per_s_geomean"], arm["speedup"]
-        row = f"{name:{width}}  {_number(speed, '5.1f')}   "
-        row += f"{1.0 if gain is None else gain['geomean']:7.3f}   {_interval(gain) or '':11}    "
-        row += f"{_percent(arm['identical_fraction']):>9}  {_number(arm['tokens_per_round'], '9.2f')}  "
-        row += _number(arm["predicted_vs_measured"], "18.2f")
-        print(row.rstrip())
+    if verbose:
+        for reason in report["plan"]["reasons"]:
+            print(f"- {reason}")
+    asked = [_memory(name, arm) for name, arm in arms.items() if arm["bytes_per_token"]]
+    if asked and verbose:
+        print("memory: " + "; ".join(asked))
+    for line in runtime_lines(report["runtimes"]):
+        print(line)
     if "planned" in arms:
         against = "plain" if report["baseline"] == "plain" else "plain in its fastest setting"
         _print_comparison(against, arms["planned"], report["regret"] or {})
         for name, found in report["against"].items():
             _print_comparison(name, found, {})
-    gains = [arm["speedup"]["passes"] for arm in arms.values() if arm["speedup"] is not None]
-    if min(gains, default=report["passes"]) < LEAST_PASSES:
-        print(f"\nfewer than {LEAST_PASSES} passes: no interval, and one disturbance can change the result")
     _print_noise(report)
     sampling = Sampling(**report["sampling"])
     if not sampling.greedy:
         print(f"every arm sampled with {sampling}")
-    for line in runtime_lines(report["runtimes"]):
-        print(line)
-    asked = [_memory(name, arm) for name, arm in arms.items() if arm["bytes_per_token"]]
-    if asked:
-        print("memory: " + "; ".join(asked))
-    for reason in report["plan"]["reasons"]:
-        print(f"- {reason}")
+    gains = [arm["speedup"]["passes"] for arm in arms.values() if arm["speedup"] is not None]
+    if min(gains, default=report["passes"]) < LEAST_PASSES:
+        print(f"fewer than {LEAST_PASSES} passes: no interval, and one disturbance can change the result")
+    width = max(len(name) for name in arms)
+    print(f"\n{'':{width}}  tok/s  x plain  95 %         identical  tok/round  expected/measured")
+    for name, arm in arms.items():
+        speed, gain = arm["decode_tokens_per_s_geomean"], arm["speedup"]
+        row = f"{name:{width}}  {_number(speed, '5.1f')}  "
+        row += f"{1.0 if gain is None else gain['geomean']:7.3f}  {_interval(gain) or '':11}  "
+        row += f"{_percent(arm['identical_fraction']):>9}  {_number(arm['tokens_per_round'], '9.2f')}  "
+        row += _number(arm["calibrated_vs_measured"], "17.2f")
+        print(row.rstrip())
 
 
 def _print_comparison(against: str, found: dict[str, Any], regret: dict[str, Any]) -> None:
@@ -329,7 +350,7 @@ def _print_comparison(against: str, found: dict[str, Any], regret: dict[str, Any
     for key, what in (("speedup", ""), ("request_speedup", "whole requests, ")):
         if found[key] is None:
             continue
-        print(f"\n{what}planned against {against}, by category")
+        print(f"{what}planned against {against}, by category")
         for category, gain in {"": found[key], **found[key]["by_category"]}.items():
             line = f"  {category or 'all':14} {_gain(gain)}"
             own = regret.get(category) if key == "speedup" else None
@@ -362,7 +383,7 @@ def _print_noise(report: dict[str, Any]) -> None:
         return
     low, high = noise["aa_ci95"]
     verdict = "more than 1 % noise: do not trust small differences" if noise["noisy"] else "quiet enough"
-    print(f"\nplain against itself: {noise['aa_geomean']:.3f} ({low:.3f}-{high:.3f}), {verdict}")
+    print(f"plain against itself: {noise['aa_geomean']:.3f} ({low:.3f}-{high:.3f}), {verdict}")
     again = [each["id"] for each in noise["by_prompt"] if each["passes"] > report["passes"]]
     if again:
         print(f"run again: {', '.join(again)}; still disturbed: {', '.join(noise['disturbed']) or 'none'}")

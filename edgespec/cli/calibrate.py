@@ -33,7 +33,7 @@ def calibrate(
     Measures forwards by width, drafting, both models in parallel, and which widths keep the text identical. The
     results are stored.
     """
-    from edgespec.calibration.measurement_store import save_bandwidth
+    from edgespec.calibration.measurement_store import load_bandwidth, save_bandwidth
     from edgespec.calibration.timing import FULL, QUICK
     from edgespec.engine.pair.calibration_report import calibration_report
     from edgespec.engine.pair.calibration_run import QUICK_BUDGET_S
@@ -51,8 +51,10 @@ def calibrate(
                 budget_s=QUICK_BUDGET_S if quick else None,
             )
         try:
-            bandwidth = measure_read_bandwidth(sorted({1, engine.machine.physical_cores}))
-            save_bandwidth(home().measurements, engine.machine, bandwidth)
+            bandwidth = load_bandwidth(home().measurements, engine.machine) if taken > BUSY_SHARE else None
+            if bandwidth is None:
+                bandwidth = measure_read_bandwidth(sorted({1, engine.machine.physical_cores}))
+                save_bandwidth(home().measurements, engine.machine, bandwidth)
         except MemoryLimitError as error:  # the models fill the memory; their measurements are still reported
             bandwidth = None
             note(f"without the bandwidth of the memory: {error.message}")
@@ -70,7 +72,10 @@ def calibrate(
         for reason in plan.reasons:
             print(f"plan         {reason}")
         if taken > BUSY_SHARE:
-            note(f"other programs used {100 * taken:.0f} % of the processor: calibrate again when it is idle")
+            note(
+                f"other programs used {100 * taken:.0f} % of the processor: figures of a quieter time were kept; "
+                "calibrate again when it is idle"
+            )
         if engine.left_out:
             note(
                 f"not measured for lack of time: {', '.join(engine.left_out)}; chats measure the needed part between "

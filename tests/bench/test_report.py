@@ -73,9 +73,18 @@ def test_an_arms_speedup_is_the_geometric_mean_of_prompt_medians() -> None:
 def test_an_arms_speed_ignores_answers_without_a_speed() -> None:
     answers = [answered(decode_s=0.1), answered(turn=1, decode_s=0.025), answered(turn=2, tokens=1, decode_s=0.0)]
     found = arm(answers, "plain")
-    assert found["decode_tokens_per_s_geomean"] == pytest.approx(200)
+    assert found["decode_tokens_per_s_geomean"] == pytest.approx(250)
     assert found["speedup"] is None, "plain is the baseline of the other arms"
     assert found["identical_fraction"] == 1.0
+
+
+def test_an_arms_speed_is_the_baselines_times_its_ratio() -> None:
+    # The second prompt was run again, so that it has more answers than the first.
+    slow = [answered(name, prompt="b", turn=turn, decode_s=0.4) for name in ("plain", "planned") for turn in range(6)]
+    fast = [answered(decode_s=0.1), answered("planned", decode_s=0.05)]
+    plain, planned = (arm([*fast, *slow], name) for name in ("plain", "planned"))
+    ratio = planned["decode_tokens_per_s_geomean"] / plain["decode_tokens_per_s_geomean"]
+    assert ratio == pytest.approx(planned["speedup"]["geomean"]) == pytest.approx(2**0.5)
 
 
 def test_one_of_four_differing_answers_gives_identical_fraction_0_75() -> None:

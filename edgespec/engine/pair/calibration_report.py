@@ -53,8 +53,8 @@ def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None)
         used = kernel_bandwidth(target.bytes_per_forward, plain_tokens_per_s)
         extra["kernel_bytes_per_s"] = used
         line = f"reading      {target.name} reads {used / 1e9:.1f} GB/s at {plain_tokens_per_s:.1f} tokens/s"
-        if read_bytes_per_s is not None:
-            share = utilisation(used, read_bytes_per_s)
+        # Above 1 the memory was measured beside other programs, or the kernel at another time.
+        if read_bytes_per_s is not None and (share := utilisation(used, read_bytes_per_s)) <= 1:
             line += f", {100 * share:.0f} % of the {read_bytes_per_s / 1e9:.1f} GB/s that the memory delivers"
         lines.append(line)
         extra["plain"] = _plain_settings(pair, times, lines)
