@@ -14,6 +14,7 @@ import pytest
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours
 from tests.support.lock_ranks import ranked_locks
+from tests.support.steady_rounds import steady_rounds
 from tests.support.tiny_models import TinyModels
 
 
@@ -38,6 +39,17 @@ def pytest_collection_finish() -> None:
 def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ignore other load on the machine: measurements are otherwise repeated if other programs disturb them."""
     monkeypatch.setattr(neighbours, "processor_seconds", lambda: None)
+
+
+# Folders whose tests give the policies their times, or measure real models.
+OWN_TIMES = {"planning", "models"}
+
+
+@pytest.fixture(autouse=True)
+def _steady_rounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What engines decide from the times of rounds does not depend on this machine."""
+    if OWN_TIMES.isdisjoint(request.path.parts):
+        steady_rounds(monkeypatch)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -114,7 +114,7 @@ with edgespec.Engine.load(sys.argv[1], draft=sys.argv[2], threads=1) as engine:
         assert isinstance(done, edgespec.Done) and len(done.token_ids) == 40
 for thread in threading.enumerate():
     if thread is not threading.main_thread():
-        thread.join(10)  # closing waits for no load that is under way
+        thread.join(60)  # closing waits for no load that is under way
 after = observe()
 pathlib.Path(sys.argv[3]).write_text(json.dumps([before, after]))
 """

@@ -237,7 +237,7 @@ def test_a_second_calibration_waits_for_the_first_process(kept: Measurements, tm
         assert not entered.wait(0.3)
         child.stdin.write("\n")
         child.stdin.flush()
-        assert entered.wait(20)
+        assert entered.wait(60)
         waiting.join()
     finally:
         child.kill()

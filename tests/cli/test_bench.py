@@ -26,7 +26,7 @@ from tests.support.bench_answers import FakeRun, made
 from tests.support.command_line import InProcess, Result, command, environment, run_cli
 from tests.support.tiny_models import TinyModels
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -233,9 +233,9 @@ def test_export_rejects_damaged_source_files(
     path = tmp_path / "damaged.gguf"
     path.write_bytes(DAMAGES[damage](tiny.drafter.read_bytes()))
     for options in ((), ("--trim-vocab", "300", "--trim-from", text), ("--quant", "q4_0")):
-        started = time.perf_counter()
+        started = time.process_time()
         here("export", path, *GGUF, "-o", tmp_path / "out", *options).failed_well("damaged.gguf")
-        assert time.perf_counter() - started < 10
+        assert time.process_time() - started < 10
     assert not (tmp_path / "out").exists()
 
 

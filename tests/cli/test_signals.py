@@ -18,7 +18,7 @@ from edgespec.files.progress import Loading
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are a matter of POSIX")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 CTRL_C = (signal.SIGINT,)
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
-from edgespec.hardware import neighbours
 from tests.engine.answers import Forward
 from tests.support.tiny_models import TinyModels
 from tests.support.watched_sequences import watch_forwards
@@ -40,9 +39,3 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[Forward]:
     seen: list[Forward] = []
     watch_forwards(monkeypatch, lambda sequence, tokens, rows: seen.append(Forward(sequence, len(tokens), rows)))
     return seen
-
-
-@pytest.fixture(autouse=True)
-def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other programs do while the tests run decides nothing; a test that needs them simulates them."""
-    monkeypatch.setattr(neighbours, "processor_seconds", lambda: None)

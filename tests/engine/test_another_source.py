@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edgespec import Done, Round
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import NOTHING, ChainGate, DraftRequest, DraftState, Outcome, Proposal
-from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve
 from edgespec.planning.depth.control import DepthControl
-from tests.support.tiny_models import TinyModels
+from tests.support.tiny_models import FORWARD_S, TinyModels
 
 PROMPT = "Say something."
-CHEAP = Costs(curves=ContextCurves(contexts=(0,), curves=(Curve(widths=(1, 8), forward_s=(1e-3, 1.1e-3)),)))
+FLAT = Curve(widths=(1, 8), forward_s=(FORWARD_S, FORWARD_S))
+CHEAP = Costs(curves=ContextCurves(contexts=(0,), curves=(FLAT,)))
 
 
 class Remembering(DraftState):
@@ -42,21 +40,6 @@ class Remembering(DraftState):
         self.told.append(outcome.accepted)
 
 
-class Steady(DepthControl):
-    """Takes the time of each forward from its curve, so that other programs change no decision."""
-
-    def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
-        own = super().answer(prompt_tokens=prompt_tokens, most=most, sampled=sampled)
-        record = own.record
-
-        def steadily(given: RoundRecord) -> None:
-            seconds = CHEAP.curves.curves[0].seconds(given.width)
-            record(replace(given, draft_s=0.0, verify_s=seconds, round_s=seconds))
-
-        own.record = steadily  # type: ignore[method-assign]
-        return own
-
-
 def test_an_unknown_source_drafts_from_the_first_round_is_learned_from_and_changes_no_text(tiny: TinyModels) -> None:
     with tiny.load_speculating(runtime="native") as engine:
         request = engine.pair.prompts.request_tokens(PROMPT)
@@ -64,7 +47,7 @@ def test_an_unknown_source_drafts_from_the_first_round_is_learned_from_and_chang
             *_, plain = session.generate(PROMPT, max_tokens=60, sampling=Sampling(), depth=0)
         assert isinstance(plain, Done)
         for known, kept in (([*request, *plain.token_ids], True), ([*request, *([7] * 60)], False)):
-            source, policy = Remembering(known, 0.5), Steady(CHEAP, 7)
+            source, policy = Remembering(known, 0.5), DepthControl(CHEAP, 7)
             added = Speculation(drafters=(source, *engine.drafters), policy=policy, depth_cap=7)
             with engine.session(speculation=added) as session:
                 events = list(session.generate(PROMPT, max_tokens=60, sampling=Sampling()))

@@ -428,10 +428,10 @@ def test_closing_a_calibration_from_another_thread_waits_for_its_step(
 
         thread = threading.Thread(target=learn)
         thread.start()
-        assert begun.wait(20)
+        assert begun.wait(60)
         threading.Event().wait(delay_s)
         learning.close()
-        thread.join(20)
+        thread.join(60)
         assert outcome == [False]
         assert all_closed(sequences)
 

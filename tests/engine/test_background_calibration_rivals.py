@@ -30,7 +30,7 @@ from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer
 
 NEVER = threading.Event()
-WAIT_S = 20.0
+WAIT_S = 60.0
 OTHER = {"native": "llama", "llama": "native"}
 
 

@@ -202,7 +202,7 @@ def test_closing_an_engine_while_another_thread_calibrates(load: Callable[..., E
     learner.start()
     threading.Event().wait(delay_s)
     engine.close()
-    learner.join(20)
+    learner.join(60)
     assert outcome in ([()], [engine.plan.reasons])  # models this small may be measured by then
     assert len(started_threads()) == threads
 
@@ -233,7 +233,7 @@ def other_process(home: Home) -> Iterator[Callable[[], None]]:
     assert child.stdout.readline() == "True\n"
 
     def end() -> None:
-        child.communicate("\n", timeout=20)
+        child.communicate("\n", timeout=60)
 
     try:
         yield end
@@ -263,7 +263,7 @@ def test_calibrate_waits_while_another_process_calibrates(
         threading.Event().wait(0.3)
         assert forwards == []
         other_process()
-        calibrating.join(30)
+        calibrating.join(60)
         assert not engine.unmeasured
 
 

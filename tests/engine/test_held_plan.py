@@ -1,4 +1,7 @@
-"""Plans that are held to what answers got: across processes of one answer, and within one process."""
+"""Plans that are held to what answers got: across processes of one answer, and within one process.
+
+The true times are those of tests/support/steady_rounds.py, by which every plan is held.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from edgespec.engine.pair.measurements import CONTRADICTED
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours
 from edgespec.hardware.neighbours import Used
-from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.planner import ESTIMATED
 from edgespec.planning.choice.settled import Answered, Settled
 from edgespec.planning.cost.contention import Contention
@@ -27,9 +29,8 @@ from edgespec.runtimes.native.library import PORTABLE
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.support.tiny_models import SHAPE, TinyModels, answer, invent_measurements, load_drafter
+from tests.support.tiny_models import DRAFT_S, FORWARD_S, SHAPE, TinyModels, answer, invent_measurements, load_drafter
 
-STEP_S, DRAFT_S = 0.01, 0.001  # the true times, whatever this machine takes
 # A pipelined answer that was slower than a serial one.
 LOST = Outcome(
     rounds=50, tokens_per_round=Spread(1.2, 1.1, 1.3), token_s=Spread(0.009, 0.0085, 0.0095), mode="serial"
@@ -38,18 +39,9 @@ REPEATING = "the people use water and the people use words and the people"
 
 
 @pytest.fixture(autouse=True)
-def _true_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy gets constant times of both models, by which every plan is held."""
+def _has_estimates() -> None:
     if require_native().levels[-1] == PORTABLE:
         pytest.skip("in portable C there are no estimates to go back to")
-    began, record = AnswerDepth.began, AnswerDepth.record
-
-    def steady(self: AnswerDepth, told: RoundRecord) -> None:
-        draft_s = DRAFT_S * told.draft_forwards
-        record(self, replace(told, verify_s=STEP_S, draft_s=draft_s, sync_s=0.0, round_s=STEP_S + draft_s))
-
-    monkeypatch.setattr(AnswerDepth, "began", lambda self, *_: began(self, 10 * STEP_S, STEP_S))
-    monkeypatch.setattr(AnswerDepth, "record", steady)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +83,7 @@ def end_answer(engine: Engine) -> None:
 def test_a_wrong_store_is_left_after_two_processes_of_one_answer(
     load: Callable[..., Engine], home: Home, model: str, wrong: float
 ) -> None:
-    target_s, drafter_s = (STEP_S * wrong, DRAFT_S) if model == "target" else (STEP_S, DRAFT_S * wrong)
+    target_s, drafter_s = (FORWARD_S * wrong, DRAFT_S) if model == "target" else (FORWARD_S, DRAFT_S * wrong)
     with load() as engine:
         measure(engine, target_s, drafter_s)
         assert engine.measurements.costs().measured
@@ -116,7 +108,7 @@ def test_a_wrong_store_is_left_after_two_processes_of_one_answer(
 
 def test_right_times_are_confirmed_and_kept(load: Callable[..., Engine]) -> None:
     with load() as engine:
-        measure(engine, STEP_S, DRAFT_S)
+        measure(engine, FORWARD_S, DRAFT_S)
         assert not engine.measurements.costs().checked
         generate(engine)
         generate(engine)
@@ -131,7 +123,7 @@ def test_a_calibration_forgets_what_answers_said_of_earlier_times(
     shorten_contention(monkeypatch)
     fix_plain_ratio(monkeypatch, 100.0)
     with load() as engine:
-        measure(engine, 0.5 * STEP_S, DRAFT_S)
+        measure(engine, 0.5 * FORWARD_S, DRAFT_S)
         generate(engine)
         generate(engine)
         assert CONTRADICTED in engine.plan.why
@@ -153,7 +145,7 @@ def test_an_answer_beside_other_programs_says_nothing(
         return Used(own_s=0.0, busy_s=0.5 * now, total_s=now)
 
     with load() as engine:
-        measure(engine, 0.5 * STEP_S, DRAFT_S)
+        measure(engine, 0.5 * FORWARD_S, DRAFT_S)
         with monkeypatch.context() as patch:
             patch.setattr(neighbours, "processor_seconds", half)
             for _ in range(3):
@@ -169,7 +161,7 @@ def test_a_drafter_in_a_separate_process_does_not_count_as_another_program(
     monkeypatch.setattr(AnswerDepth, "outcome", lambda _self: LOST)
     for isolation, counted in (("thread", False), ("process", True)):
         with load(draft_isolation=isolation) as engine:
-            measure(engine, STEP_S, DRAFT_S)
+            measure(engine, FORWARD_S, DRAFT_S)
             engine.pair.answered(engine.policy.answer(prompt_tokens=9), beside_others=True)
             assert (engine.measurements.answered != Answered()) is counted
 
@@ -179,11 +171,11 @@ def test_an_answer_that_ends_while_the_pair_changes_does_not_wait(
 ) -> None:
     monkeypatch.setattr(AnswerDepth, "outcome", lambda _self: LOST)
     with load() as engine:
-        measure(engine, STEP_S, DRAFT_S)
+        measure(engine, FORWARD_S, DRAFT_S)
         with engine.pair.lock:
             ending = threading.Thread(target=end_answer, args=(engine,))
             ending.start()
-            ending.join(20)
+            ending.join(60)
             assert not ending.is_alive()
         assert engine.measurements.answered == Answered()
         end_answer(engine)
@@ -192,7 +184,7 @@ def test_an_answer_that_ends_while_the_pair_changes_does_not_wait(
 
 def test_answers_that_do_not_follow_the_plan_do_not_count(load: Callable[..., Engine]) -> None:
     with load() as engine:
-        measure(engine, 0.5 * STEP_S, DRAFT_S)
+        measure(engine, 0.5 * FORWARD_S, DRAFT_S)
         own = replace(engine.pair.speculation(), policy=engine.policy)
         with engine.session(speculation=own) as session:
             answer(session.generate(REPEATING, max_tokens=60))
@@ -209,7 +201,7 @@ def test_a_pipelined_plan_that_loses_twice_becomes_serial_for_this_and_later_pro
     with load() as engine:
         known = engine.measurements
         assert known.drafter is not None
-        measure(engine, STEP_S, 0.4 * STEP_S)
+        measure(engine, FORWARD_S, 0.4 * FORWARD_S)
         known.answered = Answered(mode=Settled(chosen="pipelined"))
     with load() as engine:
         assert engine.plan.mode == "pipelined"

@@ -31,15 +31,13 @@ from tests.support.kernel_calls import require_native
 from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
 
-WAIT_S = 20.0
-LOAD_S = 5.0
-AT_ONCE_S = 0.15
+WAIT_S = 60.0
 LOADING = "drafter is still loading"
 PROMPT = "hello world"
 
 
 class SlowLoads:
-    """The drafter's loads take ``LOAD_S``, or until ``release``; ``interruptible`` ones ask whether to end."""
+    """The drafter's loads last until ``released``; ``interruptible`` ones ask whether to end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = threading.Event()
@@ -56,11 +54,10 @@ class SlowLoads:
             self.attempts += 1
             self.begun.set()
             if self.interruptible:
-                end = time.monotonic() + LOAD_S
-                while not job.cancelled() and time.monotonic() < end:
-                    time.sleep(0.01)
+                while not (job.cancelled() or self.released.wait(0.01)):
+                    pass
                 raise CancelledError("loading was cancelled")
-            self.released.wait(LOAD_S)
+            assert self.released.wait(WAIT_S), "what waits for the load never ends"
             if self.error is not None:
                 raise self.error
             self.models.append(load(prepared, job))
@@ -131,12 +128,6 @@ def test_a_loading_drafter_is_reported_as_loading_and_not_as_too_slow(
         assert session.speculation_off == "why"
 
 
-def seconds(leave: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    leave()
-    return time.perf_counter() - started
-
-
 def begun(engine: Engine, loads: SlowLoads) -> tuple[Any, Generation]:
     """A session with a partly read answer while the drafter loads."""
     session = engine.session()
@@ -148,54 +139,42 @@ def begun(engine: Engine, loads: SlowLoads) -> tuple[Any, Generation]:
 
 
 def test_cancelling_an_answer_does_not_wait_for_the_drafters_load(engine: Engine, loads: SlowLoads) -> None:
-    took = []
-    for _ in range(3):
-        session, generation = begun(engine, loads)
-
-        def leave(session: Any = session, generation: Generation = generation) -> None:
-            session.cancel()
-            assert answer(generation).finish_reason == "cancelled"
-
-        took += [seconds(leave), seconds(session.close)]
+    session, generation = begun(engine, loads)
+    session.cancel()
+    assert answer(generation).finish_reason == "cancelled"
+    session.close()
     assert not loads.models
-    assert max(sorted(took)[:4]) < AT_ONCE_S, "other programs may disturb two of six"
+    assert not loads.released.is_set(), "the load still runs"
 
 
 def test_closing_an_answer_or_a_session_does_not_wait_for_the_drafters_load(engine: Engine, loads: SlowLoads) -> None:
-    took = []
-    for _ in range(3):
-        session, generation = begun(engine, loads)
-        took.append(seconds(generation.close))
-        session.close()
-        session, generation = begun(engine, loads)
-        took.append(seconds(session.close))
+    session, generation = begun(engine, loads)
+    generation.close()
+    session.close()
+    session, generation = begun(engine, loads)
+    session.close()
     assert not loads.models
-    assert max(sorted(took)[:4]) < AT_ONCE_S
 
 
 def test_ctrl_c_does_not_wait_for_the_drafters_load(engine: Engine, loads: SlowLoads) -> None:
-    took = []
-    for _ in range(3):
-        session, generation = begun(engine, loads)
-        pressed: list[float] = []
+    session, generation = begun(engine, loads)
+    reading = threading.Event()
 
-        def press(pressed: list[float] = pressed) -> None:
-            time.sleep(0.1)
-            pressed.append(time.perf_counter())
-            os.kill(os.getpid(), signal.SIGINT)
+    def press() -> None:
+        assert reading.wait(WAIT_S)
+        os.kill(os.getpid(), signal.SIGINT)
 
-        def read(generation: Generation = generation) -> None:
-            for _event in generation:
-                pass
-            time.sleep(WAIT_S)
-
+    def read() -> None:
         threading.Thread(target=press).start()
-        with pytest.raises(KeyboardInterrupt):
-            read()
-        took.append(time.perf_counter() - pressed[0])
-        session.close()
+        reading.set()
+        for _event in generation:
+            pass
+        time.sleep(WAIT_S)
+
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    session.close()
     assert not loads.models
-    assert min(took) < AT_ONCE_S
 
 
 @pytest.mark.parametrize("interruptible", [True, False])
@@ -203,27 +182,24 @@ def test_closing_the_engine_does_not_wait_for_the_drafters_load(
     tiny: TinyModels, loads: SlowLoads, interruptible: bool
 ) -> None:
     loads.interruptible = interruptible
-    took = []
-    for _ in range(3):
-        loads.begun.clear()
-        with tiny.load(lookup=False) as engine:
-            model = engine.pair.pool.drafter_model()
-            model.load()
-            assert loads.begun.wait(WAIT_S)
-            took.append(seconds(engine.close))
+    with tiny.load(lookup=False) as engine:
+        model = engine.pair.pool.drafter_model()
+        model.load()
+        assert loads.begun.wait(WAIT_S)
+        engine.close()
+    with pytest.raises(ClosedError):
+        model.open(8)
+    if not interruptible:
+        assert not loads.models
+        loads.released.set()
+    assert model.wait_until_ended(WAIT_S)
+    for late in loads.models:
         with pytest.raises(ClosedError):
-            model.open(8)
-        if not interruptible:
-            assert not loads.models
-            loads.released.set()
-        model.wait_until_ended()
-        for late in loads.models:
-            with pytest.raises(ClosedError):
-                late.open(8)
-        loads.models.clear()
-        loads.released.clear()
-    assert min(took) < AT_ONCE_S
-    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-load-model"]
+            late.open(8)
+    assert len(loads.models) == (not interruptible)
+    assert wait_until(
+        lambda: not [thread for thread in threading.enumerate() if thread.name == "edgespec-load-model"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.engine.pair.loaded_pair import IDLE_S, ReadAhead
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SOON_S = 0.02
 
 

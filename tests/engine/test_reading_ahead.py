@@ -16,7 +16,7 @@ from edgespec.interfaces.reasons import Reason
 from tests.engine.answers import plain_text
 from tests.support.tiny_models import answer
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 PROMPT = "one two three four five six seven eight nine ten eleven twelve"
 
 

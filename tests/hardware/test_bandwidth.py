@@ -77,7 +77,7 @@ def test_threads_split_the_whole_buffer_between_them(threads: int) -> None:
 
 
 def test_threads_read_in_parallel() -> None:
-    meeting = threading.Barrier(3, timeout=20)
+    meeting = threading.Barrier(3, timeout=60)
     ticks = iter(range(10**6))
     measure_read_bandwidth(
         [3], buffer_bytes=SMALL, seconds=0.1, clock=lambda: float(next(ticks)), read=lambda _chunk: meeting.wait()

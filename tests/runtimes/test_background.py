@@ -26,7 +26,7 @@ from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.settings import WorkerSettings
 from tests.support.fake_runtime import FakeModel
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 NEVER_S = 3600.0
 KILLED = "it was ended by SIGKILL"
 FACTS = FakeModel().facts

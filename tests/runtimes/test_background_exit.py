@@ -30,7 +30,7 @@ def load(job):
 
 model = BackgroundModel(FakeModel().facts, lambda: LoadingHere(load))
 model.load()
-assert begun.wait(30)
+assert begun.wait(60)
 {then}
 print("leaving", flush=True)
 """
@@ -64,7 +64,7 @@ model = BackgroundModel(
     lambda: LoadingHere(lambda job: runtime.load(file, settings, job=job)),
 )
 model.load()
-assert begun.wait(30)
+assert begun.wait(60)
 print("leaving", flush=True)
 """
 

@@ -149,20 +149,20 @@ def test_weights_are_freed_after_a_cache_that_another_thread_is_closing(
 
     def slow_free(pointer: Any) -> None:
         entered.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         free(pointer)
 
     monkeypatch.setattr(api, "llama_free", slow_free)
     model = load_model(tiny_gguf, LlamaSettings())
     closer = threading.Thread(target=model.open(64).close)
     closer.start()
-    assert entered.wait(30)
+    assert entered.wait(60)
     second = threading.Thread(target=model.close)
     second.start()
     time.sleep(0.1)
     assert freed == ["llama_batch_free"]
     go_on.set()
-    closer.join(30)
-    second.join(30)
+    closer.join(60)
+    second.join(60)
     del model
     assert freed == [*CACHE, "llama_model_free"]

@@ -52,7 +52,7 @@ try:
 except RuntimeUnavailableError as error:
     pytest.skip(error.message, allow_module_level=True)
 
-WAIT_S = 30
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="session")

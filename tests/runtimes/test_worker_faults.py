@@ -169,13 +169,15 @@ def test_a_worker_whose_forward_ignores_a_cancel_is_killed() -> None:
     patient = Deadlines(answer_s=WAIT_S, cancel_s=0.2, close_s=0.2)
     with start_model(TINY, command=command("unresponsive"), deadlines=patient) as model:
         sequence = model.open(16)
-        running = sequence.submit(lambda: sequence.forward([1], 1))
-        time.sleep(0.05)
-        sequence.cancel()
-        error = running.exception(WAIT_S)
-        assert isinstance(error, WorkerLostError | CancelledError)
-        if isinstance(error, CancelledError):  # the forward had not begun
-            pytest.fail("the forward was cancelled before it was sent")
+        for _ in range(100):
+            running = sequence.submit(lambda: sequence.forward([1], 1))
+            time.sleep(0.05)
+            sequence.cancel()
+            error = running.exception(WAIT_S)
+            assert isinstance(error, WorkerLostError | CancelledError)
+            if isinstance(error, WorkerLostError):
+                break
+            sequence.reset_cancel()  # the forward had not been sent
         assert "does not answer to a cancel" in error.message
 
 
@@ -251,12 +253,14 @@ def test_closing_a_worker_model_does_not_wait_for_its_load() -> None:
 @pytest.mark.slow
 def test_a_hung_worker_with_timed_forwards_gets_the_short_deadline() -> None:
     """With the long deadline this test would time out."""
-    patient = Deadlines(answer_s=3600.0, timed_s=1.0, close_s=0.2)
+    patient = Deadlines(answer_s=3600.0, timed_s=WAIT_S, close_s=0.2)
     for use in (lambda own: own.forward([1], 1), lambda own: own.rewind(0)):
         with start_model(TINY, command=command("fake"), deadlines=patient) as model, model.open(16) as sequence:
             for _ in range(3):
                 sequence.forward([1], 1)
             os.kill(model.pid, signal.SIGSTOP)
+            assert isinstance(sequence, WorkerSequence)
+            sequence._times._deadlines = replace(patient, timed_s=0.2)  # nothing can be timed any more
             with pytest.raises(WorkerLostError, match="does not answer"):
                 use(sequence)
 
@@ -316,7 +320,8 @@ def frame(header, body=b''):
 )
 def test_a_worker_that_sends_invalid_frames_is_lost(code: str, words: str) -> None:
     hostile = [sys.executable, "-c", GREETING + FRAME + code]
-    deadlines = Deadlines(load_s=1.0, close_s=0.2)
+    # An interpreter may take long to start; one that says nothing is waited for in vain.
+    deadlines = Deadlines(load_s=1.0 if words == "does not answer" else WAIT_S, close_s=0.2)
     before = psutil.Process().memory_info().rss
     with pytest.raises(WorkerLostError, match=words) as caught:
         start_model(TINY, command=hostile, deadlines=deadlines)

@@ -415,7 +415,7 @@ def test_an_unreferenced_worker_model_ends_its_process() -> None:
     del sequence, model
     gc.collect()
     assert forgotten() is None
-    process.wait(30)
+    process.wait(60)
 
 
 def test_output_printed_in_a_worker_does_not_disturb_its_answers() -> None:

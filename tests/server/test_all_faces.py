@@ -38,7 +38,7 @@ def test_clients_of_all_apis_get_the_texts_that_they_get_alone(server: Running, 
     begin = threading.Barrier(clients)
 
     def answers(client: int) -> list[tuple[str, str]]:
-        begin.wait(10)
+        begin.wait(60)
         own = asked[client::clients]
         return [(prompt, ask(server, path, prompt, stream)) for path, prompt, stream in own]
 

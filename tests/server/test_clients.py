@@ -112,6 +112,6 @@ def test_the_command_of_the_guide_gets_an_answer_from_curl(server: Running) -> N
         pytest.skip("curl is not installed")
     (command,) = [block.strip() for block in fenced(PAGE, "sh") if block.startswith("curl")]
     command = command.replace("http://127.0.0.1:8471", server.url)
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert '"choices":' in done.stdout
     assert '"finish_reason":"length"' in done.stdout

@@ -39,7 +39,7 @@ class Loads:
         self._can_calibrate = can_calibrate
 
     def __call__(self) -> Any:
-        assert self.release.wait(20)
+        assert self.release.wait(60)
         if self.error is not None:
             raise self.error
         self.engines.append(_Engine(self._can_calibrate))
@@ -60,14 +60,14 @@ class _Engine:
 
     def calibrate_for(self, *, stop: threading.Event) -> None:
         self.measuring.set()
-        self.stopped = stop.wait(20)
+        self.stopped = stop.wait(60)
 
     def close(self) -> None:
         self.closed = True
 
 
 async def until(holds: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.002)
 
@@ -210,7 +210,7 @@ async def test_a_cancelled_caller_does_not_wait_for_the_thread_and_further_steps
     steps = Steps(threads)
 
     def work() -> str:
-        release.wait(20)
+        release.wait(60)
         done.append("work")
         return "late"
 
@@ -370,7 +370,7 @@ async def test_a_client_that_takes_nothing_does_not_hold_its_place_before_others
     await asyncio.sleep(0 if waits_first else 0.2)
     assert not first.done(), "no other request waits for its place"
     second = asyncio.create_task(other())
-    await asyncio.wait_for(had.wait(), 5)
+    await asyncio.wait_for(had.wait(), 60)
     with pytest.raises(TimeoutError):
         await first
     await second

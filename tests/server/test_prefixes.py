@@ -78,7 +78,7 @@ def test_no_request_waits_for_a_prefix(tiny: TinyModels, home: Home, monkeypatch
         make_the_disk_slow(monkeypatch, begun, go)
         ask(server, "hello")
         ask(server, "and what is water")
-        assert begun.wait(20), "it is being written"
+        assert begun.wait(60), "it is being written"
         assert ask(server, "three people")[0], "answered while the disk is slow"
         assert not stored_prefixes(home)
         go.set()
@@ -93,7 +93,7 @@ def make_the_disk_slow(patch: pytest.MonkeyPatch, begun: threading.Event, go: th
         def slowly() -> Iterator[bytes]:
             for part in parts:
                 begun.set()
-                assert go.wait(20)
+                assert go.wait(60)
                 yield part
 
         return written(path, home, header, tokens, slowly(), *rest, **more)

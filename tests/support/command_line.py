@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)

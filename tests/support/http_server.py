@@ -19,7 +19,7 @@ from edgespec.server.keeper import ModelKeeper
 from edgespec.server.run import Server, open_sockets
 from edgespec.server.service import RequestLine, Service
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 NAME = "tiny"
 
 

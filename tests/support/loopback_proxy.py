@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._refused():
             return
         parts = urlsplit(self.path)
-        upstream = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=10)
+        upstream = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=60)
         headers = {key: value for key, value in self.headers.items() if not key.lower().startswith("proxy-")}
         upstream.request(self.command, parts.path + (f"?{parts.query}" if parts.query else ""), headers=headers)
         answer = upstream.getresponse()

@@ -21,7 +21,7 @@ EDITING = r"\x1b\[\?2004h"
 
 ESCAPE_CODE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 
 
 class Terminal:

@@ -38,9 +38,9 @@ def _jinja_is_loaded() -> None:
 
 def measured(source: str) -> str | TemplateError:
     """``run(source)`` twice: once to check the time, once to check the memory (tracing is slow)."""
-    before = time.perf_counter()
+    before = time.process_time()
     result = run(source)
-    seconds = time.perf_counter() - before
+    seconds = time.process_time() - before
     tracemalloc.start()
     try:
         run(source)
@@ -108,11 +108,11 @@ def test_a_hostile_template_makes_the_process_grow_little(name: str) -> None:
 
 def test_the_deadline_stops_a_template_within_the_step_limit() -> None:
     limits = TemplateLimits(steps=10**12, total_bytes=10**12, deadline_s=0.1)
-    before = time.perf_counter()
+    before = time.process_time()
     result = run("{% for a in range(9999) %}{% for b in range(99) %}{{ b }}{% endfor %}{% endfor %}", limits)
     assert isinstance(result, TemplateError)
     assert "0.1 s" in result.message
-    assert time.perf_counter() - before < SECONDS
+    assert time.process_time() - before < SECONDS
 
 
 def test_the_step_limit_always_stops_a_template_at_the_same_point() -> None:

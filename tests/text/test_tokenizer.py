@@ -109,10 +109,10 @@ def test_a_very_long_text_is_tokenised(vocabulary: Opened) -> None:
     words = random.Random(3).choices([word for word in VOCABULARY if word.startswith("▁")], k=60_000)
     text = "".join(words).replace("▁", " ").strip()
     assert len(text) > 200_000
-    started = time.perf_counter()
+    started = time.process_time()
     ids = vocabulary.encode(text)
     assert vocabulary.detokenize(ids).strip() == text
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
 
 
 def test_a_long_text_outside_the_vocabulary_gives_one_token_a_byte(vocabulary: Opened) -> None:
