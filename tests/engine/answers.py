@@ -11,7 +11,7 @@ from tests.support.tiny_models import answer
 from tests.support.watched_sequences import ProcessorSequence
 
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
-# A test that an answer blocks fails after this time. A machine under load takes less; the limit of the suite is longer.
+# A test that an answer blocks fails after this time. Machines under load take less; the limit of the suite is longer.
 WAIT_S = 60.0
 
 
