@@ -152,17 +152,22 @@ class SequenceContract(OneModel):
 
     @pytest.mark.slow
     @pytest.mark.parametrize("count", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3, 3 * CHUNK - 2])
-    @pytest.mark.parametrize("rows", [1, 2, 7, 64])
     def test_scored_rows_at_the_borders_of_prefill_chunks_are_correct(
-        self, model: Model, sequence: Sequence, count: int, rows: int
+        self, model: Model, sequence: Sequence, count: int
     ) -> None:
         tokens = ids(count, model)
-        scored = sequence.forward(tokens, rows)
-        assert (scored.count, sequence.length) == (rows, count)
-        found = logits(scored)
-        sequence.rewind(count - rows)
-        for index in range(rows):  # with single-token chunks there is no border
-            assert near(sequence.forward([tokens[count - rows + index]], 1).logits(0), found[index]), index
+        found = dict[int, list[LogitsArray]]()
+        for rows in (1, 2, 7, 64):
+            sequence.rewind(0)
+            scored = sequence.forward(tokens, rows)
+            assert (scored.count, sequence.length) == (rows, count)
+            found[rows] = logits(scored)
+        sequence.rewind(count - 64)
+        for place in range(count - 64, count):  # with single-token chunks there is no border
+            alone = sequence.forward([tokens[place]], 1).logits(0)
+            for rows, scores in found.items():
+                if place >= count - rows:
+                    assert near(alone, scores[place - count]), (rows, place)
 
     def test_each_row_of_a_forward_scores_its_position(self, model: Model, sequence: Sequence) -> None:
         tokens = ids(12, model)
@@ -319,23 +324,27 @@ class SequenceContract(OneModel):
                 assert sequence.length == length + 3
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, CHUNK + 1, 511, 512, 513, 700])
     def test_after_a_rewind_across_chunks_scores_equal_those_of_a_fresh_sequence(
-        self, model: Model, sequence: Sequence, length: int
+        self, model: Model, sequence: Sequence
     ) -> None:
         tokens, more = ids(700, model), ids(4, model, 2)
+        lengths = (1, CHUNK - 1, CHUNK, CHUNK + 1, 511, 512, 513, 700)
         sequence.forward(tokens, 0)
-        sequence.rewind(length)
-        rewound = logits(sequence.forward(more, 4))
+        rewound = dict[int, list[LogitsArray]]()
+        for length in reversed(lengths):
+            sequence.rewind(length)
+            rewound[length] = logits(sequence.forward(more, 4))
         with closing(model.open(CONTEXT)) as fresh:
             # The same chunks: the cache after a forward may depend on how many rows were computed together.
             fresh.forward(tokens, 0)
-            fresh.rewind(length)
-            assert equal(rewound, logits(fresh.forward(more, 4)))
-            fresh.rewind(0)
-            fresh.forward(tokens[:length], 0)
-            for own, others in zip(logits(fresh.forward(more, 4)), rewound, strict=True):
-                assert near(own, others)
+            for length in (700, 512, 1):
+                fresh.rewind(length)
+                assert equal(rewound[length], logits(fresh.forward(more, 4))), length
+            for length in lengths:
+                fresh.rewind(0)
+                fresh.forward(tokens[:length], 0)
+                for own, others in zip(logits(fresh.forward(more, 4)), rewound[length], strict=True):
+                    assert near(own, others), length
 
     def test_a_rewound_draft_does_not_change_later_scores(self, model: Model, sequence: Sequence) -> None:
         prompt, text = ids(30, model), ids(20, model, 1)
@@ -373,18 +382,17 @@ class SequenceContract(OneModel):
             with pytest.raises(ContextFullError):
                 sequence.forward(ids(1, model), 0)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("bad", [-1, "size", 2**31, 2**32, -(2**32), 2**63, 2**70], ids=str)
-    @pytest.mark.parametrize("position", [0, 4])
     def test_token_ids_outside_the_vocabulary_raise_and_keep_the_length(
-        self, model: Model, sequence: Sequence, bad: int | str, position: int
+        self, model: Model, sequence: Sequence
     ) -> None:
         sequence.forward(ids(7, model), 0)
-        tokens = ids(5, model)
-        tokens[position] = model.facts.vocabulary_size if isinstance(bad, str) else bad
-        with pytest.raises(InvalidRequestError):
-            sequence.forward(tokens, 1)
-        assert sequence.length == 7
+        for bad in (-1, model.facts.vocabulary_size, 2**31, 2**32, -(2**32), 2**63, 2**70):
+            for position in (0, 4):
+                tokens = ids(5, model)
+                tokens[position] = bad
+                with pytest.raises(InvalidRequestError):
+                    sequence.forward(tokens, 1)
+                assert sequence.length == 7
 
     def test_64_bit_token_ids_do_not_wrap_into_the_vocabulary(self, model: Model, sequence: Sequence) -> None:
         with pytest.raises(InvalidRequestError):
