@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
-from tests.support.command_line import InProcess, run_cli, run_python, status_lines
+from tests.support.command_line import InProcess, run_cli, run_here, run_python, status_lines
 from tests.support.tiny_models import TinyModels, put_into_store
 
 STORED = "smollm2-135m"
@@ -136,7 +136,7 @@ def test_a_stored_model_whose_file_changed_is_an_error(tiny: TinyModels, here: I
 def test_offline_commands_use_no_network(command: tuple[str, ...], home: Home) -> None:
     # Nothing listens there: an attempt would fail in another way than the sentence below.
     env = {"HF_ENDPOINT": "http://127.0.0.1:9", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
-    result = run_cli(*command, "--offline", home=home.root, env=env)
+    result = run_here(*command, "--offline", home=home.root, env=env)
     result.failed_well(STORED)
     assert result.hint
     assert "refused" not in result.err
@@ -170,10 +170,10 @@ def test_input_that_is_not_utf8_is_an_error_and_the_chat_continues(tiny: TinyMod
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4", "--verbose")
     strict = {"PYTHONIOENCODING": "utf-8:strict"}
     for env in ({}, strict):
-        result = run_cli("generate", "-", *options, home=home.root, stdin=b"text\xff\xfe", env=env)
+        result = run_here("generate", "-", *options, home=home.root, stdin=b"text\xff\xfe", env=env)
         result.failed_well("not UTF-8", "byte 4", code=2)
         assert result.hint
-        chat = run_cli("chat", *options, home=home.root, stdin=b"hello\n\xff\xfe\nhello\n", env=env)
+        chat = run_here("chat", *options, home=home.root, stdin=b"hello\n\xff\xfe\nhello\n", env=env)
         chat.failed_well("not UTF-8")
         assert len(status_lines(chat.err)) == 2, "the chat continues"
 
@@ -297,13 +297,13 @@ def test_model_paths_may_have_spaces_and_non_ascii_letters(tiny: TinyModels, tmp
     target = folder / "ein Modell (1).gguf"
     shutil.copyfile(tiny.target, target)
     home = folder / "home of mine"
-    result = run_cli("generate", "hi", "--target", target, "--json", "--max-tokens", "3", home=home)
+    result = run_here("generate", "hi", "--target", target, "--json", "--max-tokens", "3", home=home)
     assert result.code == 0, result.err
     assert result.json["plan"]["target"]["model"] == "ein Modell (1)"
-    calibrated = run_cli("calibrate", "--quick", "--target", target, "--json", home=home)
+    calibrated = run_here("calibrate", "--quick", "--target", target, "--json", home=home)
     assert calibrated.code == 0, calibrated.err
     assert list((home / "measurements").glob("widths-*.json"))
-    relative = run_cli(
+    relative = run_here(
         "chat", "--target", f"./{target.name}", "--max-tokens", "3", home=home, cwd=folder, stdin="hi\n"
     )
     assert relative.code == 0, relative.err
@@ -314,15 +314,15 @@ def test_a_home_folder_that_is_a_file_is_an_error(tiny: TinyModels, tmp_path: Pa
     (tmp_path / "user").write_text("not a folder")
     env = {"HOME": str(tmp_path / "user"), "USERPROFILE": str(tmp_path / "user"), "XDG_DATA_HOME": ""}
     options = ("generate", "hi", "--target", tiny.target, "--max-tokens", "3")
-    with_ours = run_cli(*options, home=tmp_path / "ours", env=env)
+    with_ours = run_here(*options, home=tmp_path / "ours", env=env)
     assert with_ours.code == 0, with_ours.err
-    without = run_cli(*options, home=tmp_path, env={**env, "EDGESPEC_HOME": ""})
+    without = run_here(*options, home=tmp_path, env={**env, "EDGESPEC_HOME": ""})
     assert without.code == 0, without.err
     assert without.out == with_ours.out
-    result = run_cli("pull", STORED, "--offline", home=tmp_path, env={**env, "EDGESPEC_HOME": ""})
+    result = run_here("pull", STORED, "--offline", home=tmp_path, env={**env, "EDGESPEC_HOME": ""})
     result.failed_well()
     for arguments in (("models",), ("doctor",), options):
-        run_cli(*arguments, home=tmp_path / "user").failed_well("is a file, not a folder", "EDGESPEC_HOME")
+        run_here(*arguments, home=tmp_path / "user").failed_well("is a file, not a folder", "EDGESPEC_HOME")
 
 
 @pytest.mark.skipif(
@@ -334,9 +334,9 @@ def test_with_a_read_only_home_generate_works_and_pull_fails(tiny: TinyModels, t
     locked.chmod(0o500)
     try:
         options = ("generate", "hi", "--target", tiny.target, "--max-tokens", "3")
-        assert run_cli(*options, home=tmp_path / "ours", env={"HOME": str(locked)}).code == 0
-        assert run_cli(*options, home=locked / "ours").code == 0
-        run_cli("pull", STORED, "--offline", home=locked / "ours").failed_well()
+        assert run_here(*options, home=tmp_path / "ours", env={"HOME": str(locked)}).code == 0
+        assert run_here(*options, home=locked / "ours").code == 0
+        run_here("pull", STORED, "--offline", home=locked / "ours").failed_well()
     finally:
         locked.chmod(0o700)
 

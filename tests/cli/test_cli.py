@@ -14,7 +14,7 @@ import pytest
 
 from edgespec import __version__
 from edgespec.files.home import Home
-from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
+from tests.support.command_line import InProcess, Result, command, environment, run_cli, run_here, status_lines
 from tests.support.tiny_models import TinyModels, put_into_store
 
 NUMBER = (int, float)
@@ -104,17 +104,17 @@ def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], r
     stdin = (
         '"""first line\nsecond line"""\n"""\n/help is not a command here\n"""\n"""one line"""\n"""never closed\nends'
     )
-    result = succeeded(run_cli("chat", *pair, "--max-tokens", "4", "--json", home=root, stdin=stdin))
+    result = succeeded(run_here("chat", *pair, "--max-tokens", "4", "--json", home=root, stdin=stdin))
     answers = [json.loads(line) for line in result.out.splitlines()]
     assert len(answers) == 4
-    same = run_cli("generate", "first line\nsecond line", *pair, "--max-tokens", "4", "--json", home=root).json
+    same = run_here("generate", "first line\nsecond line", *pair, "--max-tokens", "4", "--json", home=root).json
     assert same["token_ids"] == answers[0]["token_ids"]
     assert same["stats"]["prompt_tokens"] == answers[0]["stats"]["prompt_tokens"]
 
 
 def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/stats\nhello\n/stats\n/plan\n/clear\nhello\n/nonsense\n/help\n/exit\nnever asked\n"
-    result = succeeded(run_cli("chat", *pair, "--max-tokens", "5", "--verbose", home=root, stdin=stdin))
+    result = succeeded(run_here("chat", *pair, "--max-tokens", "5", "--verbose", home=root, stdin=stdin))
     assert len(status_lines(result.err)) == 2
     first, second = result.out[: len(result.out) // 2], result.out[len(result.out) // 2 :]
     assert first == second  # after /clear the same question is the first one again
@@ -131,7 +131,7 @@ def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
 
 def test_chat_undoes_and_retries_answers(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/retry\nhello\n/retry\nwhat is water\n/undo\nwhat is water\n/undo\n/undo\n/undo\n"
-    result = succeeded(run_cli("chat", *pair, "--max-tokens", "5", "--json", home=root, stdin=stdin))
+    result = succeeded(run_here("chat", *pair, "--max-tokens", "5", "--json", home=root, stdin=stdin))
     hello, again, water, retried = (json.loads(line) for line in result.out.splitlines())
     assert again["token_ids"] == hello["token_ids"], "greedy"
     assert retried["token_ids"] == water["token_ids"]
@@ -150,12 +150,12 @@ def test_chat_uses_the_given_sampling_settings(pair: tuple[str, ...], root: Path
     options = ("--max-tokens", "12", "--json", "--temperature", "0.9", "--top-k", "50", "--seed", "7")
     change = "/undo\n/set SEED none\n/set top_p 0.9\n/set temperature 0\n"
     stdin = f"hello\n/undo\n/set seed 8\nhello\n{change}hello\n/set\n"
-    result = succeeded(run_cli("chat", *pair, *options, home=root, stdin=stdin))
+    result = succeeded(run_here("chat", *pair, *options, home=root, stdin=stdin))
     first, second, greedy = (json.loads(line)["token_ids"] for line in result.out.splitlines())
     asked = ("generate", "hello", *pair, *options)
-    assert first == run_cli(*asked, home=root).json["token_ids"] != second
-    assert second == run_cli(*asked[:-1], "8", home=root).json["token_ids"]
-    assert greedy == run_cli("generate", "hello", *pair, *options[:3], home=root).json["token_ids"]
+    assert first == run_here(*asked, home=root).json["token_ids"] != second
+    assert second == run_here(*asked[:-1], "8", home=root).json["token_ids"]
+    assert greedy == run_here("generate", "hello", *pair, *options[:3], home=root).json["token_ids"]
     assert re.search(r"^temperature +0\.0$", result.err, re.MULTILINE)
     assert re.search(r"^seed +random for each answer$", result.err, re.MULTILINE)
 
@@ -164,7 +164,7 @@ def test_undo_removes_a_prompt_that_was_not_answered(pair: tuple[str, ...], root
     """And nothing of the answers before it."""
     options = ("--context", "256", "--max-tokens", "5", "--json")
     stdin = "hello\n" + "water " * 500 + "\n/retry\n/undo\n/retry\n/undo\n"
-    result = run_cli("chat", *pair, *options, home=root, stdin=stdin)
+    result = run_here("chat", *pair, *options, home=root, stdin=stdin)
     found = [json.loads(line) for line in result.out.splitlines()]
     assert [sorted(each.keys() & {"text", "error"}) for each in found] == [["text"], ["error"], ["error"], ["text"]]
     assert found[3]["token_ids"] == found[0]["token_ids"]
@@ -182,7 +182,7 @@ def test_slash_model_continues_the_chat_with_another_model(tiny: TinyModels, roo
         f"/model {tiny.ending}\n/set seed 7\n"
         f"what is water\n/model {tiny.target}\n/set\n/undo\nwhat is water\n"
     )
-    result = succeeded(run_cli("chat", *options, home=root, stdin=stdin))
+    result = succeeded(run_here("chat", *options, home=root, stdin=stdin))
     hello, other, back = (json.loads(line) for line in result.out.splitlines())
     assert [each["plan"]["target"]["model"] for each in (hello, other, back)] == ["target", "ending", "target"]
     assert other["stats"]["prompt_tokens"] > hello["stats"]["prompt_tokens"] + 5, "it read the turn before"
@@ -201,7 +201,7 @@ def test_slash_model_continues_the_chat_with_another_model(tiny: TinyModels, roo
 
 def test_copy_and_guesses_need_a_terminal(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/copy\nhello\n/copy\n/guesses\n"
-    result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", home=root, stdin=stdin))
+    result = succeeded(run_here("chat", *pair, "--max-tokens", "3", home=root, stdin=stdin))
     for words in ("no answer yet", "this terminal has no clipboard", "this terminal shows no colours"):
         assert words in result.err
     assert "\x1b" not in result.out + result.err
@@ -212,9 +212,9 @@ def test_no_think_without_effect_is_reported(pair: tuple[str, ...], root: Path, 
     prompt = () if command_name == "chat" else ("hello",)
     options = (command_name, *prompt, *pair, "--max-tokens", "3", "--json")
     stdin = "hello\n" if command_name == "chat" else ""
-    found = succeeded(run_cli(*options, "--no-think", home=root, stdin=stdin))
+    found = succeeded(run_here(*options, "--no-think", home=root, stdin=stdin))
     assert "--no-think has no effect: the template of target has no switch for thinking" in found.err
-    plain = succeeded(run_cli(*options, home=root, stdin=stdin))
+    plain = succeeded(run_here(*options, home=root, stdin=stdin))
     assert found.json["token_ids"] == plain.json["token_ids"]
     assert found.json["reasoning"] is None
     assert "--no-think" not in plain.err
@@ -224,9 +224,9 @@ def test_no_think_without_effect_is_reported(pair: tuple[str, ...], root: Path, 
 def test_the_threads_option_sets_the_targets_threads(tiny: TinyModels, root: Path, command_name: str) -> None:
     prompt = ("hello",) if command_name == "generate" else ()
     options = (command_name, *prompt, "--target", tiny.target, "--draft", "none", "--json", "--threads", "2")
-    found = succeeded(run_cli(*options, home=root, stdin="hello\n" if command_name == "chat" else "")).json
+    found = succeeded(run_here(*options, home=root, stdin="hello\n" if command_name == "chat" else "")).json
     assert found["plan"]["target"]["threads"] == 2
-    run_cli(*options[:-1], "none", home=root).failed_well("threads", code=2)
+    run_here(*options[:-1], "none", home=root).failed_well("threads", code=2)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ def test_the_threads_option_sets_the_targets_threads(tiny: TinyModels, root: Pat
 def test_a_wrong_value_of_slash_set_is_reported_in_one_sentence(
     pair: tuple[str, ...], root: Path, line: str, words: str
 ) -> None:
-    result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", home=root, stdin=f"{line}\nhello\n"))
+    result = succeeded(run_here("chat", *pair, "--max-tokens", "3", home=root, stdin=f"{line}\nhello\n"))
     assert words in result.err
     assert result.out.strip()
 
 
 def test_slash_system_changes_the_system_message(pair: tuple[str, ...], root: Path) -> None:
     stdin = "/system\nhello\n/undo\n/system be kind and be brief\nhello\n/undo\n/system none\nhello\n"
-    result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", "--json", home=root, stdin=stdin))
+    result = succeeded(run_here("chat", *pair, "--max-tokens", "3", "--json", home=root, stdin=stdin))
     without, with_one, removed = (json.loads(line)["stats"]["prompt_tokens"] for line in result.out.splitlines())
     assert with_one > without + 4
     assert removed == without
@@ -259,22 +259,22 @@ def test_slash_system_changes_the_system_message(pair: tuple[str, ...], root: Pa
 
 def test_a_prompt_that_starts_with_two_slashes_keeps_one(pair: tuple[str, ...], root: Path) -> None:
     options = (*pair, "--max-tokens", "3", "--json")
-    result = succeeded(run_cli("chat", *options, home=root, stdin="//help\n"))
-    assert result.json["token_ids"] == run_cli("generate", "/help", *options, home=root).json["token_ids"]
+    result = succeeded(run_here("chat", *options, home=root, stdin="//help\n"))
+    assert result.json["token_ids"] == run_here("generate", "/help", *options, home=root).json["token_ids"]
 
 
 def test_chat_accepts_the_model_as_an_argument(tiny: TinyModels, root: Path) -> None:
     options = ("--draft", "none", "--max-tokens", "3", "--json")
-    result = succeeded(run_cli("chat", tiny.target, *options, home=root, stdin="hello\n"))
-    named = run_cli("generate", "hello", "--target", tiny.target, *options, home=root)
+    result = succeeded(run_here("chat", tiny.target, *options, home=root, stdin="hello\n"))
+    named = run_here("generate", "hello", "--target", tiny.target, *options, home=root)
     assert result.json["token_ids"] == named.json["token_ids"]
-    twice = run_cli("chat", tiny.target, "--target", tiny.drafter, home=root)
+    twice = run_here("chat", tiny.target, "--target", tiny.drafter, home=root)
     assert (twice.code, twice.out) == (2, "")
     assert "the model was named twice" in twice.err
 
 
 def test_a_wrong_sampling_value_is_an_error_before_a_model_is_loaded(tmp_path: Path) -> None:
-    result = run_cli("chat", "--target", tmp_path / "absent.gguf", "--top-p", "2", home=tmp_path / "home")
+    result = run_here("chat", "--target", tmp_path / "absent.gguf", "--top-p", "2", home=tmp_path / "home")
     assert result.code == 2
     assert "top_p cannot be 2.0" in result.err
 
@@ -282,7 +282,7 @@ def test_a_wrong_sampling_value_is_an_error_before_a_model_is_loaded(tmp_path: P
 @pytest.mark.slow
 def test_chat_json_prints_one_object_per_line(pair: tuple[str, ...], root: Path) -> None:
     result = succeeded(
-        run_cli(
+        run_here(
             "chat", *pair, "--json", "--max-tokens", "30", "--depth", "4", home=root, stdin="hello\nmore\n/exit\n"
         )
     )
@@ -298,7 +298,7 @@ def test_chat_json_prints_one_object_per_line(pair: tuple[str, ...], root: Path)
 @pytest.mark.slow
 def test_the_system_option_sets_the_system_message(pair: tuple[str, ...], root: Path) -> None:
     lengths = [
-        run_cli("chat", *pair, *options, "--json", "--max-tokens", "3", home=root, stdin="hello\n").json["stats"]
+        run_here("chat", *pair, *options, "--json", "--max-tokens", "3", home=root, stdin="hello\n").json["stats"]
         for options in ((), ("--system", "be kind and be brief"))
     ]
     assert lengths[1]["prompt_tokens"] > lengths[0]["prompt_tokens"] + 4
@@ -332,7 +332,7 @@ def test_generate_prints_the_answer_and_nothing_else(pair: tuple[str, ...], root
 @pytest.mark.slow
 def test_generate_reads_stdin(pair: tuple[str, ...], root: Path) -> None:
     found = [
-        succeeded(run_cli("generate", prompt, *pair, "--max-tokens", "9", home=root, stdin=stdin)).out
+        succeeded(run_here("generate", prompt, *pair, "--max-tokens", "9", home=root, stdin=stdin)).out
         for prompt, stdin in (("two\nlines 你好", ""), ("-", "two\nlines 你好"))
     ]
     assert found[0] == found[1]
@@ -495,13 +495,13 @@ def test_verify_finds_identical_tokens(pair: tuple[str, ...], here: InProcess, t
 
 def test_generate_puts_piped_text_before_the_prompt(pair: tuple[str, ...], root: Path) -> None:
     options = (*pair, "--max-tokens", "4", "--json")
-    asked = succeeded(run_cli("generate", "What is it?", *options, home=root, stdin="\ufeffThe text.\nIts end.\n\n"))
-    whole = succeeded(run_cli("generate", "The text.\nIts end.\n\nWhat is it?", *options, home=root)).json
+    asked = succeeded(run_here("generate", "What is it?", *options, home=root, stdin="\ufeffThe text.\nIts end.\n\n"))
+    whole = succeeded(run_here("generate", "The text.\nIts end.\n\nWhat is it?", *options, home=root)).json
     assert asked.json["stats"]["prompt_tokens"] == whole["stats"]["prompt_tokens"]
     assert asked.json["token_ids"] == whole["token_ids"]
-    alone = succeeded(run_cli("generate", "What is it?", *options, home=root, stdin=" \n")).json
+    alone = succeeded(run_here("generate", "What is it?", *options, home=root, stdin=" \n")).json
     assert alone["stats"]["prompt_tokens"] < whole["stats"]["prompt_tokens"]
-    dash = succeeded(run_cli("generate", "-", *options, home=root, stdin="What is it?")).json
+    dash = succeeded(run_here("generate", "-", *options, home=root, stdin="What is it?")).json
     assert dash["token_ids"] == alone["token_ids"]
 
 
@@ -517,7 +517,7 @@ def test_generate_puts_piped_text_before_the_prompt(pair: tuple[str, ...], root:
 )
 def test_piped_input_that_is_not_text_is_an_error(tmp_path: Path, prompt: str, stdin: bytes, said: str) -> None:
     """Told before a model is loaded for it."""
-    result = run_cli("generate", prompt, "--target", tmp_path / "absent.gguf", home=tmp_path / "home", stdin=stdin)
+    result = run_here("generate", prompt, "--target", tmp_path / "absent.gguf", home=tmp_path / "home", stdin=stdin)
     result.failed_well(said, code=2)
 
 
@@ -596,7 +596,7 @@ def test_help_and_usage_errors_in_a_separate_process(tmp_path: Path) -> None:
 
 
 def test_no_arguments_show_the_help(tmp_path: Path) -> None:
-    result = run_cli(home=tmp_path / "home")
+    result = run_here(home=tmp_path / "home")
     assert result.code == 2
     assert result.err.startswith("Usage: edgespec")
     assert "hint:" not in result.err
@@ -638,8 +638,8 @@ def test_usage_errors_are_one_sentence_with_exit_code_2(
 @pytest.mark.slow
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     arguments = ("generate", "hi", "--target", "missing.gguf")
-    run_cli(*arguments, home=tmp_path / "home").failed_well("missing.gguf")
-    with_debug = run_cli(*arguments, "--debug", home=tmp_path / "home")
+    run_here(*arguments, home=tmp_path / "home").failed_well("missing.gguf")
+    with_debug = run_here(*arguments, "--debug", home=tmp_path / "home")
     assert with_debug.code == 1
     assert "Traceback (most recent call last)" in with_debug.err
     assert "ModelFileError" in with_debug.err
@@ -666,7 +666,7 @@ def test_debug_shows_the_native_log(pair: tuple[str, ...], root: Path) -> None:
     ],
 )
 def test_command_names_of_other_programs_hint_at_ours(tmp_path: Path, asked: str, here: str) -> None:
-    result = run_cli(asked, "smollm2-135m", home=tmp_path / "home")
+    result = run_here(asked, "smollm2-135m", home=tmp_path / "home")
     assert (result.code, result.out) == (2, "")
     assert f"no such command '{asked}'" in result.err
     assert f"use `{here}`" in result.err

@@ -14,7 +14,7 @@ import pytest
 from edgespec import DrafterOffer
 from edgespec.cli.chat import drafter_offer
 from edgespec.files.home import Home
-from tests.support.command_line import environment, run_cli
+from tests.support.command_line import environment, run_here
 from tests.support.hub_server import HubServer, running
 from tests.support.other_programs import LIBRARY, User
 from tests.support.tiny_models import TinyModels
@@ -127,7 +127,7 @@ def test_yes_downloads_the_offered_drafter_and_uses_it(
     again.wait_for(r"is ready")
     leave(again)
     assert "Fetch it?" not in again.screen
-    shown = run_cli("plan", "--json", *_target(terminal), home=Path(env["EDGESPEC_HOME"]), env=env).json
+    shown = run_here("plan", "--json", *_target(terminal), home=Path(env["EDGESPEC_HOME"]), env=env).json
     assert shown["plan"]["drafter"]["model"] == "hf:org/repo/small.gguf"
     assert shown["drafter_offer"] is None
 
@@ -300,19 +300,19 @@ def test_plan_lists_considered_drafters_and_models_shows_the_drafter(
     target = user.to_lm_studio("x/slow.gguf", tiny.slow.read_bytes())
     stranger = user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
     home = Path(env["EDGESPEC_HOME"])
-    shown = run_cli("plan", "--target", target, "--explain", home=home, env=env)
+    shown = run_here("plan", "--target", target, "--explain", home=home, env=env)
     assert shown.code == 0, shown.err
     assert f"not {stranger} (LM Studio): another vocabulary: " in shown.out
-    found = run_cli("plan", "--target", target, "--json", home=home, env=env).json
+    found = run_here("plan", "--target", target, "--json", home=home, env=env).json
     assert [one["reason_code"] for one in found["considered_drafters"]] == ["other_vocabulary"]
-    rows = {row["name"]: row for row in run_cli("models", "--json", home=home, env=env).json["models"]}
+    rows = {row["name"]: row for row in run_here("models", "--json", home=home, env=env).json["models"]}
     assert rows[str(target)]["drafter"] == "ollama:tiny:1m"
     assert rows[str(stranger)]["drafter"] is None
     assert rows["qwen2.5-coder-1.5b"]["drafter"] == "qwen2.5-coder-0.5b"
-    listed = run_cli("models", home=home, env=env).out
+    listed = run_here("models", home=home, env=env).out
     assert "LM Studio, llama, runs on our kernels, drafter ollama:tiny:1m" in listed
 
 
 def test_pull_suggests_models_of_the_hub(env: dict[str, str]) -> None:
-    result = run_cli("pull", "llama-3.2-3b", home=Path(env["EDGESPEC_HOME"]), env=env)
+    result = run_here("pull", "llama-3.2-3b", home=Path(env["EDGESPEC_HOME"]), env=env)
     result.failed_well("did you mean hf:bartowski/Llama-3.2-3B-Instruct-GGUF?")

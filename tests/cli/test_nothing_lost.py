@@ -15,7 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
-from tests.support.command_line import InProcess, command, environment, run_cli
+from tests.support.command_line import InProcess, command, environment, run_here
 from tests.support.terminal import EDITING, Terminal
 from tests.support.tiny_models import TinyModels
 
@@ -117,7 +117,7 @@ def test_undo_puts_the_prompt_back_into_the_line(opened: Open, tiny: TinyModels)
 
 def chat_of_lines(tiny: TinyModels, lines: str, tmp_path: Path, *more: str) -> tuple[list[dict[str, Any]], str]:
     options = ("--target", str(tiny.target), "--draft", "none", "--max-tokens", "4", *more)
-    done = run_cli("chat", *options, home=tmp_path / "home", stdin=lines)
+    done = run_here("chat", *options, home=tmp_path / "home", stdin=lines)
     return [json.loads(line) for line in done.out.splitlines() if line.startswith("{")], done.err
 
 

@@ -12,7 +12,7 @@ import pytest
 from edgespec.files.home import Home
 from edgespec.planning.depth.outcome import Outcome, Spread
 from edgespec.profiles.machines import machine_names
-from tests.support.command_line import InProcess, run_cli
+from tests.support.command_line import InProcess, run_here
 from tests.support.tiny_models import TinyModels
 
 MACHINES = Path(__file__).parents[2] / "edgespec" / "profiles" / "machines"
@@ -192,12 +192,12 @@ def test_explain_compares_the_latest_answer_with_what_the_plan_promised(
 @pytest.mark.slow
 def test_plan_prints_the_plan_of_this_machine(tiny: TinyModels) -> None:
     pair = ("--target", tiny.target, "--draft", tiny.drafter)
-    result = run_cli("plan", *pair, home=tiny.home.root)
+    result = run_here("plan", *pair, home=tiny.home.root)
     assert result.code == 0, result.err
     shown = labels(result.out)
     assert shown["machine"].endswith((" core", " cores"))
     assert shown["predicted"] == "not measured" or "tokens/s" in shown["predicted"]
     assert shown["why"]
-    found = run_cli("plan", *pair, "--json", home=tiny.home.root).json
+    found = run_here("plan", *pair, "--json", home=tiny.home.root).json
     assert found["plan"]["mode"] == shown["mode"]
     assert found["plan"]["reasons"][0] == shown["why"]

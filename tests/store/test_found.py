@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.store import scan
 from edgespec.store.found import ModelFolders, find_models
-from tests.support.command_line import Result, run_cli
+from tests.support.command_line import Result, run_here
 from tests.support.other_programs import LIBRARY, User, write_file
 from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.split_gguf import split_gguf
@@ -140,7 +140,7 @@ def test_the_search_stops_after_a_maximum_number_of_entries(
 def test_a_file_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
     odd = user.to_lm_studio("repo/\x1b]0;title\x07\n.gguf", weights)
     assert find_models(user.folders).ignored == {odd: "its name contains control characters"}
-    shown = succeeded(run_cli("models", home=tmp_path / "home", env=user.environment))
+    shown = succeeded(run_here("models", home=tmp_path / "home", env=user.environment))
     assert "\x1b" not in shown.out + shown.err
     assert "its name contains control characters" in shown.err
 
@@ -209,23 +209,23 @@ def test_models_lists_other_programs_files_and_generate_runs_them(
     )
     user.to_lm_studio("repo/odd.gguf", data)
     before, home = user.everything(), tmp_path / "home"
-    shown = succeeded(run_cli("models", home=home, env=environment)).out
+    shown = succeeded(run_here("models", home=home, env=environment)).out
     assert "ollama:smol:135m\n" in shown
     assert "Ollama, llama, runs on our kernels\n" in shown
     assert "LM Studio, mamba, needs llama.cpp\n" in shown
-    rows: list[dict[str, Any]] = run_cli("models", "--json", home=home, env=environment).json["models"]
+    rows: list[dict[str, Any]] = run_here("models", "--json", home=home, env=environment).json["models"]
     own = {row["name"]: row for row in rows if "program" in row}
     assert own["ollama:smol:135m"]["native"] is True
     assert (own["ollama:smol:135m"]["family"], own["ollama:smol:135m"]["reason"]) == ("llama", None)
     options = ("--draft", "none", "--max-tokens", "3", "--json")
     for _ in range(2):  # the second time from prepared weights
         found = succeeded(
-            run_cli("generate", "hi", "--target", "ollama:smol:135m", *options, home=home, env=environment)
+            run_here("generate", "hi", "--target", "ollama:smol:135m", *options, home=home, env=environment)
         )
         assert found.json["plan"]["target"]["model"] == "smol:135m"
     assert list((home / "prepared").glob("*/native.tiles")), "kept in edgespec's home"
     assert user.everything() == before, "other programs' folders are unchanged"
-    wrong = run_cli("generate", "hi", "--target", "ollama:absent", home=home, env=environment)
+    wrong = run_here("generate", "hi", "--target", "ollama:absent", home=home, env=environment)
     assert wrong.code == 1
     assert "Ollama has no model 'absent:latest'" in wrong.err
 
@@ -240,7 +240,7 @@ def test_a_split_model_is_listed_once_and_runs_from_any_part(
         f"{LIBRARY}/smol/135m", [*parts[:2], write_file(tmp_path / "3", parts[2].read_bytes() + b"0")]
     )
     before, home = user.everything(), tmp_path / "home"
-    rows: list[dict[str, Any]] = run_cli("models", "--json", home=home, env=environment).json["models"]
+    rows: list[dict[str, Any]] = run_here("models", "--json", home=home, env=environment).json["models"]
     own = {row["name"]: row for row in rows if "program" in row}
     assert list(own) == ["ollama:smol:135m", str(studio[0]), str(hub[0])]
     assert own[str(studio[0])]["parts"] == [str(path) for path in studio]
@@ -253,13 +253,13 @@ def test_a_split_model_is_listed_once_and_runs_from_any_part(
                 tmp_path / f"{runtime}.toml", f'inherits = "laptop"\nruntime = "{runtime}"\n'.encode()
             )
             options = ("--draft", "none", "--max-tokens", "6", "--profile", str(profile), "--json")
-            found = succeeded(run_cli("generate", "hi", "--target", name, *options, home=home, env=environment))
+            found = succeeded(run_here("generate", "hi", "--target", name, *options, home=home, env=environment))
             assert found.json["plan"]["target"]["runtime"] == runtime
             texts.add((runtime, found.json["text"]))
     assert len(texts) == 2, "each runtime gives the parts the same text as the whole file"
     assert user.everything() == before, "other programs' folders are unchanged"
     studio[1].unlink()
-    gone = run_cli("generate", "hi", "--target", str(studio[0]), home=home, env=environment)
+    gone = run_here("generate", "hi", "--target", str(studio[0]), home=home, env=environment)
     assert gone.code == 1
     assert f"{studio[1]}: part 2 of 3 of this model is missing" in gone.err
 
@@ -282,18 +282,18 @@ def test_a_model_with_a_vision_part_runs_as_text_only_with_a_notice(
     user.to_ollama(f"{LIBRARY}/gemma3/4b", seeing.read_bytes())
     user.to_lm_studio("repo/mmproj-model-f16.gguf", seeing.read_bytes())
     home, said = tmp_path / "home", "images are left out: this file's vision part is not used"
-    listed = succeeded(run_cli("models", home=home, env=environment)).out
+    listed = succeeded(run_here("models", home=home, env=environment)).out
     assert "Ollama, gemma3, text runs on our kernels, images are left out\n" in listed
     (row,) = [
-        row for row in run_cli("models", "--json", home=home, env=environment).json["models"] if "program" in row
+        row for row in run_here("models", "--json", home=home, env=environment).json["models"] if "program" in row
     ]
     assert (row["name"], row["native"], row["vision"]) == ("ollama:gemma3:4b", True, True)
     pair = ("--target", "ollama:gemma3:4b", "--draft", "none", "--max-tokens", "3")
-    generated = succeeded(run_cli("generate", "hi", *pair, home=home, env=environment))
+    generated = succeeded(run_here("generate", "hi", *pair, home=home, env=environment))
     assert generated.err.count(said) == 1
-    chat = succeeded(run_cli("chat", *pair, home=home, env=environment, stdin="hi\nthere\n"))
+    chat = succeeded(run_here("chat", *pair, home=home, env=environment, stdin="hi\nthere\n"))
     assert chat.err.count(said) == 1
-    as_json = succeeded(run_cli("generate", "hi", *pair, "--json", home=home, env=environment))
+    as_json = succeeded(run_here("generate", "hi", *pair, "--json", home=home, env=environment))
     assert as_json.err == ""
-    other = run_cli("generate", "hi", "--target", str(plain), *pair[2:], home=home, env=environment)
+    other = run_here("generate", "hi", "--target", str(plain), *pair[2:], home=home, env=environment)
     assert said not in other.err

@@ -15,7 +15,7 @@ from edgespec.store.found import ModelFolders, find_models
 from edgespec.store.ollama import find_ollama, kept_settings
 from edgespec.store.on_disk import files_on_disk
 from edgespec.store.store import Store
-from tests.support.command_line import run_cli
+from tests.support.command_line import run_here
 from tests.support.other_programs import LIBRARY, User
 from tests.support.scripted_gguf import write_scripted_gguf
 from tests.support.tiny_models import TinyModels, read_all, shown
@@ -105,7 +105,7 @@ def test_a_model_with_an_adapter_is_listed_and_refused_by_name(user: User, weigh
     assert (model.name, model.refused) == ("ollama:lora:latest", "it has an adapter, which edgespec cannot apply")
     with pytest.raises(InvalidRequestError, match="Ollama's model lora:latest cannot be run: it has an adapter"):
         find_ollama([user.ollama], "lora")
-    shown = run_cli("models", home=tmp_path / "home", env=user.environment).out
+    shown = run_here("models", home=tmp_path / "home", env=user.environment).out
     assert "cannot run: it has an adapter" in shown
 
 
@@ -167,10 +167,10 @@ def test_damaged_settings_are_one_error_and_not_left_out(
 
 def test_a_projector_with_the_model_counts_as_a_vision_part(user: User, weights: bytes, tmp_path: Path) -> None:
     user.layers_to_ollama(f"{LIBRARY}/seeing/latest", weights, projector=b"GGUF")
-    shown = run_cli("models", home=tmp_path / "home", env=user.environment).out
+    shown = run_here("models", home=tmp_path / "home", env=user.environment).out
     assert "Ollama, llama, text runs on our kernels, images are left out\n" in shown
     asked = ("generate", "hi", "--target", "ollama:seeing", "--draft", "none", "--max-tokens", "2")
-    said = run_cli(*asked, home=tmp_path / "home", env=user.environment).err
+    said = run_here(*asked, home=tmp_path / "home", env=user.environment).err
     assert "images are left out: this file's vision part is not used" in said
 
 
@@ -242,5 +242,5 @@ def test_settings_that_are_not_obeyed_are_named_when_the_model_is_loaded(
 ) -> None:
     user.layers_to_ollama(f"{LIBRARY}/smol/latest", weights, params=json.dumps(PARAMETERS).encode())
     asked = ("generate", "hi", "--target", "ollama:smol", "--draft", "none", "--max-tokens", "2")
-    said = run_cli(*asked, home=tmp_path / "home", env=user.environment).err
+    said = run_here(*asked, home=tmp_path / "home", env=user.environment).err
     assert said.count("not used of Ollama's settings for this model: num_ctx, seed") == 1

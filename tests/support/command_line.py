@@ -90,6 +90,34 @@ def run_cli(
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def run_here(
+    *arguments: str | Path,
+    home: Path,
+    stdin: str | bytes = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Result:
+    """``run_cli`` in this process, which saves the start of another: for what does not depend on having its own."""
+    from edgespec.cli.app import run
+
+    typed = stdin.encode() if isinstance(stdin, str) else stdin
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    wanted = environment(home, env)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - wanted.keys():
+            patch.delenv(name)
+        for name, value in wanted.items():
+            patch.setenv(name, value)
+        patch.chdir(cwd or home.parent)
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        code = run([str(argument) for argument in arguments])
+    for stream in (out, err):
+        stream.flush()
+    return Result(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+
+
 class InProcess:
     """The program in this process, for tables of cases: starting a process takes half a second."""
 
