@@ -23,7 +23,7 @@ from tests.support.tiny_models import TinyModels, answer
 PROMPTS = ("hello world", "who are you", "count to ten", "the word")
 TOKENS = 12
 SECONDS = 0.5  # for each test; by hand 60
-MOST_FAULTS_S = 4 * SECONDS  # for the test that saw the most: 1 turn in 20
+MOST_FAULTS_S = 2 * SECONDS  # for the test that saw the most: 1 turn in 20
 LATEST_S = 0.006  # after which an answer is ended: while it begins, runs, and ends by itself
 END_S = 0.0003  # what the end of an answer with tools takes for 16 kB of calls
 

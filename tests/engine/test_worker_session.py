@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import os
 import random
 import signal
@@ -369,7 +368,8 @@ class Moments:
         self.proposed += done.stats.proposed
 
 
-# Every phase with both signals, for the first and the second process. A hanging load has the longest limit.
+# Every phase for the first and the second process, and in one of the modes with each signal. A hanging load has the
+# longest limit.
 PHASES = (
     ("reading", "drafting"),
     ("drafting", "idle"),
@@ -384,11 +384,12 @@ HITS = ((signal.SIGKILL, signal.SIGSTOP), (signal.SIGSTOP, signal.SIGKILL))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_a_worker_killed_at_fifty_moments_never_changes_an_answer_and_leaks_nothing(load: Load, mode: str) -> None:
+def test_a_worker_killed_at_many_moments_never_changes_an_answer_and_leaks_nothing(load: Load, mode: str) -> None:
     moments = Moments(mode, seed=MODES.index(mode))
     processes = left()[2]
     resident: list[int] = []
-    for phases, hits in itertools.product(PHASES, HITS):
+    for number, phases in enumerate(PHASES):
+        hits = HITS[(number + MODES.index(mode)) % 2]
         with load(QUICK, context=512) as engine:
             if not resident:
                 moments.expect(engine)
@@ -400,7 +401,7 @@ def test_a_worker_killed_at_fifty_moments_never_changes_an_answer_and_leaks_noth
             time.sleep(0.01)
         assert left()[2] == processes
         resident.append(psutil.Process().memory_info().rss)
-    assert moments.strikes + moments.given_up == 2 * len(PHASES) * len(HITS)
+    assert moments.strikes + moments.given_up == 2 * len(PHASES)
     assert moments.strikes > 0
     assert moments.proposed > 0
     # A leaked model, cache or thread of each engine would show here.
