@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,13 +33,16 @@ class Source:
         return f"{self.path}:{getattr(node, 'lineno', 1)}: {text}"
 
 
+parsed = functools.cache(ast.parse)
+
+
 def sources(package: Path) -> list[Source]:
     found = []
     for path in sorted(package.rglob("*.py")):
         parts = [package.name, *path.relative_to(package).with_suffix("").parts]
         text = path.read_text(encoding="utf-8")
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found.append(Source(path, module, ast.parse(text, str(path)), text.count("\n")))
+        found.append(Source(path, module, parsed(text, str(path)), text.count("\n")))
     return found
 
 
