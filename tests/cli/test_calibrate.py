@@ -33,7 +33,7 @@ from edgespec.hardware import neighbours
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.neighbours import Used
 from edgespec.planning.choice.planner import ESTIMATED
-from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
+from tests.support.calibrating import fix_plain_ratio, measured, shorten_calibration, stored
 from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
 from tests.support.processor import first_runtime, processor_runtimes
 from tests.support.tiny_models import TinyModels
@@ -52,7 +52,7 @@ def _bandwidth(threads: int) -> ThreadBandwidth:
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make measurements short, because these tests check no figures."""
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     fix_plain_ratio(monkeypatch, 1.5)  # another ratio may change the target's setting
 
     def measure(threads: list[int]) -> BandwidthMeasurement:

@@ -20,7 +20,7 @@ from edgespec.files.progress import Loading
 from edgespec.hardware import neighbours
 from edgespec.hardware.neighbours import Used
 from edgespec.interfaces.model import Model, ModelFacts
-from tests.support.calibrating import fix_plain_ratio, measured, on_cores, shorten_contention, stored
+from tests.support.calibrating import fix_plain_ratio, measured, on_cores, shorten_calibration, stored
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import ProcessorSequence, is_closed, watch_forwards
 
@@ -30,7 +30,7 @@ RIVALS = ("on cpu (llama)", "on cpu (native)")
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     # Agreement is measured only if drafting may gain, which these tiny models' times leave to chance.
     monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: False)
 

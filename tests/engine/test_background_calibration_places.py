@@ -27,7 +27,7 @@ from edgespec.profiles.profile import Profile
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.runtime import LoadedModel
-from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
+from tests.support.calibrating import fix_plain_ratio, shorten_calibration, stored
 from tests.support.native_devices import gpu
 from tests.support.tiny_models import TinyModels
 
@@ -61,7 +61,7 @@ def cards(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, opened: list[LlamaS
 
     monkeypatch.setattr(pool_module, "prepare_model", target)
     monkeypatch.setattr(pool_module, "prepare_drafter", drafter)
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     fix_plain_ratio(monkeypatch, 1.5)
 
 

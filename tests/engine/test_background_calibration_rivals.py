@@ -25,7 +25,7 @@ from edgespec.placement.prepared import PreparedModel
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.runtime import LoadedModel
-from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
+from tests.support.calibrating import fix_plain_ratio, shorten_calibration, stored
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer
 
@@ -37,7 +37,7 @@ OTHER = {"native": "llama", "llama": "native"}
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     require_native()
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: False)
 
 

@@ -33,7 +33,7 @@ from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
-from tests.support.calibrating import shorten_contention
+from tests.support.calibrating import shorten_calibration
 from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
 from tests.support.trimmed_folder import write_trimmed_folder
@@ -120,7 +120,7 @@ def test_every_kind_of_drafter_works_in_a_process_and_restarts_after_a_loss(
 def test_a_drafter_process_does_not_count_as_a_disturbing_program(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     monkeypatch.setattr(Neighbours, "share", 0.5)
     runtime = processor_runtimes()[0]  # no other runtime is timed
     with tiny.load(store_home=home, context=200, runtime=runtime, draft_isolation=isolation) as engine:
@@ -165,7 +165,7 @@ def test_a_drafter_process_counts_in_the_memory_estimate_like_a_thread(tiny: Tin
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: False)
 
 

@@ -17,7 +17,7 @@ from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
-from tests.support.calibrating import damage, fix_plain_ratio, measured, shorten_contention, stored
+from tests.support.calibrating import damage, fix_plain_ratio, measured, shorten_calibration, stored
 from tests.support.command_line import environment
 from tests.support.started_threads import started_threads
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter, require_speculation
@@ -28,7 +28,7 @@ REPEATING = "the people use water and the people use words and the people"
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     # The next engine must not find the other runtime faster, whatever else the machine does: there, nothing is
     # measured.
     fix_plain_ratio(monkeypatch, 100.0)

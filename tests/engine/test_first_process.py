@@ -20,7 +20,7 @@ from edgespec.planning.choice.planner import ESTIMATED, NOT_CALIBRATED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.runtimes.native.library import PORTABLE
-from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
+from tests.support.calibrating import fix_plain_ratio, shorten_calibration, stored
 from tests.support.command_line import InProcess, run_cli
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -226,7 +226,7 @@ def test_other_runtimes_decode_plainly_until_widths_are_probed(
 def test_calibrating_our_kernels_repeats_the_self_check_and_probes_no_widths(
     load: Callable[..., Engine], forwards: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     fix_plain_ratio(monkeypatch, 100.0)
     with load(context=300) as engine:
         forwards.clear()

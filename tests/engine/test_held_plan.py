@@ -26,7 +26,7 @@ from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.outcome import Outcome, Spread
 from edgespec.runtimes.native.library import PORTABLE
-from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
+from tests.support.calibrating import fix_plain_ratio, shorten_calibration, stored
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import DRAFT_S, FORWARD_S, SHAPE, TinyModels, answer, invent_measurements, load_drafter
@@ -120,7 +120,7 @@ def test_right_times_are_confirmed_and_kept(load: Callable[..., Engine]) -> None
 def test_a_calibration_forgets_what_answers_said_of_earlier_times(
     load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     fix_plain_ratio(monkeypatch, 100.0)
     with load() as engine:
         measure(engine, 0.5 * FORWARD_S, DRAFT_S)

@@ -19,7 +19,7 @@ from edgespec.files.home import Home
 from edgespec.placement.candidates import Placement, Placements
 from edgespec.planning.cost.widths import BORDERS, POSITIONS, WIDEST, ContextProbe, WidthProbe
 from edgespec.runtimes.runtime import LoadedModel
-from tests.support.calibrating import fix_plain_ratio, on_cores, shorten_contention
+from tests.support.calibrating import fix_plain_ratio, on_cores, shorten_calibration
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import FORWARD_S, TinyModels, answer, invent_measurements, invented_times, read_all
 from tests.support.trimmed_folder import write_trimmed_folder
@@ -192,7 +192,7 @@ def test_a_place_without_room_is_not_used(load: Load, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     return monkeypatch
 
 

@@ -26,7 +26,7 @@ import edgespec
 import edgespec.errors
 from edgespec.files.home import Home
 from edgespec.server.openapi import document
-from tests.support.calibrating import fix_plain_ratio, shorten_contention
+from tests.support.calibrating import fix_plain_ratio, shorten_calibration
 from tests.support.command_line import InProcess, Result, run_cli
 from tests.support.exporting import GGUF, succeeded
 from tests.support.hub_server import HubServer, running
@@ -221,7 +221,7 @@ def test_the_keys_of_bench(known: InProcess, pair: tuple[str, ...], suite: Path)
 
 
 def test_the_keys_of_calibrate(tiny: TinyModels, here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten_contention(monkeypatch)
+    shorten_calibration(monkeypatch)
     fix_plain_ratio(monkeypatch, 1.5)
     options = ("--target", tiny.target, "--draft", tiny.drafter, "--context", "300", "--quick", "--json")
     check_keys("calibrate", succeeded(here("calibrate", *options)).json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,47 @@ import pytest
 
 import edgespec.engine.pair.calibration_run as learning_module
 from edgespec.calibration.kinds import PLAIN
-from edgespec.calibration.timing import measure_contention
+from edgespec.calibration.timing import ModelTimes, Scope, measure_contention, measure_drafter, measure_target
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
 from edgespec.hardware.machine import Machine
+from edgespec.interfaces.model import Model
+from edgespec.runtimes.llama.context import LlamaSettings, NativeContext
+from edgespec.runtimes.native.batch import NativeBatch
 from tests.support.tiny_models import FORWARD_S
 
 KINDS = ("acceptance", "contention", "plain", "times", "widths")
 
 
-def shorten_contention(patch: pytest.MonkeyPatch) -> None:
-    """Run drafter and target in parallel for a moment instead of a second: no test looks at the numbers."""
+def shorten_calibration(patch: pytest.MonkeyPatch) -> None:
+    """Measure briefly, on one thread whatever the settings say: no test looks at the numbers.
+
+    Each width is timed once, and drafter and target run in parallel for a moment instead of a second.
+    """
+    on_one_thread(patch)
     patch.setattr(learning_module, "measure_contention", functools.partial(measure_contention, seconds=0.02))
+
+    def target(model: Model, context_length: int, scope: Scope) -> Generator[float, None, tuple[ModelTimes, object]]:
+        times, probe = yield from measure_target(model, context_length, replace(scope, repetitions=1))
+        return replace(times, repetitions=scope.repetitions), probe
+
+    def drafter(model: Model, context_length: int, scope: Scope) -> Generator[float, None, ModelTimes]:
+        times = yield from measure_drafter(model, context_length, replace(scope, repetitions=1))
+        return replace(times, repetitions=scope.repetitions)
+
+    patch.setattr(learning_module, "measure_target", target)
+    patch.setattr(learning_module, "measure_drafter", drafter)
+
+
+def on_one_thread(patch: pytest.MonkeyPatch) -> None:
+    """Compute on one thread: two that wait for each other's core take seconds where other tests run."""
+    context, batch = NativeContext.__init__, NativeBatch.__init__
+
+    def init(self: NativeContext, api: Any, model: Any, settings: LlamaSettings, *others: Any) -> None:
+        context(self, api, model, replace(settings, threads=1), *others)
+
+    patch.setattr(NativeContext, "__init__", init)
+    patch.setattr(NativeBatch, "__init__", lambda self, part, **named: batch(self, part, **{**named, "threads": 1}))
 
 
 def fix_plain_ratio(patch: pytest.MonkeyPatch, ratio: float) -> None:
