@@ -22,7 +22,14 @@ class TestFake(SequenceContract):
         return Runtime(open_model=lambda: FakeModel(50, seed=3, can_fork=request.param))
 
 
-class TestLlama(SequenceContract, ThreadContract):
+def llama(path: Path, settings: LlamaSettings) -> Runtime:
+    # Compute buffers for one chunk of a tiny model (attention and scores): less than a second copy of its cache.
+    return Runtime(
+        open_model=lambda: load_model(path, settings), prefill_tokens=4000, context_overhead_bytes=12 * 2**20
+    )
+
+
+class TestLlama(SequenceContract):
     @pytest.fixture(
         scope="class",
         params=[
@@ -37,9 +44,13 @@ class TestLlama(SequenceContract, ThreadContract):
     def runtime(cls, request: pytest.FixtureRequest, tiny_ggufs: dict[Quant, Path]) -> Runtime:
         quant: Any
         quant, settings = request.param
-        # Compute buffers for one chunk of a tiny model (attention and scores): less than a second copy of its cache.
-        return Runtime(
-            open_model=lambda: load_model(tiny_ggufs[quant], settings),
-            prefill_tokens=4000,
-            context_overhead_bytes=12 * 2**20,
-        )
+        return llama(tiny_ggufs[quant], settings)
+
+
+class TestThreadsOfLlama(ThreadContract):
+    """What other threads do to a sequence does not depend on the type of its weights."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runtime(cls, tiny_ggufs: dict[Quant, Path]) -> Runtime:
+        return llama(tiny_ggufs["Q4_0"], LlamaSettings())

@@ -85,16 +85,24 @@ def model(folders: Callable[[str, int], Path]) -> Iterator[LlamaModel]:
         yield model
 
 
-class TestContract(SequenceContract, ThreadContract):
+def held(folder: Path) -> Runtime:
+    return Runtime(open_model=lambda: load_trimmed(folder), prefill_tokens=4000, context_overhead_bytes=12 * 2**20)
+
+
+class TestContract(SequenceContract):
     """With all rows kept the whole contract holds; with a part, some scores are -infinity."""
 
     @pytest.fixture(scope="class", params=["Q8_0", "Q8_0 tied", "Q4_0"])
     @classmethod
     def runtime(cls, request: pytest.FixtureRequest, folders: Callable[[str, int], Path]) -> Runtime:
-        folder = folders(request.param, TOKENS)
-        return Runtime(
-            open_model=lambda: load_trimmed(folder), prefill_tokens=4000, context_overhead_bytes=12 * 2**20
-        )
+        return held(folders(request.param, TOKENS))
+
+
+class TestThreads(ThreadContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runtime(cls, folders: Callable[[str, int], Path]) -> Runtime:
+        return held(folders("Q4_0", TOKENS))
 
 
 # ------------------------------------------------------------------------------------------------------ scores

@@ -75,7 +75,16 @@ def sequence(model: NativeModel) -> Iterator[NativeSequence]:
 # ------------------------------------------------------------------------------------------------ the contract
 
 
-class TestContract(SequenceContract, ThreadContract):
+def held(files: Files, kind: str, settings: NativeSettings) -> Runtime:
+    return Runtime(
+        open_model=lambda: load_native(files(kind), settings),
+        # The portable level is for correctness, and slow.
+        prefill_tokens=20_000 if LEVELS[-1] != "portable" else 2000,
+        context_overhead_bytes=12 * 2**20,
+    )
+
+
+class TestContract(SequenceContract):
     @pytest.fixture(
         scope="class",
         params=[
@@ -88,13 +97,16 @@ class TestContract(SequenceContract, ThreadContract):
     )
     @classmethod
     def runtime(cls, request: pytest.FixtureRequest, files: Files) -> Runtime:
-        kind, settings = request.param
-        return Runtime(
-            open_model=lambda: load_native(files(kind), settings),
-            # The portable level is for correctness, and slow.
-            prefill_tokens=20_000 if LEVELS[-1] != "portable" else 2000,
-            context_overhead_bytes=12 * 2**20,
-        )
+        return held(files, *request.param)
+
+
+class TestThreads(ThreadContract):
+    """What other threads do to a sequence does not depend on the type of its weights."""
+
+    @pytest.fixture(scope="class", params=[1, 2], ids=lambda threads: f"on {threads}")
+    @classmethod
+    def runtime(cls, request: pytest.FixtureRequest, files: Files) -> Runtime:
+        return held(files, "llama Q4_0", NativeSettings(threads=request.param))
 
 
 class TestPortable(SequenceContract):
