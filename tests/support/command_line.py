@@ -101,7 +101,8 @@ def run_here(
     from edgespec.cli.app import run
 
     typed = stdin.encode() if isinstance(stdin, str) else stdin
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    written = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(each, encoding="utf-8") for each in written)
     wanted = environment(home, env)
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ.keys() - wanted.keys():
@@ -115,7 +116,7 @@ def run_here(
         code = run([str(argument) for argument in arguments])
     for stream in (out, err):
         stream.flush()
-    return Result(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+    return Result(code, written[0].getvalue().decode(), written[1].getvalue().decode())
 
 
 class InProcess:
