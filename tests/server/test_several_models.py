@@ -332,9 +332,8 @@ def test_a_model_that_never_fits_is_an_error_and_the_others_answer(tiny: TinyMod
         assert states(server)["large"] == "failed"
 
 
-@pytest.fixture
-def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The first answer of more than ten tokens waits for this event."""
+def held_answer(patch: pytest.MonkeyPatch) -> threading.Event:
+    """The next answer waits at its tenth token for this event."""
     event, steps = threading.Event(), list[int]()
 
     def hold(_sequence: object, tokens: list[int], _rows: int) -> None:
@@ -343,18 +342,16 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             if len(steps) == 10:
                 assert event.wait(WAIT_S)
 
-    watch_forwards(monkeypatch, hold)
-    yield event
-    event.set()
+    watch_forwards(patch, hold)
+    return event
 
 
 def test_a_load_changes_no_token_of_a_running_answer(
-    tiny: TinyModels, loads: dict[str, Any], request: pytest.FixtureRequest
+    tiny: TinyModels, loads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
     with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine, engine.session() as session:
         alone = answer(session.generate("hello the people", max_tokens=100)).content
-    holding: threading.Event = request.getfixturevalue("holding")
     begun, released = threading.Event(), threading.Event()
 
     def held(limits: Limits) -> Engine:
@@ -364,6 +361,7 @@ def test_a_load_changes_no_token_of_a_running_answer(
 
     with serving({**slow, "two": held}, 4 * GIB) as server:
         server.chat("hello", model="slow", max_tokens=1)
+        holding = held_answer(monkeypatch)
         running = server.asking("hello the people", model="slow", max_tokens=100, temperature=0)
         wait_until(lambda: server.service.queue.running == 1)
         second = server.asking("hello", model="two", max_tokens=4)
@@ -376,13 +374,14 @@ def test_a_load_changes_no_token_of_a_running_answer(
 
 
 def test_the_server_ends_while_a_load_waits_for_room(
-    tiny: TinyModels, loads: dict[str, Any], holding: threading.Event
+    tiny: TinyModels, loads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
     with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine:
         only = reserved(engine)
     with serving({**slow, "two": loads["two"]}, only + 1) as server:
         server.chat("hello", model="slow", max_tokens=1)
+        holding = held_answer(monkeypatch)
         running = server.asking("hello the people", model="slow", max_tokens=200)
         wait_until(lambda: server.service.queue.running == 1)
         waiting = server.asking("hello", model="two", max_tokens=4)

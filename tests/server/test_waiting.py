@@ -146,7 +146,7 @@ def test_other_answers_continue_while_a_long_prompt_is_cut_into_tokens(engine: E
     during = len(ticks) - before
     ended.set()
     thread.join()
-    assert during > 5, "a call that kept the interpreter lock would let no other thread run"
+    assert during > 2, "a call that kept the interpreter lock would let no other thread run"
 
 
 def test_long_prompts_that_are_refused_are_not_kept_in_memory(server: Running) -> None:
