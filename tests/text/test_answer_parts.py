@@ -292,7 +292,7 @@ def steps(form: CallFormat, text: str, size: int) -> int:
 @pytest.mark.parametrize("size", [4, 100_000])
 @pytest.mark.parametrize(("form", "text", "end"), HOSTILE.values(), ids=HOSTILE)
 def test_parsing_takes_time_in_proportion_to_the_text(form: CallFormat, text: str, end: str, size: int) -> None:
-    once, twice = (steps(form, text * count + end * count, size) for count in (100, 200))
+    once, twice = (steps(form, text * count + end * count, size) for count in (40, 80))
     assert twice < 2.6 * once
 
 
@@ -300,9 +300,9 @@ def test_parsing_takes_time_in_proportion_to_the_text(form: CallFormat, text: st
 @pytest.mark.parametrize("value", ["x = {}\n", "</ <x> ", "it's ' "])
 def test_a_long_valid_call_takes_time_in_proportion_to_its_length(name: str, value: str) -> None:
     form, sample = SAMPLES[name]
-    once, twice = (sample.replace("Paris", value.replace("\n", "\\n") * count) for count in (150, 300))
+    once, twice = (sample.replace("Paris", value.replace("\n", "\\n") * count) for count in (60, 120))
     calls = [piece.call for piece in pieces_of([twice], marks=None, form=form) if piece.call]
-    assert [len(json.loads(call.arguments)["city"]) > 300 * 4 for call in calls] == [True]
+    assert [len(json.loads(call.arguments)["city"]) > 120 * 4 for call in calls] == [True]
     assert steps(form, twice, 4) < 2.6 * steps(form, once, 4)
 
 
