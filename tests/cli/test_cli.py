@@ -223,7 +223,8 @@ def test_no_think_without_effect_is_reported(pair: tuple[str, ...], root: Path, 
 @pytest.mark.parametrize("command_name", ["chat", "generate", "plan"])
 def test_the_threads_option_sets_the_targets_threads(tiny: TinyModels, root: Path, command_name: str) -> None:
     prompt = ("hello",) if command_name == "generate" else ()
-    options = (command_name, *prompt, "--target", tiny.target, "--draft", "none", "--json", "--threads", "2")
+    short = () if command_name == "plan" else ("--max-tokens", "3")
+    options = (command_name, *prompt, "--target", tiny.target, "--draft", "none", "--json", *short, "--threads", "2")
     found = succeeded(run_here(*options, home=root, stdin="hello\n" if command_name == "chat" else "")).json
     assert found["plan"]["target"]["threads"] == 2
     run_here(*options[:-1], "none", home=root).failed_well("threads", code=2)
