@@ -320,7 +320,7 @@ def frame(header, body=b''):
 )
 def test_a_worker_that_sends_invalid_frames_is_lost(code: str, words: str) -> None:
     hostile = [sys.executable, "-c", GREETING + FRAME + code]
-    # An interpreter may take long to start; one that says nothing is waited for in vain.
+    # An interpreter may take long to start. Only one that says nothing is given up early.
     deadlines = Deadlines(load_s=1.0 if words == "does not answer" else WAIT_S, close_s=0.2)
     before = psutil.Process().memory_info().rss
     with pytest.raises(WorkerLostError, match=words) as caught:
