@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 13
+#define ES_ABI 14
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
@@ -42,11 +42,17 @@ enum es_type {
     ES_Q5_0 = 6,
     ES_Q5_1 = 7,
     ES_Q8_0 = 8,
+    ES_Q3_K = 11,
     ES_Q4_K = 12,
     ES_Q5_K = 13,
     ES_Q6_K = 14,
+    ES_IQ3_XXS = 18,
+    ES_IQ4_NL = 20,
+    ES_IQ3_S = 21,
+    ES_IQ4_XS = 23,
     ES_BF16 = 30,
-    ES_TYPES = 31, /* one above the highest */
+    ES_MXFP4 = 39,
+    ES_TYPES = 40, /* one above the highest */
 };
 
 /* Instruction sets, in order of speed. All of them compute the same bits. */

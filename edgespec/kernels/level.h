@@ -20,7 +20,8 @@ enum { ATTENTION_BLOCK = 256, MOST_QUERIES = 64 };
  *     sum = fma((float)dot, round(d * scale), sum)            dot: exact integers, offset folded in
  *     sum = fma(m, scaled_sum, sum)                           types with a minimum
  * For Q4_K and Q5_K, d is the super-block's d times the block's 6-bit scale and m is -(dmin times the 6-bit minimum):
- * 11 bits times 6, exact in a float. Q6_K has a scale for each 16 columns, d_low and d_high, exact as well:
+ * 11 bits times 6, exact in a float. The scales of IQ4_XS and IQ3 are products of the same size. Q3_K and Q6_K have a
+ * scale for each 16 columns, d_low and d_high, exact as well:
  *     part = round((float)dot_low * d_low)                    the first 16 columns
  *     part = fma((float)dot_high, d_high, part)
  *     sum = fma(part, scale, sum)
@@ -102,19 +103,25 @@ struct level {
 };
 
 /* A level's complete table of products: each level's file has functions of these names. */
-#define MULTIPLY_EVERY_TYPE        \
-    {                              \
-        [ES_F32] = multiply_f32,   \
-        [ES_F16] = multiply_f16,   \
-        [ES_BF16] = multiply_bf16, \
-        [ES_Q4_0] = multiply_q4_0, \
-        [ES_Q4_1] = multiply_q4_1, \
-        [ES_Q5_0] = multiply_q5_0, \
-        [ES_Q5_1] = multiply_q5_1, \
-        [ES_Q8_0] = multiply_q8_0, \
-        [ES_Q4_K] = multiply_q4_k, \
-        [ES_Q5_K] = multiply_q5_k, \
-        [ES_Q6_K] = multiply_q6_k, \
+#define MULTIPLY_EVERY_TYPE              \
+    {                                    \
+        [ES_F32] = multiply_f32,         \
+        [ES_F16] = multiply_f16,         \
+        [ES_BF16] = multiply_bf16,       \
+        [ES_Q4_0] = multiply_q4_0,       \
+        [ES_Q4_1] = multiply_q4_1,       \
+        [ES_Q5_0] = multiply_q5_0,       \
+        [ES_Q5_1] = multiply_q5_1,       \
+        [ES_Q8_0] = multiply_q8_0,       \
+        [ES_Q3_K] = multiply_q3_k,       \
+        [ES_Q4_K] = multiply_q4_k,       \
+        [ES_Q5_K] = multiply_q5_k,       \
+        [ES_Q6_K] = multiply_q6_k,       \
+        [ES_IQ3_XXS] = multiply_iq3_xxs, \
+        [ES_IQ3_S] = multiply_iq3_s,     \
+        [ES_IQ4_NL] = multiply_iq4_nl,   \
+        [ES_IQ4_XS] = multiply_iq4_xs,   \
+        [ES_MXFP4] = multiply_mxfp4,     \
     }
 
 /* A level's complete table of the functions in row_*.h, with its quantiser. */

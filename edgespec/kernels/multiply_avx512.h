@@ -20,24 +20,19 @@ ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uin
         sum[r] = _mm512_setzero_ps();
     for (size_t start = 0; start < blocks; start += GROUP_BLOCKS) {
         size_t here = blocks - start < GROUP_BLOCKS ? blocks - start : GROUP_BLOCKS;
-        const uint8_t *codes_at = tile, *scales_at = tile + here * code_bytes;
+        const uint8_t *behind = tile + here * code_bytes;
         for (size_t b = 0; b < here; b++) {
             __m512i codes[8];
-            unpack_codes(type, codes_at, codes);
+            unpack_codes(type, tile + b * code_bytes, codes);
             prefetch(tile + b * block_bytes(type), block_bytes(type));
-            __m512 scale = load_halves(scales_at), minimum = _mm512_setzero_ps();
+            __m512 scale = load_scale(type, behind, b), minimum = _mm512_setzero_ps();
             if (has_minimum)
-                minimum = load_halves(scales_at + here * HALF_LINE_BYTES);
+                minimum = load_halves(behind + (here + b) * HALF_LINE_BYTES);
             const struct activation_block *const input = x + start + b;
             __m512i dot[PASS_ROWS];
             UNROLLED
-            for (int r = 0; r < rows; r++) {
-                dot[r] = has_minimum ? _mm512_setzero_si512() : _mm512_set1_epi32(input[r * blocks].minus8);
-                if (type == ES_Q5_0)
-                    dot[r] = _mm512_slli_epi32(dot[r], 1);
-                if (type == ES_Q8_0)
-                    dot[r] = _mm512_slli_epi32(dot[r], 4);
-            }
+            for (int r = 0; r < rows; r++)
+                dot[r] = _mm512_set1_epi32(has_minimum ? 0 : offset_of(type, input + r * blocks));
             dot_dwords(rows, 0, 8, codes, input, blocks, dot);
             UNROLLED
             for (int r = 0; r < rows; r++) {
@@ -46,8 +41,6 @@ ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uin
                 if (has_minimum)
                     sum[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(input[r * blocks].scaled_sum), sum[r]);
             }
-            codes_at += code_bytes;
-            scales_at += HALF_LINE_BYTES;
         }
         tile += here * block_bytes(type);
     }
@@ -111,9 +104,15 @@ DEFINE_QUANTISED(multiply_q4_1, multiply_blocks, ES_Q4_1)
 DEFINE_QUANTISED(multiply_q5_0, multiply_blocks, ES_Q5_0)
 DEFINE_QUANTISED(multiply_q5_1, multiply_blocks, ES_Q5_1)
 DEFINE_QUANTISED(multiply_q8_0, multiply_blocks, ES_Q8_0)
+DEFINE_QUANTISED(multiply_q3_k, multiply_two_scales, ES_Q3_K)
 DEFINE_QUANTISED(multiply_q4_k, multiply_six_bits, ES_Q4_K)
 DEFINE_QUANTISED(multiply_q5_k, multiply_six_bits, ES_Q5_K)
-DEFINE_QUANTISED(multiply_q6_k, multiply_byte_scales, ES_Q6_K)
+DEFINE_QUANTISED(multiply_q6_k, multiply_two_scales, ES_Q6_K)
+DEFINE_QUANTISED(multiply_iq3_xxs, multiply_blocks, ES_IQ3_XXS)
+DEFINE_QUANTISED(multiply_iq3_s, multiply_blocks, ES_IQ3_S)
+DEFINE_QUANTISED(multiply_iq4_nl, multiply_blocks, ES_IQ4_NL)
+DEFINE_QUANTISED(multiply_iq4_xs, multiply_blocks, ES_IQ4_XS)
+DEFINE_QUANTISED(multiply_mxfp4, multiply_blocks, ES_MXFP4)
 DEFINE_FLOATS(multiply_f32, ES_F32)
 DEFINE_FLOATS(multiply_f16, ES_F16)
 DEFINE_FLOATS(multiply_bf16, ES_BF16)

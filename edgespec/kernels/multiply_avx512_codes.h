@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "level.h"
+#include "tables.h"
 #include "unrolled.h"
 
 /* Prefetch distance in bytes of tiles. On a Zen 5 server with two threads of Q4_K, 7 to 40 KB are equal; with 2 KB 8 rows
@@ -69,28 +70,40 @@ ALWAYS_INLINE void unpack_nibbles(const uint8_t *lines, __m512i codes[8])
     }
 }
 
-/* Bit j of each byte becomes bit 4 of dword j. Shifts of 16 bits move bits into other bytes, but not these. */
-ALWAYS_INLINE void add_bits(const uint8_t *line, __m512i codes[8])
+/* Shifted left, or right by -left. Shifts of 16 bits move bits into other bytes, but not those that are used here. */
+ALWAYS_INLINE __m512i moved_left(__m512i bytes, const int left)
 {
-    const __m512i fifth = _mm512_set1_epi8(16), bits = _mm512_loadu_si512(line);
-    UNROLLED
-    for (int j = 0; j < 8; j++) {
-        __m512i placed = j < 4 ? _mm512_slli_epi16(bits, 4 - j) : _mm512_srli_epi16(bits, j - 4);
-        codes[j] = with_bits(codes[j], placed, fifth);
-    }
+    return left > 0 ? _mm512_slli_epi16(bytes, left) : _mm512_srli_epi16(bytes, -left);
 }
 
-/* Bits 2j and 2j+1 of each byte of line h become bits 4 and 5 of dword 4h+j. */
-ALWAYS_INLINE void add_pairs(const uint8_t *lines, __m512i codes[8])
+/* Bit j of each byte becomes bit `to` of dword j. */
+ALWAYS_INLINE void add_bits(const uint8_t *line, const int to, __m512i codes[8])
 {
-    const __m512i upper = _mm512_set1_epi8(0x30);
+    const __m512i placed = _mm512_set1_epi8((char)(1 << to)), bits = _mm512_loadu_si512(line);
+    UNROLLED
+    for (int j = 0; j < 8; j++)
+        codes[j] = with_bits(codes[j], moved_left(bits, to - j), placed);
+}
+
+/* Bits 2j and 2j+1 of each byte of line h become bits `to` and `to` + 1 of dword 4h+j. */
+ALWAYS_INLINE void add_pairs(const uint8_t *lines, const int to, __m512i codes[8])
+{
+    const __m512i placed = _mm512_set1_epi8((char)(3 << to));
     UNROLLED
     for (int j = 0; j < 8; j++) {
         const __m512i pairs = _mm512_loadu_si512(lines + j / 4 * LINE_BYTES);
-        const int at = j % 4 * 2;
-        __m512i placed = at < 4 ? _mm512_slli_epi16(pairs, 4 - at) : _mm512_srli_epi16(pairs, at - 4);
-        codes[j] = with_bits(codes[j], placed, upper);
+        codes[j] = with_bits(codes[j], moved_left(pairs, to - j % 4 * 2), placed);
     }
+}
+
+/* The values that codes are indices of, plus 128. */
+ALWAYS_INLINE void look_up(const int64_t type, __m512i codes[8])
+{
+    const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values_of(type)));
+    const __m512i table = _mm512_xor_si512(values, _mm512_set1_epi8(-128)); /* inverting the sign bit adds 128 */
+    UNROLLED
+    for (int j = 0; j < 8; j++)
+        codes[j] = _mm512_shuffle_epi8(table, codes[j]);
 }
 
 ALWAYS_INLINE void unpack_bytes(const uint8_t *lines, __m512i codes[8])
@@ -106,11 +119,46 @@ ALWAYS_INLINE void unpack_codes(const int64_t type, const uint8_t *lines, __m512
         unpack_bytes(lines, codes);
         return;
     }
+    if (type == ES_Q3_K) {
+        UNROLLED
+        for (int j = 0; j < 8; j++)
+            codes[j] = _mm512_setzero_si512();
+        add_bits(lines, 2, codes);
+        add_pairs(lines + LINE_BYTES, 0, codes);
+        return;
+    }
     unpack_nibbles(lines, codes);
+    if (has_table(type))
+        look_up(type, codes);
     if (code_lines(type) == 5)
-        add_bits(lines + 4 * LINE_BYTES, codes);
+        add_bits(lines + 4 * LINE_BYTES, 4, codes);
     if (type == ES_Q6_K)
-        add_pairs(lines + 4 * LINE_BYTES, codes);
+        add_pairs(lines + 4 * LINE_BYTES, 4, codes);
+}
+
+/* The scale of block b of a group, of types that have one and no six bits. */
+ALWAYS_INLINE __m512 load_scale(const int64_t type, const uint8_t *behind, size_t b)
+{
+    if (!has_byte_scale(type) && type != ES_MXFP4)
+        return load_halves(behind + b * HALF_LINE_BYTES);
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(behind + b * QUARTER_LINE_BYTES));
+    if (has_byte_scale(type))
+        return _mm512_mul_ps(_mm512_loadu_ps(behind + TABLE_D_AT), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+    bytes = _mm_subs_epu8(bytes, _mm_set1_epi8(1)); /* scale_of_exponent */
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23));
+}
+
+/* What the dot products of a block with an input start from: the codes' offset, of types without a minimum. */
+ALWAYS_INLINE int32_t offset_of(const int64_t type, const struct activation_block *input)
+{
+    return input->minus8 * (type == ES_Q5_0 ? 2 : type == ES_Q8_0 || has_table(type) ? 16 : 1);
+}
+
+/* As above, of the block's first 16 columns or of its last. */
+ALWAYS_INLINE int32_t half_offset_of(const int64_t type, const struct activation_block *input, const int high)
+{
+    int32_t minus32 = high ? input->minus32_high : input->minus32_low;
+    return type == ES_Q3_K ? minus32 / 8 : minus32;
 }
 
 #endif

@@ -71,24 +71,24 @@ ALWAYS_INLINE void multiply_six_bits(const int64_t type, const int rows, const u
 }
 
 /* The scales of a block's first 16 columns and of its last. */
-struct byte_scales {
+struct two_scales {
     __m512 low, high;
 };
 
-ALWAYS_INLINE struct byte_scales load_byte_scales(const uint8_t *behind, size_t b)
+ALWAYS_INLINE struct two_scales load_two_scales(const uint8_t *behind, size_t b)
 {
     __m512i pair = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(behind + b * HALF_LINE_BYTES)));
     __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(pair, 24), 24), high = _mm512_srai_epi32(pair, 8);
     __m512 d = load_halves(behind + Q6_K_D_AT);
-    return (struct byte_scales){
+    return (struct two_scales){
         _mm512_mul_ps(d, _mm512_cvtepi32_ps(low)),
         _mm512_mul_ps(d, _mm512_cvtepi32_ps(high)),
     };
 }
 
-/* Q6_K. */
-ALWAYS_INLINE void multiply_byte_scales(const int64_t type, const int rows, const uint8_t *tile,
-                                        const struct activation_block *x, size_t blocks, float out[][TILE_ROWS])
+/* Q3_K and Q6_K. */
+ALWAYS_INLINE void multiply_two_scales(const int64_t type, const int rows, const uint8_t *tile,
+                                       const struct activation_block *x, size_t blocks, float out[][TILE_ROWS])
 {
     const size_t code_bytes = code_lines(type) * LINE_BYTES;
     __m512 sum[PASS_ROWS];
@@ -101,18 +101,18 @@ ALWAYS_INLINE void multiply_byte_scales(const int64_t type, const int rows, cons
             __m512i codes[8];
             unpack_codes(type, tile + b * code_bytes, codes);
             prefetch(tile + b * block_bytes(type), block_bytes(type));
-            const struct byte_scales d = load_byte_scales(behind, b);
+            const struct two_scales d = load_two_scales(behind, b);
             const struct activation_block *const input = x + start + b;
             __m512i dot[PASS_ROWS];
             __m512 part[PASS_ROWS];
             UNROLLED
             for (int r = 0; r < rows; r++)
-                dot[r] = _mm512_set1_epi32(input[r * blocks].minus32_low);
+                dot[r] = _mm512_set1_epi32(half_offset_of(type, input + r * blocks, 0));
             dot_dwords(rows, 0, 4, codes, input, blocks, dot);
             UNROLLED
             for (int r = 0; r < rows; r++) {
                 part[r] = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), d.low);
-                dot[r] = _mm512_set1_epi32(input[r * blocks].minus32_high);
+                dot[r] = _mm512_set1_epi32(half_offset_of(type, input + r * blocks, 1));
             }
             dot_dwords(rows, 4, 4, codes, input, blocks, dot);
             UNROLLED

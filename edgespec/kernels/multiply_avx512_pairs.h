@@ -3,7 +3,7 @@
  * The two pipes that multiply are the limit: 8 dot products, a multiply and two fma for each input and block. All other
  * work avoids those pipes and stays below two loads a cycle: codes are unpacked once for all inputs, to lines that stay in
  * the first-level cache, and four broadcast activations serve both tiles. The pipes never wait: 16 chains of dot products,
- * of 8 inputs with both tiles (Q6_K: of 4, with both halves of a block), are interleaved line by line, so that a chain's
+ * of 8 inputs with both tiles (Q3_K and Q6_K: of 4, with both halves of a block), are interleaved line by line, so that a chain's
  * next link is issued when its previous one is done. One input after another took 1.28 times as long on an Intel Emerald
  * Rapids server, since a processor cannot look ahead that far. */
 #ifndef EDGESPEC_MULTIPLY_AVX512_PAIRS_H
@@ -23,7 +23,7 @@ enum { PAIR_ROWS = 8, HALVES_ROWS = 4, OPEN_BLOCKS = 2 * GROUP_BLOCKS };
 struct open_block {
     uint8_t codes[8][LINE_BYTES];
     float scale[TILE_ROWS];
-    float other[TILE_ROWS]; /* the minimum, as it is added; Q6_K: the scale of the last 16 columns */
+    float other[TILE_ROWS]; /* the minimum, as it is added; Q3_K, Q6_K: the scale of the last 16 columns */
 } __attribute__((aligned(64)));
 
 ALWAYS_INLINE int is_six_bits(const int64_t type)
@@ -54,26 +54,18 @@ ALWAYS_INLINE void open_group(const int64_t type, const uint8_t *group, size_t h
             scale = next_scale(&bits.scales, load_halves(behind + K_D_AT));
             other = next_scale(&bits.minimums, load_halves(behind + K_DMIN_AT));
             other = _mm512_xor_ps(other, _mm512_set1_ps(-0.0f));
-        } else if (type == ES_Q6_K) {
-            struct byte_scales two = load_byte_scales(behind, b);
+        } else if (has_two_scales(type)) {
+            struct two_scales two = load_two_scales(behind, b);
             scale = two.low;
             other = two.high;
         } else {
-            scale = load_halves(behind + b * HALF_LINE_BYTES);
+            scale = load_scale(type, behind, b);
             if (with_minimum(type))
                 other = load_halves(behind + (here + b) * HALF_LINE_BYTES);
         }
         _mm512_store_ps(to->scale, scale);
         _mm512_store_ps(to->other, other);
     }
-}
-
-/* What a block's dot products start from: the codes' offset. */
-ALWAYS_INLINE __m512i offset_of(const int64_t type, const struct activation_block *input)
-{
-    if (with_minimum(type))
-        return _mm512_setzero_si512();
-    return _mm512_set1_epi32(input->minus8 * (type == ES_Q5_0 ? 2 : type == ES_Q8_0 ? 16 : 1));
 }
 
 /* dot[t] += dot products of line j of both tiles' codes with four activations. */
@@ -95,7 +87,7 @@ ALWAYS_INLINE void add_open_block(const int64_t type, const int rows, const stru
     __m512i dot[PAIR_ROWS][2];
     UNROLLED
     for (int r = 0; r < rows; r++)
-        dot[r][0] = dot[r][1] = offset_of(type, x + r * stride);
+        dot[r][0] = dot[r][1] = _mm512_set1_epi32(with_minimum(type) ? 0 : offset_of(type, x + r * stride));
     UNROLLED
     for (int j = 0; j < 8; j++) {
         UNROLLED
@@ -115,16 +107,16 @@ ALWAYS_INLINE void add_open_block(const int64_t type, const int rows, const stru
     }
 }
 
-/* As above for Q6_K, which has a scale for each half of a block, and so twice the chains. */
-ALWAYS_INLINE void add_open_halves(const int rows, const struct open_block *open, const struct activation_block *x,
-                                   size_t stride, __m512 sum[][2])
+/* As above for Q3_K and Q6_K, which have a scale for each half of a block, and so twice the chains. */
+ALWAYS_INLINE void add_open_halves(const int64_t type, const int rows, const struct open_block *open,
+                                   const struct activation_block *x, size_t stride, __m512 sum[][2])
 {
     const struct open_block *const at[2] = {open, open + OPEN_BLOCKS};
     __m512i low[HALVES_ROWS][2], high[HALVES_ROWS][2];
     UNROLLED
     for (int r = 0; r < rows; r++) {
-        low[r][0] = low[r][1] = _mm512_set1_epi32(x[r * stride].minus32_low);
-        high[r][0] = high[r][1] = _mm512_set1_epi32(x[r * stride].minus32_high);
+        low[r][0] = low[r][1] = _mm512_set1_epi32(half_offset_of(type, x + r * stride, 0));
+        high[r][0] = high[r][1] = _mm512_set1_epi32(half_offset_of(type, x + r * stride, 1));
     }
     UNROLLED
     for (int j = 0; j < 4; j++) {
@@ -158,8 +150,8 @@ ALWAYS_INLINE void add_open_blocks(const int64_t type, const int rows, const str
         sum[r][1] = _mm512_loadu_ps(out[r][1]);
     }
     for (size_t b = 0; b < count; b++)
-        if (type == ES_Q6_K)
-            add_open_halves(rows, open + b, x + b, stride, sum);
+        if (has_two_scales(type))
+            add_open_halves(type, rows, open + b, x + b, stride, sum);
         else
             add_open_block(type, rows, open + b, x + b, stride, sum);
     UNROLLED
@@ -182,7 +174,7 @@ ALWAYS_INLINE void multiply_open_pair(const int64_t type, const uint8_t *const t
                                       size_t first, size_t rows, float (*out)[2][TILE_ROWS])
 {
     struct open_block open[2 * OPEN_BLOCKS];
-    const size_t most = type == ES_Q6_K ? HALVES_ROWS : PAIR_ROWS;
+    const size_t most = has_two_scales(type) ? HALVES_ROWS : PAIR_ROWS;
     const size_t blocks = x->columns / BLOCK, passes = (rows + most - 1) / most;
     const size_t open_bytes = OPEN_BLOCKS * block_bytes(type);
     memset(out, 0, rows * sizeof *out);
@@ -222,8 +214,14 @@ DEFINE_PAIR(q4_1, ES_Q4_1)
 DEFINE_PAIR(q5_0, ES_Q5_0)
 DEFINE_PAIR(q5_1, ES_Q5_1)
 DEFINE_PAIR(q8_0, ES_Q8_0)
+DEFINE_PAIR(q3_k, ES_Q3_K)
 DEFINE_PAIR(q4_k, ES_Q4_K)
 DEFINE_PAIR(q5_k, ES_Q5_K)
 DEFINE_PAIR(q6_k, ES_Q6_K)
+DEFINE_PAIR(iq3_xxs, ES_IQ3_XXS)
+DEFINE_PAIR(iq3_s, ES_IQ3_S)
+DEFINE_PAIR(iq4_nl, ES_IQ4_NL)
+DEFINE_PAIR(iq4_xs, ES_IQ4_XS)
+DEFINE_PAIR(mxfp4, ES_MXFP4)
 
 #endif

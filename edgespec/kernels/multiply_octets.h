@@ -13,6 +13,7 @@
 
 #include "level.h"
 #include "multiply_passes.h"
+#include "tables.h"
 #include "unrolled.h"
 
 #if defined(__aarch64__)
@@ -37,8 +38,8 @@ struct group {
 
 /* The factor of a block's dot products, and what is added or, for K-quants, subtracted. */
 struct scales {
-    octet scale; /* Q6_K: of the first 16 columns */
-    octet high;  /* Q6_K: of the last 16 */
+    octet scale; /* Q3_K, Q6_K: of the first 16 columns */
+    octet high;  /* Q3_K, Q6_K: of the last 16 */
     octet minimum;
 };
 
@@ -47,10 +48,12 @@ struct six_bits {
     octet_codes scales, minimums;
 };
 
-/* Bits of a code. */
+/* Bits of a code. Q3_K's count as 5: four dwords of them are the half of a block that has one scale. */
 ALWAYS_INLINE int code_bits(const int64_t type)
 {
-    return type == ES_Q8_0 ? 8 : type == ES_Q6_K ? 6 : code_lines(type) == 5 ? 5 : 4;
+    if (type == ES_Q8_0 || has_table(type))
+        return 8;
+    return type == ES_Q6_K ? 6 : code_lines(type) == 5 || type == ES_Q3_K ? 5 : 4;
 }
 
 /* Dword j of a block's codes without their offset; see layout.h. */
@@ -58,7 +61,13 @@ ALWAYS_INLINE octet_codes unpack_dword(const int64_t type, const uint8_t *lines,
 {
     if (type == ES_Q8_0)
         return codes_ready(8, codes_load(lines + j * LINE_BYTES));
+    if (type == ES_Q3_K) {
+        octet_codes pairs = codes_load(lines + (1 + j / 4) * LINE_BYTES);
+        return codes_or(codes_field(pairs, j % 4 * -2, 0x03), codes_field(codes_load(lines), 2 - j, 0x04));
+    }
     octet_codes codes = codes_field(codes_load(lines + j % 4 * LINE_BYTES), j < 4 ? 0 : -4, 0x0f);
+    if (has_table(type))
+        return codes_of(codes_ready(8, table_load(values_of(type))), codes);
     if (code_lines(type) == 5)
         codes = codes_or(codes, codes_field(codes_load(lines + 4 * LINE_BYTES), 4 - j, 0x10));
     if (type == ES_Q6_K)
@@ -94,6 +103,7 @@ ALWAYS_INLINE struct scales load_scales(const int64_t type, const struct group *
         found.scale = octet_mul(octet_halves(halves + K_D_AT), octet_next_byte(&bits->scales));
         found.minimum = octet_mul(octet_halves(halves + K_DMIN_AT), octet_next_byte(&bits->minimums));
         return found;
+    case ES_Q3_K:
     case ES_Q6_K: {
         octet d = octet_halves(halves + Q6_K_D_AT);
         octet_ints pairs = byte_pairs_load(halves + b * HALF_LINE_BYTES);
@@ -101,6 +111,17 @@ ALWAYS_INLINE struct scales load_scales(const int64_t type, const struct group *
         found.high = octet_mul(d, octet_second_of_pair(pairs));
         return found;
     }
+    case ES_IQ4_XS:
+    case ES_IQ3_S:
+    case ES_IQ3_XXS: {
+        const uint8_t *scales = behind + octet_number * (QUARTER_LINE_BYTES / 2), *d = behind + TABLE_D_AT;
+        octet own = octet_load((const float *)(const void *)(d + octet_number * (LINE_BYTES / 2)));
+        found.scale = octet_mul(own, octet_from_ints(octet_bytes(scales + b * QUARTER_LINE_BYTES)));
+        return found;
+    }
+    case ES_MXFP4:
+        found.scale = octet_exponents(behind + octet_number * (QUARTER_LINE_BYTES / 2) + b * QUARTER_LINE_BYTES);
+        return found;
     case ES_Q4_1:
     case ES_Q5_1: found.minimum = octet_halves(halves + (group->blocks + b) * HALF_LINE_BYTES); break;
     }
@@ -108,15 +129,15 @@ ALWAYS_INLINE struct scales load_scales(const int64_t type, const struct group *
     return found;
 }
 
-/* What a block's dot product starts from: the codes' offset. Of Q6_K's halves, the one that dword j begins. */
+/* What a block's dot product starts from: the codes' offset. Of two halves, the one that dword j begins. */
 ALWAYS_INLINE int32_t offset_of(const int64_t type, const struct activation_block *x, const int j)
 {
     switch (type) {
     case ES_Q4_0: return x->minus8;
     case ES_Q5_0: return 2 * x->minus8;
-    case ES_Q8_0: return SIGNED_OFFSET * x->minus8;
+    case ES_Q3_K: return (j ? x->minus32_high : x->minus32_low) / 8;
     case ES_Q6_K: return j ? x->minus32_high : x->minus32_low;
-    default: return 0;
+    default: return code_bits(type) == 8 ? SIGNED_OFFSET * x->minus8 : 0;
     }
 }
 
@@ -158,8 +179,8 @@ ALWAYS_INLINE void add_block(const int64_t type, const int rows, const uint8_t *
                              octet sum[FEW_ROWS][OCTETS_AT_ONCE])
 {
     octet dots[FEW_ROWS][OCTETS_AT_ONCE], part[FEW_ROWS][OCTETS_AT_ONCE];
-    dot_dwords(type, rows, 0, type == ES_Q6_K ? 4 : 8, lines, x, stride, dots);
-    if (type == ES_Q6_K) {
+    dot_dwords(type, rows, 0, has_two_scales(type) ? 4 : 8, lines, x, stride, dots);
+    if (has_two_scales(type)) {
         UNROLLED
         for (int r = 0; r < rows; r++)
             UNROLLED
@@ -172,7 +193,7 @@ ALWAYS_INLINE void add_block(const int64_t type, const int rows, const uint8_t *
         const struct activation_block *const input = x + r * stride;
         UNROLLED
         for (int o = 0; o < OCTETS_AT_ONCE; o++) {
-            if (type == ES_Q6_K) {
+            if (has_two_scales(type)) {
                 part[r][o] = octet_fma(dots[r][o], own[o].high, part[r][o]);
                 sum[r][o] = octet_fma_times(part[r][o], input->scale, sum[r][o]);
                 continue;
@@ -252,8 +273,14 @@ DEFINE_BLOCKS(q4_1, ES_Q4_1)
 DEFINE_BLOCKS(q5_0, ES_Q5_0)
 DEFINE_BLOCKS(q5_1, ES_Q5_1)
 DEFINE_BLOCKS(q8_0, ES_Q8_0)
+DEFINE_BLOCKS(q3_k, ES_Q3_K)
 DEFINE_BLOCKS(q4_k, ES_Q4_K)
 DEFINE_BLOCKS(q5_k, ES_Q5_K)
 DEFINE_BLOCKS(q6_k, ES_Q6_K)
+DEFINE_BLOCKS(iq3_xxs, ES_IQ3_XXS)
+DEFINE_BLOCKS(iq3_s, ES_IQ3_S)
+DEFINE_BLOCKS(iq4_nl, ES_IQ4_NL)
+DEFINE_BLOCKS(iq4_xs, ES_IQ4_XS)
+DEFINE_BLOCKS(mxfp4, ES_MXFP4)
 
 #endif

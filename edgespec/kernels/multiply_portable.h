@@ -6,12 +6,13 @@
 
 #include "half.h"
 #include "level.h"
+#include "tables.h"
 
 /* A block of 32 columns as the file means it: weight = scale * (code - offset) + minimum. */
 struct plain_block {
     int32_t weights[BLOCK][TILE_ROWS]; /* code - offset */
-    float scale[TILE_ROWS];            /* Q6_K: of the first 16 columns */
-    float scale_high[TILE_ROWS];       /* Q6_K: of the last 16 */
+    float scale[TILE_ROWS];            /* Q3_K, Q6_K: of the first 16 columns */
+    float scale_high[TILE_ROWS];       /* Q3_K, Q6_K: of the last 16 */
     float minimum[TILE_ROWS];
 };
 
@@ -34,6 +35,8 @@ static int32_t code_at(int64_t type, const uint8_t *lines, int j, int row, int b
     const uint8_t *at = lines + row * 4 + byte;
     if (type == ES_Q8_0)
         return (int8_t)at[j * LINE_BYTES];
+    if (type == ES_Q3_K)
+        return ((at[(1 + j / 4) * LINE_BYTES] >> j % 4 * 2 & 3) | (at[0] >> j & 1) << 2) - 4;
     int32_t low = at[j % 4 * LINE_BYTES] >> j / 4 * 4 & 15;
     switch (type) {
     case ES_Q4_0: return low - 8;
@@ -41,7 +44,7 @@ static int32_t code_at(int64_t type, const uint8_t *lines, int j, int row, int b
     case ES_Q5_1:
     case ES_Q5_K: return low | (at[4 * LINE_BYTES] >> j & 1) << 4;
     case ES_Q6_K: return (low | (at[(4 + j / 4) * LINE_BYTES] >> j % 4 * 2 & 3) << 4) - 32;
-    default: return low;
+    default: return has_table(type) ? values_of(type)[low] : low;
     }
 }
 
@@ -72,7 +75,7 @@ static void read_six_bits(const uint8_t *behind, size_t b, struct plain_block *t
     }
 }
 
-static void read_byte_scales(const uint8_t *behind, size_t b, struct plain_block *to)
+static void read_two_scales(const uint8_t *behind, size_t b, struct plain_block *to)
 {
     float d[TILE_ROWS];
     read_halves(behind + Q6_K_D_AT, d);
@@ -81,6 +84,20 @@ static void read_byte_scales(const uint8_t *behind, size_t b, struct plain_block
         to->scale[row] = d[row] * (float)(int8_t)pair[0];
         to->scale_high[row] = d[row] * (float)(int8_t)pair[1];
     }
+}
+
+static void read_byte_scale(const uint8_t *behind, size_t b, struct plain_block *to)
+{
+    float d[TILE_ROWS];
+    memcpy(d, behind + TABLE_D_AT, sizeof d);
+    for (int row = 0; row < TILE_ROWS; row++)
+        to->scale[row] = d[row] * (float)(int8_t)behind[b * QUARTER_LINE_BYTES + (size_t)row];
+}
+
+static void read_exponents(const uint8_t *behind, size_t b, struct plain_block *to)
+{
+    for (int row = 0; row < TILE_ROWS; row++)
+        to->scale[row] = scale_of_exponent(behind[b * QUARTER_LINE_BYTES + (size_t)row]);
 }
 
 static int has_minimum(int64_t type)
@@ -96,7 +113,12 @@ static void read_block(int64_t type, const uint8_t *group, size_t here, size_t b
     switch (type) {
     case ES_Q4_K:
     case ES_Q5_K: read_six_bits(behind, b, to); break;
-    case ES_Q6_K: read_byte_scales(behind, b, to); break;
+    case ES_Q3_K:
+    case ES_Q6_K: read_two_scales(behind, b, to); break;
+    case ES_IQ4_XS:
+    case ES_IQ3_S:
+    case ES_IQ3_XXS: read_byte_scale(behind, b, to); break;
+    case ES_MXFP4: read_exponents(behind, b, to); break;
     default:
         read_halves(behind + b * HALF_LINE_BYTES, to->scale);
         if (has_minimum(type))
@@ -116,7 +138,7 @@ static int32_t dot_product(const struct plain_block *block, int row, const int8_
 static float add_block(int64_t type, const struct plain_block *block, int row, const struct activation_block *x,
                        float sum)
 {
-    if (type == ES_Q6_K) {
+    if (has_two_scales(type)) {
         float part = (float)dot_product(block, row, x->q, 0, BLOCK / 2) * block->scale[row];
         part = fmaf((float)dot_product(block, row, x->q, BLOCK / 2, BLOCK), block->scale_high[row], part);
         return fmaf(part, x->scale, sum);
@@ -181,9 +203,15 @@ DEFINE_PRODUCT(multiply_q4_1, multiply_blocks, ES_Q4_1)
 DEFINE_PRODUCT(multiply_q5_0, multiply_blocks, ES_Q5_0)
 DEFINE_PRODUCT(multiply_q5_1, multiply_blocks, ES_Q5_1)
 DEFINE_PRODUCT(multiply_q8_0, multiply_blocks, ES_Q8_0)
+DEFINE_PRODUCT(multiply_q3_k, multiply_blocks, ES_Q3_K)
 DEFINE_PRODUCT(multiply_q4_k, multiply_blocks, ES_Q4_K)
 DEFINE_PRODUCT(multiply_q5_k, multiply_blocks, ES_Q5_K)
 DEFINE_PRODUCT(multiply_q6_k, multiply_blocks, ES_Q6_K)
+DEFINE_PRODUCT(multiply_iq3_xxs, multiply_blocks, ES_IQ3_XXS)
+DEFINE_PRODUCT(multiply_iq3_s, multiply_blocks, ES_IQ3_S)
+DEFINE_PRODUCT(multiply_iq4_nl, multiply_blocks, ES_IQ4_NL)
+DEFINE_PRODUCT(multiply_iq4_xs, multiply_blocks, ES_IQ4_XS)
+DEFINE_PRODUCT(multiply_mxfp4, multiply_blocks, ES_MXFP4)
 DEFINE_PRODUCT(multiply_f32, multiply_floats, ES_F32)
 DEFINE_PRODUCT(multiply_f16, multiply_floats, ES_F16)
 DEFINE_PRODUCT(multiply_bf16, multiply_floats, ES_BF16)

@@ -46,6 +46,18 @@ ALWAYS_INLINE octet octet_second_of_pair(octet_ints pairs)
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 8));
 }
 
+/* Signed bytes. */
+ALWAYS_INLINE octet_ints octet_bytes(const uint8_t *from)
+{
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+}
+/* scale_of_exponent */
+ALWAYS_INLINE octet octet_exponents(const uint8_t *from)
+{
+    __m128i exponents = _mm_subs_epu8(_mm_loadl_epi64((const __m128i *)from), _mm_set1_epi8(1));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(exponents), 23));
+}
+
 ALWAYS_INLINE octet_codes codes_load(const uint8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
 /* Bytes shifted left, or right by -left, and masked: bits that a shift of 16 moves into the other byte are not kept. */
 ALWAYS_INLINE octet_codes codes_field(octet_codes bytes, const int left, const int8_t mask)
@@ -54,6 +66,15 @@ ALWAYS_INLINE octet_codes codes_field(octet_codes bytes, const int left, const i
     return _mm256_and_si256(moved, _mm256_set1_epi8(mask));
 }
 ALWAYS_INLINE octet_codes codes_or(octet_codes a, octet_codes b) { return _mm256_or_si256(a, b); }
+ALWAYS_INLINE octet_codes table_load(const int8_t *values)
+{
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)values));
+}
+/* The table's bytes with these numbers. */
+ALWAYS_INLINE octet_codes codes_of(octet_codes table, octet_codes numbers)
+{
+    return _mm256_shuffle_epi8(table, numbers);
+}
 /* Byte 0 of each row's four, unsigned; the next one takes its place. */
 ALWAYS_INLINE octet octet_next_byte(octet_codes *bytes)
 {

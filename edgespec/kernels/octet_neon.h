@@ -59,6 +59,20 @@ ALWAYS_INLINE octet octet_second_of_pair(octet_ints pairs)
     return (octet){vcvtq_f32_s32(vshrq_n_s32(pairs.low, 8)), vcvtq_f32_s32(vshrq_n_s32(pairs.high, 8))};
 }
 
+/* Signed bytes. */
+ALWAYS_INLINE octet_ints octet_bytes(const uint8_t *from)
+{
+    int16x8_t bytes = vmovl_s8(vreinterpret_s8_u8(vld1_u8(from)));
+    return (octet_ints){vmovl_s16(vget_low_s16(bytes)), vmovl_high_s16(bytes)};
+}
+/* scale_of_exponent */
+ALWAYS_INLINE octet octet_exponents(const uint8_t *from)
+{
+    uint16x8_t exponents = vmovl_u8(vqsub_u8(vld1_u8(from), vdup_n_u8(1)));
+    return (octet){vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(exponents)), 23)),
+                   vreinterpretq_f32_u32(vshlq_n_u32(vmovl_high_u16(exponents), 23))};
+}
+
 ALWAYS_INLINE octet_codes codes_load(const uint8_t *from)
 {
     return (octet_codes){vld1q_u8(from), vld1q_u8(from + 16)};
@@ -75,6 +89,8 @@ ALWAYS_INLINE uint8x16_t moved_left(uint8x16_t bytes, const int left)
     case -2: return vshrq_n_u8(bytes, 2);
     case -3: return vshrq_n_u8(bytes, 3);
     case -4: return vshrq_n_u8(bytes, 4);
+    case -5: return vshrq_n_u8(bytes, 5);
+    case -6: return vshrq_n_u8(bytes, 6);
     default: return bytes;
     }
 }
@@ -87,6 +103,16 @@ ALWAYS_INLINE octet_codes codes_field(octet_codes bytes, const int left, const i
 ALWAYS_INLINE octet_codes codes_or(octet_codes a, octet_codes b)
 {
     return (octet_codes){vorrq_u8(a.low, b.low), vorrq_u8(a.high, b.high)};
+}
+ALWAYS_INLINE octet_codes table_load(const int8_t *values)
+{
+    uint8x16_t table = vreinterpretq_u8_s8(vld1q_s8(values));
+    return (octet_codes){table, table};
+}
+/* The table's bytes with these numbers. */
+ALWAYS_INLINE octet_codes codes_of(octet_codes table, octet_codes numbers)
+{
+    return (octet_codes){vqtbl1q_u8(table.low, numbers.low), vqtbl1q_u8(table.high, numbers.high)};
 }
 ALWAYS_INLINE float32x4_t first_bytes(uint8x16_t bytes)
 {

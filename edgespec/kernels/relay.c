@@ -2,8 +2,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "grids.h"
 #include "half.h"
 #include "layout.h"
+#include "tables.h"
 
 /* The structure of a quantised block of the file, as byte offsets. */
 struct block_format {
@@ -24,11 +26,16 @@ static struct block_format format_of(int64_t type)
     case ES_Q4_K: return (struct block_format){.half_count = 2, .six_bits_at = 4, .codes_at = 16};
     case ES_Q5_K: return (struct block_format){.half_count = 2, .six_bits_at = 4, .high_at = 16, .codes_at = 48};
     case ES_Q6_K: return (struct block_format){.halves_at = 208, .half_count = 1, .high_at = 128, .offset = 32};
-    default: return (struct block_format){.half_count = 1, .codes_at = 2}; /* Q8_0 */
+    case ES_Q3_K: return (struct block_format){.halves_at = 108, .half_count = 1, .codes_at = 32, .offset = 4};
+    case ES_MXFP4: return (struct block_format){.codes_at = 1};
+    case ES_IQ4_XS: return (struct block_format){.half_count = 1, .codes_at = 8};
+    default: return (struct block_format){.half_count = 1, .codes_at = 2}; /* Q8_0, IQ4_NL, IQ3_S, IQ3_XXS */
     }
 }
 
-enum { Q6_K_SCALES_AT = 192 };
+/* Places of scales, of signs, and in IQ3_S of the ninth bits of indices. IQ3_XXS has four signs and a scale in a dword. */
+enum { Q6_K_SCALES_AT = 192, Q3_K_SCALES_AT = 96, IQ4_XS_SCALES_AT = 2, IQ3_XXS_SIGNS_AT = 66 };
+enum { IQ3_S_HIGH_AT = 66, IQ3_S_SIGNS_AT = 74, IQ3_S_SCALES_AT = 106 };
 
 static int is_k_quant(int64_t type)
 {
@@ -55,6 +62,24 @@ static uint32_t spread(uint32_t bits)
     return (bits & 15u) * 0x00204081u & 0x01010101u;
 }
 
+/* The signs of columns 8i .. 8i + 7 of block b in IQ3, a bit each. IQ3_XXS leaves the last one out: their number is even. */
+static uint32_t signs_of(int64_t type, const uint8_t *source, size_t b, size_t i)
+{
+    if (type == ES_IQ3_S)
+        return source[IQ3_S_SIGNS_AT + 4 * b + i];
+    uint32_t seven = dword(source + IQ3_XXS_SIGNS_AT + 4 * b) >> 7 * i & 127;
+    return seven | (uint32_t)__builtin_parity(seven) << 7;
+}
+
+/* Codes of columns 4j .. 4j + 3 of block b in IQ3. */
+static uint32_t grid_codes(int64_t type, const uint8_t *source, size_t b, size_t j)
+{
+    uint32_t index = source[2 + 8 * b + j];
+    uint32_t four = type == ES_IQ3_S ? iq3_s_grid[index | (source[IQ3_S_HIGH_AT + b] >> j & 1u) << 8] : iq3_xxs_grid[index];
+    uint32_t codes = (four & 7) | (four & 070) << 5 | (four & 0700) << 10 | (four & 07000) << 15;
+    return codes | spread(signs_of(type, source, b, j / 2) >> j % 2 * 4) << 3;
+}
+
 /* The 32 codes of block b (0 but in a super-block of 8) of the file's block: dword j has columns 4j.. in its bytes. */
 static void read_codes(int64_t type, const uint8_t *source, size_t b, uint32_t codes[8])
 {
@@ -69,7 +94,14 @@ static void read_codes(int64_t type, const uint8_t *source, size_t b, uint32_t c
             if (type == ES_Q5_K)
                 codes[j] |= (dword(high + 4 * j) >> b & 0x01010101u) << 4;
             break;
-        case ES_Q6_K: /* of 128 columns, 32 after 32 */
+        case ES_IQ3_S:
+        case ES_IQ3_XXS: codes[j] = grid_codes(type, source, b, j); break;
+        case ES_IQ4_XS: codes[j] = dword(low + b * 16 + j % 4 * 4) >> j / 4 * 4 & 0x0f0f0f0fu; break;
+        case ES_Q3_K: /* of 128 columns, 32 after 32 */
+            codes[j] = dword(low + b / 4 * 32 + 4 * j) >> b % 4 * 2 & 0x03030303u;
+            codes[j] |= (dword(high + 4 * j) >> b & 0x01010101u) << 2;
+            break;
+        case ES_Q6_K: /* as Q3_K */
             codes[j] = dword(low + b / 4 * 64 + b % 2 * 32 + 4 * j) >> b % 4 / 2 * 4 & 0x0f0f0f0fu;
             codes[j] |= (dword(high + b / 4 * 32 + 4 * j) >> b % 4 * 2 & 0x03030303u) << 4;
             break;
@@ -94,18 +126,20 @@ static void write_codes(int64_t type, const uint32_t codes[8], size_t lane, uint
             put_dword(lines, j, lane, codes[j]);
         return;
     }
-    for (size_t j = 0; j < 4; j++)
-        put_dword(lines, j, lane, (codes[j] & 0x0f0f0f0fu) | (codes[j + 4] & 0x0f0f0f0fu) << 4);
+    const int bit = type == ES_Q3_K ? 2 : 4, pair = type == ES_Q3_K ? 0 : 4; /* where they begin in a code */
     uint32_t bits = 0, pairs[2] = {0, 0};
     for (size_t j = 0; j < 8; j++) {
-        bits |= (codes[j] >> 4 & 0x01010101u) << j;
-        pairs[j / 4] |= (codes[j] >> 4 & 0x03030303u) << j % 4 * 2;
+        bits |= (codes[j] >> bit & 0x01010101u) << j;
+        pairs[j / 4] |= (codes[j] >> pair & 0x03030303u) << j % 4 * 2;
     }
-    if (code_lines(type) == 5)
-        put_dword(lines, 4, lane, bits);
-    if (code_lines(type) == 6) {
-        put_dword(lines, 4, lane, pairs[0]);
-        put_dword(lines, 5, lane, pairs[1]);
+    size_t next = 0;
+    for (size_t j = 0; j < 4 && type != ES_Q3_K; j++)
+        put_dword(lines, next++, lane, (codes[j] & 0x0f0f0f0fu) | (codes[j + 4] & 0x0f0f0f0fu) << 4);
+    if (code_lines(type) % 2)
+        put_dword(lines, next++, lane, bits);
+    if (has_two_scales(type)) {
+        put_dword(lines, next++, lane, pairs[0]);
+        put_dword(lines, next, lane, pairs[1]);
     }
 }
 
@@ -114,13 +148,44 @@ static void put_half(uint8_t *half_lines, size_t line, size_t lane, uint16_t hal
     memcpy(half_lines + line * HALF_LINE_BYTES + lane * 2, &half, sizeof half);
 }
 
-/* The data behind a super-block's code lines, except d and dmin. */
+/* Scale i of a super-block, a signed integer: of 32 columns, in Q3_K and Q6_K of 16. */
+static int32_t small_scale(int64_t type, const uint8_t *source, size_t i)
+{
+    switch (type) {
+    case ES_Q6_K: return (int8_t)source[Q6_K_SCALES_AT + i];
+    case ES_Q3_K: {
+        const uint8_t *low = source + Q3_K_SCALES_AT, *high = low + 8;
+        return ((low[i % 8] >> i / 8 * 4 & 15) | (high[i % 4] >> i / 4 * 2 & 3) << 4) - 32;
+    }
+    case ES_IQ4_XS: {
+        const uint8_t *high = source + IQ4_XS_SCALES_AT, *low = high + 2;
+        return ((low[i / 2] >> i % 2 * 4 & 15) | (half_at(high) >> 2 * i & 3) << 4) - 32;
+    }
+    case ES_IQ3_S: return 2 * (source[IQ3_S_SCALES_AT + i / 2] >> i % 2 * 4 & 15) + 1;
+    default: return 2 * (int32_t)(dword(source + IQ3_XXS_SIGNS_AT + 4 * i) >> 28) + 1;
+    }
+}
+
+/* What these scales multiply: the super-block's half, for IQ3_XXS a quarter of it. */
+static float super_scale(int64_t type, const uint8_t *source)
+{
+    float d = half_to_float(half_at(source + format_of(type).halves_at));
+    return type == ES_IQ3_XXS ? 0.25f * d : d;
+}
+
+/* The data behind a super-block's code lines, except halves. */
 static void write_k_scales(int64_t type, const uint8_t *source, size_t lane, uint8_t *behind)
 {
-    if (type == ES_Q6_K)
+    if (has_two_scales(type))
+        for (size_t b = 0; b < GROUP_BLOCKS; b++) {
+            uint32_t low = (uint8_t)small_scale(type, source, 2 * b), high = (uint8_t)small_scale(type, source, 2 * b + 1);
+            put_half(behind, b, lane, (uint16_t)(low | high << 8));
+        }
+    else if (has_byte_scale(type)) {
         for (size_t b = 0; b < GROUP_BLOCKS; b++)
-            put_half(behind, b, lane, half_at(source + Q6_K_SCALES_AT + 2 * b));
-    else
+            behind[b * QUARTER_LINE_BYTES + lane] = (uint8_t)small_scale(type, source, b);
+        put_dword(behind + TABLE_D_AT, 0, lane, bits_of_float(super_scale(type, source)));
+    } else
         for (size_t line = 0; line < K_SCALE_LINES; line++)
             put_dword(behind, line, lane, dword(source + format_of(type).six_bits_at + 4 * line));
 }
@@ -130,7 +195,7 @@ static int relay_group(int64_t type, const uint8_t *source, size_t here, size_t 
 {
     const struct block_format format = format_of(type);
     uint8_t *behind = tile + here * code_lines(type) * LINE_BYTES;
-    size_t d_at = type == ES_Q6_K ? Q6_K_D_AT : is_k_quant(type) ? K_D_AT : 0;
+    size_t d_at = has_two_scales(type) ? Q6_K_D_AT : is_k_quant(type) ? K_D_AT : 0;
     int finite = 1;
     for (size_t b = 0; b < here; b++) {
         uint32_t codes[8];
@@ -141,7 +206,12 @@ static int relay_group(int64_t type, const uint8_t *source, size_t here, size_t 
         for (size_t h = 0; h < format.half_count; h++) {
             uint16_t half = half_at(source + format.halves_at + 2 * h);
             finite &= (half & 0x7c00u) != 0x7c00u;
-            put_half(behind + d_at, is_k_quant(type) ? h : h * here + b, lane, half);
+            if (!has_byte_scale(type))
+                put_half(behind + d_at, is_k_quant(type) ? h : h * here + b, lane, half);
+        }
+        if (type == ES_MXFP4) {
+            finite &= source[0] != EXPONENT_NAN;
+            behind[b * QUARTER_LINE_BYTES + lane] = source[0];
         }
         if (is_k_quant(type))
             write_k_scales(type, source, lane, behind);
@@ -216,15 +286,19 @@ static void dequantise_block(int64_t type, const uint8_t *source, size_t b, floa
         low = high = d * (float)scale;
         minimum *= (float)-m;
     }
-    if (type == ES_Q6_K) {
-        low = d * (float)(int8_t)source[Q6_K_SCALES_AT + 2 * b];
-        high = d * (float)(int8_t)source[Q6_K_SCALES_AT + 2 * b + 1];
+    if (has_two_scales(type)) {
+        low = d * (float)small_scale(type, source, 2 * b);
+        high = d * (float)small_scale(type, source, 2 * b + 1);
     }
+    if (has_byte_scale(type))
+        low = high = super_scale(type, source) * (float)small_scale(type, source, b);
+    if (type == ES_MXFP4)
+        low = high = scale_of_exponent(source[0]);
     uint32_t codes[8];
     read_codes(type, source, b, codes);
     for (size_t k = 0; k < BLOCK; k++) {
         int32_t code = (int32_t)(codes[k / 4] >> k % 4 * 8 & 255u);
-        code = type == ES_Q8_0 ? (int8_t)code : code - format.offset;
+        code = has_table(type) ? values_of(type)[code] : type == ES_Q8_0 ? (int8_t)code : code - format.offset;
         y[k] = (float)code * (k < 16 ? low : high);
         if (format.half_count == 2)
             y[k] += minimum;

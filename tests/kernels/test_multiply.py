@@ -24,6 +24,10 @@ from tests.support.kernel_calls import (
 
 QUANTISED = list(HALVES)
 
+# Bits of a weight in tiles, where they are not the file's bits in another order.
+UNPACKED = {"Q3_K": 3.625, "IQ4_XS": 4.375, "IQ3_S": 4.375, "IQ3_XXS": 4.375}
+REORDERED = [kind for kind in TYPES if kind not in UNPACKED]
+
 # Rows that end inside a tile, columns that end inside a group of 256.
 SHAPES = [(16, 32), (17, 256), (48, 288), (5, 480), (33, 1536)]
 
@@ -49,7 +53,7 @@ def exact_input(library: NativeLibrary, kind: str, x: Floats) -> np.ndarray:
 
 def sizes(weights: Weights) -> np.ndarray:
     """Bounds of a weight's terms, scale times code and minimum, whose magnitudes count even if they cancel."""
-    if weights.kind not in QUANTISED or len(HALVES[weights.kind]) == 1:
+    if weights.kind not in QUANTISED or len(HALVES[weights.kind]) < 2:
         return np.abs(weights.values)
     _, size = block_sizes(weights.kind)
     raw = weights.raw.reshape(weights.rows, -1, size).copy()
@@ -121,6 +125,8 @@ def extreme(kind: str, byte: int, scale: float, minimum: float) -> Weights:
     block = np.full(size, byte, dtype=np.uint8)
     for at, value in zip(HALVES[kind], (scale, minimum), strict=False):
         block[at : at + 2] = np.array([value], dtype="<f2").view(np.uint8)
+    if kind == "MXFP4":
+        block[0] = 120
     return Weights(kind, 32, 2 * columns, np.tile(block, (32, 2)))
 
 
@@ -145,7 +151,7 @@ def test_the_largest_codes_and_activations_do_not_overflow(
             assert same_bits(found, multiply(library, "portable", weights, x)), case
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", REORDERED)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_tiles_hold_the_files_bits_in_another_order(
     library: NativeLibrary, kind: str, rows: int, columns: int
@@ -160,7 +166,31 @@ def test_tiles_hold_the_files_bits_in_another_order(
     assert np.bitwise_count(tiles).sum() == np.bitwise_count(weights.raw).sum()
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("kind", "bits"), UNPACKED.items())
+def test_codes_and_scales_that_are_unpacked_take_more_bits_in_memory(
+    library: NativeLibrary, kind: str, bits: float
+) -> None:
+    """Their values are those of the file: the tests of products compare them with gguf's."""
+    assert library.api.es_relaid_bytes(TYPES[kind], 33, 512) == 48 * 512 * bits / 8
+
+
+def test_the_least_and_the_first_invalid_exponents_of_mxfp4(library: NativeLibrary, level: str) -> None:
+    """2^-127 and 2^-128 would make subnormals and count as 0; the standard's NaN is reported."""
+    weights = random_blocks("MXFP4", 1, 16, 64)
+    weights.raw[:, 0], weights.raw[:, 17] = (0, 1)
+    x = normal(2, 1, 64) * 1e30
+    assert not multiply(library, level, weights, x).any()
+    assert not dequantise(library, weights, 3).any()
+    weights.raw[:, 0], weights.raw[:, 17] = (2, 2)
+    expected = exact_input(library, "MXFP4", x) @ weights.values.T
+    assert np.allclose(multiply(library, level, weights, x), expected, rtol=1e-5, atol=1e-12)
+    assert np.abs(expected).max() > 1e-8
+    weights.raw[7, 17] = 255
+    tiles = np.zeros(library.api.es_relaid_bytes(TYPES["MXFP4"], 16, 64), dtype=np.uint8)
+    assert library.api.es_relay(TYPES["MXFP4"], weights.raw.ctypes.data, 16, 64, tiles.ctypes.data) == 7
+
+
+@pytest.mark.parametrize("kind", REORDERED)
 def test_each_bit_of_the_file_has_a_separate_place_in_the_tiles(library: NativeLibrary, kind: str) -> None:
     columns = 256
     per_block, size = block_sizes(kind)
@@ -191,7 +221,19 @@ def test_the_first_row_with_a_scale_that_is_not_finite_is_reported(
 
 @pytest.mark.parametrize(
     ("kind", "rows", "columns"),
-    [(2, 0, 32), (2, 16, 0), (2, 16, 48), (12, 16, 288), (13, 16, 32), (14, 16, 128), (9, 16, 256), (-1, 16, 32)],
+    [
+        (2, 0, 32),
+        (2, 16, 0),
+        (2, 16, 48),
+        (12, 16, 288),
+        (13, 16, 32),
+        (14, 16, 128),
+        (9, 16, 256),
+        (-1, 16, 32),
+        *((kind, 16, 128) for kind in (11, 18, 21, 23)),
+        (20, 16, 48),
+        (39, 16, 16),
+    ],
 )
 def test_types_and_shapes_without_a_tile_layout_have_size_zero(
     library: NativeLibrary, kind: int, rows: int, columns: int

@@ -25,10 +25,16 @@ TYPES = {
     "Q5_0": 6,
     "Q5_1": 7,
     "Q8_0": 8,
+    "Q3_K": 11,
     "Q4_K": 12,
     "Q5_K": 13,
     "Q6_K": 14,
+    "IQ3_XXS": 18,
+    "IQ4_NL": 20,
+    "IQ3_S": 21,
+    "IQ4_XS": 23,
     "BF16": 30,
+    "MXFP4": 39,
 }
 FLOATS = ("F32", "F16", "BF16")
 
@@ -42,6 +48,12 @@ HALVES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "Q3_K": (108,),
+    "IQ3_XXS": (0,),
+    "IQ4_NL": (0,),
+    "IQ3_S": (0,),
+    "IQ4_XS": (0,),
+    "MXFP4": (),  # one byte, an exponent
 }
 
 # struct activation_block
@@ -95,16 +107,19 @@ def random_blocks(kind: str, seed: int, rows: int, columns: int) -> Weights:
     for at in HALVES[kind]:
         halves = (random.standard_normal(raw.shape[:2]) * 0.01).astype("<f2")
         raw[:, :, at : at + 2] = halves[:, :, None].view(np.uint8)
+    if kind == "MXFP4":
+        raw[:, :, 0] = random.integers(112, 125, raw.shape[:2])
     return Weights(kind, rows, columns, raw.reshape(rows, -1))
 
 
 def some_weights(kind: str, seed: int, rows: int, columns: int) -> Weights:
-    """Weights of any type: normally distributed, or random blocks for types that cannot be quantised here.
+    """Weights of any type: normally distributed, or random blocks for types that gguf does not write.
 
-    The latter have super-blocks: their columns are rounded up to whole super-blocks.
+    Columns of types with super-blocks are rounded up to whole super-blocks.
     """
-    if kind.endswith("_K"):
-        return random_blocks(kind, seed, rows, -(-columns // 256) * 256)
+    if kind.endswith("_K") or kind.startswith("IQ"):
+        block, _ = block_sizes(kind)
+        return random_blocks(kind, seed, rows, -(-columns // block) * block)
     return quantised(kind, np.random.default_rng(seed).standard_normal((rows, columns), dtype=np.float32))
 
 

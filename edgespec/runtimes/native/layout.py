@@ -20,11 +20,10 @@ from edgespec.architectures.shape import (
 )
 from edgespec.architectures.table import find
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
-from edgespec.files.gguf.records import GgufHeader, TensorInfo
+from edgespec.files.gguf.records import GGML_TYPES, GgufHeader, TensorInfo
 from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
 from edgespec.runtimes.native.tensors import TYPES, LayerTensors, ModelLayout, Rope, WeightTensor
 
-SUPER_BLOCK = 256  # columns that share scales of scales in the K types
 MOST_EXPERTS, MOST_EXPERTS_USED = 1024, 64  # of a layer and of a row, for the kernels' lists
 BLOCK = 32  # columns that are quantised together, in weights and in activations
 LANES = 16  # elements of a head that attention loads at a time
@@ -159,10 +158,11 @@ class _Reader:
         tensor = self._tensors[name]
         if tensor.type_name not in TYPES:
             raise UnsupportedError(f"it has no kernels for {tensor.type_name} ({name})")
-        if tensor.type_name.endswith("_K") and columns % SUPER_BLOCK:
+        _, block, _ = GGML_TYPES[TYPES[tensor.type_name]]
+        if columns % block:
             raise ModelFileError(
                 self._header.path,
-                f"tensor {name} has rows of {columns}, which {tensor.type_name} does not divide into {SUPER_BLOCK}",
+                f"tensor {name} has rows of {columns}, which {tensor.type_name} does not divide into {block}",
             )
         return WeightTensor(tensor, bias, rows, columns)
 

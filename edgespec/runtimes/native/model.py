@@ -87,7 +87,8 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
     if not 1 <= settings.threads <= MOST_THREADS:
         raise InvalidRequestError(f"threads must be at least 1 and at most {MOST_THREADS}, not {settings.threads}")
     library = load()
-    whole = ModelFacts(
+    layout = _read_layout(file, requantized=form.requantized)
+    as_filed = ModelFacts(
         name=file.name,
         sha256=file.identity,
         architecture=header.architecture,
@@ -107,9 +108,7 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
         mask_id=header.mask_token_id,
         settings={"level": _level(library, settings.level)},
     )
-    if form == AS_FILED:
-        return whole
-    return _facts_of_part(whole, header, _read_layout(file, requantized=form.requantized), (), form.head_rows)
+    return _facts_of_part(as_filed, header, layout, (), form.head_rows)
 
 
 def bytes_spared(file: LocatedModel) -> int:
@@ -147,7 +146,7 @@ def _facts_of_part(
     spared = spared_by(layout)
     read, kv = facts.bytes_per_forward - spared_of_forward(layout), facts.kv_bytes_per_token
     settings = dict(facts.settings)
-    if spared:
+    if any(weight.kept_as is not None for weight in layout.matrices):
         settings["weights"] = REQUANTIZED_TYPE
     if skipped:
         blocks = tuple(f"blk.{number}." for number in skipped)
