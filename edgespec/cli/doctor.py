@@ -24,6 +24,7 @@ from edgespec.files.home import Home, home
 from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine
 from edgespec.runtimes.llama.library import install_hint, load
 from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.native.tensors import TYPES
 from edgespec.runtimes.onnx import providers as onnx_providers
 from edgespec.runtimes.table import DeviceReport, list_devices
 from edgespec.store.store import Store
@@ -206,6 +207,8 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
     if native["available"]:
         print(f"native     works: build {native['build']} ({native['levels'][-1]})")
         print(f"           runs {', '.join(ARCHITECTURES)}")
+        print(f"           in {', '.join(TYPES)}")
+        print("           IQ3 takes 4.4 bits a weight in memory, Q3_K 3.6")
         for level, reason in native["left_out"].items():
             print(f"  level    {level} is left out: {reason}")
     else:

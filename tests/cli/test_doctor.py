@@ -20,6 +20,7 @@ from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.installation import install_command
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.machine import Conditions, Machine
+from edgespec.runtimes.native.tensors import TYPES
 from edgespec.runtimes.runtime import Device, DeviceKind
 from edgespec.runtimes.table import DeviceReport
 from tests.support.command_line import InProcess
@@ -195,8 +196,9 @@ def test_doctor_says_why_the_native_runtime_is_missing(here: InProcess, monkeypa
         "reason": None,
         "hint": None,
     }
-    runs = f"           runs {', '.join(ARCHITECTURES)}\n"
-    works = f"native     works: build 1+ab (avx512-vnni)\n{runs}  level    avx2 is left out: it is broken\n"
+    runs = f"           runs {', '.join(ARCHITECTURES)}\n           in {', '.join(TYPES)}\n"
+    bits = "           IQ3 takes 4.4 bits a weight in memory, Q3_K 3.6\n"
+    works = f"native     works: build 1+ab (avx512-vnni)\n{runs}{bits}  level    avx2 is left out: it is broken\n"
     assert works in here("doctor").out
 
     def missing() -> None:

@@ -57,7 +57,9 @@ static const struct format {
     {ES_F32, 1, 4, {0}, 0},          {ES_F16, 1, 2, {0}, 1},          {ES_BF16, 1, 2, {0}, 1},
     {ES_Q4_0, 32, 18, {0}, 1},       {ES_Q4_1, 32, 20, {0, 2}, 2},    {ES_Q5_0, 32, 22, {0}, 1},
     {ES_Q5_1, 32, 24, {0, 2}, 2},    {ES_Q8_0, 32, 34, {0}, 1},       {ES_Q4_K, 256, 144, {0, 2}, 2},
-    {ES_Q5_K, 256, 176, {0, 2}, 2},  {ES_Q6_K, 256, 210, {208}, 1},
+    {ES_Q5_K, 256, 176, {0, 2}, 2},  {ES_Q6_K, 256, 210, {208}, 1},   {ES_Q3_K, 256, 110, {108}, 1},
+    {ES_IQ3_XXS, 256, 98, {0}, 1},   {ES_IQ3_S, 256, 110, {0}, 1},    {ES_IQ4_NL, 32, 18, {0}, 1},
+    {ES_IQ4_XS, 256, 136, {0}, 1},   {ES_MXFP4, 32, 17, {0}, 0},
 };
 
 /* Bytes at random, or all the same, with halves, or bfloats, of ordinary size and either sign. */
@@ -77,6 +79,8 @@ static uint8_t *file_rows(const struct format *format, int64_t rows, int64_t col
             uint16_t half = (uint16_t)(ordinary + (int)(draw() * 2000.0f)) | (draw() < 0.0f ? 0x8000 : 0);
             memcpy(raw + b * format->bytes + format->halves[h], &half, sizeof half);
         }
+        if (format->type == ES_MXFP4)
+            raw[b * format->bytes] = (uint8_t)(118.0f + draw() * 6.0f);
     }
     return raw;
 }

@@ -32,9 +32,9 @@ MUTATIONS = 150  # of each architecture
 CONTEXT = 40
 MODELS: dict[Any, dict[str, Any]] = {
     "llama": {"quant": "Q4_1", "rope_factors": True, "width": 96, "heads": 2, "kv_heads": 1},
-    "qwen2": {"quant": "Q6_K", "width": 256, "heads": 8, "kv_heads": 2, "tied": True},
+    "qwen2": {"quant": "IQ3_XXS", "width": 256, "heads": 8, "kv_heads": 2, "tied": True},
     "qwen3": {"quant": "F16", "head_length": 32, "settings": {"rope.scaling.factor": 2.0}},
-    "qwen3moe": {"quant": "Q4_0", "head_length": 32, "experts": (5, 2)},
+    "qwen3moe": {"quant": "MXFP4", "head_length": 32, "experts": (5, 2)},
     "gemma3": {"quant": "Q8_0", "window": 7, "head_length": 48, "settings": {"attention.sliding_window_pattern": 2}},
 }
 # At and around every limit of a check or a kernel.
@@ -231,7 +231,17 @@ def test_head_counts_for_another_number_of_layers_are_refused(tmp_path: Path) ->
         read_layout(changed)
 
 
-@pytest.mark.parametrize("quant", ["Q4_0", "Q5_0", "Q8_0"])
+def test_an_exponent_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", vocabulary=VOCABULARY[:20], quant="MXFP4")
+    tensor = next(each for each in read_header(path).tensors if each.name == "blk.1.ffn_up.weight")
+    data = bytearray(path.read_bytes())
+    data[tensor.offset + 17 * (2 * 5 + 1)] = 255  # the second block of row 5
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match=r"row 5 of tensor blk.1.ffn_up.weight has a scale that is not finite"):
+        load_native(path, NativeSettings())
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q5_0", "Q8_0", "MXFP4"])
 def test_a_sidecar_with_tiles_of_partial_cache_lines_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quant: Any
 ) -> None:

@@ -120,7 +120,7 @@ UNSUPPORTED: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "scaling": lambda h: with_metadata(h, rope__scaling__type="spiral"),
     "longrope": lambda h: with_metadata(h, rope__scaling__type="longrope"),
     "final_logit_softcapping": lambda h: with_metadata(h, final_logit_softcapping=30.0),
-    "Q3_K": lambda h: with_tensor(h, "blk.0.attn_q.weight", type_name="Q3_K"),
+    "Q2_K": lambda h: with_tensor(h, "blk.0.attn_q.weight", type_name="Q2_K"),
     "F16": lambda h: with_tensor(h, "blk.0.attn_norm.weight", type_name="F16"),
     "blk.0.attn_q_norm": lambda h: replace(
         h, tensors=(*h.tensors, TensorInfo("blk.0.attn_q_norm.weight", (16,), "F32", 0, 64))
@@ -164,6 +164,7 @@ CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "norm shape": lambda h: with_tensor(h, "output_norm.weight", shape=(32,)),
     "embedding shape": lambda h: with_tensor(h, "token_embd.weight", shape=(64, 5)),
     "half a super-block": lambda h: with_tensor(h, "blk.1.ffn_up.weight", type_name="Q5_K"),
+    "half a super-block of indices": lambda h: with_tensor(h, "blk.1.ffn_up.weight", type_name="IQ3_S"),
     "missing tensor": lambda h: replace(h, tensors=h.tensors[:-3]),
     "missing layer": lambda h: with_metadata(h, block_count=3),
     "odd rope": lambda h: with_metadata(h, rope__dimension_count=15),

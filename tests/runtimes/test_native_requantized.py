@@ -32,7 +32,7 @@ SHAPE: dict[str, Any] = {"width": 256, "heads": 8, "kv_heads": 2}
 
 # Types of whose bytes Q4_0 needs at most 85 %, and the rest.
 WIDE = ("F32", "F16", "BF16", "Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K")
-COARSE = ("Q4_0", "Q4_1", "Q4_K")
+COARSE = ("Q4_0", "Q4_1", "Q4_K", "Q3_K", "IQ3_S")
 
 
 def written(folder: Path, kind: str, **settings: Any) -> Path:

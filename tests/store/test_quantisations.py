@@ -64,11 +64,15 @@ def test_kernel_types_and_memory_fraction_match_the_runtime_and_the_profile(tmp_
         ("Q5_K_S/R1-00001-of-00009.gguf", "Q5_K_S", True),
         ("BF16/m-00001-of-00002.gguf", "BF16", True),
         ("m-Q6_K_L.gguf", "Q6_K_L", True),
-        ("m-IQ4_XS.gguf", "IQ4_XS", False),
+        ("m-IQ4_XS.gguf", "IQ4_XS", True),
+        ("m-IQ3_M.gguf", "IQ3_M", True),
+        ("m-IQ3_XXS.gguf", "IQ3_XXS", False),
+        ("m-Q2_K.gguf", "Q2_K", False),
+        ("m-MXFP4_MOE.gguf", "MXFP4_MOE", True),
         ("m.i1-IQ1_S.gguf", "IQ1_S", False),
-        ("m-Q3_K_XL.gguf", "Q3_K_XL", False),
+        ("m-Q3_K_XL.gguf", "Q3_K_XL", True),
         ("m-Q4_0_4_4.gguf", "Q4_0_4_4", False),
-        ("oss-20b-mxfp4.gguf", "MXFP4", False),
+        ("oss-20b-mxfp4.gguf", "MXFP4", True),
         ("m-UD-Q4_K_XL.gguf", "UD-Q4_K_XL", None),
         ("model.gguf", None, None),
         ("faq8_0x.gguf", None, None),
@@ -109,13 +113,23 @@ def test_needed_memory_is_the_file_and_a_quarter_or_at_least_512_mib() -> None:
     assert needed_bytes(GB) == GB + 512 * 2**20
 
 
+def test_iq3_needs_more_memory_in_our_kernels_than_its_file() -> None:
+    assert needed_bytes(4 * GB, "IQ3_M") == int(6.4 * GB)
+    files = {"m-IQ3_M.gguf": 4}
+    for architecture, fits in (("llama", False), ("mamba", True)):
+        (found,) = find_quantisations(listing({**files}, architecture=architecture), 6 * GB)
+        assert found.fits is fits
+
+
 def test_kernel_types_near_four_bits_are_chosen_before_llama_cpp_types() -> None:
     assert chosen(ladder()) == "Q4_K_M"
     assert chosen(ladder("Q4_K_M")) == "Q4_K_S"
     assert chosen(ladder("Q4_K_M", "Q4_K_S")) == "Q4_0"
-    assert chosen(ladder("Q4_K_M", "Q4_K_S", "Q4_0")) == "Q5_K_M"
-    assert chosen(ladder("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M")) == "Q8_0"
-    assert chosen(ladder("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")) == "F16"
+    assert chosen(ladder("Q4_K_M", "Q4_K_S", "Q4_0")) == "IQ4_XS"
+    four = ("Q4_K_M", "Q4_K_S", "Q4_0", "IQ4_XS")
+    assert chosen(ladder(*four)) == "Q5_K_M"
+    assert chosen(ladder(*four, "Q5_K_M")) == "Q8_0"
+    assert chosen(ladder(*four, "Q5_K_M", "Q8_0")) == "F16"
     assert chosen(listing({"m-Q2_K.gguf": 3, "m-IQ4_XS.gguf": 4, "m-Q3_K_M.gguf": 3.5})) == "IQ4_XS"
 
 

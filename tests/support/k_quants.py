@@ -1,6 +1,12 @@
-"""Matrices in Q4_K, Q5_K and Q6_K, which the gguf package reads but does not write. Plain rounding, no search."""
+"""Matrices in types that the gguf package reads but does not write.
+
+Q4_K, Q5_K and Q6_K by plain rounding, no search. Of the others every bit is random, except for a scale that gives a
+block the spread of its values: for random weights as good as rounding.
+"""
 
 from __future__ import annotations
+
+import zlib
 
 import gguf
 import numpy as np
@@ -12,14 +18,33 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 
+# Where the scale of a block is whose other bits are random.
+_PLACES = {"Q3_K": 108, "IQ3_XXS": 0, "IQ3_S": 0, "IQ4_NL": 0, "IQ4_XS": 0}
+_WRITTEN_HERE = {"Q4_K", "Q5_K", "Q6_K", *_PLACES}
+
+
 def quantize(values: Floats, kind: gguf.GGMLQuantizationType) -> NDArray[np.uint8]:
-    """The matrix in any type with a native kernel: gguf.quantize's types and K-quants."""
-    if kind.name not in ("Q4_K", "Q5_K", "Q6_K"):
+    """The matrix in any type with a native kernel."""
+    if kind.name not in _WRITTEN_HERE:
         return np.asarray(gguf.quantize(values, kind))
-    columns = values.shape[-1]
-    blocks = values.reshape(-1, 256)
-    packed = _six(blocks) if kind.name == "Q6_K" else _four_or_five(blocks, int(kind.name[1]))
-    return packed.reshape(*values.shape[:-1], columns // 256 * packed.shape[1])
+    length, _ = gguf.GGML_QUANT_SIZES[kind]
+    blocks = values.reshape(-1, length)
+    if kind.name in _PLACES:
+        packed = _drawn(blocks, kind)
+    else:
+        packed = _six(blocks) if kind.name == "Q6_K" else _four_or_five(blocks, int(kind.name[1]))
+    return packed.reshape(*values.shape[:-1], values.shape[-1] // length * packed.shape[1])
+
+
+def _drawn(blocks: Floats, kind: gguf.GGMLQuantizationType) -> Bytes:
+    place, (_, size) = _PLACES[kind.name], gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(zlib.crc32(blocks.tobytes()))
+    packed: Bytes = random.integers(0, 256, (len(blocks), size), dtype=np.uint8)
+    scale = slice(place, place + 2)
+    packed[:, scale] = _halves(np.ones(len(blocks), np.float32))[1]
+    spread: Floats = np.asarray(gguf.dequantize(packed, kind), dtype=np.float32).std(axis=1)
+    packed[:, scale] = _halves(blocks.std(axis=1) / spread)[1]
+    return packed
 
 
 def _halves(values: Floats) -> tuple[Floats, Bytes]:

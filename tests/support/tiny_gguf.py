@@ -21,7 +21,25 @@ from tests.support.k_quants import quantize
 
 __all__ = ["CHATML", "FILL_IN", "VOCABULARY", "similar_drafter", "write_tiny_gguf"]
 
-Quant = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+Quant = Literal[
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ3_XXS",
+    "IQ3_S",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+]
 _FILE_TYPES: dict[Quant, gguf.LlamaFileType] = {
     "F32": gguf.LlamaFileType.ALL_F32,
     "F16": gguf.LlamaFileType.MOSTLY_F16,
@@ -31,9 +49,15 @@ _FILE_TYPES: dict[Quant, gguf.LlamaFileType] = {
     "Q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,
     "Q5_0": gguf.LlamaFileType.MOSTLY_Q5_0,
     "Q5_1": gguf.LlamaFileType.MOSTLY_Q5_1,
+    "Q3_K": gguf.LlamaFileType.MOSTLY_Q3_K_S,
     "Q4_K": gguf.LlamaFileType.MOSTLY_Q4_K_S,
     "Q5_K": gguf.LlamaFileType.MOSTLY_Q5_K_S,
     "Q6_K": gguf.LlamaFileType.MOSTLY_Q6_K,
+    "IQ3_XXS": gguf.LlamaFileType.MOSTLY_IQ3_XXS,
+    "IQ3_S": gguf.LlamaFileType.MOSTLY_IQ3_S,
+    "IQ4_NL": gguf.LlamaFileType.MOSTLY_IQ4_NL,
+    "IQ4_XS": gguf.LlamaFileType.MOSTLY_IQ4_XS,
+    "MXFP4": gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
 }
 
 # Attention scores with a spread of about 2: positions matter, and the text does not repeat soon.
@@ -105,8 +129,8 @@ def write_tiny_gguf(
 
     ``vocabulary`` holds the word pieces between the special and byte tokens and the two chat tokens; the end of
     sequence is ``<|im_end|>``. ``extra_tokens`` unused tokens pad the end of the table. With ``end_scale`` 0 greedy
-    text never ends; 1 makes the end as likely as any word. ``width`` must be a multiple of 32, of 256 for K-quants.
-    ``tied`` leaves the head out: the embedding replaces it.
+    text never ends; 1 makes the end as likely as any word. ``width`` must be a multiple of 32, of 256 for types with
+    super-blocks. ``tied`` leaves the head out: the embedding replaces it.
 
     ``head_length`` is width / heads unless given, and ``rope_length`` as long. ``rope_factors`` writes Llama 3's
     divisors of rotary frequencies, ``long_factors`` those for short and for long contexts.

@@ -113,7 +113,7 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
 
 def bytes_spared(file: LocatedModel) -> int:
     """How many bytes requantising the matrices of a model saves. Raises RuntimeUnavailableError, ModelFileError."""
-    return spared_by(_read_layout(file, requantized=True))
+    return spared_by(_read_layout(file, requantized=True)) - spared_by(_read_layout(file, requantized=False))
 
 
 def has_sidecar(sidecar: SidecarFile, file: LocatedModel, *, requantized: bool) -> bool:

@@ -36,8 +36,8 @@ TYPES: Mapping[str, int] = {
     "MXFP4": 39,
 }
 
-# Bytes of 256 columns where a type takes more in memory than in the file (kernels/layout.h): three bits become codes of
-# four, packed scales bytes. Q6_K's one percent is left out.
+# Bytes of 256 columns where a type takes more in memory than in the file (kernels/layout.h): three bits become codes
+# of four, packed scales bytes. Q6_K's one percent is left out.
 _LAID_OUT_BYTES: Mapping[str, int] = {"Q3_K": 116, "IQ4_XS": 140, "IQ3_S": 140, "IQ3_XXS": 140}
 
 REQUANTIZED_TYPE = "Q4_0"
@@ -220,4 +220,4 @@ def _requantize_layer(layer: LayerTensors) -> LayerTensors:
 
 def _requantize(weight: WeightTensor) -> WeightTensor:
     smaller = replace(weight, kept_as=REQUANTIZED_TYPE)
-    return smaller if smaller.kept_row_bytes <= _WORTH_IT * weight.row_bytes else weight
+    return smaller if smaller.kept_row_bytes <= _WORTH_IT * weight.kept_row_bytes else weight

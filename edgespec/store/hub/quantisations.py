@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.architectures.table import ARCHITECTURES
 from edgespec.errors import DownloadError
@@ -16,13 +16,20 @@ from edgespec.files.disk import gib, megabytes
 from edgespec.files.gguf.names import is_auxiliary, part_name
 from edgespec.store.hub.listing import HubListing
 
-# The types of our kernels (runtimes/native). The store must not import runtimes: a test compares the two sets.
-KERNEL_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+# The types of our kernels (runtimes/native), by the weights of a block. The store must not import runtimes: a test
+# compares the two sets.
+_FLOATS = ("BF16", "F16", "F32")
+_OF_32 = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
+_OF_256 = ("Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ3_XXS", "IQ3_S", "IQ4_XS")
+KERNEL_TYPES = frozenset((*_FLOATS, *_OF_32, *_OF_256))
+
+# Names of mixtures by the type that most of their weights have. llama.cpp's mixture IQ3_XXS holds IQ2_S as well.
+_MIXTURES = {"IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "MXFP4_MOE": "MXFP4", "IQ3_XXS": "IQ2_S"}
 
 # A decoding step reads all weights once, so four bits are the fastest that our kernels run. Q4_K_M is the usual
 # compromise between size and loss (README of llama.cpp's quantize tool). Larger types follow.
-PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_0", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K", "Q8_0")
-_FLOATS = ("BF16", "F16", "F32")
+_FOUR_BITS = ("Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "MXFP4_MOE")
+PREFERRED = (*_FOUR_BITS, "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K", "Q8_0")
 
 # Share of the available memory that may be used, as in the default profile; a test compares the two.
 MEMORY_FRACTION = 0.8
@@ -30,6 +37,9 @@ MEMORY_FRACTION = 0.8
 # Memory beyond the file: buffers of 0.1 to 0.2 GiB, and a KV cache of 4096 tokens, which with 16 bits is 5 % of
 # Qwen2.5 7B at four bits, 11 % of Llama 3.1 8B and 21 % of Gemma 3 4B (by their config.json).
 _REST_OF_FILE, _LEAST_REST_BYTES = 0.25, 512 * 2**20
+
+# IQ3's weights take 4.375 bits in our kernels' memory, so this much of a file of IQ3_XS, about 3.25 bits.
+_LAID_OUT_IQ3 = 1.35
 
 _QUANTISATION = re.compile(
     r"(?<![a-z0-9])(?:ud-)?(?:i?q[1-8]_(?:k(?:_(?:xxs|xs|s|m|l|xl))?|[01](?:_\d_\d)?|nl|xxs|xs|s|m)"
@@ -56,6 +66,11 @@ class Quantisation:
     def label(self) -> str:
         """The quantisation's name in messages."""
         return self.name or self.files[0]
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Estimated memory of the model."""
+        return None if self.bytes is None else needed_bytes(self.bytes, self.name if self.native else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +108,16 @@ def runs_natively(name: str | None, architecture: str | None) -> bool | None:
     if name is None or name.startswith("UD-"):  # mixtures of types that differ for each model
         return None
     k_type = re.match(r"Q\d_K", name)
-    return (k_type[0] if k_type else name) in KERNEL_TYPES
+    return (k_type[0] if k_type else _MIXTURES.get(name, name)) in KERNEL_TYPES
 
 
-def needed_bytes(file_bytes: int) -> int:
-    """Estimated memory of a model with a file of this size, in bytes."""
-    return file_bytes + max(int(_REST_OF_FILE * file_bytes), _LEAST_REST_BYTES)
+def needed_bytes(file_bytes: int, native: str | None = None) -> int:
+    """Estimated memory of a model with a file of this size, in bytes. ``native``: its quantisation if our kernels run
+    it.
+    """
+    grows = native is not None and native.startswith("IQ3")
+    weights_bytes = int(_LAID_OUT_IQ3 * file_bytes) if grows else file_bytes
+    return weights_bytes + max(int(_REST_OF_FILE * file_bytes), _LEAST_REST_BYTES)
 
 
 def find_quantisations(listing: HubListing, room_bytes: int) -> tuple[Quantisation, ...]:
@@ -117,9 +136,10 @@ def find_quantisations(listing: HubListing, room_bytes: int) -> tuple[Quantisati
         told = [sizes.get(file) for file in files]
         size = None if None in told else sum(filter(None, told))
         name = quantisation_name(first)
-        fits = None if size is None else needed_bytes(size) <= room_bytes
         native = runs_natively(name, listing.architecture)
-        found.append(Quantisation(name=name, files=files, bytes=size, native=native, fits=fits))
+        each = Quantisation(name=name, files=files, bytes=size, native=native, fits=None)
+        needed = each.needed_bytes
+        found.append(each if needed is None else replace(each, fits=needed <= room_bytes))
     return tuple(sorted(found, key=lambda each: (each.bytes or 0, each.files)))
 
 
@@ -142,7 +162,7 @@ def choose_quantisation(listing: HubListing, available_bytes: int) -> Quantisati
         least = found[0]
         raise DownloadError(
             f"no quantisation of {repo} fits in the {gib(room)} of memory that edgespec may use here: the smallest, "
-            f"{least.label}, needs about {gib(needed_bytes(least.bytes or 0))}",
+            f"{least.label}, needs about {gib(least.needed_bytes or 0)}",
             hint="choose a smaller model, or fetch this one anyway: "
             f"edgespec pull {listing.reference(least.files[0])}",
         )
@@ -179,6 +199,6 @@ def _reason(chosen: Quantisation, *, single: bool, room: int) -> str:
     """Why this quantisation was chosen, as a clause."""
     runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "the download will show what runs it"}
     needs = "the hub does not state its size"
-    if chosen.bytes is not None:
-        needs = f"takes about {gib(needed_bytes(chosen.bytes))} of the {gib(room)} of memory that may be used"
+    if chosen.needed_bytes is not None:
+        needs = f"takes about {gib(chosen.needed_bytes)} of the {gib(room)} of memory that may be used"
     return f"{'the only one, ' if single else ''}{runs[chosen.native]}, {needs}"
