@@ -32,7 +32,7 @@ ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uin
             __m512i dot[PASS_ROWS];
             UNROLLED
             for (int r = 0; r < rows; r++)
-                dot[r] = _mm512_set1_epi32(has_minimum ? 0 : offset_of(type, input + r * blocks));
+                dot[r] = has_minimum ? _mm512_setzero_si512() : offset_of(type, input + r * blocks);
             dot_dwords(rows, 0, 8, codes, input, blocks, dot);
             UNROLLED
             for (int r = 0; r < rows; r++) {

@@ -149,16 +149,17 @@ ALWAYS_INLINE __m512 load_scale(const int64_t type, const uint8_t *behind, size_
 }
 
 /* What the dot products of a block with an input start from: the codes' offset, of types without a minimum. */
-ALWAYS_INLINE int32_t offset_of(const int64_t type, const struct activation_block *input)
+ALWAYS_INLINE __m512i offset_of(const int64_t type, const struct activation_block *input)
 {
-    return input->minus8 * (type == ES_Q5_0 ? 2 : type == ES_Q8_0 || has_table(type) ? 16 : 1);
+    const __m512i minus8 = _mm512_set1_epi32(input->minus8);
+    return _mm512_slli_epi32(minus8, type == ES_Q5_0 ? 1 : type == ES_Q8_0 || has_table(type) ? 4 : 0);
 }
 
 /* As above, of the block's first 16 columns or of its last. */
-ALWAYS_INLINE int32_t half_offset_of(const int64_t type, const struct activation_block *input, const int high)
+ALWAYS_INLINE __m512i half_offset_of(const int64_t type, const struct activation_block *input, const int high)
 {
-    int32_t minus32 = high ? input->minus32_high : input->minus32_low;
-    return type == ES_Q3_K ? minus32 / 8 : minus32;
+    const __m512i minus32 = _mm512_set1_epi32(high ? input->minus32_high : input->minus32_low);
+    return type == ES_Q3_K ? _mm512_srai_epi32(minus32, 3) : minus32;
 }
 
 #endif

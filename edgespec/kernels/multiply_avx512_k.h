@@ -107,12 +107,12 @@ ALWAYS_INLINE void multiply_two_scales(const int64_t type, const int rows, const
             __m512 part[PASS_ROWS];
             UNROLLED
             for (int r = 0; r < rows; r++)
-                dot[r] = _mm512_set1_epi32(half_offset_of(type, input + r * blocks, 0));
+                dot[r] = half_offset_of(type, input + r * blocks, 0);
             dot_dwords(rows, 0, 4, codes, input, blocks, dot);
             UNROLLED
             for (int r = 0; r < rows; r++) {
                 part[r] = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), d.low);
-                dot[r] = _mm512_set1_epi32(half_offset_of(type, input + r * blocks, 1));
+                dot[r] = half_offset_of(type, input + r * blocks, 1);
             }
             dot_dwords(rows, 4, 4, codes, input, blocks, dot);
             UNROLLED

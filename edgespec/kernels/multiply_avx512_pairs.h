@@ -87,7 +87,7 @@ ALWAYS_INLINE void add_open_block(const int64_t type, const int rows, const stru
     __m512i dot[PAIR_ROWS][2];
     UNROLLED
     for (int r = 0; r < rows; r++)
-        dot[r][0] = dot[r][1] = _mm512_set1_epi32(with_minimum(type) ? 0 : offset_of(type, x + r * stride));
+        dot[r][0] = dot[r][1] = with_minimum(type) ? _mm512_setzero_si512() : offset_of(type, x + r * stride);
     UNROLLED
     for (int j = 0; j < 8; j++) {
         UNROLLED
@@ -115,8 +115,8 @@ ALWAYS_INLINE void add_open_halves(const int64_t type, const int rows, const str
     __m512i low[HALVES_ROWS][2], high[HALVES_ROWS][2];
     UNROLLED
     for (int r = 0; r < rows; r++) {
-        low[r][0] = low[r][1] = _mm512_set1_epi32(half_offset_of(type, x + r * stride, 0));
-        high[r][0] = high[r][1] = _mm512_set1_epi32(half_offset_of(type, x + r * stride, 1));
+        low[r][0] = low[r][1] = half_offset_of(type, x + r * stride, 0);
+        high[r][0] = high[r][1] = half_offset_of(type, x + r * stride, 1);
     }
     UNROLLED
     for (int j = 0; j < 4; j++) {

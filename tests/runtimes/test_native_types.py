@@ -14,12 +14,14 @@ from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import load
-from edgespec.runtimes.native.model import NativeSettings
-from edgespec.runtimes.native.tensors import TYPES
+from edgespec.runtimes.native.model import NativeSettings, describe_native
+from edgespec.runtimes.native.tensors import TYPES, spared_by
+from edgespec.runtimes.native.weights import tile_bytes
 from tests.runtimes.contract import equal, logits
 from tests.support.k_quants import quantize
-from tests.support.loading import load_model, load_native
+from tests.support.loading import load_model, load_native, located
 from tests.support.tiny_gguf import write_tiny_gguf
 
 try:
@@ -82,6 +84,17 @@ def test_each_weight_type_agrees_with_llama_cpp(files: Files, kind: str) -> None
     # The two runtimes round activations of quantised weights to 8 bits differently; logits spread over about 3.
     assert (p * np.log(p / q)).sum(axis=1).mean() < 0.01
     assert (p.argmax(axis=1) == q.argmax(axis=1)).mean() > 0.8  # measured: 0.83 and more
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_estimates_of_memory_count_what_the_tiles_take(files: Files, kind: str) -> None:
+    path = files(kind)
+    layout = read_layout(read_header(path))
+    needed = tile_bytes(load(), layout)
+    filed = sum(weight.tensor.byte_count for weight in layout.matrices)
+    assert filed - spared_by(layout) == pytest.approx(needed, rel=0.02)  # Q6_K grows by 1 %, tiles have 16 rows
+    facts = describe_native(located(path), NativeSettings())
+    assert facts.weight_bytes == read_header(path).tensor_bytes - spared_by(layout)
 
 
 @pytest.mark.parametrize(("kind", "error"), [("Q4_K", 0.1), ("Q5_K", 0.05), ("Q6_K", 0.03)])
