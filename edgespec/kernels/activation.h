@@ -10,7 +10,7 @@
  * Weights are stored unsigned, w = d * (code - offset) or w = d * code + m, so that
  *     sum w x = d * scale * (sum code q - offset * sum q)   or   d * scale * sum code q + m * scale * sum q.
  * The sums are integers and exact. `minus8` is -8 * sum q; the offsets of other types are powers of two of it.
- * `minus32_low` and `minus32_high` are -32 * sum q of the first 16 and of the last, for Q6_K, which has a scale for
+ * `minus32_low` and `minus32_high` are -32 * sum q of the first 16 and of the last, for types with a scale for
  * each. They are stored because four bytes cost less than another vector operation on x86. `scaled_sum` is
  * scale * sum q. */
 struct activation_block {

@@ -103,8 +103,8 @@ static inline size_t block_bytes(int64_t type)
 /* Columns that share one scale, or one set of scales, in the file: a row's length is a multiple of this. */
 static inline int64_t file_block_columns(int64_t type)
 {
-    int super = type == ES_Q4_K || type == ES_Q5_K || has_two_scales(type) || has_byte_scale(type);
-    return super ? GROUP_BLOCKS * BLOCK : BLOCK;
+    int is_super_block = type == ES_Q4_K || type == ES_Q5_K || has_two_scales(type) || has_byte_scale(type);
+    return is_super_block ? GROUP_BLOCKS * BLOCK : BLOCK;
 }
 
 /* Bytes of these columns. */

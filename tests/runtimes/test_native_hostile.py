@@ -231,7 +231,7 @@ def test_head_counts_for_another_number_of_layers_are_refused(tmp_path: Path) ->
         read_layout(changed)
 
 
-def test_an_exponent_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_an_exponent_that_means_nan_is_refused(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", vocabulary=VOCABULARY[:20], quant="MXFP4")
     tensor = next(each for each in read_header(path).tensors if each.name == "blk.1.ffn_up.weight")
     data = bytearray(path.read_bytes())
