@@ -1,7 +1,7 @@
 """Matrices in types that the gguf package reads but does not write.
 
 Q4_K, Q5_K and Q6_K by plain rounding, no search. Of the others every bit is random, except for a scale that gives a
-block the spread of its values: for random weights as good as rounding.
+block the spread of its values: random weights need no rounding.
 """
 
 from __future__ import annotations
