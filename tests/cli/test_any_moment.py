@@ -22,7 +22,7 @@ NAMES = (
     "generate", "generate --json", "chat", "calibrate", "verify", "bench", "export", "export --trim-vocab",
     "export to ONNX", "learn", "pull", "models", "doctor", "plan", "serve",
 )  # fmt: skip
-LONGEST_S = 3.0
+LONGEST_S = 2.0
 
 
 @pytest.fixture

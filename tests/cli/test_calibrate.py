@@ -348,7 +348,7 @@ def test_a_chat_measures_the_machine_between_answers(tiny: TinyModels, home: Hom
         terminal.type("hello\r")
         terminal.wait_for(r"no\s+guesses:\s+measuring\s+this\s+machine\s+between\s+answers")
         terminal.wait_for(r"> ")
-        until = time.monotonic() + WAIT_S
+        until = time.monotonic() + 2 * WAIT_S
         while measured(home) != {"contention": 1, "times": 2, "widths": 1} and time.monotonic() < until:
             time.sleep(0.05)
         # The result is printed before the next answer. A drafter that may be faster takes one more pause.

@@ -94,7 +94,7 @@ def test_if_no_thread_can_start_nothing_is_read_ahead(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("who", ["owner", "reader"])
 def test_reading_ahead_keeps_no_forgotten_engine_or_session_alive(who: str) -> None:
     owner, reader = Owner(), Reader()
-    ahead, reads = ReadAhead(owner, SOON_S), reader.reads
+    ahead, reads = ReadAhead(owner, 0.5), reader.reads
     ahead.when_idle(reader)
     alive = weakref.ref(owner if who == "owner" else reader)
     if who == "owner":

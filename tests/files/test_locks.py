@@ -35,8 +35,12 @@ def test_the_job_hears_of_a_wait_once_and_it_ends_when_the_lock_is_free(tmp_path
     events: list[ProgressEvent] = []
     other = filelock.FileLock(tmp_path / "a.lock", thread_local=False)
     other.acquire()
-    threading.Timer(0.7, other.release).start()
-    with locked(tmp_path / "a.lock", "fetching tiny", Job(events.append)):
+
+    def heard(event: ProgressEvent) -> None:
+        events.append(event)
+        threading.Timer(0.5, other.release).start()
+
+    with locked(tmp_path / "a.lock", "fetching tiny", Job(heard)):
         pass
     assert [event.stage for event in events] == ["waiting for another process"]
     assert events[0].note == "another process is fetching tiny"
