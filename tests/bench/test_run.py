@@ -99,9 +99,9 @@ def check_identical(answers: Sequence[Answer]) -> None:
 
 @pytest.mark.slow
 def test_every_arm_emits_plain_decodings_tokens(engine: Engine) -> None:
-    answers = run_arms(engine, EVERY_ARM, PROMPTS, settings(max_tokens=60))
+    answers = run_arms(engine, EVERY_ARM, PROMPTS, settings(max_tokens=30))
     check_identical(answers)
-    assert {answer.tokens for answer in answers} == {60}
+    assert {answer.tokens for answer in answers} == {30}
     found = by_arm(answers)
     for name in ("model-depth-2", "depth-4", "fixed"):
         stats = [answer.stats for answer in found[name]]
@@ -114,11 +114,11 @@ def test_answers_that_reach_the_end_token_are_identical(tiny: TinyModels) -> Non
     with tiny.load_speculating(tiny.ending) as engine:
         require_depth(engine, CAP)
         prompts = [prompt(str(number), text) for number, text in enumerate(("hello world", "water", "a b c", "the"))]
-        answers = run_arms(engine, EVERY_ARM, prompts, settings(max_tokens=120))
+        answers = run_arms(engine, EVERY_ARM, prompts, settings(max_tokens=70))
         check_identical(answers)
-        assert min(answer.tokens for answer in answers) < 120, "at least one ended by itself"
+        assert min(answer.tokens for answer in answers) < 70, "at least one ended by itself"
         for each in prompts:
-            reference = plain_text(engine, each.prompt, max_tokens=120)
+            reference = plain_text(engine, each.prompt, max_tokens=70)
             assert {a.tokens for a in answers if a.prompt_id == each.id} == {reference.stats.emitted_tokens}
 
 
