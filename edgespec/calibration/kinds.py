@@ -113,10 +113,10 @@ def _with_curves(times: ModelTimes) -> ModelTimes:
     return times
 
 
-def _busy_if_so(value: ModelTimes | Contention) -> Key:
-    """The fields; ``busy`` only where it says that other programs disturbed the measurement."""
+def _without_defaults(value: ModelTimes | Contention) -> Key:
+    """The fields, without those that most measurements do not have: disturbance by other programs, experts."""
     stored: dict[str, Any] = to_json(value)
-    return stored if value.busy else {name: own for name, own in stored.items() if name != "busy"}
+    return {name: own for name, own in stored.items() if own or name not in ("busy", "experts", "expert_s")}
 
 
 def _quieter(before: ModelTimes | Contention, now: ModelTimes | Contention) -> bool:
@@ -161,7 +161,7 @@ TIMES: Kind[ModelTimes, [ModelFacts]] = Kind(
     "times",
     Annotated[ModelTimes, From(ModelTimes, _with_curves)],
     _timing_keys,
-    _busy_if_so,
+    _without_defaults,
     any_build=True,
     keeps=_quieter,
 )
@@ -179,7 +179,7 @@ CONTENTION: Kind[Contention, [ModelFacts, ModelFacts]] = Kind(
     "contention",
     Annotated[Contention, From(_Both, lambda both: both.contention)],
     _pair_keys,
-    _busy_if_so,
+    _without_defaults,
     any_build=True,
     keeps=_quieter,
 )

@@ -8,11 +8,14 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from edgespec.interfaces.model import HOST, ModelFacts
-from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
+from edgespec.interfaces.model import HOST, Mixture, ModelFacts
+from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost, ExpertTimes
 
 # Context of the second curve: the cost of context is linear, so any two contexts will do.
 _FAR_TOKENS = 4096
+
+# Widths at which a mixture's experts are expected; their number bends between them.
+_EXPERT_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 @cache
@@ -35,13 +38,34 @@ def expected_curves(facts: ModelFacts, plain_s: float) -> ContextCurves | None:
     if shape is None:
         return None
     near = Curve(widths=tuple(shape["widths"]), forward_s=tuple(plain_s * ratio for ratio in shape["ratios"]))
+    experts = None
+    if facts.mixture is not None:
+        near, experts = _mixed(near, facts.mixture)
     table = _tables()["context"]
     added = Curve(widths=tuple(table["widths"]), forward_s=tuple(plain_s * share for share in table["shares"]))
     far_s = (
         seconds + _FAR_TOKENS / 1000 * added.seconds(width)
         for width, seconds in zip(near.widths, near.forward_s, strict=True)
     )
-    return ContextCurves(contexts=(0, _FAR_TOKENS), curves=(near, Curve(widths=near.widths, forward_s=tuple(far_s))))
+    far = Curve(widths=near.widths, forward_s=tuple(far_s))
+    return ContextCurves(contexts=(0, _FAR_TOKENS), curves=(near, far), experts=experts)
+
+
+def _mixed(dense: Curve, mixture: Mixture) -> tuple[Curve, ExpertTimes]:
+    """T(w) of a mixture whose T(1) is a dense model's: its experts' share follows how many a forward reads.
+
+    Rows are taken to share experts by chance alone: of a text they share more, which decoding counts.
+    """
+    left, share = 1.0 - mixture.used / mixture.count, mixture.share
+    experts = ExpertTimes(
+        widths=_EXPERT_WIDTHS,
+        read=tuple(mixture.count * (1.0 - left**width) for width in _EXPERT_WIDTHS),
+        expert_s=dense.plain_s * share / mixture.used,
+    )
+    forward_s = (
+        (1.0 - share) * dense.seconds(width) + experts.expert_s * experts.read_by(width) for width in _EXPERT_WIDTHS
+    )
+    return Curve(widths=_EXPERT_WIDTHS, forward_s=tuple(forward_s)), experts
 
 
 def expected_draft_cost(drafter: ModelFacts, target: ModelFacts, plain_s: float) -> DraftCost | None:

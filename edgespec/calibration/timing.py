@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections import abc
 from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from importlib import resources
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -20,11 +22,18 @@ import numpy as np
 from edgespec.calibration.self_check import self_check
 from edgespec.calibration.width_probe import STEP_TOKENS, WidthProber, probe_tokens
 from edgespec.files.checked import Range
-from edgespec.interfaces.model import FrequentHeadSequence, Model, ModelFacts, SavableSequence, Sequence
+from edgespec.interfaces.model import (
+    FrequentHeadSequence,
+    MixtureSequence,
+    Model,
+    ModelFacts,
+    SavableSequence,
+    Sequence,
+)
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
+from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost, ExpertTimes
 from edgespec.planning.cost.widths import MOST_CONTEXT, POSITIONS, WidthProbe, probe_starts
 
 # Timed widths: every width of a chain, then enough to show where the curve bends.
@@ -59,6 +68,11 @@ Clock = Callable[[], float]
 T = TypeVar("T")
 
 
+def sample_text() -> str:
+    """A text of some hundred tokens, with a list, code and a second language."""
+    return resources.files("edgespec.calibration").joinpath("sample.txt").read_text(encoding="utf-8")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """How much to measure. ``complete`` also bounds the differences of unstable widths, for near exactness.
@@ -82,7 +96,8 @@ class ModelTimes:
     """Times of a model in one setting: lower quartiles in seconds, by context length and width.
 
     ``prompt_token_s`` is the time of a prompt token, read ``STEP_TOKENS`` at a time. ``busy`` is the share of the
-    processors that other programs used during the measurement, if too large.
+    processors that other programs used during the measurement, if too large. ``experts``: how many a forward of each
+    width reads on average, empty for a model without; each of them takes ``expert_s``.
     """
 
     contexts: tuple[int, ...]
@@ -91,6 +106,8 @@ class ModelTimes:
     prompt_token_s: Annotated[float, Range(0, above=True)]
     repetitions: Annotated[int, Range(1)]
     busy: Annotated[float, Range(0, 1)] = 0.0
+    experts: tuple[float, ...] = ()
+    expert_s: Annotated[float, Range(0)] = 0.0
 
     @property
     def curves(self) -> ContextCurves:
@@ -107,9 +124,13 @@ class ModelTimes:
                 row.append(wider)
             later = tuple(reversed(row))
             rows.append(later)
+        experts = None
+        if self.experts:
+            experts = ExpertTimes(widths=self.widths, read=self.experts, expert_s=self.expert_s)
         return ContextCurves(
             contexts=self.contexts,
             curves=tuple(Curve(widths=self.widths, forward_s=seconds) for seconds in reversed(rows)),
+            experts=experts,
         )
 
     @property
@@ -128,14 +149,34 @@ class ModelTimes:
         return DraftCost(one_pass=self.curves.curves[0], lag_token_s=self.prompt_token_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """A timed forward, and how many experts it read."""
+
+    seconds: float
+    experts: int
+
+
+# By width, the timed forwards of one context; of a mixture also, under 0, forwards of one token in every row.
+_Timed = dict[int, list[_Forward]]
+
+
 def measure_target(
-    model: Model, context_length: int, scope: Scope = QUICK, *, clock: Clock = time.perf_counter
+    model: Model,
+    context_length: int,
+    scope: Scope = QUICK,
+    *,
+    text: abc.Sequence[int] = (),
+    clock: Clock = time.perf_counter,
 ) -> Generator[float, None, tuple[ModelTimes, WidthProbe]]:
     """T(w) and width classes, in steps; yields the fraction done. Raises what a forward raises.
 
     One walk through the contexts serves both: widths are compared at each context, and timed at the first and the
     last (at each, if the scope asks for that). Rows that are bit-equal by construction get a self-check instead, and
     their last context is not read but filled with zeros, so that it can be longer.
+
+    ``text``: tokens of a text, for a mixture of experts. Of random tokens (empty) neighbours share fewer experts than
+    of any text, and forwards of several rows take longer.
     """
     by_construction = model.facts.bit_equal_by_construction
     length = min(context_length, MOST_CONTEXT)
@@ -145,12 +186,18 @@ def measure_target(
     widest = max(*scope.widths, POSITIONS)
     far = length - widest
     widths = tuple(width for width in scope.widths if width <= context_length)
-    rows: list[tuple[float, ...]] = []
+    rows: list[_Timed] = []
     reached = 0  # comparing widths moves back and forth; progress does not
+    tokens = list(itertools.islice(itertools.cycle(text), end)) or probe_tokens(end, model.facts.vocabulary_size)
     with closing(model.open(max(end + widest, length))) as sequence:
         if by_construction and isinstance(sequence, SavableSequence) and far > starts[-1]:
             timed = [*(timed if scope.every_context else timed[:1]), far]
-        prober = WidthProber(sequence, end, model.facts.vocabulary_size, complete=scope.complete)
+        prober = WidthProber(sequence, tokens, complete=scope.complete)
+        counting = sequence if model.facts.mixture is not None and isinstance(sequence, MixtureSequence) else None
+
+        def time_widths(start: int, done: float) -> Generator[float, None, _Timed]:
+            return _time_widths(sequence, tokens, start, widths, scope.repetitions, clock, done, counting)
+
         checked = None
         if by_construction:
             checked = yield from _without_progress(self_check(sequence, model.facts.vocabulary_size))
@@ -159,21 +206,20 @@ def measure_target(
                 reached = max(reached, min(sequence.length, end))
                 yield reached / end
             if start in timed:
-                row = yield from _time_widths(
-                    sequence, prober.tokens, start, widths, scope.repetitions, clock, reached / end
-                )
-                rows.append(row)
+                rows.append((yield from time_widths(start, reached / end)))
         if far in timed and isinstance(sequence, SavableSequence):
             _fill(sequence, far)
-            row = yield from _time_widths(sequence, prober.tokens, far, widths, scope.repetitions, clock, 0.9)
-            rows.append(row)
-        prompt_s = yield from _time_prompt(sequence, prober.tokens, clock)
+            rows.append((yield from time_widths(far, 0.9)))
+        prompt_s = yield from _time_prompt(sequence, tokens, clock)
+    experts, expert_s = _expert_times(rows, widths) if counting is not None else ((), 0.0)
     times = ModelTimes(
         contexts=tuple(timed),
         widths=widths,
-        forward_s=tuple(rows),
+        forward_s=tuple(_typical_row(row, widths, experts, expert_s) for row in rows),
         prompt_token_s=statistics.median(prompt_s),
         repetitions=scope.repetitions,
+        experts=experts,
+        expert_s=expert_s,
     )
     return times, checked or prober.result()
 
@@ -210,10 +256,12 @@ def measure_drafter(
         if start:
             sequence.forward(tokens[:start], 0)
         yield 0.3
-        rows.append((yield from _time_widths(sequence, tokens, start, widths, scope.repetitions, clock, 0.5)))
+        timed = yield from _time_widths(sequence, tokens, start, widths, scope.repetitions, clock, 0.5)
+        rows.append(_typical_row(timed, widths))
         if isinstance(sequence, SavableSequence) and far > start:
             _fill(sequence, far)
-            rows.append((yield from _time_widths(sequence, tokens, far, widths, scope.repetitions, clock, 0.7)))
+            timed = yield from _time_widths(sequence, tokens, far, widths, scope.repetitions, clock, 0.7)
+            rows.append(_typical_row(timed, widths))
         yield 0.8
         prompt_s = yield from _time_prompt(sequence, tokens, clock)
     return ModelTimes(
@@ -275,22 +323,64 @@ def _time_widths(
     repetitions: int,
     clock: Clock,
     done: float,
-) -> Generator[float, None, tuple[float, ...]]:
-    """Typical seconds of a forward of each width after ``start`` tokens, measured alternately. Yields ``done``."""
-    samples: dict[int, list[float]] = {width: [] for width in widths}
-    longer = list(itertools.islice(itertools.cycle(tokens), start + max(widths)))
+    counting: MixtureSequence | None = None,
+) -> Generator[float, None, _Timed]:
+    """Forwards of each width after ``start`` tokens, timed alternately. Yields ``done``.
+
+    ``counting``: the Sequence counts experts. Then each turn has other tokens of the text, and one forward has the
+    same token in every row. These rows share most experts: only their number differs from a forward of that width.
+    """
+    timed: _Timed = {width: [] for width in widths}
+    alike, stretch = (_alike_width(widths), max(widths)) if counting is not None else (0, 0)
+    longer = list(itertools.islice(itertools.cycle(tokens), start + max(widths) + repetitions * stretch))
     # The first turn is not counted: kernels and pages warm up.
     for turn in range(repetitions + 1):
-        for width in widths:
+        first = start + max(0, turn - 1) * stretch
+        for width in (*widths, 0) if alike else widths:
             if width > _OFTEN_TIMED and not 1 <= turn <= _SELDOM:
                 continue
             sequence.rewind(min(start, sequence.length))
+            fed = longer[first : first + width] if width else [longer[first]] * alike
             before = clock()
-            sequence.forward(longer[start : start + width], width).argmax()  # as in verification
+            sequence.forward(fed, len(fed)).argmax()  # as in verification
             if turn:
-                samples[width].append(clock() - before)
+                seconds = clock() - before
+                read = 0 if counting is None else counting.experts_read
+                timed.setdefault(width, []).append(_Forward(seconds, read))
             yield done
-    return tuple(_typical(samples[width]) for width in widths)
+    return timed
+
+
+def _alike_width(widths: tuple[int, ...]) -> int:
+    """The width at which experts are told from rows: the widest that is timed often, 0 if that is a single row."""
+    widest = max(width for width in widths if width <= _OFTEN_TIMED)
+    return widest if widest > 1 else 0
+
+
+def _expert_times(contexts: abc.Sequence[_Timed], widths: tuple[int, ...]) -> tuple[tuple[float, ...], float]:
+    """How many experts a forward of each width reads on average after the first context, and the seconds of each.
+
+    The seconds are those by which a text's rows take longer than as many with one token, for each expert that they
+    read more: the median of all turns. No forward takes less time than its experts.
+    """
+    near = contexts[0]
+    read = itertools.accumulate((statistics.fmean(each.experts for each in near[width]) for width in widths), max)
+    alike = _alike_width(widths)
+    pairs = [pair for timed in contexts for pair in zip(timed[alike], timed[0], strict=True)] if alike else []
+    found = [(a.seconds - b.seconds) / (a.experts - b.experts) for a, b in pairs if a.experts > b.experts]
+    most = min(each.seconds / each.experts for width in widths for each in near[width])
+    return tuple(read), min(max(0.0, statistics.median(found)), most) if found else 0.0
+
+
+def _typical_row(
+    timed: _Timed, widths: tuple[int, ...], experts: tuple[float, ...] = (), expert_s: float = 0.0
+) -> tuple[float, ...]:
+    """Typical seconds of a forward of each width, which reads so many experts."""
+    read = experts or (0.0,) * len(widths)
+    return tuple(
+        expert_s * usual + _typical([each.seconds - expert_s * each.experts for each in timed[width]])
+        for width, usual in zip(widths, read, strict=True)
+    )
 
 
 def _typical(samples: list[float]) -> float:

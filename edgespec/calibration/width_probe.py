@@ -56,7 +56,8 @@ def probe_widths(
     starts = probe_starts(context_length)
     end = starts[-1] + POSITIONS
     with closing(model.open(end + widest)) as sequence:
-        prober = WidthProber(sequence, end, model.facts.vocabulary_size, widest=widest, complete=complete)
+        tokens = probe_tokens(end, model.facts.vocabulary_size)
+        prober = WidthProber(sequence, tokens, widest=widest, complete=complete)
         for start in starts:
             for _ in prober.steps_at(start):
                 pass
@@ -68,11 +69,11 @@ def probe_widths(
 class WidthProber:
     """Probes one sequence at ascending contexts, in short steps; the caller may stop between steps.
 
-    ``end`` is where the last probe ends, in tokens.
+    ``tokens`` are the text, to where the last probe ends.
     """
 
     def __init__(
-        self, sequence: Sequence, end: int, vocabulary_size: int, *, widest: int = WIDEST, complete: bool = False
+        self, sequence: Sequence, tokens: list[int], *, widest: int = WIDEST, complete: bool = False
     ) -> None:
         self._sequence = sequence
         self._complete = complete
@@ -80,7 +81,7 @@ class WidthProber:
         self._differing: list[int] = []
         self._contexts: list[ContextProbe] = []
         self._plain_forward_s: float | None = None
-        self.tokens = probe_tokens(end, vocabulary_size)
+        self.tokens = tokens
 
     def steps_at(self, start: int) -> Iterator[None]:
         """Probe at ``start``, which ascends from call to call, after reading the prompt before it."""

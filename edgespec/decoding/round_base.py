@@ -27,6 +27,7 @@ from edgespec.interfaces.model import (
     PREFILL_CHUNK_TOKENS,
     BatchedSequence,
     Company,
+    MixtureSequence,
     Sequence as TokenSequence,
 )
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
@@ -94,6 +95,7 @@ class Rounds(ABC):
     ) -> None:
         self._target = target
         self._batched_target = target if isinstance(target, BatchedSequence) else None
+        self._mixture_target = target if isinstance(target, MixtureSequence) else None
         self._depth = depth
         self._chooser = chooser
         self._history = history
@@ -137,6 +139,10 @@ class Rounds(ABC):
     def _company(self) -> Company:
         """The other answers in the target's last forward."""
         return ALONE if self._batched_target is None else self._batched_target.company
+
+    def _experts(self) -> int:
+        """How many experts the target's last forward read."""
+        return 0 if self._mixture_target is None else self._mixture_target.experts_read
 
     def _depth_limit(self) -> int:
         """The most tokens to propose: within the depth cap, the exact length, the budget and the context."""

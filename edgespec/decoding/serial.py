@@ -87,6 +87,7 @@ class DecodeLoop(Rounds):
             draft_forwards=proposal.forwards,
             alternative_count=proposed - height(proposal),
             company=self._company(),
+            experts=self._experts(),
         )
         step = self._commit(committed, record, compared.guessed_by, compared.logprobs)
         self._depth.record(record)

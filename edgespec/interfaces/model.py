@@ -18,13 +18,25 @@ PREFILL_CHUNK_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The experts of a model, those of all layers together: a row uses ``used`` of ``count``.
+
+    ``share`` of the bytes that a forward of one row reads are theirs.
+    """
+
+    used: int
+    count: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Facts about loaded weights. ``settings`` are the runtime's own, as they enter the numeric class.
 
     ``can_branch``: its Sequences are TreeSequences, and a tree's rows are bit-equal to those of its paths as chains.
     ``bit_equal_by_construction``: a row's bits do not depend on the other rows of its forward, so widths compared at
     some context lengths are bit-equal at any. ``mask_id``: as a drafter it drafts all tokens in one forward, in which
-    this token stands for each draft token not yet known; None for other models.
+    this token stands for each draft token not yet known; None for other models. ``mixture``: None without experts.
     """
 
     name: str
@@ -45,6 +57,7 @@ class ModelFacts:
     can_branch: bool = False
     bit_equal_by_construction: bool = False
     mask_id: int | None = None
+    mixture: Mixture | None = None
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
 
     @property
@@ -144,6 +157,15 @@ class BatchedSequence(Sequence, Protocol):
     @property
     def company(self) -> Company:
         """The other answers in the last forward, and whether it also read a prompt."""
+
+
+@runtime_checkable
+class MixtureSequence(Sequence, Protocol):
+    """A Sequence that counts which experts its forwards read."""
+
+    @property
+    def experts_read(self) -> int:
+        """Experts that the last forward read, of all layers together; 0 in a model without any."""
 
 
 @runtime_checkable

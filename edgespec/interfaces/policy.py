@@ -21,7 +21,8 @@ class RoundRecord:
     ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
     comparison, so the target was idle for ``round_s - verify_s``. ``overlapped``: a drafter ran in parallel with the
     target's forward; ``draft_s`` is then the drafting time of the proposal that arrived in this round. ``company``:
-    the other answers whose rows the target's forward computed as well.
+    the other answers whose rows the target's forward computed as well. ``experts``: how many the forward read, of all
+    layers together; 0 for a model without, or where they are not counted.
     """
 
     width: int
@@ -40,6 +41,7 @@ class RoundRecord:
     overlapped: bool = False
     alternative_count: int = 0
     company: Company = ALONE
+    experts: int = 0
 
     @property
     def depth(self) -> int:

@@ -284,6 +284,7 @@ int32_t es_batch_forward(struct es_batch *batch, struct es_entry *entries, int32
     for (size_t e = 0; e < order.count; e++)
         order.entry[e]->sequence->scored = 0;
     batch->finished = false;
+    batch->experts_read = 0;
     pool_run(batch->pool, forward_on, batch, count == 1 ? entries[0].sequence->cancelled : &never);
     for (int32_t i = 0; i < count; i++)
         if (entries[i].status == ES_OK) {
@@ -291,6 +292,11 @@ int32_t es_batch_forward(struct es_batch *batch, struct es_entry *entries, int32
             entries[i].sequence->scored = batch->finished ? entries[i].scored : 0;
         }
     return ES_OK;
+}
+
+int64_t es_experts_read(const struct es_batch *batch)
+{
+    return (int64_t)batch->experts_read;
 }
 
 static int32_t forward_alone(struct es_entry entry)

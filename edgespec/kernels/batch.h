@@ -82,6 +82,7 @@ struct es_batch {
     float *scores_of[ES_MOST_SCORED]; /* where a scored row's scores go */
     struct head_run head_runs[ES_MOST_ENTRIES * ES_MOST_HEADS];
     size_t head_run_count;
+    size_t experts_read; /* of all layers so far */
     bool finished;
 };
 

@@ -204,6 +204,8 @@ struct es_entry {
  * An entry with a fault gets its status and is left out; the others are computed. Only a single entry can be cancelled
  * while it is computed. Returns an es_status that is not ES_OK if no entry was looked at. */
 ES_EXPORT int32_t es_batch_forward(struct es_batch *batch, struct es_entry *entries, int32_t count);
+/* Experts whose weights the last forward read, those of all layers together; 0 for a model without any. */
+ES_EXPORT int64_t es_experts_read(const struct es_batch *batch);
 
 /* Feeds `count` tokens from position `start` on and scores the last `scored` of them.
  *

@@ -102,6 +102,7 @@ void list_experts(const struct step *step)
         before += rows;
     }
     mixture->starts[mixture->listed] = before;
+    step->batch->experts_read += mixture->listed;
     for (size_t i = 0; i < count; i++) {
         int32_t entry = next[mixture->chosen[i]]++;
         mixture->entries[i] = entry;

@@ -15,7 +15,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
-from edgespec.interfaces.model import HOST, Model, ModelFacts
+from edgespec.interfaces.model import HOST, Mixture, Model, ModelFacts
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "npu", "accel", "other"]
 
@@ -221,3 +221,11 @@ class Runtime(ABC):
         if unknown:
             raise InvalidRequestError(f"this runtime has no setting {unknown[0]!r}")
         return self.settings_type(**given)
+
+
+def mixture_of(header: GgufHeader) -> Mixture | None:
+    """The experts of the model in a file; None if each row uses all of them, or there are none."""
+    (used, count), layers, read = header.experts, header.expert_layers, header.expert_bytes_per_forward
+    if not (count and layers and read):
+        return None
+    return Mixture(used=used * layers, count=count * layers, share=read / header.bytes_per_forward)

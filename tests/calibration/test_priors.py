@@ -18,6 +18,7 @@ from edgespec.calibration.priors import (
     expected_draft_cost,
     expected_plain_s,
 )
+from edgespec.interfaces.model import Mixture
 from edgespec.planning.cost.acceptance import UNKNOWN
 from edgespec.runtimes.native.library import LEVELS, PORTABLE
 from tests.support.fake_runtime import FakeModel
@@ -73,6 +74,26 @@ def test_expected_curves_start_at_plain_time_and_rise(level: str) -> None:
         assert seconds == sorted(seconds)
         assert seconds[3] < 4 * seconds[0], "four rows are cheaper than four forwards"
     assert curves.at(1000).seconds(8) > curves.at(0).seconds(8)
+
+
+def test_rows_of_a_mixture_are_expected_to_share_experts_by_chance_alone() -> None:
+    """Two thirds of the bytes are those of 8 of 128 experts: every second row reads nearly as many again."""
+    mixed, dense = (
+        expected_curves(replace(TARGET, mixture=mixture), 0.04)
+        for mixture in (Mixture(used=8 * 48, count=128 * 48, share=2 / 3), None)
+    )
+    assert mixed is not None
+    assert dense is not None
+    assert dense.experts is None
+    assert mixed.experts is not None
+    assert mixed.experts.read_by(1) == pytest.approx(8 * 48)
+    assert mixed.experts.read_by(2) == pytest.approx(8 * 48 * (2 - 8 / 128))
+    for context in (0, 1000):
+        near = mixed.at(context), dense.at(context)
+        assert near[0].plain_s == pytest.approx(near[1].plain_s)
+        assert near[0].seconds(4) == pytest.approx(
+            near[1].seconds(4) / 3 + near[1].seconds(1) * 2 / 3 * mixed.experts.read_by(4) / (8 * 48), rel=0.05
+        )
 
 
 def test_priors_give_the_default_pairs_numbers() -> None:

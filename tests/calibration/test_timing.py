@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import abc
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import edgespec.calibration.timing as module
+from edgespec.calibration.kinds import TIMES
 from edgespec.calibration.timing import (
     CONTENTION_S,
     DRAFTER_WIDTHS,
@@ -31,16 +33,18 @@ from edgespec.calibration.timing import (
     measure_target,
 )
 from edgespec.errors import ForwardError
-from edgespec.interfaces.model import ModelFacts
+from edgespec.files.checked import kind_of
+from edgespec.interfaces.model import Mixture, ModelFacts
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve
+from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.cost.widths import MOST_CONTEXT, POSITIONS, WIDEST, WidthProbe, exact_length, probe_starts
 from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.loading import load_native
-from tests.support.timed_model import Price, TimedModel, by_width
+from tests.support.timed_model import Price, TimedModel, TimedSequence, by_width
 from tests.support.tiny_gguf import write_tiny_gguf
 
 T = TypeVar("T")
@@ -472,3 +476,74 @@ def test_a_measurement_step_is_at_most_a_few_forwards() -> None:
     for _ in measuring:
         longest, before = max(longest, model.now_s - before), model.now_s
     assert longest < 40 * by_width(1, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------ experts
+
+LAYERS, USED, OF = 3, 2, 16
+EXPERT_S = 0.0005
+
+
+class MixtureModel(TimedModel):
+    """A mixture that routes by the token alone; each expert takes EXPERT_S, each row 1 ms, and a forward 10 ms."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        return replace(super().facts, mixture=Mixture(used=LAYERS * USED, count=LAYERS * OF, share=0.2))
+
+    def open(self, context_length: int) -> FakeSequence:
+        sequence = MixtureSequenceOfTokens(self, context_length)
+        self.sequences.append(sequence)
+        return sequence
+
+
+def experts_of(token: int) -> set[tuple[int, int]]:
+    return {(layer, (5 * token + 3 * layer + slot) % OF) for layer in range(LAYERS) for slot in range(USED)}
+
+
+class MixtureSequenceOfTokens(TimedSequence):
+    experts_read = 0
+
+    def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
+        self.experts_read = len(set[tuple[int, int]]().union(*map(experts_of, tokens)))
+        self._timed.now_s += EXPERT_S * self.experts_read
+        return super().forward(tokens, rows)
+
+
+def test_a_mixture_is_timed_on_text_and_each_of_its_experts() -> None:
+    text = [token for token in range(60) for _ in range(2)]  # each second row shares all experts of the one before it
+    model = MixtureModel()
+    steps = measure_target(model, 300, text=text, clock=model.clock)
+    times, _ = finish(steps)
+    assert times.expert_s == pytest.approx(EXPERT_S)
+    assert times.experts[0] == LAYERS * USED
+    assert times.experts[1] < 1.6 * LAYERS * USED
+    for row in times.forward_s:
+        dense = [by_width(width, 0, 0) for width in WIDTHS]
+        assert row == pytest.approx([a + EXPERT_S * read for a, read in zip(dense, times.experts, strict=True)])
+    random_ids, _ = finish(measure_target(model, 300, clock=model.clock))
+    assert random_ids.experts[1] > times.experts[1], "random tokens share fewer experts"
+
+
+def test_the_experts_of_other_texts_are_predicted_within_a_tenth() -> None:
+    model = MixtureModel()
+    times, _ = finish(measure_target(model, 300, text=[*range(40)] * 3, clock=model.clock))
+    for texts in ([3] * 9 + [*range(9)], [5 * token % 13 for token in range(18)]):
+        live = LiveTimes(times.curves, 8)
+        with model.open(40) as sequence:
+            assert isinstance(sequence, MixtureSequenceOfTokens)
+            for start in range(10):
+                for width in (1, 4, 8):
+                    sequence.rewind(0)
+                    before = model.now_s
+                    sequence.forward(texts[start : start + width], width)
+                    shown = live.record(width, 0, model.now_s - before, experts=sequence.experts_read)
+                    assert shown == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_dense_models_stored_times_have_no_experts_and_a_mixtures_come_back() -> None:
+    dense, (mixture, _) = target(TimedModel())[0], finish(measure_target(MixtureModel(), 300))
+    assert not {"experts", "expert_s", "busy"} & set(TIMES.stored(dense))
+    for times in (dense, mixture):
+        assert kind_of(TIMES.hint).read(json.loads(json.dumps(TIMES.stored(times)))) == times
+    assert mixture.curves.experts is not None

@@ -578,3 +578,17 @@ def test_a_rounds_record_says_which_other_answers_its_forward_computed() -> None
     assert found == [record.context_length % 3 for record in answer.records]
     assert {0, 1, 2} == set(found)
     assert all(record.company == ALONE for record in answer_to().records)
+
+
+def test_a_rounds_record_says_how_many_experts_its_forward_read() -> None:
+    class OfExperts(FakeSequence):
+        @property
+        def experts_read(self) -> int:
+            return 10 * self.length
+
+    model = FakeModel(VOCABULARY_SIZE)
+    answer = Answer(list(PROMPT), OfExperts(model, 100))
+    answer.take(loop(answer).steps())
+    # the forward of a round at n tokens of text fills the cache to n, and a wrong guess is dropped after the record
+    assert all(record.experts >= 10 * record.context_length for record in answer.records)
+    assert {record.experts for record in answer_to().records} == {0}

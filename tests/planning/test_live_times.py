@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from edgespec.planning.cost.curve import ContextCurves, Curve
+from edgespec.interfaces.model import Company
+from edgespec.planning.cost.curve import ContextCurves, Curve, ExpertTimes
 from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
 
 # T(w) / T(1) of a kernel with cheap further rows, and how often decoding with a drafter uses each width.
@@ -201,3 +202,86 @@ def test_what_a_width_is_off_is_known_for_forwards_that_were_compared_with_a_pla
     assert times.off is None
     times.record(4, 100, 3 * times.usual_s(4, 100))
     assert times.off == pytest.approx(1.5)
+
+
+# ------------------------------------------------------------------------------------------------- experts
+
+# A mixture whose rows of one text read so many experts, of 0.2 ms each, and take 30 ms without them.
+READ = ExpertTimes(widths=(1, 2, 4, 8), read=(100.0, 180.0, 320.0, 560.0), expert_s=0.0002)
+MIXED = Curve(widths=(1, 2, 4, 8), forward_s=tuple(0.03 + READ.expert_s * read for read in READ.read))
+
+
+def mixture() -> LiveTimes:
+    return LiveTimes(ContextCurves(contexts=(100,), curves=(MIXED,), experts=READ), 8)
+
+
+def read_by(width: int, sharing: float) -> int:
+    """How many experts rows read that add ``sharing`` times as many to those of one row as calibrated."""
+    return round(100 + sharing * (READ.read_by(width) - 100))
+
+
+def decode(times: LiveTimes, sharing: float, rounds: int = 60) -> None:
+    for number in range(rounds):
+        for width in (1, 2 + number % 3):
+            read = read_by(width, sharing)
+            times.record(width, 100, 0.03 + READ.expert_s * read, experts=read)
+
+
+def test_a_forward_is_compared_with_that_of_as_many_experts() -> None:
+    times = mixture()
+    times.record(1, 100, MIXED.seconds(1), experts=100)
+    shown = times.record(4, 100, 0.03 + READ.expert_s * 200, experts=200)
+    assert (shown, times.factor, times.off) == (pytest.approx(1.0), pytest.approx(1.0), pytest.approx(1.0))
+    assert times.record(4, 100, 0.03 + READ.expert_s * 200) == pytest.approx(0.07 / MIXED.seconds(4), rel=0.05)
+
+
+@pytest.mark.parametrize("sharing", [0.0, 0.5, 1.0, 1.3])
+def test_the_times_of_a_mixture_follow_how_many_experts_the_rows_of_a_text_share(sharing: float) -> None:
+    times = mixture()
+    decode(times, sharing)
+    for width in (1, 2, 4, 8):
+        expected = 0.03 + READ.expert_s * read_by(width, sharing)
+        assert times.now_s(width, 100) == pytest.approx(expected, rel=0.05), width
+        assert times.all_now(100)[width - 1] == times.now_s(width, 100)
+    assert times.factor == pytest.approx(1.0)
+    decode(times, 1.0, 150)
+    assert times.all_now(100) == pytest.approx([MIXED.seconds(width) for width in range(1, 9)], rel=0.02)
+
+
+def test_a_slow_machine_is_told_from_a_text_that_shares_few_experts() -> None:
+    times = mixture()
+    for _ in range(30):
+        for width in (1, 4):
+            read = read_by(width, 0.6)
+            times.record(width, 100, 2.0 * (0.03 + READ.expert_s * read), experts=read)
+    assert times.factor == pytest.approx(2.0)
+    assert times.usual_s(4, 100) == pytest.approx(0.03 + READ.expert_s * read_by(4, 0.6), rel=0.05)
+
+
+def test_experts_of_a_prompt_in_the_same_forward_say_nothing_about_a_text() -> None:
+    times = mixture()
+    for _ in range(30):
+        times.record(4, 100, 0.2, Company(reading=True), experts=800)
+    assert times.usual_s(4, 100) == MIXED.seconds(4)
+
+
+def test_counted_experts_change_nothing_where_their_times_are_unknown() -> None:
+    counted, plain = fresh(), fresh()
+    for width in mixed(100, 3):
+        assert counted.record(width, 100, 1.1, experts=7 * width) == plain.record(width, 100, 1.1)
+    assert counted.all_now(100) == plain.all_now(100)
+
+
+def test_more_experts_than_were_ever_counted_leave_times_positive() -> None:
+    times = LiveTimes(ContextCurves(contexts=(0,), curves=(MIXED,), experts=READ.scaled(100.0)), 8)
+    decode(times, 0.0)
+    assert min(times.all_now(0)) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("read", "expert_s"),
+    [((), 0.1), ((1.0,), 0.1), ((2.0, 1.0), 0.1), ((1.0, math.nan), 0.1), ((1.0, math.inf), 0.1), ((1.0, 2.0), -0.1)],
+)
+def test_impossible_experts_are_refused(read: tuple[float, ...], expert_s: float) -> None:
+    with pytest.raises(ValueError, match="experts"):
+        ExpertTimes(widths=(1, 2), read=read, expert_s=expert_s)

@@ -12,7 +12,8 @@ from edgespec.interfaces.drafting import Choice, DraftTree
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior, AlternativeOdds
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import ContextCurves, Curve
+from edgespec.planning.cost.curve import ContextCurves, Curve, ExpertTimes
+from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.price import PricedGate, choose_nodes
@@ -55,6 +56,20 @@ def test_the_likeliest_nodes_are_chosen_if_there_is_room_for_few() -> None:
     assert [choose_nodes(times(LINE), TREE, most, 1.0).nodes for most in (-3, 0, 1, 2, 3)] == [
         (), (), (0,), (0, 1), (0, 1, 2),
     ]  # fmt: skip
+
+
+def test_a_node_costs_the_experts_that_it_is_expected_to_add() -> None:
+    """The further rows of a dense model would be nearly free; of a mixture each has to pay for its experts."""
+    experts = ExpertTimes(widths=(1, 16), read=(100.0, 850.0), expert_s=0.004)
+    curve = Curve(widths=(1, 16), forward_s=(1.0, 1.15 + 0.004 * 750))
+    chosen = []
+    for added in (0, 25, 50):  # by each further row of this text; 50 as calibrated
+        now = LiveTimes(ContextCurves(contexts=(0,), curves=(curve,), experts=experts), 13)
+        for _ in range(100):
+            read = 100 + 4 * added
+            now.record(5, 0, curve.seconds(5) + 0.004 * (read - 300), experts=read)
+        chosen.append(choose_nodes(now.all_now(0), TREE, 9, 1.0).nodes)
+    assert chosen == [(0, 1, 2, 3), (0, 1, 2), (0,)]
 
 
 def test_several_nodes_share_one_step_of_the_curve() -> None:

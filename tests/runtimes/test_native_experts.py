@@ -15,15 +15,18 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
+from edgespec.interfaces.model import Mixture
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import unsupported_reason
-from edgespec.runtimes.native.model import NativeSettings
+from edgespec.runtimes.native.library import OK
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.tensors import TYPES
+from edgespec.runtimes.runtime import mixture_of
 from tests.runtimes.contract import equal, logits
 from tests.support.command_line import run_cli
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
-from tests.support.native_batches import part_of
+from tests.support.native_batches import Work, batch_of, part_of
 from tests.support.native_models import some_tokens
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer
@@ -110,6 +113,57 @@ def test_requantised_experts_are_smaller_and_their_router_stays(mixture: Path) -
         assert 0 < half.facts.bytes_per_forward < small.facts.bytes_per_forward
         layer = part_of(small).weights.struct.layer[0]
         assert (layer.router.type, layer.gate.type) == (TYPES["F32"], TYPES["Q4_0"])
+
+
+def read_by(model: NativeModel, path: Path, count: int, scored: int) -> int:
+    with model.open(64) as sequence:
+        sequence.forward(some_tokens(path, count), scored)
+        return sequence.experts_read
+
+
+def test_a_forward_counts_the_different_experts_that_it_read(mixture: Path, tmp_path: Path) -> None:
+    """Two layers, in each of which a row uses two of six experts."""
+
+    def clear(data: np.ndarray) -> None:
+        data[:] = 0
+
+    even = changed(mixture, tmp_path / "even.gguf", ROUTERS, clear)
+    with load_native(mixture, NativeSettings(threads=2)) as model, load_native(even, NativeSettings()) as same:
+        found = [read_by(model, mixture, count, count) for count in (1, 2, 4, 8, 30)]
+        assert found[0] == 4 < found[2] <= found[3] <= found[4] == 12
+        assert {read_by(same, even, count, count) for count in (1, 8, 30)} == {4}, "all rows use the same two"
+        assert read_by(model, mixture, 30, 1) == 6 + 2, "the last layer computes the scored row alone"
+        with model.with_layers([0]) as half:
+            assert read_by(half, mixture, 1, 1) == 2
+        with model.open(64) as sequence:
+            sequence.forward([5], 1)
+            sequence.forward_tree([7] * 3, [-1, -1, 0])
+            assert 4 <= sequence.experts_read <= 8, "two siblings are the same row"
+
+
+def test_sequences_that_share_a_forward_share_its_experts(mixture: Path) -> None:
+    with load_native(mixture, NativeSettings()) as model, batch_of(model, 1, "portable") as batch:
+        alone, one, other = batch.open(64), batch.open(64), batch.open(64)
+        tokens = some_tokens(mixture, 2)
+        counts = []
+        for caches in ((alone,), (one, other)):
+            assert set(
+                batch.forward([Work(cache, tokens[at : at + 1], 0, 1) for at, cache in enumerate(caches)])
+            ) == {OK}
+            counts.append(batch.api.es_experts_read(batch.pointer))
+        assert counts[0] == 4 <= counts[1] <= 8
+
+
+def test_a_models_facts_name_its_experts(mixture: Path) -> None:
+    header = read_header(mixture)
+    read = sum(tensor.byte_count for tensor in header.tensors if "_exps." in tensor.name) * 2 // 6
+    with load_native(mixture, NativeSettings()) as model:
+        facts = model.facts
+        assert facts.mixture == Mixture(used=4, count=12, share=read / facts.bytes_per_forward)
+        with model.with_layers([1]) as half:
+            assert half.facts.mixture is not None
+            assert (half.facts.mixture.used, half.facts.mixture.count) == (2, 6)
+    assert mixture_of(with_keys(header, expert_used_count=6)) is None, "every row uses all"
 
 
 # ------------------------------------------------------------------------------------------------- files

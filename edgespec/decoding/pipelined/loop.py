@@ -122,6 +122,7 @@ class PipelinedLoop(Rounds):
             round_s=verified - started,
             draft_forwards=0 if drafted is None else drafted.forwards,
             overlapped=overlapped,
+            experts=self._experts(),
         )
         step = self._commit(committed, record, [each.source for each in chain[:accepted]], logprobs)
         self._depth.record(record)

@@ -9,12 +9,16 @@ from edgespec.calibration.kinds import CONTENTION
 from edgespec.calibration.timing import ModelTimes
 from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.hardware.bandwidth import BandwidthMeasurement, kernel_bandwidth, utilisation
-from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.model import Mixture, ModelFacts
 from edgespec.placement.settings import other_settings, setting_words
+from edgespec.planning.cost.curve import ExpertTimes
 from edgespec.planning.cost.widths import width_classes
 
 # The forward of a one-pass drafter that the report shows: four drafted tokens and the four of the last round.
 _SHOWN_WIDTH = 8
+
+# The rows for which the report shows how many experts they read.
+_EXPERT_WIDTHS = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,8 @@ def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None)
         if read_bytes_per_s is not None and (share := utilisation(used, read_bytes_per_s)) <= 1:
             line += f", {100 * share:.0f} % of the {read_bytes_per_s / 1e9:.1f} GB/s that the memory delivers"
         lines.append(line)
+        if target.mixture is not None and times.curves.experts is not None:
+            lines.append(_expert_words(times.curves.experts, target.mixture))
         extra["plain"] = _plain_settings(pair, times, lines)
     if drafter is not None and drafter_times is not None:
         curves += _curves(drafter, drafter_times)
@@ -98,6 +104,7 @@ def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None)
 
 
 def _curves(facts: ModelFacts, times: ModelTimes) -> list[dict[str, Any]]:
+    experts = {"experts": list(times.experts), "expert_s": times.expert_s} if times.experts else {}
     return [
         {
             "model": facts.name,
@@ -107,9 +114,16 @@ def _curves(facts: ModelFacts, times: ModelTimes) -> list[dict[str, Any]]:
             "context": context,
             "width": list(times.widths),
             "forward_s": list(seconds),
+            **experts,
         }
         for context, seconds in zip(times.contexts, times.forward_s, strict=True)
     ]
+
+
+def _expert_words(experts: ExpertTimes, mixture: Mixture) -> str:
+    read = ", ".join(f"{experts.read_by(width):.0f} with {width}" for width in _EXPERT_WIDTHS)
+    each_us = 1e6 * experts.expert_s
+    return f"experts      one row reads {mixture.used} of {mixture.count}, {read} rows, {each_us:.0f} us each"
 
 
 def _plain_settings(pair: LoadedPair, times: ModelTimes, lines: list[str]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from edgespec.calibration.timing import (
     measure_drafter,
     measure_plain_ratio,
     measure_target,
+    sample_text,
 )
 from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
@@ -273,13 +274,17 @@ class BackgroundCalibration:
         if known and not self._afresh and not self._made_again(facts):
             return
         label = f"measuring {facts.name}"
-        steps = measure_target(pair.target, pair.plan.context_length, self._scope)
+        steps = measure_target(pair.target, pair.plan.context_length, self._scope, text=self._text(facts))
         times, probe = yield from self._labelled(steps, label)
         store.save(TIMES, replace(times, busy=self._busy), facts)
         store.save(WIDTHS, probe, facts)
         self._forget_answers()
         for others, factor in self._other_threads:
             self._keep_plain_s(others, factor * times.curves.curves[0].plain_s)
+
+    def _text(self, facts: ModelFacts) -> list[int]:
+        """The text that a target is timed on; empty where any tokens take as long."""
+        return [] if facts.mixture is None else self._pair.prompts.encode_raw(sample_text())
 
     def _forget_answers(self) -> None:
         """What answers said of times that quiet ones replaced is over."""
@@ -427,7 +432,7 @@ class BackgroundCalibration:
         with closing(pair.pool.open_target(place)) as target:
             yield from _until_loaded(target, place.name)
             scope = replace(self._scope, to_end=False)  # the place may never be used
-            steps = measure_target(target, pair.plan.context_length, scope)
+            steps = measure_target(target, pair.plan.context_length, scope, text=self._text(place.facts))
             times, probe = yield from self._labelled(steps, f"measuring {place.name}")
             store.save(TIMES, replace(times, busy=self._busy), place.facts)
             store.save(WIDTHS, probe, place.facts)

@@ -83,6 +83,9 @@ GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
 # Tables of which a forward reads only one row per token.
 _LOOKUP_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
 
+# In the names of tensors that hold a matrix for each expert.
+_EXPERTS = "_exps."
+
 _SAMPLING_KEYS = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -366,10 +369,24 @@ class GgufHeader:
 
     def bytes_read_of(self, tensor: TensorInfo) -> int:
         """Bytes of a tensor that a forward of width 1 reads: all, or those of the experts that a token uses."""
-        experts, used = self._optional("expert_count"), self._optional("expert_used_count")
-        if "_exps." in tensor.name and 0 < used < experts:
-            return tensor.byte_count * used // experts
-        return tensor.byte_count
+        used, count = self.experts
+        return tensor.byte_count * used // count if count and _EXPERTS in tensor.name else tensor.byte_count
+
+    @property
+    def experts(self) -> tuple[int, int]:
+        """How many experts of a layer a row uses, of how many; (0, 0) if it uses all, or there are none."""
+        used, count = self._optional("expert_used_count"), self._optional("expert_count")
+        return (used, count) if 0 < used < count else (0, 0)
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers whose feed-forward is a mixture of experts."""
+        return sum(f"ffn_down{_EXPERTS}" in tensor.name for tensor in self.tensors)
+
+    @property
+    def expert_bytes_per_forward(self) -> int:
+        """The part of ``bytes_per_forward`` that is experts'."""
+        return sum(self.bytes_read_of(tensor) for tensor in self.tensors if _EXPERTS in tensor.name)
 
     def kv_bytes_per_token(self, bits_per_element: float) -> int:
         """Bytes of key-value cache per token, all layers, rounded up; 16 bits per element is llama.cpp's default.

@@ -36,21 +36,7 @@ class Curve:
 
     def seconds(self, width: int) -> float:
         """T(width). Raises ValueError below width 1."""
-        if width < 1:
-            raise ValueError(f"there is no forward of width {width}")
-        index = bisect.bisect_left(self.widths, width)
-        if index < len(self.widths) and self.widths[index] == width:
-            return self.forward_s[index]
-        if index == len(self.widths):
-            if index == 1:  # one measured width gives no slope: assume that each row costs as much as the first
-                return self.forward_s[0] * width
-            index -= 1
-            return self.forward_s[-1] + max(0.0, self._slope(index)) * (width - self.widths[-1])
-        return self.forward_s[index - 1] + self._slope(index) * (width - self.widths[index - 1])
-
-    def _slope(self, index: int) -> float:
-        """Seconds that a further row costs between the measured widths ``index - 1`` and ``index``."""
-        return (self.forward_s[index] - self.forward_s[index - 1]) / (self.widths[index] - self.widths[index - 1])
+        return _by_width(self.widths, self.forward_s, width)
 
     @property
     def plain_s(self) -> float:
@@ -66,12 +52,62 @@ class Curve:
         return Curve(widths=self.widths, forward_s=tuple(factor * seconds for seconds in self.forward_s))
 
 
+def _by_width(widths: Sequence[int], values: Sequence[float], width: int) -> float:
+    """The value at ``width``, on a line between known widths. Raises ValueError below width 1."""
+    if width < 1:
+        raise ValueError(f"there is no forward of width {width}")
+    index = bisect.bisect_left(widths, width)
+    if index < len(widths) and widths[index] == width:
+        return values[index]
+    if index == len(widths) == 1:  # one known width gives no slope: each row is assumed to cost as much as the first
+        return values[0] * width
+    beyond = index == len(widths)
+    index -= beyond
+    slope = (values[index] - values[index - 1]) / (widths[index] - widths[index - 1])
+    if beyond:
+        return values[-1] + max(0.0, slope) * (width - widths[-1])
+    return values[index - 1] + slope * (width - widths[index - 1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTimes:
+    """The experts that forwards of a mixture read, and what they cost: T(w) is that of ``read`` experts, and each of
+    them takes ``expert_s`` seconds of it.
+
+    ``read[i]``: how many different ones, of all layers together, a forward of ``widths[i]`` rows of text reads.
+    """
+
+    widths: tuple[int, ...]
+    read: tuple[float, ...]
+    expert_s: float
+
+    def __post_init__(self) -> None:
+        if not self.widths or len(self.widths) != len(self.read):
+            raise ValueError("experts are counted for each width")
+        if not all(before <= after for before, after in itertools.pairwise((0.0, *self.read))):
+            raise ValueError("more rows read no fewer experts")
+        if not (self.read[-1] < math.inf and 0 <= self.expert_s < math.inf):
+            raise ValueError("the experts and their seconds are finite and not negative")
+
+    def read_by(self, width: int) -> float:
+        """How many experts a forward of that width reads."""
+        return _by_width(self.widths, self.read, width)
+
+    def scaled(self, factor: float) -> ExpertTimes:
+        """The same experts, ``factor`` times as slow."""
+        return replace(self, expert_s=factor * self.expert_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextCurves:
-    """T(w) at one or more context lengths, ascending; every curve has the same widths."""
+    """T(w) at one or more context lengths, ascending; every curve has the same widths.
+
+    ``experts``: what of it are experts; None for a model without, or where they were not counted.
+    """
 
     contexts: tuple[int, ...]
     curves: tuple[Curve, ...]
+    experts: ExpertTimes | None = None
 
     def __post_init__(self) -> None:
         if not self.contexts or len(self.contexts) != len(self.curves):

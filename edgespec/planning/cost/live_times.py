@@ -1,4 +1,9 @@
-"""Current T(w): calibrated lines over the context, one factor for all widths, and a correction for each width."""
+"""Current T(w): calibrated lines over the context, one factor for all widths, and a correction for each width.
+
+The T(w) of a mixture of experts depends on the text too: each expert is read once a forward, and neighbouring rows of
+some texts share more experts than those of others. A forward counts those that it read, and its time is compared with
+that of as many. Later forwards are expected to share experts as the recent ones did (``_Shared``).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from collections import deque
 
 from edgespec.interfaces.counted_text import MOST_NODES
 from edgespec.interfaces.model import ALONE, Company
-from edgespec.planning.cost.curve import ContextCurves
+from edgespec.planning.cost.curve import ContextCurves, ExpertTimes
 
 # A forward this many times slower than expected is not a measurement: a suspended machine, a debugger, a clock jump.
 # After _SLOW of them in a row it is the machine that is slower.
@@ -32,6 +37,14 @@ _MOST_ROWS = MOST_NODES + 1
 _RECENT_PLAIN, _ENOUGH_PLAIN = 9, 4
 
 
+# Weight of the calibrated experts, as a multiple of those that a second row adds, and a forward's decay: about thirty
+# forwards count, as for acceptance. Counts are exact, so few of them tell how much the rows of a text share.
+_CALIBRATED_ROWS, _DECAY = 8.0, 0.97
+
+# The least that is left of a forward's calibrated time if it reads fewer experts: the seconds of one are an estimate.
+_LEAST_PART = 0.1
+
+
 class PlainTimes:
     """Recent times of plain forwards, independent of any calibration."""
 
@@ -45,6 +58,37 @@ class PlainTimes:
     @property
     def tokens_per_s(self) -> float | None:
         return 1.0 / statistics.median(self._seconds) if len(self._seconds) >= _ENOUGH_PLAIN else None
+
+
+class _Shared:
+    """How many experts forwards read beyond those of one row, as a multiple of the calibrated number."""
+
+    def __init__(self, experts: ExpertTimes | None, widest: int) -> None:
+        self.expert_s = 0.0 if experts is None else experts.expert_s
+        one = 0.0 if experts is None else experts.read_by(1)
+        self._one = one
+        self._further = [0.0] * (widest + 1)  # by width: calibrated experts beyond those of one row
+        if experts is not None:
+            self._further[1:] = (experts.read_by(width) - one for width in range(1, widest + 1))
+        self._seen = self._usual = _CALIBRATED_ROWS * (self._further[2] if widest > 1 else 0.0)
+
+    def learn(self, width: int, read: int) -> bool:
+        """Learn from a forward of ``width`` rows; False if it tells nothing."""
+        if not self._further[width]:
+            return False
+        self._seen = _DECAY * self._seen + max(0.0, read - self._one)
+        self._usual = _DECAY * self._usual + self._further[width]
+        return True
+
+    def more(self, width: int, read: int) -> float:
+        """Seconds by which ``read`` experts take longer than the calibrated number."""
+        return self.expert_s * (read - self._one - self._further[width])
+
+    @property
+    def expected(self) -> list[float]:
+        """By width, the seconds by which the experts that are expected take longer than the calibrated number."""
+        factor = self._seen / self._usual - 1.0 if self._usual else 0.0
+        return [self.expert_s * factor * further for further in self._further]
 
 
 class LiveTimes:
@@ -62,6 +106,8 @@ class LiveTimes:
             slope = max(0.0, (high.seconds(width) - low.seconds(width)) / apart)
             self._slope.append(slope)
             self._base.append(max(low.seconds(width) - slope * curves.contexts[0], 0.1 * low.seconds(width)))
+        self._shared = _Shared(curves.experts, len(self._base) - 1)
+        self._more = [0.0] * len(self._base)  # by width: seconds that this text's experts add to the calibrated ones
         self._own = [1.0] * len(self._base)
         self._off: list[deque[float]] = [deque(maxlen=_LATEST_OFF) for _ in range(widest + 1)]
         self._recent: deque[float] = deque(maxlen=_RECENT)
@@ -75,7 +121,11 @@ class LiveTimes:
     def usual_s(self, width: int, context: int) -> float:
         """Seconds of such a forward at the speed of calibration."""
         width = min(width, len(self._base) - 1)
-        return (self._base[width] + self._slope[width] * context) * self._own[width]
+        return self._seconds(width, context, self._more[width])
+
+    def _seconds(self, width: int, context: int, more_s: float) -> float:
+        line = self._base[width] + self._slope[width] * context
+        return max(line + more_s, _LEAST_PART * line) * self._own[width]
 
     def now_s(self, width: int, context: int) -> float:
         return self.factor * self.usual_s(width, context)
@@ -84,8 +134,8 @@ class LiveTimes:
         """T(1), T(2), ... at the current speed, each with ``others`` rows of other answers."""
         factor, first = self.factor, 1 + min(others, len(self._base) - 1 - self._widest)
         part = slice(first, first + self._widest)
-        lines = zip(self._base[part], self._slope[part], self._own[part], strict=True)
-        return [factor * own * (base + slope * context) for base, slope, own in lines]
+        lines = zip(self._base[part], self._slope[part], self._more[part], self._own[part], strict=True)
+        return [factor * own * (base + slope * context + more) for base, slope, more, own in lines]
 
     @property
     def moved(self) -> float:
@@ -94,16 +144,24 @@ class LiveTimes:
             return 1.0
         return max(self.factor / self._plain, self._plain / self.factor)
 
-    def record(self, width: int, context: int, seconds: float, company: Company = ALONE) -> float | None:
+    def record(
+        self, width: int, context: int, seconds: float, company: Company = ALONE, experts: int = 0
+    ) -> float | None:
         """Learn from a forward of an answer's ``width`` rows, and the rows of its ``company``.
 
-        Returns the factor it showed, or None for an implausible time. A shared forward says nothing about single
-        widths: it may have waited for others, or have read a part of a prompt.
+        ``experts``: how many it read; 0 if they were not counted. Returns the factor it showed, or None for an
+        implausible time. A shared forward says nothing about single widths: it may have waited for others, or have
+        read a part of a prompt.
         """
         self.off = None
         if not 0.0 < seconds < math.inf:
             return None
-        shown = seconds / self.usual_s(width + company.rows, context)
+        rows = min(width + company.rows, len(self._base) - 1)
+        more_s = self._shared.more(rows, experts) if experts else self._more[rows]
+        shown = seconds / self._seconds(rows, context, more_s)
+        if experts and not company.reading and self._shared.learn(rows, experts):
+            expected = zip(self._shared.expected, self._base, strict=True)
+            self._more = [max(more, (_LEAST_PART - 1.0) * base) for more, base in expected]
         self._implausible = self._implausible + 1 if shown >= IMPLAUSIBLE_FACTOR * self.factor else 0
         if 0 < self._implausible < _SLOW:
             return None

@@ -340,7 +340,9 @@ class AnswerDepth:
                 times.since_plain = 0 if record.width == 1 and self._loading else times.since_plain + 1
                 shown = times.factor
             else:
-                seen = times.record(record.width, record.context_length, record.verify_s, record.company)
+                seen = times.record(
+                    record.width, record.context_length, record.verify_s, record.company, record.experts
+                )
                 if times.off is not None:
                     self._seen.widths.append(times.off)
                 if record.width == 1 and record.company == ALONE:

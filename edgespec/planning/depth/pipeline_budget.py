@@ -51,8 +51,10 @@ class MeasuredBudget:
         self._depth_cap = depth_cap
         self._times: LiveTimes | None = None
         if costs.curves is not None:
-            curve = costs.curves.curves[0].scaled(factor or 1.0)
-            self._times = LiveTimes(ContextCurves(contexts=(0,), curves=(curve,)), depth_cap + 1)
+            curve, experts = costs.curves.curves[0].scaled(factor or 1.0), costs.curves.experts
+            if experts is not None:
+                experts = experts.scaled(factor or 1.0)
+            self._times = LiveTimes(ContextCurves(contexts=(0,), curves=(curve,), experts=experts), depth_cap + 1)
         self._first_patience_s = TIMEOUT_MAX if waits else _FIRST_PATIENCE_S
         self._forward_s: float | None = None
         self._accepted = _Share(1.0, 2.0)
@@ -94,7 +96,7 @@ class MeasuredBudget:
 
     def record(self, record: RoundRecord) -> None:
         if record.overlapped and self._times is not None and record.width <= self._depth_cap + 1:
-            self._times.record(record.width, 0, record.verify_s)
+            self._times.record(record.width, 0, record.verify_s, experts=record.experts)
         if record.evaluated:
             self._accepted.learn(record.accepted, record.evaluated)
         working_s = record.draft_s - record.sync_s

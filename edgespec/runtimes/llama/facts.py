@@ -12,6 +12,7 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.devices import Device, find_device
 from edgespec.runtimes.llama.library import LlamaLibrary, load
+from edgespec.runtimes.runtime import mixture_of
 
 
 def describe_model(file: LocatedModel, settings: LlamaSettings) -> ModelFacts:
@@ -43,6 +44,7 @@ def describe_model(file: LocatedModel, settings: LlamaSettings) -> ModelFacts:
         kv_bytes_per_token=header.kv_bytes_per_token(KV_TYPES[settings.kv_type][1]),
         kv_type=settings.kv_type,
         mask_id=header.mask_token_id,
+        mixture=mixture_of(header),
         settings=said,
     )
 

@@ -21,6 +21,7 @@ class NativeBatch:
         """``weight``: bytes that a forward reads at least."""
         self._api = part.library.api
         self._threads, self._level = threads, LEVELS[level]
+        self._mixture = part.struct.experts > 0
         self._lock = threading.Lock()
         self._pointer: int | None = None
         self._users = 0
@@ -89,4 +90,8 @@ class NativeBatch:
                 entry.start, entry.parents = request.position, request.parents.ctypes.data
                 entry.first = len(request.parents) - share.count
         code = self._api.es_batch_forward(self._pointer, entries, len(shares))
+        if self._mixture:
+            read = int(self._api.es_experts_read(self._pointer))
+            for share in shares:
+                share.request.experts = read
         return [int(code or entry.status) for entry in entries]

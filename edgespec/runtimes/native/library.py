@@ -214,6 +214,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
     "es_hidden": (c_void_p, (c_void_p, c_int64)),
     "es_scores": (POINTER(c_float), (c_void_p,)),
+    "es_experts_read": (c_int64, (c_void_p,)),
     "es_abort": (c_bool, (c_void_p,)),
     "es_argmax": (c_int64, (c_void_p, c_int32)),
     "es_best": (c_int64, (_FLOATS, c_int64, c_int32)),

@@ -21,7 +21,7 @@ from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary
 from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by, spared_of_forward
 from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarFile, load_weights, sidecar_of
-from edgespec.runtimes.runtime import AS_FILED, DraftForm
+from edgespec.runtimes.runtime import AS_FILED, DraftForm, mixture_of
 from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
 
 KV_TYPE, KV_BITS = "f16", 16
@@ -106,6 +106,7 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
         can_branch=True,
         bit_equal_by_construction=True,
         mask_id=header.mask_token_id,
+        mixture=mixture_of(header),
         settings={"level": _level(library, settings.level)},
     )
     return _facts_of_part(as_filed, header, layout, (), form.head_rows)
@@ -145,6 +146,7 @@ def _facts_of_part(
     """``facts`` are those of the whole file, with the weights as filed."""
     spared = spared_by(layout)
     read, kv = facts.bytes_per_forward - spared_of_forward(layout), facts.kv_bytes_per_token
+    mixture = facts.mixture
     settings = dict(facts.settings)
     if any(weight.kept_as is not None for weight in layout.matrices):
         settings["weights"] = REQUANTIZED_TYPE
@@ -153,7 +155,10 @@ def _facts_of_part(
         read -= sum(map(header.bytes_read_of, (each for each in header.tensors if each.name.startswith(blocks))))
         spared_of = (weight for number in skipped for weight in layout.layers[number].matrices.values())
         read += sum(weight.spared_of_forward for weight in spared_of)
-        kv = kv // header.block_count * (header.block_count - len(skipped))  # all layers have the same cache
+        layers, kept = header.block_count, header.block_count - len(skipped)
+        kv = kv // layers * kept  # all layers have the same cache and as many experts
+        if mixture is not None:
+            mixture = replace(mixture, used=mixture.used // layers * kept, count=mixture.count // layers * kept)
         settings["skipped_layers"] = ",".join(map(str, skipped))
     if head_rows is not None:
         read -= layout.head.kept_row_bytes * (layout.head.rows - head_rows)
@@ -163,6 +168,7 @@ def _facts_of_part(
         weight_bytes=facts.weight_bytes - spared,
         bytes_per_forward=read,
         kv_bytes_per_token=kv,
+        mixture=mixture,
         settings=settings,
     )
 

@@ -124,6 +124,7 @@ class Request:
     since: float = math.inf  # when it began to wait
     done: int = 0  # tokens that earlier steps computed
     company: Company = ALONE  # of its last step
+    experts: int = 0  # that its last step read
     code: int | None = None  # the es_status; None until the request has ended
     gate: threading.Lock = field(default_factory=threading.Lock)  # held until it leads or has ended
 

@@ -84,6 +84,7 @@ class NativeCache:
         self._draws = NativeDraws(self._api, level)
         self.head: HeadRows | None = None  # the scored rows, kept alive; None for all
         self.company = ALONE  # of the last decode
+        self.experts = 0  # that the last decode read
         if cache_bytes <= _MOST_CACHE_BYTES:
             self._pointer = self._api.es_open(batch.take(part), context_length, cancel.address)
             if not self._pointer:
@@ -157,7 +158,7 @@ class NativeCache:
 
     def _forward(self, request: Request, what: str) -> None:
         _check(self._batch.forward(request), what)
-        self.company = request.company
+        self.company, self.experts = request.company, request.experts
 
     def keep(self, nodes: Sequence[int], position: int) -> None:
         """Copy these nodes of the tree into the cache, at ``position`` and the positions after it."""
@@ -298,7 +299,10 @@ class NativeRows(Rows):
 
 
 class NativeSequence(RuntimeSequence):
-    """One native cache. Implements TreeSequence, BatchedSequence, FrequentHeadSequence and SavableSequence."""
+    """One native cache.
+
+    Implements TreeSequence, BatchedSequence, MixtureSequence, FrequentHeadSequence and SavableSequence.
+    """
 
     def __init__(
         self,
@@ -350,6 +354,10 @@ class NativeSequence(RuntimeSequence):
     @property
     def company(self) -> Company:
         return self._native.company
+
+    @property
+    def experts_read(self) -> int:
+        return self._native.experts
 
     @property
     def frequent_ids(self) -> abc.Set[int] | None:
