@@ -487,6 +487,9 @@ EXPERT_S = 0.0005
 class MixtureModel(TimedModel):
     """A mixture that routes by the token alone; each expert takes EXPERT_S, each row 1 ms, and a forward 10 ms."""
 
+    def __init__(self) -> None:
+        super().__init__(vocabulary_size=64)
+
     @property
     def facts(self) -> ModelFacts:
         return replace(super().facts, mixture=Mixture(used=LAYERS * USED, count=LAYERS * OF, share=0.2))
@@ -495,6 +498,11 @@ class MixtureModel(TimedModel):
         sequence = MixtureSequenceOfTokens(self, context_length)
         self.sequences.append(sequence)
         return sequence
+
+
+def timed_mixture(text: abc.Sequence[int] = ()) -> ModelTimes:
+    model = MixtureModel()
+    return finish(measure_target(model, 300, text=text, clock=model.clock))[0][0]
 
 
 def experts_of(token: int) -> set[tuple[int, int]]:
@@ -512,37 +520,33 @@ class MixtureSequenceOfTokens(TimedSequence):
 
 def test_a_mixture_is_timed_on_text_and_each_of_its_experts() -> None:
     text = [token for token in range(60) for _ in range(2)]  # each second row shares all experts of the one before it
-    model = MixtureModel()
-    steps = measure_target(model, 300, text=text, clock=model.clock)
-    times, _ = finish(steps)
+    times = timed_mixture(text)
     assert times.expert_s == pytest.approx(EXPERT_S)
     assert times.experts[0] == LAYERS * USED
     assert times.experts[1] < 1.6 * LAYERS * USED
     for row in times.forward_s:
         dense = [by_width(width, 0, 0) for width in WIDTHS]
         assert row == pytest.approx([a + EXPERT_S * read for a, read in zip(dense, times.experts, strict=True)])
-    random_ids, _ = finish(measure_target(model, 300, clock=model.clock))
-    assert random_ids.experts[1] > times.experts[1], "random tokens share fewer experts"
+    assert timed_mixture().experts[1] > times.experts[1], "random tokens share fewer experts"
 
 
 def test_the_experts_of_other_texts_are_predicted_within_a_tenth() -> None:
-    model = MixtureModel()
-    times, _ = finish(measure_target(model, 300, text=[*range(40)] * 3, clock=model.clock))
+    model, times = MixtureModel(), timed_mixture([*range(40)] * 3)
     for texts in ([3] * 9 + [*range(9)], [5 * token % 13 for token in range(18)]):
         live = LiveTimes(times.curves, 8)
-        with model.open(40) as sequence:
-            assert isinstance(sequence, MixtureSequenceOfTokens)
-            for start in range(10):
-                for width in (1, 4, 8):
-                    sequence.rewind(0)
-                    before = model.now_s
-                    sequence.forward(texts[start : start + width], width)
-                    shown = live.record(width, 0, model.now_s - before, experts=sequence.experts_read)
-                    assert shown == pytest.approx(1.0, rel=0.1)
+        sequence = model.open(40)
+        assert isinstance(sequence, MixtureSequenceOfTokens)
+        for start in range(10):
+            for width in (1, 4, 8):
+                sequence.rewind(0)
+                before = model.now_s
+                sequence.forward(texts[start : start + width], width)
+                shown = live.record(width, 0, model.now_s - before, experts=sequence.experts_read)
+                assert shown == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_dense_models_stored_times_have_no_experts_and_a_mixtures_come_back() -> None:
-    dense, (mixture, _) = target(TimedModel())[0], finish(measure_target(MixtureModel(), 300))
+    dense, mixture = target(TimedModel())[0], timed_mixture()
     assert not {"experts", "expert_s", "busy"} & set(TIMES.stored(dense))
     for times in (dense, mixture):
         assert kind_of(TIMES.hint).read(json.loads(json.dumps(TIMES.stored(times)))) == times
